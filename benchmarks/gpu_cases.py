@@ -23,6 +23,7 @@ from cutlass_kernels.variants import BLOCK, FLOATS, INTEGERS, Tile, Variant, sho
 S8, U8, S32 = torch.int8, torch.uint8, torch.int32
 E4M3, E5M2 = FLOATS
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+GROUPS = 5
 GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # bytes on both sides of a result, and what they and it are filled with
 
 
@@ -30,8 +31,8 @@ GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # bytes on both sides of a result, and wha
 class Form:
     """What is multiplied and what is fused into it.
 
-    scales is "" none, "vector", "one" for all, or "block"; zeros names the factors that have zero points, in the dtype
-    zero.
+    scales is "" none, "vector", "one" for all, "block" or "1x128"; zeros names the factors that have zero points, in
+    the dtype zero; groups, of which there are GROUPS, says what they divide.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Form:
     batch: int = 0
     zero: torch.dtype = S32
     out_zero: torch.dtype | None = S32
+    groups: str = ""
 
     @property
     def is_integer(self) -> bool:
@@ -92,6 +94,8 @@ OTHER = (
 def _form_of(v: Variant) -> Form:
     """The form of a kernel, without its tile."""
     fused = [name for name in ("bounded", "promoted") if getattr(v, name)]
+    fused += [f"groups of {v.groups}"] * bool(v.groups) + ["in batches"] * v.batched
+    fused += [f"scales of {v.scales}"] * (v.scales in ("block", "1x128"))
     zeros = {name: dtype for name in ("lhs_zero", "rhs_zero", "out_zero") if (dtype := getattr(v, name))}
     fused += [f"{name} of {short(dtype)}" for name, dtype in zeros.items()]
     bias = f"bias of {short(v.bias)}" if v.bias else ""
@@ -105,10 +109,11 @@ def _form_of(v: Variant) -> Form:
         v.bias,
         v.requantize,
         v.bounded,
-        fast=not (v.is_integer or v.promoted or v.scales == "block"),
+        fast=not (v.is_integer or v.adds_up),
         zero=v.lhs_zero or v.rhs_zero or S32,
         out_zero=v.out_zero if v.requantize else S32,
         batch=2 if v.batched else 0,
+        groups=v.groups,
     )
 
 
@@ -118,7 +123,11 @@ def _alike(form: Form) -> Form:
 
 
 _NAMED = {_alike(form) for form in (*BASIC, *OTHER)}
-FORMS = (*BASIC, *OTHER, *(form for form in map(_form_of, forms.FORMS) if _alike(form) not in _NAMED))
+FORMS = (
+    *BASIC,
+    *OTHER,
+    *(form for form in map(_form_of, (f for f in forms.FORMS if not f.group)) if _alike(form) not in _NAMED),
+)
 
 
 @dataclass(frozen=True)
@@ -139,17 +148,27 @@ class Case:
     def product(self, device: str) -> Product:
         f, (m, n, k) = self.form, self.shape
         make = _Maker(device, zlib.crc32(str(self).encode()))
-        batch = (f.batch,) if f.batch else ()
+        of_lhs, of_rhs = ((f.batch,) * bool(f.batch) + (GROUPS,) * (f.groups == own) for own in ("columns", "rows"))
         fused: dict[str, Any] = {"fast": f.fast}
-        lhs = _laid(make.codes(f.lhs, (*batch, m, k), self.values), self.strides)
-        rhs = _laid(make.codes(f.rhs, (*batch, n, k), self.values), self.strides).mT
-        if f.scales == "block":
-            steps, columns = -(-k // BLOCK), -(-n // BLOCK)
-            fused |= {"lhs_scale": make.powers((m, steps)), "rhs_scale": make.powers((steps, columns))}
+        lhs = _laid(make.codes(f.lhs, (*of_lhs, m, k), self.values), self.strides)
+        rhs = _laid(make.codes(f.rhs, (*of_rhs, n, k), self.values), self.strides).mT
+        if f.groups:  # some are empty, and some ends lie outside
+            size = {"rows": m, "columns": n, "k": k}[f.groups]
+            fused["offs"] = make.integers((GROUPS,), -size // 8, size + size // 4 + 1, S32)
+        if f.scales in ("block", "1x128"):
+            steps, columns = -(-k // BLOCK), n if f.scales == "1x128" else -(-n // BLOCK)
+            fused |= {
+                "lhs_scale": make.powers((*of_lhs, m, steps)),
+                "rhs_scale": make.powers((*of_rhs, steps, columns)),
+            }
         elif f.scales:
             rows, columns = (m, n) if f.scales == "vector" else (1, 1)
             size = 2.0**-6 if f.is_integer else 2.0**-3
-            fused |= {"lhs_scale": make.scales((rows, 1), size), "rhs_scale": make.scales((1, columns), 1.0)}
+            own = (GROUPS,) * (f.groups == "k")
+            fused |= {
+                "lhs_scale": make.scales((*(own or of_lhs), rows, 1), size),
+                "rhs_scale": make.scales((*(own or of_rhs), 1, columns), 1.0),
+            }
         for name, size in (("lhs", m), ("rhs", n)):
             if name in f.zeros:
                 low, high = (-128, 256) if f.zero == S32 else (torch.iinfo(f.zero).min, torch.iinfo(f.zero).max + 1)

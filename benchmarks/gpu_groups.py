@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_checks, gpu_times
+from benchmarks import gpu_checks, gpu_nibbles, gpu_times
 from benchmarks.isolated import Cases
-from cutlass_kernels import cache, hopper, prebuilt, tiles
+from cutlass_kernels import cache, hopper, nibbles, prebuilt, tiles
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
@@ -59,6 +59,25 @@ def _timed(*forms: str) -> Callable[[], list[Variant]]:
     return lambda: _by_shape((gpu_times.FORMS[form], shape) for form in forms for shape in gpu_times.SHAPES)
 
 
+def grouped() -> list[Variant]:
+    asked = [(name, count, tuple(shape)) for name in gpu_times.GROUPED for count, *shape in gpu_times.EXPERTS]
+    return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
+
+
+def four_bits() -> list[Variant]:
+    """What the checks and timings of codes of 4 bits run."""
+    bf16, f32, found = torch.bfloat16, torch.float32, []
+    for out, shapes, groups, kinds in (
+        (f32, gpu_nibbles.CHECKED, nibbles.GROUPS, (None, True)),
+        (bf16, gpu_nibbles.TIMED, (128,), (None,)),
+    ):
+        tiles_of = {nibbles.tile_for(m, n, hopper.multiprocessors(torch.device("meta"))) for m, n, _ in shapes}
+        found += [
+            nibbles.variant(zero, None, g, out, t) for t in sorted(tiles_of, key=str) for g in groups for zero in kinds
+        ]
+    return _unique(found)
+
+
 GROUPS: dict[str, Callable[[], list[Variant]]] = {
     "first-tile": first_tile,
     "tiles": each_tile,
@@ -67,6 +86,8 @@ GROUPS: dict[str, Callable[[], list[Variant]]] = {
     "int8_to_bf16": _timed("int8 to bf16"),
     "fp8": _timed("fp8", "fp8 fast"),
     "fp8_blocks": _timed("fp8 blocks"),
+    "groups": grouped,
+    "nibbles": four_bits,
     "by_tile": by_tile,
     "checks": checks,
 }

@@ -6,13 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cutlass_kernels import groups
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import BLOCK, INTEGERS
 
 
 def compare(result: Tensor, p: Product, exact: bool) -> float:
     """Fail unless a result is right; how far it is off at most, in parts of what it may be."""
-    assert result.dtype == p.out and result.shape == (*p.lhs.shape[:-1], p.n) and result.is_contiguous()
+    assert result.dtype == p.out and result.shape == p.shape and result.is_contiguous()
     expected, slack = _expected(p)
     found, wanted = result.to(torch.float64), _cast(expected, p.out).to(torch.float64)
     same = (found == wanted) | (found.isnan() & wanted.isnan())
@@ -39,6 +40,13 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _expected(p: Product) -> tuple[Tensor, Tensor]:
     """The result before its last cast, and how far the sum of products of floats may take it from that, in float64."""
+    if groups.is_stack(p):
+        found = torch.zeros(p.shape, dtype=torch.float64, device=p.lhs.device)
+        slack = torch.zeros_like(found)
+        for part in groups.parts(p):
+            if part.product is not None:
+                found[part.place], slack[part.place] = _expected(part.product)
+        return found, slack
     lhs, rhs = p.lhs.to(torch.float64), p.rhs.to(torch.float64)
     if p.lhs.dtype in INTEGERS:
         total = _wrapped(lhs @ rhs)  # exact: below 2^53
@@ -47,7 +55,8 @@ def _expected(p: Product) -> tuple[Tensor, Tensor]:
     if _is_block(p):
         assert p.lhs_scale is not None and p.rhs_scale is not None
         lhs = lhs * _spread(p.lhs_scale.to(torch.float64), 1)[:, : p.k]
-        rhs = rhs * _spread(_spread(p.rhs_scale.to(torch.float64), 0)[: p.k], 1)[:, : p.n]
+        scale = _spread(p.rhs_scale.to(torch.float64), 0)[: p.k]
+        rhs = rhs * (scale if scale.shape[1] == p.n else _spread(scale, 1)[:, : p.n])
         p = replace(p, lhs_scale=None, rhs_scale=None)
     magnitude = lhs.abs() @ rhs.abs()
     scale = 1.0
@@ -57,7 +66,7 @@ def _expected(p: Product) -> tuple[Tensor, Tensor]:
 
 
 def _is_block(p: Product) -> bool:
-    return p.lhs_scale is not None and p.lhs_scale.shape[1:] != (1,)
+    return p.lhs_scale is not None and p.lhs_scale.dim() == 2 and p.lhs_scale.shape[1] != 1
 
 
 def _spread(x: Tensor, dim: int) -> Tensor:

@@ -62,6 +62,13 @@ GOALS = (
     Goal("fp8 by rows, times torch._scaled_mm", 1.05, "", _is("fp8"), _ratio("ours", "_scaled_mm")),
     Goal("fp8 by rows, fast sums", 1.05, "", _is("fp8"), _ratio("ours fast", "_scaled_mm fast")),
     Goal("fp8 in blocks, M = 4096", 1200, "TFLOP/s", _is("fp8 blocks", lambda m: m == 4096), _tops),
+    Goal(
+        "64 groups, fp8, M = 16384, times one product of as many rows",
+        0.9,
+        "",
+        _is("64 groups, fp8", lambda m: m == 16384),
+        _ratio("ours", "one product"),
+    ),
     *(
         Goal(f"{group}, M <= 32, of memory bandwidth", 70, "%", _is(group, lambda m: m <= 32), of_memory)
         for group in ("int8", "int8 to bf16", "fp8", "fp8 blocks")

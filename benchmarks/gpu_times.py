@@ -11,12 +11,14 @@ import statistics
 import time
 import unittest
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import gpu_cases as g
+from benchmarks import gpu_nibbles
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles, tune
 from cutlass_kernels.product import Product
@@ -41,7 +43,7 @@ Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
 
 
 def names() -> list[str]:
-    groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "by_tile")
+    groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "groups", "nibbles", "by_tile")
     return [f"benchmarks.gpu_times:{group}" for group in groups]
 
 
@@ -192,6 +194,50 @@ def fp8_blocks() -> Cases:
 
     for shape in SHAPES:
         yield str(shape), lambda shape=shape: timed(shape)
+
+
+# Experts, rows of all of them, (N, K) of a product of each: of DeepSeek-V2-Lite and of Mixtral 8x7B.
+LAYERS = ((64, 2816, 2048), (64, 2048, 1408), (8, 28672, 4096))
+EXPERTS = tuple((count, m, n, k) for m in (16384, 2048) for count, n, k in LAYERS)
+GROUPED = {"fp8": "fp8", "int8": "int8 to bf16"}  # the forms of the products with one matrix
+
+
+def experts(name: str, count: int, shape: tuple[int, int, int], device: str = "cuda") -> tuple[Product, Product]:
+    """A product of rows in groups of random sizes, and that of as many rows with one matrix."""
+    dense = g.Case(FORMS[GROUPED[name]], None, shape).product(device)
+    assert dense.rhs_scale is not None
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
+    ends = torch.randint(0, shape[0] + 1, (count - 1,), generator=generator, device=device).sort().values
+    offs = torch.nn.functional.pad(ends, (0, 1), value=shape[0]).to(torch.int32)
+    weights = dense.rhs.mT.expand(count, *dense.rhs.mT.shape).clone().mT
+    return replace(dense, rhs=weights, rhs_scale=dense.rhs_scale.expand(count, -1).contiguous(), offs=offs), dense
+
+
+def groups() -> Cases:
+    """Experts' products, whose sizes lie on the device, beside the dense product of as many rows."""
+
+    def timed(name: str, count: int, shape: tuple[int, int, int]) -> Any:
+        p, dense = experts(name, count, shape)
+        run, alone = ours(p), ours(dense)
+        copies = tune.in_turns(dense.rhs)
+        turn = iter(range(10**9))
+        calls = {"ours": run, "one product": lambda lhs, rhs: alone(lhs, copies[next(turn) % len(copies)])}
+        if name == "fp8":
+            scales = (p.lhs_scale.reshape(-1), p.rhs_scale)  # type: ignore[union-attr]
+            calls["_scaled_grouped_mm"] = lambda lhs, rhs: torch._scaled_grouped_mm(
+                lhs, rhs, *scales, offs=p.offs, out_dtype=p.out
+            )
+        found = row(f"{count} groups, {name}", shape, calls, p.lhs, p.rhs, 2)
+        return found | {"bytes": found["bytes"] + (count - 1) * shape[1] * shape[2]}
+
+    for name in GROUPED:
+        for count, *shape in EXPERTS:
+            yield f"{name}, {count} x {shape}", lambda name=name, c=count, s=shape: timed(name, c, tuple(s))
+
+
+def nibbles() -> Cases:
+    """Weights of 4 bits beside bfloat16."""
+    yield from gpu_nibbles.times()
 
 
 def by_tile() -> Cases:

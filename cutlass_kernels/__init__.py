@@ -1,4 +1,4 @@
-"""Matrix products on GPUs, in the CuTe DSL and by others' kernels: they know torch tensors, and nothing of hop.
+"""Matrix products and quantizing on GPUs, in the CuTe DSL and by others' kernels; they know nothing of hop.
 
 The DSL is an optional dependency (`pip install torch-hop[cuda]`), imported when the first kernel is asked for. Kernels
 that were built ahead on another machine need none of it: cutlass_kernels.prebuilt.

@@ -36,11 +36,12 @@ class Place(NamedTuple):
 
 class Fused(NamedTuple):
     """What is fused: the vectors in the order of Variant.vectors, the bounds of a requantized result, and the shared
-    memory in which the columns' vectors are."""
+    memory in which the columns' vectors are, and the scales of two steps' columns."""
 
     vectors: Any
     bounds: Any
     sV: Any
+    sS: Any = None
 
 
 class Sums(NamedTuple):
@@ -74,16 +75,19 @@ def fetch(v: Variant, at: Place, fused: Fused) -> Any:
     ahead = {}
     for name in v.by_row:
         places = [at.first[0] + 64 * m + place_of(at.thread, h)[0] for m in range(v.tile.rows // 64) for h in range(2)]
-        ahead[name] = [value(v, name, named[name], place) for place in places]
+        ahead[name] = [value(v, name, named[name], place, at.first[2]) for place in places]
     for name in v.by_column:
         places = [at.first[1] + cutlass.min(at.thread + first, v.tile.n - 1) for first in range(0, v.tile.n, WARPGROUP)]
-        ahead[name] = [value(v, name, named[name], place) for place in places]
+        ahead[name] = [value(v, name, named[name], place, at.first[2]) for place in places]
     return ahead
 
 
-def value(v: Variant, name: str, vector: Any, place: Any) -> Any:
-    """An element, as Float32 or Int32."""
-    element = vector[cutlass.min(place, vector.shape[0] - 1)]
+def value(v: Variant, name: str, vector: Any, place: Any, batch: Any) -> Any:
+    """An element of the one for all products, or of that of one of them, as Float32 or Int32."""
+    if v.stacked:
+        element = vector[(cutlass.min(batch, vector.shape[0] - 1), cutlass.min(place, vector.shape[1] - 1))]
+    else:
+        element = vector[cutlass.min(place, vector.shape[0] - 1)]
     return element.to(Float32) if is_real(v, name) else element.to(Int32)
 
 
@@ -103,18 +107,33 @@ def share(v: cutlass.Constexpr, at: Any, ahead: Any, sV: Any):
 def block_of(v: Variant, i: int) -> int:
     """Which of a thread's factors of blocks belongs to its sum `i`."""
     within = i % (v.tile.n // 2)
-    if v.tile.swap:  # one for each of its columns
+    if v.tile.swap and v.scales == "block":  # one for each of its columns
         return 2 * (within // 4) + within % 2
-    row = 2 * (i // (v.tile.n // 2)) + within // 2 % 2  # one for each of its rows, and each piece of the columns
-    return row * (v.tile.n // v.piece) + 8 * (within // 4) // v.piece
+    row = 2 * (i // (v.tile.n // 2)) + within // 2 % 2  # one for each of its rows
+    if v.scales == "1x128":
+        return row
+    return row * (v.tile.n // v.piece) + 8 * (within // 4) // v.piece  # and each piece of the columns
 
 
 def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
-    """The products of the scales of the blocks of both factors, for the rows or columns of a thread; None without."""
-    if v.scales != "block":
+    """The products of the scales of the blocks of both factors, for the rows or columns of a thread; of blocks of
+    1 x 128 on both sides those of its rows, and then of some columns, for `share_blocks`. None without."""
+    if not v.in_blocks("lhs_scale"):
         return None
-    lhs, rhs = fused.vectors[0], fused.vectors[1]
+    lhs, rhs = (
+        x[(cutlass.min(at.first[2], x.shape[0] - 1), None, None)] if v.stacked else x for x in fused.vectors[:2]
+    )
     row, column, _ = at.first
+    rows = [row + 64 * m + place_of(at.thread, h)[0] for m in range(v.tile.rows // 64) for h in range(2)]
+    if const_expr(v.scales == "1x128"):
+        columns = [column + cutlass.min(at.thread + first, v.tile.n - 1) for first in range(0, v.tile.n, WARPGROUP)]
+        of_rows, of_columns = (
+            (lambda place: lhs[(cutlass.min(place, lhs.shape[0] - 1), step)]),
+            (lambda place: rhs[(step, cutlass.min(place, rhs.shape[1] - 1))]),
+        )
+        if v.tile.swap:
+            of_rows, of_columns = of_columns, of_rows
+        return filled([*map(of_rows, rows), *map(of_columns, columns)])
 
     def of_rhs(place: Any) -> Any:
         return rhs[(step, cutlass.min(place // BLOCK, rhs.shape[1] - 1))]
@@ -124,19 +143,58 @@ def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
         places = [column + 8 * (i // 2) + 2 * (at.thread % 4) + i % 2 for i in range(v.tile.n // 4)]
     else:
         of_columns = [of_rhs(column + first) for first in range(0, v.tile.n, v.piece)]
-        places = [row + 64 * m + place_of(at.thread, h)[0] for m in range(v.tile.rows // 64) for h in range(2)]
+        places = rows
     of_rows = [lhs[(cutlass.min(place, lhs.shape[0] - 1), step)] for place in places]
-    found = cute.make_rmem_tensor(len(of_rows) * len(of_columns), Float32)
-    for i, (a, b) in enumerate(itertools.product(of_rows, of_columns)):
-        found[i] = mul(a, b)
+    return filled([mul(a, b) for a, b in itertools.product(of_rows, of_columns)])
+
+
+def filled(values: list[Any]) -> cute.Tensor:
+    """Numbers in registers."""
+    found = cute.make_rmem_tensor(len(values), Float32)
+    for i, x in enumerate(values):
+        found[i] = x
     return found
 
 
-def promote(v: Variant, tCrC: cute.Tensor, tCrP: cute.Tensor, scales: Any, m: int) -> None:
-    """Add the products of a step to the sums of the m-th 64 rows in float32, times the scales of its blocks, if any."""
+def begin_blocks(v: Variant, at: Place) -> None:
+    """Wait until all have read the scales of the columns of the tile before."""
+    if v.scales == "1x128":
+        cute.arch.barrier(barrier_id=PART + at.consumer, number_of_threads=WARPGROUP)
+
+
+def share_blocks(v: Variant, at: Place, fused: Fused, step: Int32, scales: Any) -> None:
+    """Put the scales of a step's columns in shared memory, in turns in two places, so that one barrier suffices: who
+    writes to a place has passed the barrier of the step between, before which all have read it."""
+    if v.scales == "1x128":
+        count = 2 * (v.tile.rows // 64)
+        for i, first in enumerate(range(0, v.tile.n, WARPGROUP)):
+            column = at.thread + first
+            if const_expr(first + WARPGROUP <= v.tile.n):
+                fused.sS[(column, step % 2, at.consumer)] = scales[count + i]
+            else:
+                put_below(v, fused.sS, column, (step % 2, at.consumer), scales[count + i])
+        cute.arch.barrier(barrier_id=PART + at.consumer, number_of_threads=WARPGROUP)
+
+
+@cute.jit
+def put_below(v: cutlass.Constexpr, sS: cute.Tensor, column: Any, where: Any, scale: Any):
+    if column < v.tile.n:
+        sS[(column, *where)] = scale
+
+
+def promote(v: Variant, sums: Any, scales: Any, step: Int32, m: int) -> None:
+    """Add the products of a step to the sums of the m-th 64 rows in float32, times the scales of its blocks, if any.
+    `sums` are the sums, the products, the place, and what is fused."""
+    tCrC, tCrP, at, fused = sums
     first = m * cute.size(tCrP)
+    shared: dict[int, Any] = {}  # the scales of a thread's columns
     for i in range(first, first + cute.size(tCrP)):
-        if v.scales == "block":
+        if v.scales == "1x128":
+            column = 8 * ((i - first) // 4) + i % 2  # beside the first of the thread's
+            if column not in shared:
+                shared[column] = fused.sS[(column + place_of(at.thread, 0)[1], step % 2, at.consumer)]
+            tCrC[i] = fma(tCrP[i - first], mul(scales[block_of(v, i)], shared[column]), tCrC[i])
+        elif v.scales == "block":
             tCrC[i] = fma(tCrP[i - first], scales[block_of(v, i)], tCrC[i])
         else:
             tCrC[i] = add(tCrC[i], tCrP[i - first])

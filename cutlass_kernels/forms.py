@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from cutlass_kernels.tiles import RARE, TILES
+from cutlass_kernels.tiles import NIBBLE_TILES, RARE, TILES
 from cutlass_kernels.variants import Variant
 
 S8, U8, E4M3, E5M2 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -44,6 +44,22 @@ FORMS: tuple[Variant, ...] = (
     _form(E5M2, E4M3, BF16, scales="vector", promoted=True),
     _form(E4M3, E4M3, BF16, scales="vector"),
     _form(E4M3, E4M3, F32),
+    # batches
+    _form(S8, S8, BF16, scales="vector", batched=True),
+    _form(E4M3, E4M3, BF16, scales="vector", promoted=True, batched=True),
+    _form(E4M3, E4M3, BF16, scales="block", batched=True),
+    # groups, as of experts: of rows forward and of columns or rows back, of K for the gradient of weights
+    _form(S8, S8, BF16, scales="vector", groups="rows"),
+    _form(S8, S8, BF16, scales="vector", bias=BF16, groups="rows"),
+    _form(S8, S8, F32, scales="vector", groups="k"),
+    *(_form(E4M3, E4M3, BF16, scales="vector", promoted=True, groups=groups) for groups in ("rows", "columns", "k")),
+    _form(E5M2, E4M3, BF16, scales="vector", promoted=True, groups="rows"),
+    _form(E4M3, E4M3, BF16, scales="block", groups="rows"),
+    _form(E4M3, E4M3, F32, scales="1x128", groups="k"),
+    # blocks of 1 x 128 on both sides
+    _form(E4M3, E4M3, F32, scales="1x128"),
+    # codes of 4 bits beside bfloat16
+    *(_form(BF16, U8, BF16, group=group, affine=affine) for group in (32, 128) for affine in (False, True)),
     # blocks of 128
     _form(E4M3, E4M3, BF16, scales="block"),
     _form(E4M3, E4M3, F32, scales="block", bias=F32),
@@ -63,7 +79,7 @@ MAIN = (
 def variants() -> Iterator[Variant]:
     """Every form with the tiles that it can have, the rare ones for MAIN alone."""
     for form in FORMS:
-        for tile in TILES:
+        for tile in NIBBLE_TILES if form.group else TILES:
             v = replace(form, tile=tile, tma=not tile.swap)
             if v.declines() is None and (tile not in RARE or form in MAIN):
                 yield v

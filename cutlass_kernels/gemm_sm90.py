@@ -208,6 +208,9 @@ class Gemm(Results):
             sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
         shared = split.allocate(v, smem)
         split.begin(v, shared, warp)
+        sS = None
+        if const_expr(v.scales == "1x128"):
+            sS = smem.allocate_tensor(Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
 
         cluster = cute.make_layout((*tile.cluster, 1))
         place = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
@@ -240,7 +243,7 @@ class Gemm(Results):
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             swizzle = d_layout.inner if const_expr(v.tma) else None
             store = Store(tma_d, tD, sD, swizzle, mD, shared)
-            self.consume(loaded, work, (mma, sA, sB), store, epilogue.Fused(vectors, bounds, sV))
+            self.consume(loaded, work, (mma, sA, sB), store, epilogue.Fused(vectors, bounds, sV, sS))
 
     # ---- the producer: one warp
 
@@ -383,6 +386,7 @@ class Gemm(Results):
         tCrP = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tile.n)), Float32)
         tCrC.fill(0.0)
         scales = epilogue.fetch_blocks(v, turn.at, fused, Int32(0))
+        epilogue.begin_blocks(v, turn.at)
         for step in range(steps):
             loaded.consumer_wait(state)
             ahead = scales
@@ -390,13 +394,14 @@ class Gemm(Results):
                 self.issue(mma, tCrA[m], tCrB, tCrP, state.index, True)
                 if const_expr(m == 0):
                     ahead = epilogue.fetch_blocks(v, turn.at, fused, cutlass.min(step + 1, steps - 1))
+                    epilogue.share_blocks(v, turn.at, fused, step, scales)
                 if const_expr(m == parts - 1):  # noqa: SIM102 - as in hand_over
                     if step == steps - 1:
                         self.hand_over(turn)
                 warpgroup.wait_group(0)
                 if const_expr(m == parts - 1):
                     loaded.consumer_release(state)
-                epilogue.promote(v, tCrC, tCrP, scales, m)
+                epilogue.promote(v, (tCrC, tCrP, turn.at, fused), scales, step, m)
             epilogue.replace(scales, ahead)
             state.advance()
         return state

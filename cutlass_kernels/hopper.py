@@ -1,11 +1,11 @@
 """Products on Hopper by our own kernel: which variant, how its arguments are brought into form, and its launch."""
 
+import functools
 import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from cutlass_kernels import cache as kept
 from cutlass_kernels import measured, missing, prebuilt, tiles
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
-from cutlass_kernels.variants import Tile, Variant, longest
+from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
 
 TARGET = "sm_90a"
 
@@ -32,8 +32,8 @@ def declines(p: Product) -> str | None:
         )
     if max(p.m, p.n, p.k) >= 2**31:
         return f"sizes must be below 2^31, got {(p.m, p.n, p.k)}"
-    if p.lhs.dim() == 3 and set(_given(p)) - {"lhs", "rhs"}:
-        return "a batch of products with scales, zero points or a bias"
+    if p.offs is not None and not 0 < p.count <= MOST_GROUPS:
+        return f"1 to {MOST_GROUPS} groups, got {p.count}"
     if p.global_scale is not None or p.scaling == "group":
         return "Hopper multiplies no groups with scales of their own"
     variant = variant_of(p, tiles.SMALLEST)
@@ -45,13 +45,9 @@ def declines(p: Product) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _given(p: Product) -> list[str]:
-    return [name for name in vars(p) if isinstance(getattr(p, name), Tensor)]
-
-
 def variant_of(p: Product, tile: Any = None) -> Variant | str:
     """The variant for a product, with a tile of one's own or the one that suits its shape; or why there is none."""
-    blockwise = p.scaling == "block"
+    blockwise = p.scaling in ("block", "1x128")
 
     def made(tile: Any) -> Variant:
         return Variant(
@@ -59,7 +55,8 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
             rhs=p.rhs.dtype,
             out=p.out,
             tile=tile,
-            batched=p.lhs.dim() == 3,
+            batched=p.lhs.dim() == 3 and p.offs is None,
+            groups=p.groups,
             scales=p.scaling,
             **{
                 name: t.dtype
@@ -82,7 +79,8 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
     if not there:
         wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)
         return f"{folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
-    return measured.measured(there, p) or tiles.best(there, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+    m, n, k, count = tiles.sizes(p)
+    return measured.measured(there, p) or tiles.best(there, m, n, k, multiprocessors(p.lhs.device), count)
 
 
 def available(variants: Sequence[Variant]) -> list[Variant]:
@@ -99,8 +97,14 @@ def build(variant: Variant, options: str = "") -> Any:
     import cutlass.cute as cute
 
     from cutlass_kernels.gemm_sm90 import Gemm
+    from cutlass_kernels.grouped_sm90 import GroupedGemm
 
-    return cute.compile(Gemm(variant), *_described(variant), options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
+    if variant.group:
+        from cutlass_kernels import nibbles
+
+        return nibbles.build(variant, options)
+    gemm = GroupedGemm(variant) if variant.groups else Gemm(variant)
+    return cute.compile(gemm, *_described(variant), options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
 
 
 def compiled(variant: Variant) -> Callable[..., None]:
@@ -117,26 +121,32 @@ def _described(v: Variant) -> tuple[Any, ...]:
 
     m, n, k, batch = (cute.sym_int32() for _ in range(4))
 
-    def matrix(dtype: torch.dtype, shape: tuple[Any, Any], inner: int, aligned: bool) -> Any:
+    def matrix(dtype: torch.dtype, shape: tuple[Any, Any], inner: int, aligned: bool, of_all: str) -> Any:
         size, align = dtype.itemsize, 16 if aligned else dtype.itemsize
         strides: list[Any] = [cute.sym_int64(divisibility=align // size)] * 2
         strides[inner] = 1
-        lead, own = ((batch,), (cute.sym_int64(divisibility=align // size),)) if v.batched else ((), ())
+        is_stack = v.batched or v.groups == of_all
+        lead, own = ((batch,), (cute.sym_int64(divisibility=align // size),)) if is_stack else ((), ())
         return make_fake_tensor(TYPES[dtype], (*lead, *shape), (*own, *strides), assumed_align=align)
 
     def beside(name: str) -> Any:
         dtype = v.dtype_of(name)
         if v.in_blocks(name):
-            strides = (cute.sym_int64(), cute.sym_int64())
-            return make_fake_tensor(TYPES[dtype], (cute.sym_int32(), cute.sym_int32()), strides, assumed_align=4)
-        return make_fake_tensor(TYPES[dtype], (cute.sym_int32(),), (1,), assumed_align=dtype.itemsize)
+            shape, strides = ([new() for _ in range(2 + v.stacked)] for new in (cute.sym_int32, cute.sym_int64))
+            return make_fake_tensor(TYPES[dtype], (*shape,), (*strides,), assumed_align=4)
+        lead, own = ((cute.sym_int32(),), (cute.sym_int64(),)) if v.stacked else ((), ())
+        shape, strides = (*lead, cute.sym_int32()), (*own, 1)
+        return make_fake_tensor(TYPES[dtype], shape, strides, assumed_align=dtype.itemsize)
+
+    offs = (make_fake_tensor(cutlass.Int32, (cute.sym_int32(),), (1,), assumed_align=4),) if v.groups else ()
 
     return (
-        matrix(v.lhs, (m, k), 1, True),
-        matrix(v.rhs, (k, n), 0, True),
-        matrix(v.out, (m, n), 1, v.tma),
+        matrix(v.lhs, (m, k), 1, True, "columns"),
+        matrix(v.rhs, (k, n), 0, True, "rows"),
+        matrix(v.out, (m, n), 1, v.tma, "k"),
         tuple(beside(name) for name in v.vectors) or None,
         (cutlass.Float32(0), cutlass.Float32(0)) if v.bounded else None,
+        *offs,
         cutlass.Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
@@ -157,19 +167,22 @@ def plan(p: Product, tile: Tile | None = None) -> Callable[..., Tensor]:
     variant = variant_of(p, tile)
     if isinstance(variant, str):
         raise NotImplementedError(f"no Hopper kernel takes this product: {variant}")
-    kernel, shape, count = compiled(variant), (*p.lhs.shape[:-1], p.n), multiprocessors(p.lhs.device)
-    readers = [_reader(variant, name) for name in variant.vectors]
+    kernel, shape, count = compiled(variant), p.shape, multiprocessors(p.lhs.device)
+    readers = [_reader(variant, name, p) for name in variant.vectors]
     bounds = None
     if variant.bounded:
         bounds = (-math.inf if p.low is None else p.low, math.inf if p.high is None else p.high)
     lhs_is_ready, rhs_is_ready = is_ready(p.lhs), is_ready(p.rhs.mT)
 
-    def run(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+    def run(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, offs: Tensor | None = None, **fused: Any) -> Tensor:
         out = lhs.new_empty(shape, dtype=out_dtype)
         vectors = tuple([read(lhs, rhs, fused) for read in readers]) or None
         a = lhs if lhs_is_ready and lhs.data_ptr() % 16 == 0 else ready(lhs)
         b = rhs if rhs_is_ready and rhs.data_ptr() % 16 == 0 else ready(rhs.mT).mT
-        kernel(a, b, out, vectors, bounds, count)
+        if offs is None:
+            kernel(a, b, out, vectors, bounds, count)
+        else:
+            kernel(a, b, out, vectors, bounds, offs.contiguous(), count)
         return out
 
     return run
@@ -192,16 +205,19 @@ def ready(x: Tensor) -> Tensor:
     return copied.as_strided(x.shape, [math.prod(x.shape[i + 1 :]) for i in range(x.dim())])
 
 
-def _reader(variant: Variant, name: str) -> Callable[[Tensor, Tensor, dict[str, Any]], Tensor]:
-    """What finds a vector of a kernel among the arguments of a product."""
+def _reader(variant: Variant, name: str, p: Product) -> Callable[[Tensor, Tensor, dict[str, Any]], Tensor]:
+    """What finds a vector of a kernel among the arguments of a product like `p`."""
     if variant.in_blocks(name):
-        return lambda lhs, rhs, fused: fused[name]
+        if not variant.stacked:
+            return lambda lhs, rhs, fused: fused[name]
+        return lambda lhs, rhs, fused: x if (x := fused[name]).dim() == 3 else x.unsqueeze(0)
+    form = functools.partial(_rows, own=p.has_own(name)) if variant.stacked else _flat
     if name == "rhs_sum":
-        return lambda lhs, rhs, fused: _flat(column_sums(rhs) if fused.get(name) is None else fused[name])
+        return lambda lhs, rhs, fused: form(column_sums(rhs) if fused.get(name) is None else fused[name])
     if name == "lhs_rest":
-        return lambda lhs, rhs, fused: row_rests(lhs, fused.get("lhs_zero"))
-    flat = _flat if name.startswith("lhs") else _kept_flat()
-    return lambda lhs, rhs, fused: flat(fused[name])
+        return lambda lhs, rhs, fused: form(row_rests(lhs, fused.get("lhs_zero")))
+    own = form if variant.stacked or name.startswith("lhs") else _kept_flat()
+    return lambda lhs, rhs, fused: own(fused[name])
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -227,18 +243,27 @@ def _kept_flat() -> Callable[[Tensor], Tensor]:
     return flat
 
 
+def _rows(x: Tensor, own: bool) -> Tensor:
+    """A row of values for each product, or one row for all."""
+    count = x.shape[0] if own and x.dim() > 1 else 1
+    return x.reshape(count, x.numel() // count).contiguous()
+
+
 def column_sums(rhs: Tensor) -> Tensor:
-    """(N,) int32, Σ_k rhs."""
+    """([B,] N) int32, Σ_k rhs."""
     return rhs.sum(-2, dtype=torch.int32)
 
 
 def row_rests(lhs: Tensor, lhs_zero: Tensor | None) -> Tensor:
-    """(M,) int32, Σ_k (lhs - lhs_zero)."""
+    """([B,] M) int32, Σ_k (lhs - lhs_zero)."""
     sums = lhs.sum(-1, dtype=torch.int32)
-    return sums if lhs_zero is None else sums - lhs.shape[-1] * lhs_zero.reshape(-1).to(torch.int32)
+    if lhs_zero is None:
+        return sums
+    zero = lhs_zero.reshape(-1) if lhs.dim() == 2 or lhs_zero.dim() < 2 else lhs_zero.reshape(lhs_zero.shape[0], -1)
+    return sums - lhs.shape[-1] * zero.to(torch.int32)
 
 
-@cache
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Of a GPU; an H200's where there is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -33,8 +33,7 @@ def key(v: Variant, p: Product) -> str:
     """One line for the products that share a tile."""
     form = replace(v, tile=tiles.SMALLEST, tma=False).name
     rows = 1 << (p.m - 1).bit_length() if p.m else 0
-    batch = p.lhs.shape[0] if p.lhs.dim() == 3 else 1
-    return f"{_device_name(p.lhs.device)} {form} N={p.n} K={p.k} M={rows} B={batch}"
+    return f"{_device_name(p.lhs.device)} {form} N={p.n} K={p.k} M={rows} B={p.count}"
 
 
 def _device_name(device: torch.device) -> str:

@@ -26,7 +26,7 @@ _library.define(
     "mm(Tensor lhs, Tensor rhs, ScalarType out_dtype, *, Tensor? lhs_scale=None, Tensor? rhs_scale=None, "
     "Tensor? lhs_zero=None, Tensor? rhs_zero=None, Tensor? rhs_sum=None, Tensor? bias=None, Tensor? out_scale=None, "
     "Tensor? out_zero=None, str requantize='', float? low=None, float? high=None, Tensor? global_scale=None, "
-    "bool fast=False) -> Tensor",
+    "bool fast=False, Tensor? offs=None) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),  # which say whether the copy engine reads a factor where it lies
 )
 _NAMES = tuple(f.name for f in fields(Product))
@@ -39,8 +39,8 @@ def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor
         lhs, rhs, out_dtype, fused: the fields of `Product`, `out_dtype` being its `out`.
 
     Returns:
-        ([B,] M, N) in `out_dtype`, contiguous. Sums of integers are exact, modulo 2^32; what follows is computed in
-        float32, each operation rounded by itself.
+        ([B,] M, N) in `out_dtype`, or of the groups of `offs`, contiguous. Sums of integers are exact, modulo 2^32;
+        what follows is computed in float32, each operation rounded by itself.
 
     Raises:
         TypeError, ValueError: an argument has a dtype, shape or device that Product does not describe.
@@ -110,10 +110,7 @@ def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tenso
 def prepared(p: Product) -> Callable[..., Tensor]:
     """What `mm` does for products with the dtypes, shapes, strides and device of `p`, without asking again."""
     checks.check(p)
-    ours = (
-        _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None
-        and math.prod(p.lhs.shape[:-1]) * p.n > 0
-    )
+    ours = _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None and math.prod(p.shape) > 0
     multiply = hopper.plan(p) if ours else _by_route
     device, current = p.lhs.device, torch.cuda.current_device
 
@@ -133,7 +130,7 @@ def _by_route(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) ->
 def _describe(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
     p = Product(lhs, rhs, out_dtype, **fused)
     checks.check(p)
-    return lhs.new_empty((*lhs.shape[:-1], rhs.shape[-1]), dtype=out_dtype)
+    return lhs.new_empty(p.shape, dtype=out_dtype)
 
 
 _library.impl("mm", _mm, "CUDA")

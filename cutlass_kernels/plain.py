@@ -7,6 +7,7 @@ to float32, in the order in which `scaled` and `requantized` write them.
 import torch
 from torch import Tensor
 
+from cutlass_kernels import groups
 from cutlass_kernels.product import BLOCK, FLOAT4, GROUPS, Product
 
 _FAR = 2.0**30  # beyond it all codes are clamped, and a zero point still fits beside it
@@ -139,11 +140,11 @@ def decoded(codes: Tensor, dtype: torch.dtype, along: int = -1) -> Tensor:
 def dequantized(p: Product, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The factors as numbers, the scales of blocks and groups in them."""
     lhs, rhs = decoded(p.lhs, dtype, -1), decoded(p.rhs, dtype, -2)
-    if p.scaling not in ("block", "group"):
+    if p.scaling not in ("block", "1x128", "group"):
         return lhs, rhs
     assert p.lhs_scale is not None and p.rhs_scale is not None
     inner = GROUPS.get(p.lhs_scale.dtype, BLOCK)
-    outer = 1 if p.lhs_scale.dtype in GROUPS else BLOCK
+    outer = BLOCK if p.scaling == "block" else 1
     by_row = p.lhs_scale.to(dtype).repeat_interleave(inner, 1)[:, : lhs.shape[1]]
     by_column = p.rhs_scale.to(dtype).repeat_interleave(inner, 0)[: rhs.shape[0]]
     return lhs * by_row, rhs * by_column.repeat_interleave(outer, 1)[:, : rhs.shape[1]]
@@ -151,6 +152,8 @@ def dequantized(p: Product, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def reference(p: Product) -> Tensor:
     """The result, on any device: sums in float64, exact for integers, whose sums stay below 2^53."""
+    if groups.is_stack(p):
+        return groups.run(p, reference)
     if not p.is_integer:
         lhs, rhs = dequantized(p, torch.float64)
         return finish(p, (lhs @ rhs).to(torch.float32))

@@ -20,11 +20,17 @@ class Product:
     Args:
         lhs, rhs: ([B,] M, K) and ([B,] K, N): int8 and uint8, or float8_e4m3fn and float8_e5m2, in any mixture; any
             strides. Or float4_e2m1fn_x2, (M, K / 2) and (K / 2, N), two codes a byte along K.
+        offs: (G,) int32, where each of G groups ends, as torch._grouped_mm takes it: groups of rows, (M, K) and
+            (G, K, N), of columns, (G, M, K) and (K, N), or of K, (M, K) and (K, N), whose result is (G, M, N). Read on
+            the device: offsets outside of the tensor are brought to its ends, a group whose offset is less than one
+            before it is empty, and rows and columns after the last are zeros.
         out: int32 for integers without scales; bfloat16, float16, float32; float8 for floats, of which e4m3
             saturates and e5m2 overflows to infinity; int8 or uint8 for integers that are requantized.
         lhs_scale, rhs_scale: float32, both or neither. One number, or one for each row, (M,) or (M, 1), and column,
-            (N,) or (1, N); or in blocks, for floats: (M, K / 128) and (K / 128, N / 128), rounded up. In blocks of
-            32 or 16 along K, (M, K / b) and (K / b, N): float8_e8m0fnu (MX), or float8_e4m3fn for float4 (NVFP4).
+            (N,) or (1, N); or in blocks, for floats: (M, K / 128) and (K / 128, N / 128), or (K / 128, N), rounded up.
+            In blocks of 32 or 16 along K, (M, K / b) and (K / b, N): float8_e8m0fnu (MX), or float8_e4m3fn for float4
+            (NVFP4). In a batch, and where a factor has groups, each product has its own: (B, M), (B, M, 1), (B, N),
+            (B, 1, N), with sizes of 1 where all are alike, and blocks with B in front; so are zeros and what follows.
         lhs_zero, rhs_zero: the integer of each row or column that stands for zero, or one for all: int32, int8, uint8.
         rhs_sum: (N,) int32, Σ_k rhs, which lhs_zero needs; computed in each call if the caller does not have it.
         bias: (N,). int32 is added to the sum of integers; float32, bfloat16 or float16 to the scaled result.
@@ -52,17 +58,65 @@ class Product:
     high: float | None = None
     global_scale: Tensor | None = None
     fast: bool = False
+    offs: Tensor | None = None
+
+    @property
+    def groups(self) -> str:
+        """What offs divides: "rows", "columns", "k", or "" nothing."""
+        if self.offs is None:
+            return ""
+        return {(2, 3): "rows", (3, 2): "columns"}.get((self.lhs.dim(), self.rhs.dim()), "k")
+
+    @property
+    def extent(self) -> int:
+        """The size of the dimension that offs divides."""
+        return {"rows": self.m, "columns": self.n}.get(self.groups, self.k)
+
+    @property
+    def count(self) -> int:
+        """How many products there are."""
+        if self.offs is not None:
+            return self.offs.shape[0]
+        return self.lhs.shape[0] if self.lhs.dim() == 3 else 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        if self.groups in ("rows", "columns"):
+            return (self.m, self.n)
+        return (self.count, self.m, self.n) if self.groups == "k" or self.lhs.dim() == 3 else (self.m, self.n)
+
+    def has_own(self, name: str) -> bool:
+        """Whether each product has values of its own in a vector, which runs along rows or columns."""
+        if self.groups in ("rows", "columns"):
+            return name.startswith("lhs") == (self.groups == "columns")
+        return self.groups == "k" or self.lhs.dim() == 3
+
+    def is_vector(self, name: str, x: Tensor) -> bool:
+        """Whether x can be the vector `name`: one value, one for each row or column, or such values of each product."""
+        size, count = (self.m if name.startswith("lhs") else self.n), self.count
+        if not self.has_own(name) or x.dim() < 2:
+            return is_vector(x, size)
+        shape = tuple(x.shape)
+        if len(shape) == 3:
+            if 1 not in shape[1:]:
+                return False
+            shape = (shape[0], shape[1] * shape[2])
+        return len(shape) == 2 and shape[0] in (1, count) and shape[1] in (1, size)
 
     @property
     def scaling(self) -> str:
-        """What shares a scale: "" nothing, "vector" all or each row and column, "block" blocks of 128 in float32,
-        "group" 32 or 16 elements along K."""
+        """What shares a scale: "" nothing, "vector" all or each row and column, "block" blocks of 1 x 128 and
+        128 x 128 in float32, "1x128" such blocks of rows on both sides, "group" 32 or 16 elements along K."""
         lhs, rhs = self.lhs_scale, self.rhs_scale
         if lhs is None or rhs is None:
             return ""
         if lhs.dtype in GROUPS:
             return "group"
-        return "vector" if is_vector(lhs, self.m) and is_vector(rhs, self.n) else "block"
+        if self.is_vector("lhs_scale", lhs) and self.is_vector("rhs_scale", rhs):
+            return "vector"
+        is_row = rhs.dim() > 1 and rhs.shape[-1] == self.n and (self.n > 1 or self.groups in ("columns", "k"))
+        return "1x128" if is_row else "block"
 
     @property
     def is_integer(self) -> bool:

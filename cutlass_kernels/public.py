@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cutlass_kernels import plain
+from cutlass_kernels import groups, plain
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
 from cutlass_kernels.plain import along_columns, along_rows
 from cutlass_kernels.product import BLOCK, FLOAT4, GROUPS, REALS, Product
@@ -34,10 +34,12 @@ def declines(product: Product, capability: Capability) -> str | None:
 
 
 def run(product: Product, capability: Capability | None = None) -> Tensor:
-    """The product, ([B,] M, N); `capability` is that of its device, (0, 0) for one that is no GPU."""
+    """The product, of groups by waiting for their sizes; `capability` is that of its device, (0, 0) for no GPU."""
     p = product
     if capability is None:
         capability = torch.cuda.get_device_capability(p.lhs.device) if p.lhs.is_cuda else (0, 0)
+    if groups.is_stack(p):
+        return groups.run(p, lambda one: run(one, capability))
     if 0 in (*p.lhs.shape, p.n):
         return plain.of_nothing(p)
     if p.is_integer:
@@ -84,6 +86,8 @@ def fused(p: Product, capability: Capability) -> Tensor | None:
     kind = p.scaling
     if kind == "group":
         return _by_groups(p) if capability >= BLACKWELL and _is_known(p) else None
+    if kind == "1x128":
+        return None
     if kind == "block":
         return _by_blocks(p) if capability[0] == HOPPER[0] and _cuda_version() >= _CUBLAS_BLOCKS else None
     if kind == "vector" and not _is_tensorwise(p):
@@ -190,13 +194,13 @@ def float_sum(p: Product, lhs: Tensor, rhs: Tensor, capability: Capability) -> T
     kind = p.scaling
     if kind == "group":
         return _mm(*plain.dequantized(p, _exact_in(lhs)))
-    if kind != "block":
+    if kind not in ("block", "1x128"):
         return _code_sum(lhs, rhs, p.fast, capability)
     assert p.lhs_scale is not None and p.rhs_scale is not None
     total = torch.zeros((p.m, p.n), dtype=torch.float32, device=lhs.device)
     for i, start in enumerate(range(0, p.k, BLOCK)):
         part = _code_sum(lhs[:, start : start + BLOCK], rhs[start : start + BLOCK], p.fast, capability)
-        by_column = p.rhs_scale[i].repeat_interleave(BLOCK)[: p.n]
+        by_column = p.rhs_scale[i] if kind == "1x128" else p.rhs_scale[i].repeat_interleave(BLOCK)[: p.n]
         total += part * (p.lhs_scale[:, i : i + 1] * by_column)
     return total
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, patches, plain
+from cutlass_kernels import cache, groups, patches, plain
 from cutlass_kernels import missing as missing_dsl
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
 from cutlass_kernels.product import FLOAT4, FLOATS, GROUPS, INTEGERS, REALS, Product
@@ -106,6 +106,8 @@ def declines(product: Product, capability: tuple[int, int]) -> str | None:
         return reason
     if p.lhs.device.type != "cuda":
         return f"the registry's kernels run on CUDA devices, got {p.lhs.device}"
+    if groups.is_stack(p):
+        return "the registry's kernels for groups, and for batches with vectors of their own, are not asked"
     if p.is_integer:
         if target in _NO_INTEGERS:
             return f"sm_{target} has no products of 8-bit integers"
@@ -114,7 +116,7 @@ def declines(product: Product, capability: tuple[int, int]) -> str | None:
             return f"K must be at most {most}, up to which sums fit int32, got {p.k}"
         return None
     kind = p.scaling
-    if kind == "block":
+    if kind in ("block", "1x128"):
         return "the registry has no kernel with float32 scales of blocks"
     if kind != "group" and p.lhs.dtype != p.rhs.dtype:
         return (

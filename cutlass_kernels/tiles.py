@@ -7,6 +7,7 @@ blocks of a wave share the GPU's memory. Measured times, if there are any (cutla
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 
 SMALLEST = Tile(64, 8, swap=True)
@@ -26,6 +27,7 @@ TILES = (
     Tile(128, 128, split=2),
     Tile(128, 128, split=4),
     Tile(128, 128, cluster=(2, 1)),
+    Tile(128, 128, cluster=(1, 2)),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster=(2, 1), pingpong=True),
     Tile(128, 160),
@@ -48,6 +50,10 @@ RARE = (
 )
 
 
+NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
+"""Those of weights of 4 bits beside bfloat16."""
+
+
 class Model(NamedTuple):
     """A GPU, by cycle and multiprocessor. The first is of the data sheet; the others are assumed, and named so that
     measurements can correct them."""
@@ -64,6 +70,13 @@ class Model(NamedTuple):
 
 
 HOPPER = Model()
+
+
+def sizes(p: Product) -> tuple[int, int, int, int]:
+    """M, N and K of each product, and their count. Groups are taken to be of one size."""
+    found = {"rows": p.m, "columns": p.n, "k": p.k}
+    of_each = {name: -(-size // p.count) if name == p.groups else size for name, size in found.items()}
+    return (*of_each.values(), p.count)  # type: ignore[return-value]
 
 
 class Step(NamedTuple):
@@ -88,6 +101,8 @@ def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
     load = (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.loads
     added = t.rows * t.n / 128 if v.adds_up else 0  # additions in float32, each an instruction
     scales = 14 * (t.rows // 32 + t.n // v.piece) if v.scales == "block" else 0
+    if v.scales == "1x128":  # a multiplication for each sum, and the columns' from shared memory
+        scales = t.rows * t.n / 128 + 14 * (t.rows // 32 + 2) + t.rows // 64 * t.n / 4
     instructions = added + scales + gpu.issue
     together = 1 if t.pingpong else t.consumers  # consumers that are in their steps at once
     own = multiply / together
@@ -95,11 +110,11 @@ def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
     return Step(multiply, shared, load, together * instructions, chain)
 
 
-def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, gpu: Model = HOPPER) -> float:
-    """An estimate of the time of a product, in cycles of the GPU."""
+def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int = 1, gpu: Model = HOPPER) -> float:
+    """An estimate of the time of so many products, in cycles of the GPU."""
     t = v.tile
     rows, columns = (n, m) if t.swap else (m, n)
-    blocks = -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.blocks
+    blocks = batch * -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.blocks
     waves = -(-blocks // (multiprocessors // t.blocks * t.blocks))
     steps = -(-k // (t.k * t.split))
     products = steps * max(step_of(v, gpu))
@@ -111,11 +126,11 @@ def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, gpu: Model 
         tile = max(products, (products + write + gpu.wait) / 2)
     else:
         tile = products + write + gpu.wait
-    traffic = (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
+    traffic = batch * (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
     again = blocks * steps * (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.cache  # by some blocks anew
     return max(waves * tile, traffic, again) + again / 8 + gpu.start
 
 
-def best(variants: Sequence[Variant], m: int, n: int, k: int, multiprocessors: int) -> Variant:
+def best(variants: Sequence[Variant], m: int, n: int, k: int, multiprocessors: int, batch: int = 1) -> Variant:
     """The one of least time; of equals the first."""
-    return min(variants, key=lambda v: cycles(v, m, n, k, multiprocessors))
+    return min(variants, key=lambda v: cycles(v, m, n, k, multiprocessors, batch))

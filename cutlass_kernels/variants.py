@@ -20,6 +20,7 @@ from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
 
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
+MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
 MOST_ACCUMULATORS = 192  # registers of a thread that sums may take
 MOST_PIECES = 5  # of a tile's columns, with scales of their own
 _LARGEST = {torch.int8: 128, torch.uint8: 255}
@@ -68,8 +69,13 @@ class Variant:
 
     y[m, n] = (Σ_k (lhs[m, k] - lhs_zero[m]) (rhs[k, n] - rhs_zero[n]) · lhs_scale[m] · rhs_scale[n]) + bias[n]
 
+    batched       whether there are several products, of factors in a batch
+    groups        "" none, or what the device's offsets divide: "rows", whose groups have a matrix of rhs each,
+                  "columns", which have one of lhs, or "k", whose groups have a result each
+    group         0, or how many elements of a row of rhs share a scale, where it has codes of 4 bits and lhs numbers in
+                  bfloat16 (cutlass_kernels.nibbles); affine, whether they share a zero point too
     scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
-                  of lhs and 128 x 128 of rhs
+                  of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both
     bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
     lhs_zero      its dtype, or None; with it, the sums of rhs's columns, rhs_sum = Σ_k rhs[k, n]
     rhs_zero      likewise; with it, the sums of what is left of lhs's rows, lhs_rest = Σ_k (lhs[m, k] - lhs_zero[m])
@@ -94,10 +100,18 @@ class Variant:
     bounded: bool = False
     promoted: bool = False
     tma: bool = True
+    groups: str = ""
+    group: int = 0
+    affine: bool = False
 
     @property
     def is_integer(self) -> bool:
         return self.lhs in INTEGERS
+
+    @property
+    def stacked(self) -> bool:
+        """Whether there are several products, so that vectors have a row for each, or one for all."""
+        return self.batched or self.groups != ""
 
     @property
     def accumulates(self) -> torch.dtype:
@@ -131,7 +145,7 @@ class Variant:
 
     def in_blocks(self, vector: str) -> bool:
         """Whether it is no vector, but the matrix of the scales of blocks."""
-        return self.scales == "block" and vector in ("lhs_scale", "rhs_scale")
+        return self.scales in ("block", "1x128") and vector in ("lhs_scale", "rhs_scale")
 
     @property
     def by_row(self) -> tuple[str, ...]:
@@ -153,7 +167,7 @@ class Variant:
     @property
     def adds_up(self) -> bool:
         """Whether the products of each step are added up outside of the matrix unit."""
-        return self.promoted or self.scales == "block"
+        return self.promoted or self.scales in ("block", "1x128")
 
     @property
     def piece(self) -> int:
@@ -181,6 +195,16 @@ class Variant:
         return len(self.by_column) * self.tile.n * 4 * self.tile.consumers
 
     @property
+    def step_bytes(self) -> int:
+        """Scales of 1 x 128 of the columns of two steps."""
+        return 2 * self.tile.n * 4 * self.tile.consumers if self.scales == "1x128" else 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Where groups end, and their tiles."""
+        return 2 * 4 * (MOST_GROUPS + 1) if self.groups else 0
+
+    @property
     def split_bytes(self) -> int:
         """Sums that other blocks of the cluster send."""
         return (self.tile.split - 1) * self.tile.m * self.tile.n // self.owners * 4
@@ -190,14 +214,25 @@ class Variant:
         """Pairs of tiles of the factors that are in shared memory at once."""
         rows, columns = self.part
         results = rows * columns * self.out.itemsize * self.part_stages * self.tile.consumers
-        free = SHARED_MEMORY - 2048 - results - self.column_bytes - self.split_bytes  # 2048: barriers, and alignment
-        return min(12, free // ((self.tile.m + self.tile.n) * self.tile.k))
+        vectors = self.column_bytes + self.step_bytes + self.table_bytes + self.split_bytes
+        free = SHARED_MEMORY - 2048 - results - vectors  # 2048: barriers, and the tiles' alignment
+        return min(12, free // self.factor_bytes)
+
+    @property
+    def factor_bytes(self) -> int:
+        """Tiles of both factors, of one step."""
+        if self.group:
+            return self.tile.k * (self.tile.m // 2 + self.tile.n * 2)
+        return (self.tile.m + self.tile.n) * self.tile.k
 
     # ---- what may be asked
 
     def declines(self) -> str | None:
         """Why no kernel can be made so, or None."""
         t = self.tile
+        if self.group:
+            fits = t.swap and t.n in (8, 16, 32, 64, 128) and t.m in (64, 128) and t.cluster == (1, 1)
+            return None if fits and not t.pingpong else f"codes of 4 bits are the rows of a cooperative tile; got {t}"
         if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
             return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
         if t.m not in (64, 128, 256) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
@@ -208,6 +243,12 @@ class Variant:
             return f"{t}: sums in float32 of 128 rows are hidden by nothing while consumers take turns"
         if self.scales == "block" and (self.is_integer or t.k != BLOCK or (t.swap and BLOCK % t.m)):
             return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
+        if self.scales == "1x128" and (self.is_integer or t.k != BLOCK):
+            return f"block scales are for floats, and steps of {BLOCK}; got {t}"
+        if self.groups and t.split > 1:
+            return f"groups have no parts of K that blocks share; got {t}"
+        if self.groups in ("rows", "columns") and t.cluster[(self.groups == "columns") != t.swap] > 1:
+            return f"blocks of a cluster are beside each other where groups do not divide the result; got {t}"
         if self.scales == "block" and not t.swap and t.n > MOST_PIECES * self.piece:
             return f"{t}: too many columns with scales of their own"
         if t.split > 1 and (not self.is_integer or t.cluster != (1, 1) or t.pingpong):

@@ -48,12 +48,21 @@ def _products() -> Iterator[tuple[str, Product]]:
     zero, e8m0 = torch.empty(1, dtype=S8), torch.float8_e8m0fnu
     yield "int8, uint8 to int32", made(S8, U8, S32)
     yield "a batch of them", Product(torch.empty(4, m, k, dtype=S8), torch.empty(4, k, n, dtype=S8), S32)
+    stacked: dict[str, Any] = {"lhs_scale": torch.empty(4, m), "rhs_scale": torch.empty(4, n)}
+    batch = torch.empty(4, m, k, dtype=S8), torch.empty(4, k, n, dtype=S8)
+    yield "a batch with scales", Product(*batch, BF16, **stacked)
     yield "with scales, bias", made(S8, S8, BF16, **of_rows, bias=torch.empty(n))
     yield "with zero points", made(S8, S8, BF16, **of_rows, lhs_zero=zero, rhs_zero=zero)
     yield "requantized", made(S8, S8, S8, **of_rows, out_scale=torch.empty(1), requantize="division")
     yield "fp8, scales of rows, columns", made(E4M3, E4M3, BF16, **of_rows)
     yield "e5m2 by e4m3", made(E5M2, E4M3, BF16, **of_rows)
     yield "fp8, blocks of 128", made(E4M3, E4M3, BF16, **blocks)
+    lines: dict[str, Any] = {"lhs_scale": blocks["lhs_scale"], "rhs_scale": torch.empty(k // 128, n)}
+    yield "fp8, blocks of 1 x 128 on both sides", made(E4M3, E4M3, BF16, **lines)
+    offs = torch.empty(4, dtype=torch.int32)
+    weights: dict[str, Any] = {"lhs_scale": torch.empty(m), "rhs_scale": torch.empty(4, n), "offs": offs}
+    yield "groups, int8", Product(torch.empty(m, k, dtype=S8), batch[1], BF16, **weights)
+    yield "groups, fp8", Product(torch.empty(m, k, dtype=E4M3), batch[1].view(E4M3), BF16, **weights)
     yield "MXFP8", made(E4M3, E4M3, BF16, **groups(32, e8m0))
     yield "MXFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(32, e8m0))
     yield "NVFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(16, E4M3), global_scale=torch.empty(1))
@@ -87,9 +96,14 @@ def _alike(form: Variant, v: Variant) -> bool:
 
 
 def _fused(v: Variant) -> Iterator[str]:
-    scales = {"vector": "scales of rows and columns", "block": "scales of blocks"}
+    scales = {"vector": "scales of rows and columns", "block": "scales of blocks", "1x128": "scales of 1 x 128 of both"}
     if v.batched:
         yield "batches"
+    if v.group:
+        yield f"codes of 4 bits in groups of {v.group}{' with zero points' * v.affine}"
+        return
+    if v.groups:
+        yield f"groups of {v.groups if v.groups != 'k' else 'K'}"
     if v.scales:
         yield scales[v.scales]
     for name in ("lhs_zero", "rhs_zero"):
@@ -99,7 +113,7 @@ def _fused(v: Variant) -> Iterator[str]:
         yield f"bias in {short(v.bias)}"
     if v.requantize:
         yield f"requantized by {v.requantize}{', bounded' * v.bounded}"
-    if not v.is_integer and v.scales != "block":
+    if not v.is_integer and v.scales not in ("block", "1x128"):
         yield "sums in float32" if v.promoted else "sums of 14 bits"
 
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hop.tensor import storage as storage
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
+_LATER = ("algorithms", "checkpoint", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
     "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",
@@ -82,8 +82,8 @@ _OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.co
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"hop.{name}")
-    if (found := _aliases.module(f"hop.{name}")) is not None:
-        return found
+    if (renamed := _aliases.module(f"hop.{name}")) is not None:
+        return renamed
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise _aliases.no_attribute("hop", name)

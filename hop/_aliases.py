@@ -19,6 +19,7 @@ PUBLIC = {
     "hop.integer_functions": "hop.numerics.integer_functions",
     "hop.schemes": "hop.numerics.schemes",
     "hop.storage": "hop.tensor.storage",
+    "hop.distributed": "hop.nn.parallel",
     "hop.export.onnx": "hop.export.targets.onnx",
 }
 
@@ -58,10 +59,10 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self) if known else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        found = module(spec.name)  # called by an import statement: Python leaves its own frames out
-        assert found is not None
-        spec.loader_state = found.__spec__
-        return found
+        original = module(spec.name)  # called by an import statement: Python leaves its own frames out
+        assert original is not None
+        spec.loader_state = original.__spec__
+        return original
 
     def exec_module(self, module: ModuleType) -> None:
         """It has run; importlib has just given it the other name's spec."""
@@ -86,9 +87,9 @@ def _named(parent: str, name: str) -> Any:
         warnings.warn(f"{old} is now {new}, and goes with hop 0.3", DeprecationWarning, stacklevel=2)
         of, _, own = new.rpartition(".")
         return getattr(importlib.import_module(of), own)
-    if (found := module(f"{parent}.{name}")) is None:
+    if (renamed := module(f"{parent}.{name}")) is None:
         raise no_attribute(parent, name)
-    return found
+    return renamed
 
 
 def no_attribute(parent: str, name: str) -> AttributeError:

@@ -23,11 +23,11 @@ _BETAS = (20.0, 2.0)
 
 def neighbours(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """The numbers below and above each element, in float32; at the ends of the format, the last two."""
-    numbers = torch.tensor(grid.format.numbers, dtype=torch.float32, device=weight.device)
+    grid_points = torch.tensor(grid.format.numbers, dtype=torch.float32, device=weight.device)
     zero = 0.0 if grid.zero_point is None else grid.zero_point.to(torch.float32)
     units = torch.where(grid.scale == 0, 0.0, weight / grid.scale) + zero
-    below = (torch.searchsorted(numbers, units.contiguous(), right=True) - 1).clamp(0, len(numbers) - 2)
-    return (numbers[below] - zero) * grid.scale, (numbers[below + 1] - zero) * grid.scale
+    below = (torch.searchsorted(grid_points, units.contiguous(), right=True) - 1).clamp(0, len(grid_points) - 2)
+    return (grid_points[below] - zero) * grid.scale, (grid_points[below + 1] - zero) * grid.scale
 
 
 def adaround_codes(weight: Tensor, grid: Grid, hessian: Tensor, steps: int, rate: float, weighting: float) -> Tensor:

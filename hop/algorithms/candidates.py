@@ -47,8 +47,8 @@ class Candidates:
     def results(self, name: str, args: Any, kwargs: Any) -> dict[int, Tensor]:
         """What a layer gives in each scheme, as floats."""
         with torch.no_grad(), reminder.silent():
-            found = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
-        return {place: dequantize(y) if isinstance(y, QuantizedTensor) else y for place, y in found.items()}
+            outputs = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
+        return {place: dequantize(y) if isinstance(y, QuantizedTensor) else y for place, y in outputs.items()}
 
     def sizes(self, name: str) -> dict[int, int]:
         """The bytes of its weight in each scheme."""
@@ -92,7 +92,7 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
         for name, module in modules_of(model)
         if type(module) in _KNOWN and (filter is None or matches(filter, name, module))
     }
-    found: dict[str, dict[int, Any]] = {name: {} for name in known}
+    by_place: dict[str, dict[int, Any]] = {name: {} for name in known}
     for place, scheme in enumerate(result.schemes):
         tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)
         for row in () if scheme is None else tried.hop_report.rows:
@@ -103,8 +103,8 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
         for name in known:
             layer = tried.get_submodule(name)
             if scheme is None or isinstance(layer, Layer):
-                found[name][place] = layer
-    result.layers = {n: by for n, by in found.items() if any(result.schemes[place] is not None for place in by)}
+                by_place[name][place] = layer
+    result.layers = {n: by for n, by in by_place.items() if any(result.schemes[place] is not None for place in by)}
     result.left = {name: why for name, why in result.left.items() if name not in result.layers}
     if not result.layers:
         said = "; ".join(f"{name}: {why}" for name, why in result.left.items()) or "it has no layer that hop knows"
@@ -143,10 +143,10 @@ def _several(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
         raise TypeError(
             f"{function}: schemes must be a list of schemes, got {schemes!r}; give one such as ['int4', 'int8']"
         )
-    found = tuple(None if each is None else checked(each)[0][1] for each in cast(Sequence[Any], schemes))
-    if len(set(found)) < len(found):
+    checked_schemes = tuple(None if each is None else checked(each)[0][1] for each in cast(Sequence[Any], schemes))
+    if len(set(checked_schemes)) < len(checked_schemes):
         raise ValueError(f"{function}: schemes has one twice: {schemes!r}; give each once")
-    return found
+    return checked_schemes
 
 
 def _shared_copy(model: nn.Module) -> nn.Module:

@@ -109,19 +109,19 @@ def choose_bits(
     _check_limits(size, seconds)
     _milp()
     data = batches_of("choose_bits", batches)
-    found = candidates("choose_bits", model, schemes, data, filter)
-    by_layer = costs("choose_bits", found, data, measure, seconds is not None)
-    groups = [_group(names, by_layer) for names in found.sharing()]
+    tried = candidates("choose_bits", model, schemes, data, filter)
+    by_layer = costs("choose_bits", tried, data, measure, seconds is not None)
+    groups = [_group(names, by_layer) for names in tried.sharing()]
     chosen = _solved([group.options for group in groups], size, seconds)
     place_of = {name: place for group, place in zip(groups, chosen, strict=True) for name in group.names}
-    taken = [by_layer[name][place_of[name]] for name in found.layers]
+    taken = [by_layer[name][place_of[name]] for name in tried.layers]
     layers = tuple(ChosenLayer(cost, _UNREACHED if math.isnan(cost.loss) else "") for cost in taken)
     options = [group.options[place] for group, place in zip(groups, chosen, strict=True)]
     return Chosen(
-        {glob.escape(name): found.schemes[place_of[name]] for name in found.layers},
+        {glob.escape(name): tried.schemes[place_of[name]] for name in tried.layers},
         layers,
         tuple(row for rows in by_layer.values() for row in rows.values()),
-        found.left,
+        tried.left,
         sum(option.loss for option in options),
         sum(option.size for option in options),
         sum(option.seconds for option in options),

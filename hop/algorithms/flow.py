@@ -154,14 +154,14 @@ class Flow:
             given = arguments[2:4] if target is _LAYER_NORM else arguments[2:3]
             if not given or given[0] is None or len(arguments[1]) != 1:
                 raise Cannot(f"the {_said(node)} before it has no weight for each channel")
-        found: list[str] = []
+        parameters: list[str] = []
         for each in given:
             if each is not None:
                 name = self._names.get(each.name)
                 if name is None or len(each.users) != 1:
                     raise Cannot(f"the weight of the {_said(node)} before it is no Parameter that it alone reads")
-                found.append(name)
-        return tuple(found)
+                parameters.append(name)
+        return tuple(parameters)
 
     def _factor(self, node: Node) -> Node | None:
         """The Parameter of one dimension that a product multiplies channels by."""

@@ -263,11 +263,11 @@ def _take(layer: Layer, row: LayerError, own: Moments, settings: Settings, pack:
     row = replace(row, damping=damping)
     if codes is None:
         return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")
-    found = error(flat - grid.decode(codes), own.sum) / whole
-    if not found < nearest:
+    after = error(flat - grid.decode(codes), own.sum) / whole
+    if not after < nearest:
         return replace(row, note="rounded to the nearest, which is no worse")
     buffers = q.with_codes(rounded.buffers(), codes.reshape(shape))
     new = QuantizedTensor(buffers, q, tuple(shape), rounded.dtype)
     layer.take_frozen(nn.Parameter(layer.laid_out(new, pack), requires_grad=False), pack)
     note = "" if damping == settings.damping else f"its Hessian is singular: the damping was raised to {damping:g}"
-    return replace(row, error=found, note=note)
+    return replace(row, error=after, note=note)

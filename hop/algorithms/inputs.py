@@ -77,11 +77,11 @@ class Survey:
 
     def stages(self) -> list[list[Layer]]:
         """The others in the order of their first calls; at once those with the same inputs, as query, key and value."""
-        found: dict[tuple[Any, ...], list[Layer]] = {}
+        stages: dict[tuple[Any, ...], list[Layer]] = {}
         for layer in self._order:
             form = () if isinstance(layer, hop_nn.Linear) else (id(layer),)  # patches are the layer's own
-            found.setdefault((*self.seen[layer].calls, *form), []).append(layer)
-        return list(found.values())
+            stages.setdefault((*self.seen[layer].calls, *form), []).append(layer)
+        return list(stages.values())
 
 
 class Teller:

@@ -135,8 +135,8 @@ class _Rotating(Stages):
         self.settings = settings
         self.rows = {layer: RotatedLayer(name, 0, float("nan"), float("nan")) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **found: Any) -> None:
-        self.rows[layer] = replace(self.rows[layer], note=note, **found)
+    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+        self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: Inputs) -> None:
         """Layers that read one input take one rotation, if they have one scheme."""
@@ -152,17 +152,17 @@ class _Rotating(Stages):
                 self.note(layer, f"no rotation: no size that is asked for divides its {channels} channels")
             return
         lost, x = lost_by(layers, inputs), inputs.rows
-        ends = torch.stack([inputs.low.amin(), inputs.high.amax()])
-        before = lost(x, lambda weight: weight, ends)
-        turned = hadamard.apply(x)
-        after = lost(turned, hadamard.apply, turned)
+        value_range = torch.stack([inputs.low.amin(), inputs.high.amax()])
+        before = lost(x, lambda weight: weight, value_range)
+        rotated = hadamard.apply(x)
+        after = lost(rotated, hadamard.apply, rotated)
         for layer in layers:
             if not (after < before or self.settings.always):
                 self.note(layer, "no rotation: it is no better", before=before, after=before)
                 continue
             into, note = ("", f"not folded: {why}") if source is None else (source.name, "")
-            found = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}
-            self.note(layer, note, **found)
+            fields = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}
+            self.note(layer, note, **fields)
             if source is None:
                 layer.transform_input(InputTransform(None, hadamard))
             else:

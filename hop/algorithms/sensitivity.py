@@ -110,23 +110,23 @@ def sensitivity(
         TypeError, ValueError: as `choose_bits`.
     """
     data = batches_of("sensitivity", batches)
-    found = candidates("sensitivity", model, schemes, data, filter)
-    return tuple(row for rows in costs("sensitivity", found, data, measure, timed).values() for row in rows.values())
+    layers = candidates("sensitivity", model, schemes, data, filter)
+    return tuple(row for rows in costs("sensitivity", layers, data, measure, timed).values() for row in rows.values())
 
 
 def costs(
-    function: str, found: Candidates, data: Sequence[Any], measure: Measure, timed: bool
+    function: str, layers: Candidates, data: Sequence[Any], measure: Measure, timed: bool
 ) -> dict[str, dict[int, LayerCost]]:
     """A LayerCost by the name of the layer and the place of the scheme."""
     if not isinstance(measure, SQNR | Fisher):
         raise TypeError(f"{function}: measure must be SQNR() or Fisher(), got {measure!r}; give one of them")
-    seen = _Seen(function, found, timed)
+    seen = _Seen(function, layers, timed)
     losses = seen.by_noise(data) if isinstance(measure, SQNR) else seen.by_fisher(data, measure)
     result: dict[str, dict[int, LayerCost]] = {}
-    for name in found.layers:
-        sizes, times = found.sizes(name), seen.seconds.get(name, {})
+    for name in layers.layers:
+        sizes, times = layers.sizes(name), seen.seconds.get(name, {})
         result[name] = {
-            place: LayerCost(name, found.schemes[place], losses[name][place], size, times.get(place, math.nan))
+            place: LayerCost(name, layers.schemes[place], losses[name][place], size, times.get(place, math.nan))
             for place, size in sizes.items()
         }
     return result
@@ -187,8 +187,8 @@ class _Seen:
                     sums[name] = sums.get(name, 0.0) + values.double().square()
                 count += 1
         unreached = self._zeros(math.nan)
-        found = {name: (total / (2 * count)).tolist() for name, total in sums.items()}
-        return unreached | {name: dict(zip(unreached[name], values, strict=True)) for name, values in found.items()}
+        means = {name: (total / (2 * count)).tolist() for name, total in sums.items()}
+        return unreached | {name: dict(zip(unreached[name], values, strict=True)) for name, values in means.items()}
 
     def _gradients(
         self, outputs: Any, batch: Any, measure: Fisher, by: list[Tensor], generator: torch.Generator
@@ -204,15 +204,15 @@ class _Seen:
                 )
             yield torch.autograd.grad(loss.sum(), by, allow_unused=True)
             return
-        ends = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
-        if not ends:
+        differentiable = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        if not differentiable:
             raise ValueError(
                 f"{self.function}: the model gives no floating-point tensor that has a gradient, got "
                 f"{type(outputs).__name__}; give SQNR()"
             )
         for _ in range(measure.draws):
-            v = [torch.randn(t.shape, generator=generator).to(t) for t in ends]
-            yield torch.autograd.grad(ends, by, v, retain_graph=True, allow_unused=True)
+            v = [torch.randn(t.shape, generator=generator).to(t) for t in differentiable]
+            yield torch.autograd.grad(differentiable, by, v, retain_graph=True, allow_unused=True)
 
     def _zeros(self, value: float) -> dict[str, dict[int, float]]:
         return {name: dict.fromkeys(by, value) for name, by in self.found.layers.items()}

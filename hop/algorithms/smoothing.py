@@ -178,8 +178,8 @@ class _Smoothing(Stages):
         self.options = options
         self.rows = {layer: SmoothedLayer(name, None, _NAN, _NAN) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **found: Any) -> None:
-        self.rows[layer] = replace(self.rows[layer], note=note, **found)
+    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+        self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: Inputs) -> None:
         """Layers that read one input take one factor."""
@@ -209,16 +209,16 @@ class _Smoothing(Stages):
         lost, x = lost_by(layers, inputs), inputs.rows
 
         def error(s: Tensor) -> float:
-            ends = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
-            return lost(x / s, lambda weight: weight * s, ends)
+            value_range = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
+            return lost(x / s, lambda weight: weight * s, value_range)
 
         before = best = error(torch.ones_like(weights))
         alpha, factor = 0.0, None
         for each in self.options.settings.alphas:
             s = self.options.settings.factor(each, inputs.most, inputs.mean, weights.clamp(min=LEAST))
             s = s.to(layers[0].weight.dtype).to(torch.float32)  # as the weight is multiplied
-            if bool(((s > 0) & s.isfinite()).all()) and (found := error(s)) < best:
-                alpha, factor, best = each, s, found
+            if bool(((s > 0) & s.isfinite()).all()) and (loss := error(s)) < best:
+                alpha, factor, best = each, s, loss
         return alpha, factor, before, best
 
     def _fold(self, source: Source, factor: Tensor) -> None:

@@ -91,7 +91,7 @@ class Stages:
         self.function, self.what, self.model, self.data, self.flow = function, what, model, data, flow
         self.names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
 
-    def note(self, layer: Layer, note: str, **found: Any) -> None:
+    def note(self, layer: Layer, note: str, **fields: Any) -> None:
         """Take down what became of a layer."""
         raise NotImplementedError
 
@@ -195,5 +195,5 @@ def _product(layer: Linear, x: Tensor, weight: Tensor, range_of: Tensor) -> Tens
 
 def _rounded(q: Quantizer, x: Tensor, range_of: Tensor) -> Tensor:
     """The numbers that x becomes; by the range of another tensor where the quantizer finds no scale."""
-    found = {} if q.scale.missing() is None else calibration.amax(q, range_of)
-    return q.fake_quantize(x, **found)
+    scales = {} if q.scale.missing() is None else calibration.amax(q, range_of)
+    return q.fake_quantize(x, **scales)

@@ -55,8 +55,8 @@ class Noise(Hop):
             (high0, low0), (high1, low1) = (_product(w, m) for w, m in zip(words[::2], _MULTIPLIERS, strict=True))
             words = [_xor(high1, words[1], key[0]), low1, _xor(high0, words[3], key[1]), low0]
             key = [_low(k + w) for k, w in zip(key, _WEYL, strict=True)]
-        found = torch.stack([_low(_shifted(word, 8 * i), 255) for word in words for i in range(4)], -1)
-        return found.to(torch.uint8).flatten()[:count].reshape(list(shape))
+        values = torch.stack([_low(_shifted(word, 8 * i), 255) for word in words for i in range(4)], -1)
+        return values.to(torch.uint8).flatten()[:count].reshape(list(shape))
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((native.NOISE, args),)

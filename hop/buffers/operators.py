@@ -25,6 +25,7 @@ from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
+from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
@@ -56,6 +57,7 @@ class QuantizeBuffers(Hop):
 
     def kernels(self, quantizer: str, /, *rest: Any) -> Iterable[tuple[Kernel, Any]]:
         yield native.QUANTIZE, (quantizer, *rest)
+        yield gpu.QUANTIZE, (quantizer, *rest)
         args = (quantizer, *_given(*rest))
         yield kernels.QUANTIZE_IN_PLACE, args
         yield kernels.QUANTIZE, args

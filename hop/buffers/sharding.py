@@ -39,10 +39,10 @@ class _SharedBlocks(FastBlocks):
 
     reduce: Reduce
 
-    def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
+    def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
         ndim = len(self.places)
         sizes = blocks.per_dimension(block or self.block, ndim)
-        return self.reduce(blocks.gather(found, ndim), op, sizes).reshape(found.shape)
+        return self.reduce(blocks.gather(values, ndim), op, sizes).reshape(values.shape)
 
 
 class _SharedQuantizer(FastQuantizer):
@@ -50,8 +50,8 @@ class _SharedQuantizer(FastQuantizer):
 
     reduce: Reduce
 
-    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
-        return self.reduce(found, op, block)
+    def combined(self, values: Tensor, op: str, block: Block) -> Tensor:
+        return self.reduce(values, op, block)
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return _SharedBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block, self.reduce)
@@ -128,11 +128,11 @@ def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
     """Combines statistics over the axes of a mesh that shard a dimension which one block is all of; `dims` are the
     dimensions sharded over each axis, None for none."""
 
-    def reduce(found: Tensor, op: str, block: Block) -> Tensor:
+    def reduce(values: Tensor, op: str, block: Block) -> Tensor:
         for axis, d in enumerate(dims):
             if d is not None and block[d] == -1:
-                found = process_groups.combined_over(found, op, mesh, axis)
-        return found
+                values = process_groups.combined_over(values, op, mesh, axis)
+        return values
 
     return reduce
 

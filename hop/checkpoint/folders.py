@@ -67,8 +67,8 @@ def save(
         )
         names = together.broadcast("list", lambda: sorted(path.name for path in temporary.iterdir()))
         mine = names[together.get_rank() :: together.get_world_size()]
-        found = together.all_gather("digest", lambda: {name: _digest(temporary / name) for name in mine})
-        files = {name: digest for own in found for name, digest in own.items()}
+        digests = together.all_gather("digest", lambda: {name: _digest(temporary / name) for name in mine})
+        files = {name: digest for own in digests for name, digest in own.items()}
         together.broadcast("publish", lambda: _publish(folder, step, temporary, files))
         if keep is not None:
             together.broadcast("remove", lambda: _remove(folder, step, keep))
@@ -183,11 +183,11 @@ def _flush(folder: Path) -> None:
 
 
 def _digest(path: Path) -> dict[str, Any]:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+            sha256.update(block)
+    return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
 
 
 # ---- loading

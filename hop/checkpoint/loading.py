@@ -197,9 +197,9 @@ def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict
 
 def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Any) -> dict[str, Chunk]:
     for entry, chunk in chunks.items():
-        held = metadata.state_dict_metadata.get(entry)
+        saved = metadata.state_dict_metadata.get(entry)
         wanted = (tuple(chunk.size), chunk.buffer.dtype)
-        has = (tuple(held.size), held.properties.dtype) if isinstance(held, TensorStorageMetadata) else None
+        has = (tuple(saved.size), saved.properties.dtype) if isinstance(saved, TensorStorageMetadata) else None
         if has != wanted:
             raise ValueError(f"{entry!r} must be {wanted} in the checkpoint, got {has or 'no tensor'}")
     return dict(chunks)

@@ -52,9 +52,9 @@ class Piece:
         """Its numbers, into those of the part."""
         t = self.part.tensor
         names = {b.name: self.buffers[entry] for entry, b in self.described.items()}
-        numbers = dequantize_operator(QuantizedTensor(names, t.quantizer, self.shape, t.dtype), out.dtype)
+        values = dequantize_operator(QuantizedTensor(names, t.quantizer, self.shape, t.dtype), out.dtype)
         within, own = zip(*self.overlap(), strict=True)
-        out[within] = numbers[own]
+        out[within] = values[own]
         self.buffers = {}
 
 
@@ -73,10 +73,10 @@ class Regrouped:
         given = [(whole, None)] if regions is None else [(_ranges(region), region) for region in regions]
         pieces = [Piece(fqn, part, ranges, region) for ranges, region in given]
         self.pieces = [piece for piece in pieces if piece.overlap()]
-        held = sum(math.prod(own.stop - own.start for _, own in piece.overlap()) for piece in self.pieces)
-        if held != part.tensor.numel():
+        covered = sum(math.prod(own.stop - own.start for _, own in piece.overlap()) for piece in self.pieces)
+        if covered != part.tensor.numel():
             raise ValueError(
-                f"{fqn!r}: the checkpoint holds {held} of the {part.tensor.numel()} elements of the part "
+                f"{fqn!r}: the checkpoint holds {covered} of the {part.tensor.numel()} elements of the part "
                 f"{part.region()}"
             )
         self.by_entry = {entry: piece for piece in self.pieces for entry in piece.described}

@@ -127,9 +127,9 @@ def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
     if other is not None:
         raise ValueError(f"state_dict: {fqn!r} must be quantized alike in all processes; got {first} and {other}")
     pieces = next((r.cut for r in records if r.cut is not None), None)
-    held: dict[Any, str] = {}
+    owners: dict[Any, str] = {}
     for (name, offsets), digest in (item for r in records for item in r.digests.items()):
-        if held.setdefault((name, offsets), digest) != digest and pieces is None:
+        if owners.setdefault((name, offsets), digest) != digest and pieces is None:
             pieces = f"its {name} serves a whole dimension, and the parts of it had different ones"
     return {**first, "pieces": pieces}
 

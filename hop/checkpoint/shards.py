@@ -58,10 +58,10 @@ class Part(NamedTuple):
         t, buffers = self.tensor, self.tensor.buffers()
         if self.is_whole():
             return {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}
-        found = _flat_ranges(self) if t.quantizer.flat else _ranges(self)
+        ranges = _flat_ranges(self) if t.quantizer.flat else _ranges(self)
         sizes = {b.name: b.shape for b in copies.describe(t.quantizer, self.shape, t.usages)}
         return {
-            name: Chunk(b, tuple(offset for offset, _ in found[name]), sizes[name], any(s for _, s in found[name]))
+            name: Chunk(b, tuple(offset for offset, _ in ranges[name]), sizes[name], any(s for _, s in ranges[name]))
             for name, b in buffers.items()
         }
 
@@ -91,10 +91,10 @@ def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
     t, q = part.tensor, part.tensor.quantizer
     start, (block,) = _start(part.offsets, t.shape, part.shape), q.block
     along = "the flattened tensor", block, start, t.numel(), math.prod(part.shape)
-    found = {name: [_range(name, *along)] for name in q.stored()}
+    ranges = {name: [_range(name, *along)] for name in q.stored()}
     if q.per_byte() > 1:
-        return found | {"codes": [_range("codes", along[0], q.per_byte(), *along[2:])]}
-    return found | {"codes": [(offset, False) for offset in part.offsets]}
+        return ranges | {"codes": [_range("codes", along[0], q.per_byte(), *along[2:])]}
+    return ranges | {"codes": [(offset, False) for offset in part.offsets]}
 
 
 def _start(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> int:

@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "hop") -> int
 
 def _run(arguments: list[str], program: str, debug: bool) -> int:
     try:
-        found = application()(args=arguments, prog_name=program, standalone_mode=False)
-        return found if isinstance(found, int) else 0
+        status = application()(args=arguments, prog_name=program, standalone_mode=False)
+        return status if isinstance(status, int) else 0
     except BrokenPipeError:
         raise
     except (typer.Abort, KeyboardInterrupt):

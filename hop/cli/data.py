@@ -33,8 +33,8 @@ def _npz(path: Path) -> Mapping[str, Tensor]:
     except ImportError as error:
         raise ImportError(f"{path}: arrays of numpy need numpy: pip install numpy, or use .safetensors") from error
     try:
-        with np.load(path, allow_pickle=False) as found:
-            return {name: torch.from_numpy(found[name].copy()) for name in found.files}
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name].copy()) for name in arrays.files}
     except (zipfile.BadZipFile, EOFError, TypeError, ValueError, UnpicklingError) as error:
         raise ValueError(f"{path} is no file of numpy's arrays of numbers: {error}") from error
 

@@ -40,10 +40,10 @@ def explain(
     if isinstance(result, Quantizer):
         kwargs = {f"output_{name}": x for name, x in arguments.given(result, where).items()} | kwargs
     asked = kernels(operator, result, args, kwargs)
-    made = _made(operator, result, args, kwargs)
+    tensors = _made(operator, result, args, kwargs)
     if as_json:
         given = [*map(arguments.described, args), *(f"{k}={arguments.described(v)}" for k, v in kwargs.items())]
-        show_json({"op": str(operator), "output": output, "arguments": given, "result": made, "kernels": asked})
+        show_json({"op": str(operator), "output": output, "arguments": given, "result": tensors, "kernels": asked})
         return
     for kernel in asked:
         show(f"{kernel['name']}: {kernel['reason'] or 'chosen'}", style=None if kernel["reason"] else "green")

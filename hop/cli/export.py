@@ -65,17 +65,17 @@ class Route(NamedTuple):
 
 
 def _integer(program: ExportedProgram, options: Options, out: Path) -> Report:
-    made = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
-    torch.export.save(made.program, out)
-    return made.report
+    result = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
+    torch.export.save(result.program, out)
+    return result.report
 
 
 def _qdq(program: ExportedProgram, options: Options, out: Path) -> Report:
     if options.target == "vulkan":
         raise typer.BadParameter("--to qdq knows xnnpack alone", param_hint="'--target'")
-    made = to_qdq(program, target=options.target)
-    torch.export.save(made.program, out)
-    return made.report
+    result = to_qdq(program, target=options.target)
+    torch.export.save(result.program, out)
+    return result.report
 
 
 def _aten(program: ExportedProgram, options: Options, out: Path) -> None:
@@ -172,8 +172,8 @@ def _route(model: Path, out: Path, to: str | None, options: Options) -> Route:
     """The route, by its name or by the end of `out`."""
     name = to or next((n for n, r in ROUTES.items() if r.suffix == out.suffix), None)
     if name is None:
-        ends = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
-        raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--output'")
+        suffixes = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
+        raise typer.BadParameter(f"{out} must end in one of {suffixes}", param_hint="'--output'")
     route = ROUTES[name]
     if out.suffix != route.suffix:
         raise typer.BadParameter(

@@ -50,11 +50,11 @@ def formats(
             )
         return
     if name is None:
-        found = [facts(f) for f in FORMATS]
+        rows = [facts(f) for f in FORMATS]
         if as_json:
-            show_json(found)
+            show_json(rows)
         else:
-            show(_listing(found))
+            show(_listing(rows))
         return
     chosen = next((f for f in FORMATS if f.name == name.lower()), None)
     if chosen is None:
@@ -94,23 +94,23 @@ def codes(fmt: Format) -> list[tuple[int, float]]:
     Without those that stand for nothing."""
     bits = torch.arange(len(fmt.numbers) if fmt.is_codebook else 2**fmt.bits)
     if fmt.dtype.is_floating_point:
-        held = bits.to(torch.uint8).view(fmt.dtype)
+        stored = bits.to(torch.uint8).view(fmt.dtype)
     else:
-        held = torch.where(bits >= 2 ** (fmt.bits - 1), bits - 2**fmt.bits, bits) if fmt.dtype.is_signed else bits
-        held = held.to(fmt.dtype)
-    numbers = fmt.decode(held).tolist()
+        stored = torch.where(bits >= 2 ** (fmt.bits - 1), bits - 2**fmt.bits, bits) if fmt.dtype.is_signed else bits
+        stored = stored.to(fmt.dtype)
+    values = fmt.decode(stored).tolist()
     known = set(fmt.numbers)
-    return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not fmt.is_integer]
+    return [(c, n) for c, n in zip(bits.tolist(), values, strict=True) if n in known or not fmt.is_integer]
 
 
-def _listing(found: list[dict[str, Any]]) -> str:
+def _listing(listed: list[dict[str, Any]]) -> str:
     names = ("name", "kind", "dtype", "bits", "numbers", "smallest", "largest", "least above 0")
     rows = [
         [
             *(f["name"], f["kind"], f["dtype"], str(f["bits"]), str(f["numbers"])),
             *(f"{f[key]:.6g}" for key in ("smallest", "largest", "least_above_zero")),
         ]
-        for f in found
+        for f in listed
     ]
     return table(names, rows, right=3)
 
@@ -126,5 +126,5 @@ def _heading(fmt: Format) -> str:
 def _bits(fmt: Format, code: int) -> str:
     """The bits; of a float its sign, its exponent and its mantissa apart."""
     text = f"{code:0{fmt.bits}b}"
-    ends = itertools.accumulate(fmt.parts, initial=0)
-    return " ".join(text[a:b] for a, b in itertools.pairwise(ends) if a < b)
+    boundaries = itertools.accumulate(fmt.parts, initial=0)
+    return " ".join(text[a:b] for a, b in itertools.pairwise(boundaries) if a < b)

@@ -80,19 +80,19 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
         HOP_NATIVE=off hop info     without the native kernels
         HOP_NATIVE=avx2 hop info    as on a CPU of that level
     """
-    found = facts()
+    sections = facts()
     if as_json:
-        show_json(found)
+        show_json(sections)
         return
-    _pairs("Versions", found["versions"])
-    _pairs("CPU", {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in found["cpu"].items()})
-    _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in found["gpus"]) or "none")
-    _pairs("Kernels", {name: _status(k) for name, k in found["kernels"].items()})
-    _pairs("What runs", {case: f"{chosen}" for case, chosen in found["cases"].items()})
-    lacks = "\n".join(f"{lack['what']}: {lack['instead']}" for lack in found["lacks"].values())
+    _pairs("Versions", sections["versions"])
+    _pairs("CPU", {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in sections["cpu"].items()})
+    _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in sections["gpus"]) or "none")
+    _pairs("Kernels", {name: _status(k) for name, k in sections["kernels"].items()})
+    _pairs("What runs", {case: f"{chosen}" for case, chosen in sections["cases"].items()})
+    lacks = "\n".join(f"{lack['what']}: {lack['instead']}" for lack in sections["lacks"].values())
     _section("What this version of torch lacks", lacks or "nothing")
-    by_name = {p["name"]: p for p in reversed(found["packages"])}  # one line for what two extras install
-    listed = [by_name[name] for name in dict.fromkeys(p["name"] for p in found["packages"])]
+    by_name = {p["name"]: p for p in reversed(sections["packages"])}  # one line for what two extras install
+    listed = [by_name[name] for name in dict.fromkeys(p["name"] for p in sections["packages"])]
     rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in listed]
     _section("Optional packages", table(("package", "version", "for", ""), rows, right=4))
 
@@ -153,8 +153,8 @@ def _cute() -> dict[str, Any]:
     reason = cutlass_kernels.missing()
     try:
         pack = prebuilt.pack()
-        built = sum(map(ahead.is_built, found := ahead.matching()))
-        detail = f"{built} of {len(found)} compiled"
+        built = sum(map(ahead.is_built, variants := ahead.matching()))
+        detail = f"{built} of {len(variants)} compiled"
         if pack is not None:
             reason, detail = None, f"{detail}, {len(pack.kernels)} built ahead in {pack.folder}"
     except (OSError, RuntimeError) as error:

@@ -94,17 +94,17 @@ def _bring(module: str, what: str) -> None:
 @contextmanager
 def _first_failure() -> Iterator[list[BaseException]]:
     """What torch.export.load logs instead of raising it, in its place in a list."""
-    found: list[BaseException] = []
+    failures: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
         if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
-            found.append(record.exc_info[1])
+            failures.append(record.exc_info[1])
         return False
 
     logger = logging.getLogger("torch.export")
     logger.addFilter(keep)
     try:
-        yield found
+        yield failures
     finally:
         logger.removeFilter(keep)
 
@@ -137,8 +137,8 @@ def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, see
     wanted = inputs_of(program)
     if path is None:
         return [_arguments(program, random_inputs(wanted, seed))]
-    found = data.read(Path(path))
-    values = {w.name: _found(found, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
+    content = data.read(Path(path))
+    values = {w.name: _found(content, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
     counts = {len(v) for w in wanted if (v := values.get(w.name)) is not None and v.dim() == _dims(w) + 1}
     if len(counts) > 1:
         raise ValueError(f"{path}: arrays hold different numbers of inputs: {sorted(counts)}")
@@ -213,7 +213,7 @@ _MOVES = (
 
 def _rows(node: Node) -> int:
     """How many rows every table has that is read by the integers of a node; 2 if none is."""
-    found = []
+    counts = []
     for user in node.users:
         args = list(user.args)
         words = str(args[0] if str(user.target).startswith("hop_") else user.target).split(".")
@@ -221,21 +221,21 @@ def _rows(node: Node) -> int:
         indices = [a for a in tensors[1:] + [x for a in args if isinstance(a, list | tuple) for x in a] if a is node]
         if len(words) > 1 and words[1] in ("embedding", "index_select", "index") and indices:
             dim = args[1] if words[1] == "index_select" else 0
-            found.append(int(_hint(value(tensors[0]).shape[dim], node.name)))
+            counts.append(int(_hint(value(tensors[0]).shape[dim], node.name)))
         elif len(words) > 1 and words[1] in _MOVES and tensors[0] is node and (rows := _rows(user)) > 2:
-            found.append(rows)
-    return min(found, default=2)
+            counts.append(rows)
+    return min(counts, default=2)
 
 
 # ---- from a file
 
 
-def _found(held: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
+def _found(tensors: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
     names = (w.name, str(position), f"arr_{position}")
-    result = next((held[n] for n in names if n in held), None)
+    result = next((tensors[n] for n in names if n in tensors), None)
     if result is None:
         raise ValueError(
-            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(held) or 'nothing'}"
+            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(tensors) or 'nothing'}"
         )
     val = value(w.node)
     if not isinstance(val, Tensor):
@@ -257,7 +257,7 @@ def _dims(w: Wanted) -> int:
     return value(w.node).dim()
 
 
-def _arguments(program: ExportedProgram, leaves: list[Any]) -> Arguments:
+def _arguments(program: ExportedProgram, tensors: list[Any]) -> Arguments:
     spec = program.call_spec.in_spec
-    args, kwargs = tree_unflatten(leaves, spec) if spec is not None else (leaves, {})
+    args, kwargs = tree_unflatten(tensors, spec) if spec is not None else (tensors, {})
     return Arguments(tuple(args), kwargs)

@@ -40,13 +40,13 @@ def list_(
         hop kernels list 's8_s8_bf16_*'    int8 by int8 to bfloat16
     """
     ahead = _ahead(arch)
-    found = ahead.matching(pattern)
+    variants = ahead.matching(pattern)
     if as_json:
-        show_json([{"name": v.name, "compiled": ahead.is_built(v)} for v in found])
-        return 0 if found else 1
-    if not found:
+        show_json([{"name": v.name, "compiled": ahead.is_built(v)} for v in variants])
+        return 0 if variants else 1
+    if not variants:
         raise _none(pattern)
-    for variant in found:
+    for variant in variants:
         show(f"{'compiled' if ahead.is_built(variant) else '-':10}{variant.name}")
     return 0
 
@@ -80,26 +80,26 @@ def build(
     if out is not None:
         python = python or prebuilt.python()
         packing.check(out, python)
-    found = ahead.matching(pattern) if out is None and not only else _needed(only, pattern)
-    if not found:
+    variants = ahead.matching(pattern) if out is None and not only else _needed(only, pattern)
+    if not variants:
         raise _none(pattern)
-    rest, failed = sum(not ahead.is_built(v) for v in found), 0
-    show(f"{len(found) - rest} of {len(found)} kernels are compiled; compiling {rest}")
+    rest, failed = sum(not ahead.is_built(v) for v in variants), 0
+    show(f"{len(variants) - rest} of {len(variants)} kernels are compiled; compiling {rest}")
     with Bar(rest, "compile") as bar:
-        for i, (variant, error) in enumerate(ahead.build(found, processes), 1):
+        for i, (variant, error) in enumerate(ahead.build(variants, processes), 1):
             bar.step()
             bar.show(f"{i}/{rest} {variant.name}{f': {error}' if error else ''}", style="red" if error else None)
             failed += error is not None
     if out is not None and python is not None and not failed:
-        _pack(found, out, python, only or ["all"])
+        _pack(variants, out, python, only or ["all"])
     return 1 if failed else 0
 
 
 def _needed(only: list[str] | None, pattern: str) -> list[Any]:
     """The kernels of groups, or of all, with such names."""
     groups = benchmarks("gpu_groups")
-    found = groups.chosen(only) if only else groups.variants()
-    return [v for v in found if fnmatch.fnmatch(v.name, pattern)]
+    variants = groups.chosen(only) if only else groups.variants()
+    return [v for v in variants if fnmatch.fnmatch(v.name, pattern)]
 
 
 def _pack(variants: list[Any], out: Path, python: str, groups: list[str]) -> None:

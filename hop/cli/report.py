@@ -75,13 +75,13 @@ def report(
         say("inputs are random; give real ones by --data for errors and ranges that mean something")
     tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None
     with _bar() as progress:
-        found = compare(program, other, inputs, runs=runs, name=model.name, progress=progress)
+        result = compare(program, other, inputs, runs=runs, name=model.name, progress=progress)
     if as_json:
-        show_json({"report": found.to_dict(), "sweep": None if tried is None else tried.to_dict()})
+        show_json({"report": result.to_dict(), "sweep": None if tried is None else tried.to_dict()})
     else:
-        show("\n".join([*([] if tried is None else [str(tried), tried.summary, ""]), found.summary]))
+        show("\n".join([*([] if tried is None else [str(tried), tried.summary, ""]), result.summary]))
     if output is not None or not as_json:
-        found.save(page, tried)
+        result.save(page, tried)
         say(f"wrote {page}")
 
 

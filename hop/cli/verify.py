@@ -62,36 +62,37 @@ def verify(
         inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     with working("running both"):
         if other is not None:
-            found = compare(program, other, inputs)
+            comparison = compare(program, other, inputs)
         elif kind == "tosa":
-            found = verify_tosa(program, b, inputs)
+            comparison = verify_tosa(program, b, inputs)
         elif kind == "onnx":
-            found = verify_qoperator(program, b, inputs)
+            comparison = verify_qoperator(program, b, inputs)
         else:
-            found = verify_tflite(program, b, inputs, kernels=kernels)
-    is_met = all(_reaches(row, at_least) for row in found.outputs)
+            comparison = verify_tflite(program, b, inputs, kernels=kernels)
+    is_met = all(_reaches(row, at_least) for row in comparison.outputs)
     if as_json:
-        show_json(as_dict(found, is_met))
+        show_json(as_dict(comparison, is_met))
     else:
-        show(str(found))
+        show(str(comparison))
         show(_answer(is_met, at_least), style="green" if is_met else "red")
     return 0 if is_met else 1
 
 
-def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
+def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
     """What --json shows."""
     names = ("a", "b", "operator", "output", "shape", "elements", "differing", "largest", "sqnr")
     rows = [
-        {**{n: getattr(row, n) for n in names}, "dtype": str(row.dtype).removeprefix("torch.")} for row in found.rows
+        {**{n: getattr(row, n) for n in names}, "dtype": str(row.dtype).removeprefix("torch.")}
+        for row in comparison.rows
     ]
-    first = None if found.first is None else found.first.a
-    counts: dict[str, Any] = {"only_a": found.only_a, "only_b": found.only_b, "inputs": found.inputs}
-    if isinstance(found, TfliteComparison):
+    first = None if comparison.first is None else comparison.first.a
+    counts: dict[str, Any] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
+    if isinstance(comparison, TfliteComparison):
         counts["trials"] = [
             {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
-            for t in found.trials
+            for t in comparison.trials
         ]
-        counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in found.units]
+        counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in comparison.units]
     return {"holds": is_met, "first": first, **counts, "rows": rows}
 
 
@@ -99,10 +100,10 @@ def _kind(path: Path) -> str | None:
     """Of a file of another runtime: by the bytes that say so, or by its name: of a damaged one, and of ONNX, whose
     files have none."""
     with path.open("rb") as file:
-        found = file.read(8)[4:]
+        identifier = file.read(8)[4:]
     known = {"tflite": b"TFL3", "tosa": b"TOSA"}
     named = next((name for name in (*known, "onnx") if path.suffix == f".{name}"), None)
-    return next((name for name, said in known.items() if found == said), named)
+    return next((name for name, said in known.items() if identifier == said), named)
 
 
 def _reaches(row: Any, bound: float | None) -> bool:

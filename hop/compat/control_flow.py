@@ -70,8 +70,8 @@ class _StoodFor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, like: Tensor, dense: bool) -> Tensor:
-        made = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
-        return made if dense else made.expand(tuple(x.shape))
+        tensor = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
+        return tensor if dense else tensor.expand(tuple(x.shape))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,11 +95,11 @@ def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _H
     return _Held(RULES[_class(x)], RULES[_class(x)].form(x), len(parts), differs, dtypes)
 
 
-def _flat(x: Any, held: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
+def _flat(x: Any, wrapper: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
     """What holds x, its stand-in first."""
-    if held.dtypes:
+    if wrapper.dtypes:
         parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
-    return [_StoodFor.apply(x, parts[0], dense), *parts] if held.differs else list(parts)
+    return [_StoodFor.apply(x, parts[0], dense), *parts] if wrapper.differs else list(parts)
 
 
 _WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
@@ -126,25 +126,25 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
             continue
         rules = RULES[_class(x)]
         parts = rules.apart(x)
-        held = _held(
+        wrapper = _held(
             x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks
         )
         if group in row.sliced:
             parts, form = rules.slices(x)
-            held = held._replace(form=form)
-        layout.append(held)
-        flat += _flat(x, held, parts, dense=carried)
+            wrapper = wrapper._replace(form=form)
+        layout.append(wrapper)
+        flat += _flat(x, wrapper, parts, dense=carried)
     return flat, tuple(layout)
 
 
 def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
     """The inverse of `_taken_apart`; what is left over stays at the end."""
-    found, at = [], 0
-    for held in layout:
-        width = 1 if held is None else held.width
-        found.append(flat[at] if held is None else held.together(flat[at : at + width]))
+    args, at = [], 0
+    for wrapper in layout:
+        width = 1 if wrapper is None else wrapper.width
+        args.append(flat[at] if wrapper is None else wrapper.together(flat[at : at + width]))
         at += width
-    return [*found, *flat[at:]]
+    return [*args, *flat[at:]]
 
 
 class Function:
@@ -165,8 +165,8 @@ class Function:
         return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
 
     def __call__(self, *flat: Any) -> Any:
-        made = self.function(*_together(flat, self.layout))
-        many = made if isinstance(made, list | tuple) else [made]
+        output = self.function(*_together(flat, self.layout))
+        many = output if isinstance(output, list | tuple) else [output]
         results: list[_Held | None] = []
         flat_results: list[Any] = []
         for i, x in enumerate(many):
@@ -175,11 +175,11 @@ class Function:
                 flat_results.append(x)
                 continue
             parts = RULES[_class(x)].apart(x)
-            held = _held(x, parts, differs=self.differs, floats=i < self.floats)
-            results.append(held)
-            flat_results += _flat(x, held, parts, dense=True)
+            wrapper = _held(x, parts, differs=self.differs, floats=i < self.floats)
+            results.append(wrapper)
+            flat_results += _flat(x, wrapper, parts, dense=True)
         _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
-        return tuple(flat_results) if any(results) else made
+        return tuple(flat_results) if any(results) else output
 
 
 # By functions, which live as long as whoever calls the operator keeps them.
@@ -191,10 +191,10 @@ def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Func
     """One object for equal arguments: operators that know a function by its identity know this one so, too. Of the
     results, as many as `floats` are carried as floats."""
     known = _functions.setdefault(function, weakref.WeakValueDictionary())
-    made = known.get((layout, differs, floats))
-    if made is None:
-        known[layout, differs, floats] = made = Function(function, layout, differs, floats)
-    return made
+    wrapper = known.get((layout, differs, floats))
+    if wrapper is None:
+        known[layout, differs, floats] = wrapper = Function(function, layout, differs, floats)
+    return wrapper
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     layouts: dict[int, _Layout] = {}
     for group in row.groups:
         given[group], layouts[group] = _taken_apart(row, group, given[group], trains)
-    layout = tuple(held for group in layouts.values() for held in group)
+    layout = tuple(wrapper for group in layouts.values() for wrapper in group)
     floats = len(layouts[row.carried]) if trains and row.stacks and row.carried is not None else 0
     for i in row.functions:
         given[i] = _wrapped(given[i], layout, trains, floats)
@@ -245,11 +245,11 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     functions = [given[i] for i in row.functions]
     if row.rest is not None:
         given = [*given[: row.rest], *given[row.rest]]
-    made = plain(*given, **_moved(kwargs, layout))
+    output = plain(*given, **_moved(kwargs, layout))
     results: _Layout = next((f.results for f in functions if f.results is not None), ())
     if row.loops and row.carried is not None:
         results = layouts[row.carried]  # its function may not run at all
-    return _put_back(row, made, results, layouts)
+    return _put_back(row, output, results, layouts)
 
 
 def _trains(given: Any) -> bool:
@@ -272,23 +272,23 @@ def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
     written = kwargs.get("mutated_arg_indices")
     if not written:
         return kwargs
-    widths = [1 if held is None else held.width for held in layout]
+    widths = [1 if wrapper is None else wrapper.width for wrapper in layout]
     moved = [str(sum(widths[: int(i)])) for i in written.split(",")]
     return kwargs | {"mutated_arg_indices": ",".join(moved)}
 
 
-def _put_back(row: Operator, made: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
+def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
     """The results of an operator, of the class that its functions give."""
     if not any(results):
-        return made
+        return output
     carried = 0 if row.carried is None else len(layouts[row.carried])
     layout = [
-        held._replace(form=held.rules.stacked(held.form, made[-1].shape[0]))
-        if held and row.stacks and i >= carried
-        else held
-        for i, held in enumerate(results)
+        wrapper._replace(form=wrapper.rules.stacked(wrapper.form, output[-1].shape[0]))
+        if wrapper and row.stacks and i >= carried
+        else wrapper
+        for i, wrapper in enumerate(results)
     ]
-    return tuple(_together(made, tuple(layout)))
+    return tuple(_together(output, tuple(layout)))
 
 
 def _entered(name: str) -> Callable[[], Changes]:
@@ -348,14 +348,14 @@ def fakes_of_parts() -> Changes:
     collect = module._collect_fake_inputs
 
     def collect_parts(inputs: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
+        parts: list[Any] = []
         for x in inputs:
             value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
             if type(value) in RULES:
-                found += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+                parts += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
             else:
-                found += collect([x])
-        return found
+                parts += collect([x])
+        return parts
 
     yield module, "_collect_fake_inputs", collect_parts
 

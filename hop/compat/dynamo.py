@@ -11,12 +11,12 @@ from hop.compat.imports import when_imported
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:
     """`function` compiled, with sizes left open, a program for each kind of arguments, however many there are."""
-    made = torch.compile(function, dynamic=True, fullgraph=True)
+    program = torch.compile(function, dynamic=True, fullgraph=True)
 
     @functools.wraps(function)
     def call(*args: Any) -> None:
         with torch._dynamo.config.patch(recompile_limit=2**16, accumulated_recompile_limit=2**16):
-            made(*args)
+            program(*args)
 
     return call
 

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 int_mm = torch._int_mm
@@ -44,6 +45,25 @@ def is_plain_eager() -> bool:
         or _len_torch_function_stack()
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
+    )
+
+
+class _Ranges(threading.local):
+    inside = False  # whether a call has a range of the profiler already (hop.compat.profiling)
+
+
+ranges = _Ranges()
+
+
+def is_unwatched() -> bool:
+    """`is_plain_eager`, and neither autocast nor a profiler is on: written out, as each call asks it."""
+    return not (
+        _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+        or is_autocasting()
+        or (profiler._is_profiler_enabled and not ranges.inside)
     )
 
 

@@ -37,10 +37,10 @@ def compile_package(program: Any, path: Path, change: Callable[[torch.fx.Graph],
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {**_OPTIONS, "post_grad_custom_pre_pass": change}
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, inductor.keeping_native():
-        made = torch._inductor.aoti_compile_and_package(
+        package = torch._inductor.aoti_compile_and_package(
             program, package_path=f"{folder}/{path.name}", inductor_configs=options
         )
-        Path(made).replace(path)
+        Path(package).replace(path)
 
 
 class Package:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import profiler
 from torch.fx import Proxy
 from torch.utils._pytree import tree_leaves
 
-from hop.compat.eager import is_autocasting
+from hop.compat.eager import ranges
 from hop.compat.patches import Changes, apply_needed, changing
 
 NAMES: list[Callable[[str, tuple[Any, ...]], str]] = []
@@ -37,53 +35,40 @@ class Counts(NamedTuple):
             self.calls[name] = self.calls.get(name, 0) + more
 
 
-class _Inside(threading.local):
-    on = False  # whether a call has a range already
+class _Counting(threading.local):
     counts: Counts | None = None
 
 
-_inside = _Inside()
+_counting = _Counting()
 
 
 def is_watched(is_eager: bool = True) -> bool:
     """Whether a profiler is on, or FLOPs are counted by name, and the call that comes is no part of another. A profiler
     hears of eager calls alone. 0.05 µs."""
-    return not _inside.on and ((is_eager and profiler._is_profiler_enabled) or _inside.counts is not None)
+    return not ranges.inside and ((is_eager and profiler._is_profiler_enabled) or _counting.counts is not None)
 
 
 @contextlib.contextmanager
 def counting(counter: Any) -> Iterator[Counts]:
     """FLOPs by the names of calls, of those that `counter` hears of within it, in this thread."""
-    _inside.counts = counts = Counts(counter, {}, {})
+    _counting.counts = counts = Counts(counter, {}, {})
     try:
         yield counts
     finally:
-        _inside.counts = None
-
-
-def is_unwatched() -> bool:
-    """`eager.is_plain_eager`, and neither autocast nor a profiler is on: written out, as each call asks it."""
-    return not (
-        _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-        or is_autocasting()
-        or (profiler._is_profiler_enabled and not _inside.on)
-    )
+        _counting.counts = None
 
 
 @contextlib.contextmanager
 def ranged(function: str, args: tuple[Any, ...]) -> Iterator[None]:
     """One range of the profiler, named after a call, without ranges in it."""
-    name, counts = NAMES[-1](function, args), _inside.counts
+    name, counts = NAMES[-1](function, args), _counting.counts
     before = {} if counts is None else counts.now()
-    _inside.on = True
+    ranges.inside = True
     try:
         with torch.profiler.record_function(name) if profiler._is_profiler_enabled else contextlib.nullcontext():
             yield
     finally:
-        _inside.on = False
+        ranges.inside = False
     if counts is not None:
         counts.add(name, before)
 

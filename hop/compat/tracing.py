@@ -114,8 +114,8 @@ def largest(size: Any) -> int | None:
 
 def hints(shape: Any) -> tuple[int, ...] | None:
     """A shape with the sizes that symbols had when they were traced; None if one had none."""
-    found = [n if isinstance(n, int) else n.node.hint for n in shape]
-    return None if None in found else tuple(found)
+    sizes = [n if isinstance(n, int) else n.node.hint for n in shape]
+    return None if None in sizes else tuple(sizes)
 
 
 def is_erased(node: torch.fx.Node) -> bool:

@@ -79,8 +79,8 @@ def _reader(x: Any) -> _Read:
         return lambda tensors, sizes: tensors[value]
     if kind == "size":
         return lambda tensors, sizes: sizes[value]
-    found = spelling.dtype(value) if kind == "dtype" else _overload(value)
-    return lambda tensors, sizes: found
+    constant = spelling.dtype(value) if kind == "dtype" else _overload(value)
+    return lambda tensors, sizes: constant
 
 
 def _overload(name: str) -> OpOverload:

@@ -26,12 +26,12 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
     flag(native, "decompositions: native")
     kept = set[str]()
     for x in keep:
-        if not (found := operators_named(x)):
+        if not (operators := operators_named(x)):
             known = ", ".join(sorted(h.name() for h in hops))
             raise ValueError(
                 f"decompositions: keep must name operators of ours, which are {known}; got {x!r}; take names of these"
             )
-        kept.update(h.name() for h in found)
+        kept.update(h.name() for h in operators)
     table: Any = {} if native else core_decompositions()
     for hop in hops:
         if hop.name() not in kept:

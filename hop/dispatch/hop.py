@@ -157,8 +157,8 @@ class Hop(HigherOrderOperator):
         if chosen is not None and chosen.native:
             return chosen.run(call)
         if chosen is not None and chosen.leaf and not kwargs:
-            made = compiled.call(self.name(), args)
-            return made if self.returns_list(*args) else made[0]
+            outputs = compiled.call(self.name(), args)
+            return outputs if self.returns_list(*args) else outputs[0]
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
@@ -176,8 +176,8 @@ class Hop(HigherOrderOperator):
 
     def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
         """`fake`, in a form that PyTorch keeps for the next call like it: a tensor, or a tuple of them."""
-        made = self.fake(*args, **kwargs)
-        return tuple(made) if isinstance(made, list) else made
+        output = self.fake(*args, **kwargs)
+        return tuple(output) if isinstance(output, list) else output
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return tracing.trace_node(mode, self, args, kwargs)

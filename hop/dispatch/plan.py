@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.compat import eager, profiling
+from hop.compat import eager
 from hop.compat.memory import PLAIN
 
 Plan = Callable[..., Any]
@@ -27,7 +27,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})  # and what else may s
 # Names of this module are found faster than attributes of others.
 _is_plain_eager, _is_grad_enabled = eager.is_plain_eager, torch.is_grad_enabled
 _is_dual_level_open, _has_tangent = eager.is_dual_level_open, eager.has_tangent
-_is_unwatched = profiling.is_unwatched
+_is_unwatched = eager.is_unwatched
 
 
 class Kind:

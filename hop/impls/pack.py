@@ -58,13 +58,13 @@ class Pack(Composite):
         if wanted is not None:
             wanted.check(q.format, q.scale)
             wanted.check_shape(x.shape)
-        held = _natively(x, wanted) if q.layout is None else None
-        if held is not None:
+        packed = _natively(x, wanted) if q.layout is None else None
+        if packed is not None:
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
             if wanted is not None and wanted.stored(q.format):
                 codes = q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes
                 rest |= wanted.beside(codes, q.format)
-            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
+            return x.rebuilt({"codes": packed} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
 

@@ -231,8 +231,8 @@ class HopCache(Cache):
                 f"HopCache: the cache holds keys {'that are' if self.rotated else 'that are not'} rotated, and the "
                 f"model's attention has become {self.config._attn_implementation!r}; make another cache"
             )
-        found: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return found
+        states: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return states
 
 
 def _check_attention(config: Any) -> None:

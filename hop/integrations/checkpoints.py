@@ -29,6 +29,7 @@ from hop.tensor import QuantizedTensor
 
 # Beside a weight: scales of activations, which stay in floats here, and of keys and values.
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
+_ORDER = ".input_order"
 
 
 class Source(NamedTuple):
@@ -84,36 +85,11 @@ def load_model(
     place = checked_path("load_model", path)
     _check_options(dtype, pack, activations)
     source = _of_folder(place) if place.is_dir() else _of_gguf(place)
-    state: dict[str, Tensor] = {}
-    quantizers: dict[str, Quantizer] = {}
-    orders: list[str] = []
-    shapes = _shapes(source)
-    for name, tensor, order in source.tensors:
-        if name in shapes and tensor.shape != shapes[name]:
-            raise ValueError(
-                f"load_model: {place}: tensor {name!r} has shape {tuple(tensor.shape)}, and the model by its "
-                f"configuration {tuple(shapes[name])}"
-            )
-        if not isinstance(tensor, QuantizedTensor):
-            state[name] = tensor
-            continue
-        layer, _, leaf = name.rpartition(".")
-        if leaf != "weight":
-            raise ValueError(f"load_model: {place}: tensor {name!r} is quantized, and must be the weight of a layer")
-        quantizers[layer] = tensor.quantizer.plain
-        state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
-        if order is not None:
-            orders.append(layer)
-            state[f"{layer}.input_order"] = order
-    config = source.config
+    state, quantizers = _state(place, source)
     if quantizers:
-        for target, of in (getattr(source.model_class, "_tied_weights_keys", None) or {}).items():
-            if config.tie_word_embeddings and target not in state and (own := quantizers.get(of[: -len(".weight")])):
-                quantizers.setdefault(target[: -len(".weight")], own)
-        floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
-        rules = HopConfig(_rules(quantizers, floats, activations), input_orders=orders)
-        config.quantization_config = {**rules.to_dict(), "pack": False}  # later: now the state has what it replaces
-    model = _filled(place, source, state, dtype or getattr(config, "dtype", None) or torch.float32)
+        rules = _rules(source, state, quantizers, activations)
+        source.config.quantization_config = {**rules.to_dict(), "pack": False}  # now the state has what it replaces
+    model = _filled(place, source, state, dtype or getattr(source.config, "dtype", None) or torch.float32)
     state.clear()
     if quantizers:
         freeze(model, pack=pack)
@@ -177,15 +153,15 @@ def _of_folder(folder: Path) -> Source:
             f"load_model: {folder}: model_type is {config.model_type!r}; those that are read are {', '.join(known)}"
         )
     named: Any = (config.architectures or ["none"])[0]
-    found = getattr(transformers, named, None)
-    if not isinstance(found, type) or getattr(found, "config_class", None) is not type(config):
+    model_class = getattr(transformers, named, None)
+    if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not type(config):
         raise ValueError(
             f"load_model: {folder}: architectures of config.json names no model of transformers: {named!r}"
         )
     vars(config).pop("quantization_config", None)
     is_bare = named == "BertModel" and not any("pooler." in name for name in checkpoint)
     options = {"add_pooling_layer": False} if is_bare else {}
-    return Source(found, config, options, _of_checkpoint(checkpoint))
+    return Source(model_class, config, options, _of_checkpoint(checkpoint))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -204,14 +180,45 @@ def _shapes(source: Source) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
+def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Quantizer]]:
+    """The state_dict, flat, and the quantizers of layers by name."""
+    state: dict[str, Tensor] = {}
+    quantizers: dict[str, Quantizer] = {}
+    shapes = _shapes(source)
+    for name, tensor, order in source.tensors:
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(
+                f"load_model: {place}: tensor {name!r} has shape {tuple(tensor.shape)}, and the model by its "
+                f"configuration {tuple(shapes[name])}"
+            )
+        if not isinstance(tensor, QuantizedTensor):
+            state[name] = tensor
+            continue
+        layer, _, leaf = name.rpartition(".")
+        if leaf != "weight":
+            raise ValueError(f"load_model: {place}: tensor {name!r} is quantized, and must be the weight of a layer")
+        quantizers[layer] = tensor.quantizer.plain
+        state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
+        if order is not None:
+            state[f"{layer}{_ORDER}"] = order
+    return state, quantizers
+
+
 def _rules(
-    quantizers: Mapping[str, Quantizer], floats: list[str], activations: Quantizer | None
-) -> list[tuple[str, Scheme | None]]:
-    """The schemes of layers by name, that of most of them last, as the rule for all others."""
+    source: Source, state: Mapping[str, Tensor], quantizers: dict[str, Quantizer], activations: Quantizer | None
+) -> HopConfig:
+    """The schemes of layers by name, that of most of them last, as the rule for all others. Tied weights join them."""
+    for target, of in (getattr(source.model_class, "_tied_weights_keys", None) or {}).items():
+        tied = quantizers.get(of.removesuffix(".weight"))
+        if source.config.tie_word_embeddings and target not in state and tied is not None:
+            quantizers.setdefault(target.removesuffix(".weight"), tied)
+    floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
     schemes = {q: Scheme(activations if q.format.is_whole else None, q) for q in quantizers.values()}
     ((most, _),) = Counter(quantizers.values()).most_common(1)
     others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
-    return [*others, *((name, None) for name in floats), ("*", schemes[most])]
+    orders = [name.removesuffix(_ORDER) for name in state if name.endswith(_ORDER)]
+    rules = [*others, *((name, None) for name in floats), ("*", schemes[most])]
+    return HopConfig(rules, input_orders=orders)
 
 
 def _filled(place: Path, source: Source, state: dict[str, Tensor], dtype: torch.dtype) -> Any:

@@ -60,8 +60,8 @@ class HopConfig(QuantizationConfigMixin):
         self.pack = pack
         self.modules_to_not_convert = _names("modules_to_not_convert", modules_to_not_convert)
         self.input_orders = _names("input_orders", input_orders) or []
-        ((_, found),) = checked_attention([("*", _read(attention, AttentionScheme))])
-        self.attention = None if found is None else str(found)
+        ((_, of_attention),) = checked_attention([("*", _read(attention, AttentionScheme))])
+        self.attention = None if of_attention is None else str(of_attention)
 
     @property
     def rules(self) -> list[tuple[str, Scheme | None]]:
@@ -71,13 +71,13 @@ class HopConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        held: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "quant_method": METHOD,
             "scheme": self.scheme,
             "modules_to_not_convert": self.modules_to_not_convert,
         }
-        held |= {} if self.attention is None else {"attention": self.attention}
-        return held | ({"input_orders": self.input_orders} if self.input_orders else {})
+        fields |= {} if self.attention is None else {"attention": self.attention}
+        return fields | ({"input_orders": self.input_orders} if self.input_orders else {})
 
     @classmethod
     def from_dict(  # type: ignore[override]
@@ -103,14 +103,14 @@ def _spelled(scheme: Any) -> str | list[list[str | None]]:
     given: Any = [("*", scheme)] if is_one else scheme.items() if isinstance(scheme, Mapping) else scheme
     pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in given]
     rules = checked([(pair[0], _read(pair[1])) if _is_pair(pair) else pair for pair in pairs])
-    for selector, found in rules:
+    for selector, rule in rules:
         if not isinstance(selector, str):
             raise TypeError(
                 f"HopConfig: scheme: a selector must be a pattern of names, as config.json can hold; got {selector!r}"
             )
-        if found is not None:
-            _check(found)
-    texts: list[list[str | None]] = [[cast(str, s), None if found is None else str(found)] for s, found in rules]
+        if rule is not None:
+            _check(rule)
+    texts: list[list[str | None]] = [[cast(str, s), None if rule is None else str(rule)] for s, rule in rules]
     if is_one:
         (_, text), *_ = texts
         if text is None:

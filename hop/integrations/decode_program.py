@@ -34,7 +34,7 @@ class Step(nn.Module):
         sizes: dict[str, set[int]] = {}
         for kind, layer in zip(self.kinds, layers, strict=True):
             sizes.setdefault(kind, set()).add(layer.length)
-        if any(len(found) > 1 for found in sizes.values()):
+        if any(len(several) > 1 for several in sizes.values()):
             raise ValueError(
                 f"compile_decode: layers of {type(model).__name__} attend to windows of {sorted(sizes[WINDOW])} "
                 "tokens, and a step has one window; run the model in eager mode"
@@ -56,14 +56,14 @@ class Step(nn.Module):
         """
         given = {kind: (slot, mask.shape[-1]) for kind, slot, mask in zip(self.sizes, slots, seen, strict=True)}
         mask: Any = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
-        found = self.model(
+        outputs = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
             past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
             use_cache=True,
         )
-        return found.logits[:, -1]
+        return outputs.logits[:, -1]
 
 
 class _Slots(Cache):
@@ -115,20 +115,20 @@ def share_codes(graph: torch.fx.Graph) -> None:
 
 def tensors_of(step: nn.Module) -> dict[str, Tensor]:
     """What a program may read of a module, by the names that export gives: parts of quantized parameters too."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for pairs in (step.named_parameters(remove_duplicate=False), step.named_buffers(remove_duplicate=False)):
         for name, tensor in pairs:
             if isinstance(tensor, QuantizedTensor):
                 path, _, leaf = name.rpartition(".")
                 prefix = f"{path}.parametrizations.{leaf}.original"
-                found |= {f"{prefix}{i}": part for i, part in enumerate(_parts(tensor))}
+                tensors |= {f"{prefix}{i}": part for i, part in enumerate(_parts(tensor))}
             else:
-                found[name] = tensor
-    return found
+                tensors[name] = tensor
+    return tensors
 
 
 def _parts(tensor: Any) -> list[Tensor]:
     """The plain tensors that a wrapper holds."""
     names, _ = tensor.__tensor_flatten__()
-    held = [getattr(tensor, name) for name in names]
-    return [part for t in held for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]
+    inner = [getattr(tensor, name) for name in names]
+    return [part for t in inner for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]

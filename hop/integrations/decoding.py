@@ -77,7 +77,7 @@ class Decoder:
         mask = self._begin(input_ids, attention_mask)
         # Of the other positions nobody reads the logits, and a large vocabulary makes them most of the time and memory.
         last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
-        found = self.model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=mask.to(torch.int64),
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
@@ -85,7 +85,7 @@ class Decoder:
             use_cache=True,
             **last,
         )
-        return found.logits[:, -1]
+        return outputs.logits[:, -1]
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ class Decoder:
                 f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger "
                 "max_cache_len"
             )
-        if (held := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
+        if (batch_size := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
             raise ValueError(
-                f"Decoder: the cache has become one of {held} sequences, and the program is for {self.batch_size}; "
-                "compile for the batch that comes of beams"
+                f"Decoder: the cache has become one of {batch_size} sequences, and the program is for "
+                f"{self.batch_size}; compile for the batch that comes of beams"
             )
         self._seen[:, at] = True
         slots = {FULL: at, WINDOW: at % self._window}

@@ -68,7 +68,7 @@ def quantize_folder(
     """
     source, target = checked_path("quantize_folder", folder), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
-    held = _model_config(source)
+    model_config = _model_config(source)
     model = _on_meta(source, config)
     headers = [read_header(file) for file in _files(source)]
     _begin(target, source, config, headers)
@@ -87,7 +87,7 @@ def quantize_folder(
                 done += tensor.entry.bytes
                 if progress is not None:
                     progress(tensor.entry.name, done, total)
-    _finish(source, target, places, {**held, "quantization_config": config.to_dict()})
+    _finish(source, target, places, {**model_config, "quantization_config": config.to_dict()})
     return model.hop_report
 
 
@@ -95,27 +95,27 @@ def _model_config(source: Path) -> dict[str, Any]:
     if not (source / _CONFIG).is_file():
         raise FileNotFoundError(f"quantize_folder: {source} has no {_CONFIG}; give a folder that transformers saved")
     try:
-        held: Any = json.loads((source / _CONFIG).read_text())
+        config: Any = json.loads((source / _CONFIG).read_text())
     except ValueError as error:
         raise ValueError(f"quantize_folder: {source / _CONFIG} is no JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {held!r}")
-    if held.get("quantization_config"):
+    if not isinstance(config, dict):
+        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {config!r}")
+    if config.get("quantization_config"):
         raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of its floats")
-    return held
+    return config
 
 
 def _on_meta(source: Path, config: HopConfig) -> Any:
     """The model without data, with quantized layers."""
     own = transformers.AutoConfig.from_pretrained(source)
     named: Any = (own.architectures or ["none"])[0]
-    found = getattr(transformers, named, None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    model_class = getattr(transformers, named, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(
             f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got {named!r}"
         )
     with torch.device("meta"):
-        model = found(own)
+        model = model_class(own)
     HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
     return model
 
@@ -128,10 +128,10 @@ def _files(source: Path) -> list[Path]:
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
             raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")
         return [source / name for name in listed]
-    found = sorted(source.glob("*.safetensors"))
-    if not found:
+    files = sorted(source.glob("*.safetensors"))
+    if not files:
         raise FileNotFoundError(f"quantize_folder: {source} has no files *.safetensors; save the model so first")
-    return found
+    return files
 
 
 def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Header]) -> None:
@@ -233,7 +233,7 @@ def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
 
 def _described(planned: Sequence[_Planned]) -> dict[str, str]:
     """What hop.storage.load_file reads of the quantized tensors."""
-    found = {
+    description = {
         t.entry.name: {
             "quantizer": str(t.quantizer),
             "shape": list(t.entry.shape),
@@ -243,4 +243,4 @@ def _described(planned: Sequence[_Planned]) -> dict[str, str]:
         for t in planned
         if t.quantizer is not None
     }
-    return {"format": "pt", "hop": json.dumps(found)}
+    return {"format": "pt", "hop": json.dumps(description)}

@@ -49,10 +49,10 @@ class Metadata:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
-        found = self.get(key)
-        if found is None:
+        value = self.get(key)
+        if value is None:
             raise ValueError(f"{self.file.path}: the metadata lacks {self.architecture}.{key}; convert the model again")
-        return found
+        return value
 
     def has_tensor(self, name: str) -> bool:
         return name in self.file
@@ -153,10 +153,10 @@ def _bert(data: Metadata) -> dict[str, Any]:
 
 def _pairs(name: str, rows: int, config: Any) -> Tensor | None:
     """Query and key of Llama, whose rotated pairs lie side by side in the file, and half a head apart in the model."""
-    found = re.search(r"\.attn_([qk])\.", name)
-    if found is None:
+    match = re.search(r"\.attn_([qk])\.", name)
+    if match is None:
         return None
-    heads = config.num_attention_heads if found.group(1) == "q" else config.num_key_value_heads
+    heads = config.num_attention_heads if match.group(1) == "q" else config.num_key_value_heads
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
@@ -172,10 +172,10 @@ def in_rows(tensor: Tensor, order: Tensor) -> Tensor:
     if not isinstance(tensor, QuantizedTensor):
         return tensor.index_select(0, order)
     units = of_buffers(tensor.quantizer, tensor.usages, tensor.dim())
-    held = tensor.buffers()
-    if any(units[name][0] not in (1, -1) for name in held):
+    buffers = tensor.buffers()
+    if any(units[name][0] not in (1, -1) for name in buffers):
         raise ValueError(f"rows of a tensor by {tensor.quantizer} share scales, and cannot be ordered one by one")
-    return tensor.rebuilt({name: b.index_select(0, order) if units[name][0] == 1 else b for name, b in held.items()})
+    return tensor.rebuilt({name: b.index_select(0, order) if units[name][0] == 1 else b for name, b in buffers.items()})
 
 
 # ---- the table
@@ -293,7 +293,7 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     if not data.has_tensor(_TABLE) or len(file.shape(_TABLE)) != 2:
         raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; it is no whole model")
     known = {field: _number(data, key) for key, field in model.fields.items() if data.get(key) is not None}
-    blocks = {int(found.group(1)) for name in file if (found := re.match(r"blk\.(\d{1,9})\.", name))}
+    blocks = {int(match.group(1)) for name in file if (match := re.match(r"blk\.(\d{1,9})\.", name))}
     if blocks != set(range(len(blocks))) or known.get("num_hidden_layers") != len(blocks):
         raise ValueError(
             f"load_model: {file.path}: {data.architecture}.block_count is {data.get('block_count')!r}, and the file "

@@ -35,11 +35,11 @@ def folder(given: str | Path | None) -> Path:
     """
     path = packages.cache_folder() / "hop_decode" if given is None else Path(given)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or mode & 0o022):
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or mode & 0o022):
         raise PermissionError(
-            f"compile_decode: the folder of programs, {path}, has owner {found.st_uid} and mode {mode:o}; it must be "
+            f"compile_decode: the folder of programs, {path}, has owner {status.st_uid} and mode {mode:o}; it must be "
             f"yours ({os.getuid()}), and no one else may write it, as machine code is loaded from it; give another one"
         )
     return path
@@ -51,19 +51,19 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
     modules = list(step.named_modules())
     if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     library = native.library()
     if library.file is not None:
-        found.update(_file(library.file))
+        sha256.update(_file(library.file))
     for value in (torch.__version__, transformers.__version__, values.sources(), library.path, *rest):
-        found.update(f"{value}\0".encode())
+        sha256.update(f"{value}\0".encode())
     for name, module in modules:
-        found.update(_code(type(module)))
+        sha256.update(_code(type(module)))
         settings = {k: _described(v) for k, v in sorted(module.__dict__.items())}
-        found.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
-        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        found.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in held).encode())
-    return found.hexdigest()[:40]
+        sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())
+    return sha256.hexdigest()[:40]
 
 
 def _described(x: Any) -> Any:

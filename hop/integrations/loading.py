@@ -67,15 +67,15 @@ class Assemble(_Operation):
                 "config.json is for that layer"
             )
         q: Any = layer.frozen_quantizer()
-        found = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
-        device = next(iter(found.values())).device
-        if found.keys() > q.buffers(layer.weight.shape).keys():  # those of the high bits, too
+        buffers = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
+        device = next(iter(buffers.values())).device
+        if buffers.keys() > q.buffers(layer.weight.shape).keys():  # those of the high bits, too
             q = replace(q, layout=layouts.dense(q.format))
         proto = TensorProto(tuple(layer.weight.shape), layer.weight.dtype, device, quantizer=q)
         names = [buffer.name for buffer in proto.buffers()]
-        if found.keys() != set(names):
-            raise ValueError(f"{full_layer_name}: the checkpoint has its {sorted(found)}, and {q} needs {names}")
-        weight = proto.create_tensor([found[name] for name in names])
+        if buffers.keys() != set(names):
+            raise ValueError(f"{full_layer_name}: the checkpoint has its {sorted(buffers)}, and {q} needs {names}")
+        weight = proto.create_tensor([buffers[name] for name in names])
         return {full_layer_name: nn.Parameter(weight, requires_grad=False)}
 
 

@@ -21,10 +21,10 @@ def weight_of(model: nn.Module, name: str) -> Layer | Weight | None:
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     holder = holder_of(module)
-    found: Layer | Weight | None = module if isinstance(module, Layer) and leaf == "weight" else None
+    owner: Layer | Weight | None = module if isinstance(module, Layer) and leaf == "weight" else None
     if holder is not None and leaf in holder.names:
-        found = Weight(holder, leaf)
-    return None if found is None or found.frozen_quantizer() is None else found
+        owner = Weight(holder, leaf)
+    return None if owner is None or owner.frozen_quantizer() is None else owner
 
 
 def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
@@ -55,19 +55,19 @@ def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Modul
 def _heads(model: Any) -> set[str]:
     """The names of the output embeddings, of the last layer and of what is tied."""
     output = model.get_output_embeddings()
-    found = {name for name, module in modules_of(model, every_name=True) if output is not None and module is output}
+    heads = {name for name, module in modules_of(model, every_name=True) if output is not None and module is output}
     last = [name for name, _ in model.named_parameters()][-1:]
-    return found | {_module(name) for name in last} | {_module(name) for pair in _ties(model) for name in pair}
+    return heads | {_module(name) for name in last} | {_module(name) for pair in _ties(model) for name in pair}
 
 
 def _tied(model: Any, names: Iterable[str]) -> set[str]:
     """The modules that share a weight with one of `names`."""
     groups = [{_module(target), _module(source)} for target, source in _ties(model)]
-    found = set(names)
+    tied = set(names)
     for _ in groups:  # each source may be the target of another
         for group in groups:
-            found |= group if group & found else set()
-    return found
+            tied |= group if group & tied else set()
+    return tied
 
 
 def _ties(model: Any) -> list[tuple[str, str]]:
@@ -114,7 +114,7 @@ def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rul
 def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
     """Put float layers back in the place of the layers that have these names, and float weights where modules hold
     quantized ones, and say so in the model's report."""
-    made: dict[int, nn.Module] = {}
+    restored: dict[int, nn.Module] = {}
     names = set(names)
     for name in names:
         layer = model.get_submodule(name)
@@ -122,8 +122,8 @@ def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
         if holder is not None:
             holder.thaw()
         elif isinstance(layer, Layer):
-            made.setdefault(id(layer), layer.to_float())
-            model.set_submodule(name, made[id(layer)])
+            restored.setdefault(id(layer), layer.to_float())
+            model.set_submodule(name, restored[id(layer)])
     report = getattr(model, "hop_report", None)
     if isinstance(report, Report) and names:
         rows = [replace(r, scheme=None, quantized=0, reason=reason) if r.name in names else r for r in report.rows]

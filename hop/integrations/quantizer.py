@@ -96,7 +96,7 @@ class HopQuantizer(_Base):
         return Quantize(self)
 
     def get_weight_conversions(self) -> list[Any]:
-        return [converter(*found, self) for found in self._buffers.items()] if self.pre_quantized else []
+        return [converter(*weight, self) for weight in self._buffers.items()] if self.pre_quantized else []
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
         layer = weight_of(model, param_name)
@@ -127,12 +127,12 @@ class HopQuantizer(_Base):
     @staticmethod
     def _layers(model: nn.Module) -> dict[str, Layer | Holder]:
         """The layers whose weights the scheme quantizes, and what holds such weights, under each of their names."""
-        found: dict[str, Layer | Holder] = {}
+        layers: dict[str, Layer | Holder] = {}
         for name, module in modules_of(model, every_name=True):
             own = module if isinstance(module, Layer) else holder_of(module)
             if own is not None and own.frozen_quantizer() is not None:
-                found[name] = own
-        return found
+                layers[name] = own
+        return layers
 
     @staticmethod
     def _described(layer: Layer | Weight) -> Any:
@@ -152,8 +152,8 @@ class HopQuantizer(_Base):
         return flattened(state)
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
-        found = modules_of(model, every_name=True)
-        names = [name for name, m in found if isinstance(m, Layer) or holder_of(m) is not None]
+        modules = modules_of(model, every_name=True)
+        names = [name for name, m in modules if isinstance(m, Layer) or holder_of(m) is not None]
         restore(model, names, "dequantized")
         model.tie_weights()
         if isinstance(dtype, str):  # what saving leaves in the config of the model

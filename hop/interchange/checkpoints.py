@@ -172,13 +172,13 @@ def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
     """The quantization_config of a model."""
     text: Any = model.get("text_config")
     inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None
-    found: Any = model.get("quantization_config") or inner
-    if not found and (beside := folder / "hf_quant_config.json").is_file():  # of ModelOpt
-        found = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
-    found = found or {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {found!r}")
-    return cast("dict[str, Any]", found)
+    quantization: Any = model.get("quantization_config") or inner
+    if not quantization and (beside := folder / "hf_quant_config.json").is_file():  # of ModelOpt
+        quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
+    quantization = quantization or {}
+    if not isinstance(quantization, dict):
+        raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {quantization!r}")
+    return cast("dict[str, Any]", quantization)
 
 
 def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
@@ -191,10 +191,10 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
         if not files:
             raise FileNotFoundError(f"open_checkpoint: {path} has no files *.safetensors; give a folder that has")
         return files, ()
-    held: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
-    if not isinstance(held, dict):
-        raise ValueError(f"{index}: weight_map must map names to files beside it, got {held!r}")
-    places = cast("dict[str, Any]", held)
+    weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index}: weight_map must map names to files beside it, got {weight_map!r}")
+    places = cast("dict[str, Any]", weight_map)
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise ValueError(f"{index}: weight_map must map names to files beside it, and {name!r} is in {file!r}")
@@ -216,11 +216,11 @@ def _opened(file: Path) -> Any:
 
 def _found(names: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, tuple[Kind, dict[str, str]]]:
     """The weights of these kinds, and the tensors of each by the ends of their names."""
-    found: dict[str, tuple[Kind, dict[str, str]]] = {}
+    weights: dict[str, tuple[Kind, dict[str, str]]] = {}
     for kind in kinds:
         for name in names:
             start = name.removesuffix(kind.needs[0])
             if start + kind.needs[0] == name and all(start + end in names for end in kind.needs):
-                ends = [end for end in (*kind.needs, *kind.may) if start + end in names]
-                found.setdefault(start + kind.result, (kind, {end: start + end for end in ends}))
-    return found
+                suffixes = [end for end in (*kind.needs, *kind.may) if start + end in names]
+                weights.setdefault(start + kind.result, (kind, {end: start + end for end in suffixes}))
+    return weights

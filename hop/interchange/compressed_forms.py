@@ -71,14 +71,14 @@ def rows_of(tensor: QuantizedTensor, form: Form) -> Iterator[tuple[int, Tensor]]
         if dtype == torch.uint8:
             yield first, codes  # of 4 bits, as they lie
             continue
-        found = unheld(codes, None if high is None else high[part].cpu(), q.format.bits, signed)[:, :size]
+        block_codes = unheld(codes, None if high is None else high[part].cpu(), q.format.bits, signed)[:, :size]
         if dtype == torch.float8_e4m3fn:
-            yield first, found
+            yield first, block_codes
         elif dtype == torch.int32:
-            unsigned = (found.to(torch.int16) - form.zero).to(torch.uint8)
+            unsigned = (block_codes.to(torch.int16) - form.zero).to(torch.uint8)
             yield first, packed_words(unsigned, form.args["num_bits"])
         else:
-            yield first, (found.to(torch.int16) - form.zero).to(torch.int8)
+            yield first, (block_codes.to(torch.int16) - form.zero).to(torch.int8)
 
 
 def _refused(tensor: QuantizedTensor, q: Quantizer) -> str | None:
@@ -131,8 +131,8 @@ def _scales(tensor: QuantizedTensor, scale: Tensor, strategy: str) -> Tensor:
     exact = tensor.dtype in (torch.bfloat16, torch.float16) and torch.equal(
         scale.to(tensor.dtype).to(torch.float32).nan_to_num(nan=0.5), scale.to(torch.float32).nan_to_num(nan=0.5)
     )
-    found = scale.detach().cpu().to(tensor.dtype if exact else torch.float32)
-    return found.reshape(1) if strategy == "tensor" else found
+    scales = scale.detach().cpu().to(tensor.dtype if exact else torch.float32)
+    return scales.reshape(1) if strategy == "tensor" else scales
 
 
 def _args(bits: int, kind: str, symmetric: bool, strategy: Mapping[str, Any], scale: torch.dtype) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def _integers(tensor: QuantizedTensor, block: tuple[int, int], wanted: str | Non
         wanted = INTEGERS[1]  # the package packs zero points of rows alone
     small = {"weight_scale": _scales(tensor, scale, by)}
     if affine:
-        held = torch.full(scale.shape, constant) if zeros is None else zeros.detach().cpu()
-        held = held.to(torch.int16) - middle
+        zero_points = torch.full(scale.shape, constant) if zeros is None else zeros.detach().cpu()
+        zero_points = zero_points.to(torch.int16) - middle
         if wanted == INTEGERS[0]:
-            words = packed_words((held + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
+            words = packed_words((zero_points + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
             small["weight_zero_point"] = words.t().contiguous()
         else:
-            small["weight_zero_point"] = held.to(torch.int8).reshape(small["weight_scale"].shape)
+            small["weight_zero_point"] = zero_points.to(torch.int8).reshape(small["weight_scale"].shape)
     args = _args(bits, "int", not affine, strategy, small["weight_scale"].dtype)
     if wanted == INTEGERS[1]:
         return _form(wanted, args, "weight", (torch.int8, shape), small, middle)

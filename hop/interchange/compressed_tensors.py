@@ -76,9 +76,9 @@ def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
         order = order_of_groups(parts, "weight_g_idx", size, block[-1])
 
     def codes(start: int, stop: int) -> Tensor:
-        found = unpacked(packed[start:stop], bits, size)
-        found = found if order is None else found[:, order]
-        return found if affine else (found.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+        values = unpacked(packed[start:stop], bits, size)
+        values = values if order is None else values[:, order]
+        return values if affine else (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
 
     return Weight(assembled(q, (rows, size), scale.dtype, codes, **rest), order)
 
@@ -115,7 +115,7 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
     held: Any = config.get("config_groups")
     groups = list(cast("dict[str, Any]", held).values()) if isinstance(held, dict) else []
     named = [group for group in groups if parts.name.removesuffix(".weight") in _targets(group)]
-    found: set[tuple[int, Block]] = set()
+    forms: set[tuple[int, Block]] = set()
     for group in named or groups:
         args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
         if not isinstance(args, dict):
@@ -128,14 +128,14 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
         counts = blocks.counts(shape, block)
         shapes = (tuple(counts), tuple(counts[:-1]), (1,), ())
         if scale.numel() == math.prod(counts) and tuple(scale.shape) in shapes:
-            found.add((bits, block))
-    if len(found) != 1:
-        many = f"fits several of them: {sorted(found)}" if found else "fits none of them"
+            forms.add((bits, block))
+    if len(forms) != 1:
+        many = f"fits several of them: {sorted(forms)}" if forms else "fits none of them"
         raise parts.fail(
             f"the weight, of shape {shape} with scales of {tuple(scale.shape)}, must fit one of the "
             f"config_groups, and {many}"
         )
-    return found.pop()
+    return forms.pop()
 
 
 def _targets(group: Any) -> list[Any]:

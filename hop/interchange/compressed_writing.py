@@ -80,10 +80,10 @@ def save_compressed_tensors(
         FileExistsError: folder has safetensors.
         ValueError: a tensor has no such form, with the reason, or no name that is a weight's. Nothing is written then.
     """
-    place, held = _checked(folder, tensors, config, integers, shard_size)
-    found = _config(place, tensors, config)
-    planned = [_planned(name, held[name], integers) for name in held]  # one of them alive at a time
-    _check_orders([p for p in planned if p.format], held)
+    place, state = _checked(folder, tensors, config, integers, shard_size)
+    configuration = _config(place, tensors, config)
+    planned = [_planned(name, state[name], integers) for name in state]  # one of them alive at a time
+    _check_orders([p for p in planned if p.format], state)
     place.mkdir(parents=True, exist_ok=True)
     shards, places = _shards(planned, shard_size), dict[str, str]()
     for i, shard in enumerate(shards, 1):
@@ -92,11 +92,11 @@ def save_compressed_tensors(
         places |= dict.fromkeys((e.name for e in entries), name)
         with Writer(place / name, entries, {"format": "pt"}) as writer:
             for each in shard:
-                _write(writer, each, held[each.name], integers)
+                _write(writer, each, state[each.name], integers)
     if len(shards) > 1:
         total = sum(p.bytes for p in planned)
         _write_json(place / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    _write_json(place / _CONFIG, {**found, "quantization_config": _quantization(planned)})
+    _write_json(place / _CONFIG, {**configuration, "quantization_config": _quantization(planned)})
 
 
 def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -> tuple[Path, Mapping[str, Tensor]]:
@@ -118,30 +118,30 @@ def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -
 
 def _of_module(module: nn.Module) -> dict[str, Tensor]:
     """Its parameters and buffers, each once, by the first of its names."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    weights: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in cast("Mapping[str, Any]", module.state_dict(keep_vars=True)).items():
         if isinstance(tensor, Tensor):
-            found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
+            weights.setdefault(id(tensor), (name, tensor))
+    return dict(weights.values())
 
 
 def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json without a quantization_config."""
     own: Any = getattr(tensors, "config", None)
     if config is not None:
-        found: Any = dict(config)
+        configuration: Any = dict(config)
     elif isinstance(tensors, nn.Module) and hasattr(own, "to_dict"):
-        found = own.to_dict()
-        found["architectures"] = found.get("architectures") or [type(tensors).__name__]
+        configuration = own.to_dict()
+        configuration["architectures"] = configuration.get("architectures") or [type(tensors).__name__]
     else:
         file = place / _CONFIG
-        found = from_json(file.read_bytes(), str(file)) if file.is_file() else {}
-    found = {key: value for key, value in found.items() if key != "quantization_config"}
+        configuration = from_json(file.read_bytes(), str(file)) if file.is_file() else {}
+    configuration = {key: value for key, value in configuration.items() if key != "quantization_config"}
     try:
-        json.dumps(found)
+        json.dumps(configuration)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_CALLER}: config must be what JSON has: {error}; give such values") from error
-    return found
+    return configuration
 
 
 # ---- what is written
@@ -177,9 +177,9 @@ def _form(name: str, tensor: QuantizedTensor, integers: str | None) -> Form:
         ) from error
 
 
-def _check_orders(quantized: Sequence[_Planned], held: Mapping[str, Tensor]) -> None:
+def _check_orders(quantized: Sequence[_Planned], state: Mapping[str, Tensor]) -> None:
     for each in quantized:
-        if f"{each.name.removesuffix('weight')}input_order" in held:
+        if f"{each.name.removesuffix('weight')}input_order" in state:
             raise ValueError(
                 f"{_CALLER}: tensors[{each.name!r}] has columns in an order of their own (input_order), which the "
                 "package has not any more; dequantize the layer"
@@ -210,12 +210,12 @@ def _write(writer: Writer, each: _Planned, tensor: Tensor, integers: str | None)
 
 def _groups(planned: Sequence[_Planned]) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
     """The formats and arguments that there are, and the modules of each."""
-    found: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
+    groups: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
     for each in planned:
         if each.format is not None:
             key = json.dumps([each.format, each.args])
-            found.setdefault(key, (each.format, each.args, []))[2].append(each.name.rpartition(".")[0])
-    yield from found.values()
+            groups.setdefault(key, (each.format, each.args, []))[2].append(each.name.rpartition(".")[0])
+    yield from groups.values()
 
 
 def _quantization(planned: Sequence[_Planned]) -> dict[str, Any]:

@@ -98,14 +98,14 @@ def read_nf4(parts: Parts, config: Config) -> Weight:
         raise parts.fail("'.quant_map' must be the numbers of NF4")
     scale = _absmax(parts, state, -(-count // block))
     q = Quantizer(NF4, (block,), Amax(), flat=True)
-    held = torch.empty(codes.numel(), dtype=torch.uint8)
+    unpacked_codes = torch.empty(codes.numel(), dtype=torch.uint8)
     flat = codes.reshape(-1)
     for start in range(0, flat.numel(), AT_ONCE):
         part = flat[start : start + AT_ONCE]
-        held[start : start + AT_ONCE] = (part >> 4) | (part << 4)  # the first is the lowest of ours
+        unpacked_codes[start : start + AT_ONCE] = (part >> 4) | (part << 4)  # the first is the lowest of ours
     if count % 2:
-        held[-1] &= 15
-    return Weight(parts.built(q, shape, dtype, codes=held, scale=scale))
+        unpacked_codes[-1] &= 15
+    return Weight(parts.built(q, shape, dtype, codes=unpacked_codes, scale=scale))
 
 
 def _described(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:

@@ -183,13 +183,13 @@ def unheld(codes: Tensor, high_codes: Tensor | None, bits: int, signed: bool) ->
         low = 2 if bits == 3 else 4
         below, above = _spread(raw, low), _spread(high_codes, bits - low)
         size = min(below.shape[1], above.shape[1])  # the last byte of each may have more
-        found = below[:, :size] | (above[:, :size] << low)
+        result = below[:, :size] | (above[:, :size] << low)
     else:
-        found = _spread(raw, bits) if bits in PACKED else raw
+        result = _spread(raw, bits) if bits in PACKED else raw
     if not signed:
-        return found
-    found = found.view(torch.int8)
-    return found if bits == 8 else (found << (8 - bits)) >> (8 - bits)
+        return result
+    result = result.view(torch.int8)
+    return result if bits == 8 else (result << (8 - bits)) >> (8 - bits)
 
 
 def _spread(raw: Tensor, bits: int) -> Tensor:

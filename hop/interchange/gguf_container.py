@@ -109,7 +109,7 @@ class _Reader:
 
     def strings(self, count: int) -> list[str]:
         """`count` texts: `string` in one loop, since vocabularies have hundreds of thousands."""
-        data, at, end, found = self.data, self.at, len(self.data), list[str]()
+        data, at, end, strings = self.data, self.at, len(self.data), list[str]()
         size_at = struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
@@ -117,11 +117,11 @@ class _Reader:
                 at = start + size_at(data, at)[0] if start <= end else end + 1
                 if at > end:
                     raise self.error(f"needs more bytes for a text than the file has, {end} in all")
-                found.append(str(data[start:at], "utf-8"))
+                strings.append(str(data[start:at], "utf-8"))
         except UnicodeDecodeError as error:
             raise self.error(f"has a text that is no UTF-8, before byte {at}") from error
         self.at = at
-        return found
+        return strings
 
     def check_count(self, count: int, least: int) -> None:
         """Raise for more items, of `least` bytes at least, than the rest of the file can hold."""
@@ -150,8 +150,8 @@ class _Reader:
             places[key] = start, self.at
         self.what = "the list of tensors"
         self.check_count(tensors, _LEAST_TENSOR)
-        found = [self.tensor(i) for i in range(tensors)]
-        return Header(metadata, self.placed(found, metadata.get("general.alignment", 32)), places)
+        entries = [self.tensor(i) for i in range(tensors)]
+        return Header(metadata, self.placed(entries, metadata.get("general.alignment", 32)), places)
 
     def tensor(self, i: int) -> Entry:
         """A tensor, its start counted in the data, its bytes not yet."""
@@ -166,14 +166,14 @@ class _Reader:
             raise self.error(f"has sizes {shape}, more elements than 63 bits count")
         return Entry(name, shape, self.scalar("I"), self.scalar("Q"), 0)
 
-    def placed(self, found: list[Entry], alignment: Any) -> dict[str, Entry]:
+    def placed(self, unplaced: list[Entry], alignment: Any) -> dict[str, Entry]:
         """The tensors by name, each where it lies in the file."""
         self.what = "key 'general.alignment' of the metadata"
         if not is_alignment(alignment):
             raise self.error(f"must be a power of two up to 2^20, got {alignment!r}")
         data = -(-self.at // alignment) * alignment
         entries: dict[str, Entry] = {}
-        for entry in found:
+        for entry in unplaced:
             self.what = f"tensor {entry.name!r}"
             if entry.name in entries:
                 raise self.error("is there twice")

@@ -117,10 +117,10 @@ def gguf_quantizer(name: str) -> Quantizer:
     Raises:
         ValueError: there is no such type.
     """
-    found = {t.name: t.quantizer for t in TYPES.values()}
-    if not isinstance(name, str) or name not in found:
-        raise ValueError(f"gguf_quantizer: name must be one of {', '.join(found)}; got {name!r}: take one of them")
-    return found[name]
+    quantizers = {t.name: t.quantizer for t in TYPES.values()}
+    if not isinstance(name, str) or name not in quantizers:
+        raise ValueError(f"gguf_quantizer: name must be one of {', '.join(quantizers)}; got {name!r}: take one of them")
+    return quantizers[name]
 
 
 def _checked(path: Any, tensors: Any, like: Any) -> Path:
@@ -268,8 +268,8 @@ def _stored_kinds(stored: bytes) -> list[int]:
     return kinds
 
 
-def _equal(held: Any, value: Any) -> bool:
-    return type(held) is type(value) and held == value
+def _equal(stored: Any, value: Any) -> bool:
+    return type(stored) is type(value) and stored == value
 
 
 def _kinds(value: Any) -> list[int]:
@@ -284,10 +284,10 @@ def _kinds(value: Any) -> list[int]:
     if not items:
         raise ValueError("an empty list has no type")
     if any(isinstance(item, list | tuple | Tensor) for item in items):
-        found = [_kinds(item) for item in items]
-        if any(kinds != found[0] for kinds in found):
+        kinds_of_items = [_kinds(item) for item in items]
+        if any(kinds != kinds_of_items[0] for kinds in kinds_of_items):
             raise TypeError("its lists are of several types")
-        return [ARRAY, *found[0]]
+        return [ARRAY, *kinds_of_items[0]]
     return [ARRAY, _kind(items, _INT32)]
 
 

@@ -44,8 +44,8 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
     order = order_of_groups(parts, "g_idx", size, group) if parts.has("g_idx") else None
 
     def codes(start: int, stop: int) -> Tensor:
-        found = unpacked(words[:, start:stop].t(), bits, size)
-        return found if order is None else found[:, order]
+        values = unpacked(words[:, start:stop].t(), bits, size)
+        return values if order is None else values[:, order]
 
     return _built(parts, bits, group, codes, scales, zeros, size, order)
 

@@ -169,18 +169,18 @@ def order_of_groups(parts: Parts, end: str, size: int, group: int) -> Tensor | N
 
 def number(parts: Parts, config: Config, key: str, least: int, most: int, default: int | None = None) -> int:
     """An integer of a configuration."""
-    found = config.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
-        raise parts.fail(f"the configuration's {key} is {found!r}, and must be an integer from {least} to {most}")
-    return found
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise parts.fail(f"the configuration's {key} is {value!r}, and must be an integer from {least} to {most}")
+    return value
 
 
 def from_json(raw: bytes | str, what: str) -> dict[str, Any]:
     """A JSON object, or ValueError."""
     try:
-        found: Any = json.loads(raw)
+        value: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{what} is no JSON object")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], value)

@@ -156,16 +156,16 @@ def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, Attentio
     for _, scheme in pairs:
         if scheme is not None:
             _check(scheme)
-    found = [(name, m) for name, m in modules_of(model, every_name=True) if any(kind.knows(m) for kind in KINDS)]
+    modules = [(name, m) for name, m in modules_of(model, every_name=True) if any(kind.knows(m) for kind in KINDS)]
     for selector, scheme in pairs:
-        if scheme is not None and selector != "*" and not any(matches(selector, *module) for module in found):
-            known = ", ".join(f"{name or '(model)'} ({type(m).__name__})" for name, m in found) or "none"
+        if scheme is not None and selector != "*" and not any(matches(selector, *module) for module in modules):
+            known = ", ".join(f"{name or '(model)'} ({type(m).__name__})" for name, m in modules) or "none"
             raise ValueError(
                 f"convert: attention: no module that attends matches {selector!r}; those of the model are {known}; "
                 "leave the rule out, or mend its selector"
             )
     rows: list[Conversion] = []
-    for name, module in found:
+    for name, module in modules:
         selector, scheme = next((pair for pair in pairs if matches(pair[0], name, module)), (None, None))
         reason = "" if scheme is not None else f"the rule for {selector!r} leaves it alone" if selector else "no rule"
         if scheme is not None:
@@ -176,7 +176,7 @@ def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, Attentio
                 kind.install(module, scheme)
         forget(module) if scheme is None else module.__dict__.__setitem__(_OWN, scheme)
         rows.append(Conversion(name, type(module).__name__, scheme, reason))
-    return rows + _unknown(model, [module for _, module in found])
+    return rows + _unknown(model, [module for _, module in modules])
 
 
 def _unknown(model: nn.Module, known: Sequence[nn.Module]) -> list[Conversion]:

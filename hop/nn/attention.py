@@ -111,9 +111,9 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
     """Some rows of a weight."""
     if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
         return weight[start:stop]
-    held = {name: b[start:stop] for name, b in weight.buffers().items()}
-    held["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
-    return weight.rebuilt(held, shape=(stop - start, weight.shape[1]))
+    buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
+    buffers["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
+    return weight.rebuilt(buffers, shape=(stop - start, weight.shape[1]))
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -159,10 +159,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         one = {"in_proj": (0, 3)}
         parts = one if self.in_proj_weight is not None else {"q_proj": (0, 1), "k_proj": (1, 2), "v_proj": (2, 3)}
-        made = {n: InputProjection(self, f"{n}_weight", part, scheme, learn_scales) for n, part in parts.items()}
+        projections = {n: InputProjection(self, f"{n}_weight", part, scheme, learn_scales) for n, part in parts.items()}
         if type(self.out_proj) is OutputProjection.float_type:
             self.out_proj = OutputProjection.from_float(self.out_proj, scheme, learn_scales)
-        for name, projection in made.items():
+        for name, projection in projections.items():
             self.add_module(name, projection)
 
     def to_float(self) -> nn.Module:

@@ -188,8 +188,8 @@ class _Range:
             finite = x.detach().isfinite().any()
             self._finite = finite if self._finite is None else self._finite | finite
             known = x.detach().to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
-            ends = torch.stack([known.amin(), known.amax()])
-            both = ends if self._ends is None else torch.cat([self._ends, ends])
+            value_range = torch.stack([known.amin(), known.amax()])
+            both = value_range if self._ends is None else torch.cat([self._ends, value_range])
             self._ends = torch.stack([both.amin(), both.amax()])
 
     def has_only_others(self) -> bool:

@@ -114,14 +114,14 @@ def _chosen(choice: Any) -> Scheme | None:
             f"scheme: choice must be a hop.Scheme, or a function from a role to a Quantizer or None; got {choice!r}; "
             "give one such as hop.schemes.INT8_DYNAMIC"
         )
-    found = {role: choice(role) for role in ROLES}
-    for role, q in found.items():
+    by_role = {role: choice(role) for role in ROLES}
+    for role, q in by_role.items():
         if q is not None and not isinstance(q, Quantizer):
             raise TypeError(
                 f"scheme: choice({role!r}) must be a Quantizer or None, got {q!r}; give one such as "
                 "hop.presets.INT8_ROW"
             )
-    if all(q is None for q in found.values()):
+    if all(q is None for q in by_role.values()):
         return None
-    quantizers: list[Any] = list(found.values())
-    return Scheme(*quantizers, backward=STE if found[GRADIENT] is None else QUANTIZED)
+    quantizers: list[Any] = list(by_role.values())
+    return Scheme(*quantizers, backward=STE if by_role[GRADIENT] is None else QUANTIZED)

@@ -86,16 +86,21 @@ def convert(
     unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
     report = Report(counted(model, rows), unused)
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute
+    _warn(model, report, any(scheme is not None for _, scheme in pairs), learn_scales)
+    return model
+
+
+def _warn(model: nn.Module, report: Report, has_schemes: bool, learn_scales: bool) -> None:
+    """Warn the caller of `convert` if no layer was converted, or has a scale to learn."""
     has_functions = any(isinstance(m, Function) for m in model.modules())
-    if not (report.converted or has_functions) and any(scheme is not None for _, scheme in pairs):
-        warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
-    elif learn_scales and not any(has_static_scale(row.scheme) for row in rows):
+    if not (report.converted or has_functions) and has_schemes:
+        warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=3)
+    elif learn_scales and not any(has_static_scale(row.scheme) for row in report.rows):
         warnings.warn(
             "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
             "hop.scale_rules.Static, such as hop.schemes.INT8_STATIC",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return model
 
 
 def _walked(
@@ -325,8 +330,8 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 def _share_inputs(model: nn.Module) -> None:
     """Let siblings that read one input quantize it once."""
-    for found in siblings(model):
-        layers = [layer for layer in found if isinstance(layer, Linear)]
+    for group in siblings(model):
+        layers = [layer for layer in group if isinstance(layer, Linear)]
         if len(layers) > 1:
             share_input(layers)
 

@@ -22,13 +22,13 @@ class _Convolution(Layer, ConvNd):
     op: OpOverload
 
     def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        ends = padding_at_ends(self)
-        padding = ends[::-2]
+        sides = padding_at_ends(self)
+        padding = sides[::-2]
         if self.padding_mode != "zeros":
-            x = functional.pad(x, ends, mode=self.padding_mode)
+            x = functional.pad(x, sides, mode=self.padding_mode)
             padding = [0] * len(padding)
-        elif ends[::2] != ends[1::2]:  # "same" may pad one more at the end
-            x = functional.pad(x, ends)
+        elif sides[::2] != sides[1::2]:  # "same" may pad one more at the end
+            x = functional.pad(x, sides)
             padding = [0] * len(padding)
         options = (list(self.stride), list(padding), list(self.dilation), self.groups)
         return self.op, (x, self.weight, self.bias, *options)
@@ -37,14 +37,14 @@ class _Convolution(Layer, ConvNd):
         sizes = zip(self.dilation, self.kernel_size, padding_at_ends(self)[::-2], strict=True)
         return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
 
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
-        ends = padding_at_ends(self)
-        found: list[int] = []
+    def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
+        sides = padding_at_ends(self)
+        sizes: list[int] = []
         for i, n in enumerate(one[1:]):
             at = 2 * (len(one) - 2 - i)
             span = self.dilation[i] * (self.kernel_size[i] - 1)
-            found.append((n + ends[at] + ends[at + 1] - span - 1) // self.stride[i] + 1)
-        return (self.out_channels, *found)
+            sizes.append((n + sides[at] + sides[at + 1] - span - 1) // self.stride[i] + 1)
+        return (self.out_channels, *sizes)
 
     def weight_quantizer(self, q: Quantizer) -> Quantizer:
         return for_convolution(q, self.weight.dim())
@@ -92,7 +92,7 @@ class _Transposed(Layer, ConvTransposeNd):
     def _sample(self) -> Tensor:
         return self._empty(1, self.in_channels, *(2 * p + 1 for p in self.padding))  # a result of one element at least
 
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
+    def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
         lists = (self.stride, self.padding, self.dilation, self.kernel_size, self.output_padding)
         sizes = zip(one[1:], *lists, strict=True)
         return (self.out_channels, *((n - 1) * s - 2 * p + d * (k - 1) + more + 1 for n, s, p, d, k, more in sizes))

@@ -60,8 +60,8 @@ class AmaxHistory(Float32State):
         room for the next. Where it is frozen, nothing changes."""
         if self.frozen:
             return
-        found = self.history[0] if self.most_recent else self.history.amax()
-        self.amax.copy_(torch.where((found > 0) & found.isfinite(), found, self.amax))
+        amax = self.history[0] if self.most_recent else self.history.amax()
+        self.amax.copy_(torch.where((amax > 0) & amax.isfinite(), amax, self.amax))
         self.history.copy_(self.history.roll(1))
         self.history[0].zero_()
 

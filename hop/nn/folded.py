@@ -131,13 +131,13 @@ class FoldedBatchNorm(nn.Module):
         seen = dequantize(x) if isinstance(x, QuantizedTensor) else x
         mean, sigma = self._observed(op(seen, weight, bias, *options), features)
         running = self._running_sigma()
-        fold = self._multiplier(running)
-        folded = (weight.to(fold.dtype) * _along(fold, weight.dim(), dim, weight)).to(weight.dtype)
+        multiplier = self._multiplier(running)
+        folded = (weight.to(multiplier.dtype) * _along(multiplier, weight.dim(), dim, weight)).to(weight.dtype)
         given = None if scales is None else scales._replace(output=None, output_zero_point=None)
         z = watched(quantized(op, replace(scheme, output=None), x, folded, None, *options, scales=given))
         at = z.dim() - features
         shift = self._shift(bias, mean, self._multiplier(sigma))
-        y = z.to(fold.dtype) * _spread(running / sigma, z.dim(), at) + _spread(shift, z.dim(), at)
+        y = z.to(multiplier.dtype) * _spread(running / sigma, z.dim(), at) + _spread(shift, z.dim(), at)
         y = y.to(z.dtype)
         if scheme.output is None:
             return y
@@ -188,8 +188,8 @@ class FoldedBatchNorm(nn.Module):
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        if (found := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
-            self.statistics_frozen = bool(found)
+        if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
+            self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"
         if self.num_batches_tracked is not None and count not in state_dict:  # of files before PyTorch counted them
             state_dict[count] = self.num_batches_tracked

@@ -74,18 +74,18 @@ def fold_batch_norms(model: nn.Module, pairs: Sequence[tuple[str, str]] | None =
     }
     reasons: dict[str, str] = {}
     if pairs is None:
-        found, reasons = _traced(model, norms)
+        layers, reasons = _traced(model, norms)
     else:
-        found = _named(modules, pairs)
-    for norm, layer in list(found.items()):
+        layers = _named(modules, pairs)
+    for norm, layer in list(layers.items()):
         if (why := _why_not(modules[layer], modules[norm])) is not None:
             if pairs is not None:
                 raise ValueError(f"fold_batch_norms: pairs: ({layer!r}, {norm!r}): {why}; leave the pair out")
             reasons[norm] = f"{layer!r}: {why}"
-            del found[norm]
-    for norm, layer in found.items():
+            del layers[norm]
+    for norm, layer in layers.items():
         _fold(model, modules, layer, norm)
-    return FoldReport(tuple(Fold(n, found.get(n, ""), "" if n in found else reasons.get(n, _UNNAMED)) for n in norms))
+    return FoldReport(tuple(Fold(n, layers.get(n, ""), "" if n in layers else reasons.get(n, _UNNAMED)) for n in norms))
 
 
 def freeze_statistics_(model: nn.Module) -> nn.Module:
@@ -117,7 +117,7 @@ _UNNAMED = "pairs do not name it"
 
 def _named(modules: dict[str, nn.Module], pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """From the name of a norm to that of its layer."""
-    found: dict[str, str] = {}
+    layers: dict[str, str] = {}
     seen = set[int]()
     for layer, norm in pairs:
         for name in (layer, norm):
@@ -126,8 +126,8 @@ def _named(modules: dict[str, nn.Module], pairs: Sequence[tuple[str, str]]) -> d
             if id(modules[name]) in seen:
                 raise ValueError(f"fold_batch_norms: pairs: {name!r} is in two of them; leave one out")
             seen.add(id(modules[name]))
-        found[norm] = layer
-    return found
+        layers[norm] = layer
+    return layers
 
 
 def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, str], dict[str, str]]:
@@ -149,7 +149,7 @@ def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, st
             module.training = training
     modules = dict(modules_of(model, every_name=True))
     names = {id(m): n for n, m in modules_of(model)}
-    found: dict[str, str] = {}
+    layers: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for graph in graphs:
         calls: dict[str, list[fx.Node]] = {}
@@ -158,9 +158,9 @@ def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, st
                 calls.setdefault(names[id(modules[str(node.target)])], []).append(node)
         for norm in norms:
             layer, why = _source(norm, calls, lambda node: names[id(modules[str(node.target)])])
-            if why or found.setdefault(norm, layer) != layer:
+            if why or layers.setdefault(norm, layer) != layer:
                 reasons.setdefault(norm, why or "it follows another layer in training than in eval mode")
-    return {norm: layer for norm, layer in found.items() if norm not in reasons}, reasons
+    return {norm: layer for norm, layer in layers.items() if norm not in reasons}, reasons
 
 
 def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Any) -> tuple[str, str]:

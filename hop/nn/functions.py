@@ -74,7 +74,7 @@ class Function(Layer):
                 return source.leave(wanted, *both)
         return source.offer(scaled(op, x.dtype, x, *args, **kwargs))
 
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
+    def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
         return one
 
     def _check(self, scheme: Scheme) -> None:

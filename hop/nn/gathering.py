@@ -43,13 +43,13 @@ def gather_as_codes(model: nn.Module) -> list[str]:
         for name, layer in modules_of(model)
         if isinstance(layer, Layer) and layer.plan().quantizes_weight and not layer.frozen
     }
-    made: dict[int, tuple[Quantizer, nn.Parameter]] = {}
+    masters: dict[int, tuple[Quantizer, nn.Parameter]] = {}
     for name, layer in layers.items():
         layer.prepare()
         q = _quantizer(name, layer)
-        known = made.get(id(layer.weight))
+        known = masters.get(id(layer.weight))
         if known is None:
-            made[id(layer.weight)] = (q, _master(name, layer, q))
+            masters[id(layer.weight)] = (q, _master(name, layer, q))
         elif known[0] != q or q.scale.missing() is not None:
             raise ValueError(
                 f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
@@ -58,13 +58,13 @@ def gather_as_codes(model: nn.Module) -> list[str]:
     owners = [layer.weight_owner() for layer in layers.values()]
     for name, module in modules_of(model):
         for own, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in made and (module, own) not in owners:
+            if id(parameter) in masters and (module, own) not in owners:
                 raise ValueError(
                     f"gather_as_codes: {type(module).__name__} {name!r} shares its {own} with a quantized layer, and "
                     "would get codes; convert it too, or give it a Parameter of its own"
                 )
     for layer in layers.values():
-        layer.weight = made[id(layer.weight)][1]
+        layer.weight = masters[id(layer.weight)][1]
     return list(layers)
 
 
@@ -132,11 +132,11 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
                 "weight, a DTensor; take one scale for the tensor, or a quantizer that finds its scales"
             )
     gathering = Gathering(q, tuple(local.shape), as_columns, outer, weakref.ref(layer), masks)
-    made: Any = MasterWeight(local, gathering)
+    master: Any = MasterWeight(local, gathering)
     if outer is not None:
         at = dtensor.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
-        made = dtensor.make_dtensor(made, at)
-    return parameter_like(weight, made)  # type: ignore[return-value]
+        master = dtensor.make_dtensor(master, at)
+    return parameter_like(weight, master)  # type: ignore[return-value]
 
 
 def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:

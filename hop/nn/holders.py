@@ -174,14 +174,14 @@ def holder_of(module: nn.Module) -> Holder | None:
 
 def holders_of(model: nn.Module) -> Iterator[Holder]:
     """Those of all modules of a model."""
-    return (found for module in model.modules() if (found := holder_of(module)) is not None)
+    return (holder for module in model.modules() if (holder := holder_of(module)) is not None)
 
 
 def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
     """The module, whose weights are quantized by `scheme` from now on. Raises ValueError as Holder does."""
-    found, kind = holder_of(module), kind_of(module)
-    if found is not None:
-        found.scheme = scheme
+    holder, kind = holder_of(module), kind_of(module)
+    if holder is not None:
+        holder.scheme = scheme
     else:
         assert kind is not None
         kind(module, scheme)

@@ -140,19 +140,19 @@ class KVCache(Float32State):
             self._written(new, at, at + count)  # no token moves
             key_of, value_of = ({n: self._first(of, n, size + count) for n in buffers} for of, buffers in new.items())
             return self._tensor("key", key_of), self._tensor("value", value_of)
-        held, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
+        kept, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
         order = (gone + torch.arange(size, device=device)) % max(size, 1)
-        places, last = held + torch.arange(count, device=device), min(count, size)
+        places, last = kept + torch.arange(count, device=device), min(count, size)
         slots = (self.length + torch.arange(count - last, count, device=device)) % max(size, 1)
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in new.items():
-            found: dict[str, Tensor] = {}
+            slid: dict[str, Tensor] = {}
             for name, t in buffers.items():
                 own, t_bytes = _bytes(getattr(self, f"{of}_{name}")), _bytes(t)
                 both = torch.cat([own.index_select(_TOKENS, order), t_bytes], _TOKENS)
-                found[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
+                slid[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
                 own.index_copy_(_TOKENS, slots, t_bytes.narrow(_TOKENS, count - last, last))
-            whole[of] = self._tensor(of, found)
+            whole[of] = self._tensor(of, slid)
         self.length.add_(count)
         return whole["key"], whole["value"]
 
@@ -171,12 +171,12 @@ class KVCache(Float32State):
         """
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in self._quantized(key, value).items():
-            found: dict[str, Tensor] = {}
+            written: dict[str, Tensor] = {}
             for name, t in buffers.items():
                 own = getattr(self, f"{of}_{name}")
                 _bytes(own).index_copy_(_TOKENS, slots, _bytes(t))
-                found[name] = own.narrow(_TOKENS, 0, count)
-            whole[of] = self._tensor(of, found)
+                written[name] = own.narrow(_TOKENS, 0, count)
+            whole[of] = self._tensor(of, written)
         return whole["key"], whole["value"]
 
     def mask(self, positions: Tensor, window: int | None = None) -> Tensor:
@@ -230,11 +230,11 @@ class KVCache(Float32State):
         """Let each sequence of the batch be the one that `indices`, int64, name: in place where their number stays."""
         for name in self._names():
             own: Tensor = getattr(self, name)
-            found = own.index_select(0, indices.to(own.device))
-            if found.shape == own.shape:
-                own.copy_(found)
+            selected = own.index_select(0, indices.to(own.device))
+            if selected.shape == own.shape:
+                own.copy_(selected)
             else:
-                setattr(self, name, found)
+                setattr(self, name, selected)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -249,12 +249,12 @@ class KVCache(Float32State):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
-        held = f"{prefix}rotation" in state_dict
-        if held != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
+        is_rotated = f"{prefix}rotation" in state_dict
+        if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
             *_, messages = args
             messages.append(
-                f"KVCache: {prefix}key_codes are {'' if held else 'not '}rotated, and this cache has rotated="
-                f"{self.rotated}; make one with rotated={held}"
+                f"KVCache: {prefix}key_codes are {'' if is_rotated else 'not '}rotated, and this cache has rotated="
+                f"{self.rotated}; make one with rotated={is_rotated}"
             )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
@@ -287,13 +287,13 @@ class KVCache(Float32State):
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in new.items():
-            held = {name: getattr(self, f"{of}_{name}") for name in buffers}
+            stored = {name: getattr(self, f"{of}_{name}") for name in buffers}
             for name, t in buffers.items():
                 if isinstance(places, int):  # a copy to a view takes half the time of one by index
-                    held[name].narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
+                    stored[name].narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
                 else:
-                    _bytes(held[name]).index_copy_(_TOKENS, places, _bytes(t))
-            whole[of] = self._tensor(of, held)
+                    _bytes(stored[name]).index_copy_(_TOKENS, places, _bytes(t))
+            whole[of] = self._tensor(of, stored)
         if isinstance(length, int):
             self.length.fill_(length)
         else:

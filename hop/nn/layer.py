@@ -1,12 +1,5 @@
-"""Layer: what quantized layers share: a scheme, the state of its scales, and the one call of their operator.
+"""Layer: what quantized layers share: a scheme, and the one call of their operator."""
 
-    scales.input.scale, scales.input.zero_point        of a quantizer with the rule Static: StaticScale
-    scales.weight.history, scales.weight.amax          of one with the rule Delayed: AmaxHistory
-
-are the entries of a state_dict beside those of the float layer, for roles whose quantizers find no scale themselves.
-"""
-
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -18,20 +11,17 @@ from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
-from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
+from hop.nn.contexts import FIELDS, GRADIENT, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.folded import FoldedBatchNorm
+from hop.nn.scale_state import NO_SCALES, ScaleState
 from hop.nn.sharing import SharedInput
-from hop.nn.static import StaticScale
-from hop.nn.stored import StoredWeight
-from hop.numerics import calibration
 from hop.numerics.attention_schemes import ATTENTION_SCHEMES, AttentionScheme
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
-_NO_SCALES = Scales()
 _runs: set[Any] = set()  # operators, schemes and forms of operands that were checked
 
 
@@ -45,14 +35,12 @@ def not_a_model(function: str, given: Any) -> TypeError:
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
 
-class Layer(StoredWeight):
+class Layer(ScaleState):
     """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
 
     float_type: type[nn.Module]  # what it is made from
-    roles: tuple[str, ...] = ROLES  # those that its operator has
     is_packable: ClassVar[bool] = True  # whether products read the weight
     reads_packed: ClassVar[bool] = False  # whether it takes the packed weight of a layer that it shares one with
-    example_dims: int  # the dimensions of one example of its input
     channels_dim: ClassVar[int] = 0  # the dimension of the weight that the output channels lie along
     # Its attributes beside those of the float layer.
     added: ClassVar[tuple[str, ...]] = tuple(
@@ -211,23 +199,6 @@ class Layer(StoredWeight):
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
 
-    def forget_scales(self, roles: Sequence[str]) -> None:
-        """Let the static scales of `roles` be found again: what they are for has changed."""
-        for role in roles:
-            state = dict(self.scales).get(role)
-            if isinstance(state, StaticScale):
-                state.ready = False
-        self.set_weight_scale()
-
-    def set_weight_scale(self) -> None:
-        """Find the static scale of the weight, if it has one that is not set."""
-        if WEIGHT not in self.scales or self.weight.is_meta:
-            return
-        state = self.scales[WEIGHT]
-        if isinstance(state, StaticScale) and not state.ready:
-            q = self.weight_quantizer(Quantizer.parse(state.spelling))
-            state.set(**calibration.amax(q, self.folded_weight().detach()))
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"
 
@@ -244,10 +215,6 @@ class Layer(StoredWeight):
     def _empty(self, *shape: int) -> Tensor:
         """A plain tensor, where a weight may be quantized."""
         return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
-
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
-        """The shape of what becomes of one example, of shape `one`."""
-        raise NotImplementedError
 
     def _compute(self, x: Tensor, *options: Any) -> Any:
         """The result for x, in the scheme that is active."""
@@ -281,7 +248,7 @@ class Layer(StoredWeight):
         if batch is None:
             y = self._run(op, scheme, args, given)
         else:
-            scales = None if given is _NO_SCALES else given
+            scales = None if given is NO_SCALES else given
             dims = self.channels_dim, self.example_dims
             return batch.product_of_batch(op, scheme, args, scales, *dims, lambda z: self._watched(z, given))
         return self._watched(y, given)
@@ -293,7 +260,7 @@ class Layer(StoredWeight):
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
         """The result of the operator in a scheme that is not None."""
-        return quantized(op, scheme, *args, scales=None if scales is _NO_SCALES else scales)
+        return quantized(op, scheme, *args, scales=None if scales is NO_SCALES else scales)
 
     def _batch_norm(self) -> FoldedBatchNorm | None:
         """The batch norm that is folded into it, where it takes the statistics of the batch."""
@@ -319,84 +286,6 @@ class Layer(StoredWeight):
                 "(hop.nn.gather_as_codes); calibrate, or evaluate in floats, before fully_shard"
             )
 
-    def _given(self, plan: SchemeNeeds, x: Tensor) -> Scales:
-        """What the quantizers take that find no scale themselves."""
-        if not plan.needs:
-            return _NO_SCALES
-        given: dict[str, Tensor | None] = {}
-        for role, _ in plan.needs:
-            if not self._keeps(role):
-                continue
-            state, field = self.scales[role], FIELDS[role]
-            if isinstance(state, AmaxHistory):
-                seen = x if role == INPUT else self.folded_weight() if role == WEIGHT else None
-                given[field] = state(None if isinstance(seen, QuantizedTensor) else seen)
-                continue
-            assert isinstance(state, StaticScale)
-            if not state.ready:
-                raise RuntimeError(
-                    f"hop.nn: the static scale of the role {role!r} is not set; call hop.nn.calibrate(model, batches), "
-                    "load a state_dict that has it, or call its set(scale, zero_point)"
-                )
-            given[field], zero_point = state(self._sharing(role, x) if self.learn_scales else 1)
-            if zero_point is not None:
-                given[f"{field}_zero_point"] = zero_point
-        return Scales(**given)
-
-    def _sharing(self, role: str, x: Tensor) -> float:
-        """How many elements share a learned scale: of a weight, or the features of one example."""
-        if role == WEIGHT:
-            state: Any = self.scales[WEIGHT]
-            return self.weight.numel() / state.scale.numel()
-        one = x.shape if x.dim() <= self.example_dims else x.shape[1:]
-        return math.prod(one if role == INPUT else self._result(one))
-
-    # ---- the state of scales
-
-    def _keeps(self, role: str) -> bool:
-        """Whether `role` has state where its quantizer needs it."""
-        return role in self.roles and not (role == WEIGHT and self.frozen)
-
-    def _unbuilt(self, plan: SchemeNeeds) -> list[tuple[str, str]]:
-        """The roles, and their quantizers, for which there is no state, or that of another quantizer."""
-        return [
-            (role, text)
-            for role, text in plan.needs
-            if self._keeps(role) and (role not in self.scales or self.scales[role].spelling != text)
-        ]
-
-    def _build(self, plan: SchemeNeeds) -> None:
-        """Make what is missing. State that the plan does not use stays for the schemes that do."""
-        missing = self._unbuilt(plan)
-        if missing and not isinstance(self.scales, nn.ModuleDict):
-            self.scales = nn.ModuleDict()  # not before: a layer without state is one module, as the float layer is
-        for role, text in missing:
-            self.scales[role] = self._made(role, Quantizer.parse(text)).train(self.training)
-        self.set_weight_scale()
-
-    @property
-    def _device(self) -> torch.device:
-        return self.weight.device
-
-    def _made(self, role: str, q: Quantizer) -> nn.Module:
-        device = self._device
-        if role == WEIGHT and not q.scale.is_delayed:
-            shape = self.weight_quantizer(q).buffers(self.weight.shape)["scale"][0]
-            return StaticScale(q, shape, self.learn_scales, device)
-        if q.scale.is_delayed:
-            if role == OUTPUT:
-                raise ValueError(
-                    f"hop.nn: output={q} needs the amax of results before they are quantized, which nothing returns; "
-                    "take a quantizer with the rule Static, or one that finds its scale"
-                )
-            return AmaxHistory(q, device)
-        if any(size != -1 for size in q.block):
-            raise ValueError(
-                f"hop.nn: the static scale of the role {role!r} is one for the whole tensor, and {q} has blocks of "
-                f"{q.block}; take block=(-1, -1), or a rule that finds the scales"
-            )
-        return StaticScale(q, (1,), self.learn_scales, device)
-
     def _check(self, scheme: Scheme) -> None:
         """Raise unless the operator runs in `scheme`: on tensors without data, once for layers of one form."""
         if scheme.lhs is None and scheme.rhs is None:
@@ -419,10 +308,6 @@ class Layer(StoredWeight):
             quantized(op, scheme, *bare, scales=Scales(**given), seed=seed)
         if len(_runs) < 4096:
             _runs.add(form)
-
-    def weight_quantizer(self, q: Quantizer) -> Quantizer:
-        """The quantizer of the weight, for the one of a scheme."""
-        return q
 
 
 def _form(argument: Any) -> Any:

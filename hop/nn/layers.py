@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hop.compat.eager import OpOverload
-from hop.compat.profiling import is_unwatched
+from hop.compat.eager import OpOverload, is_unwatched
 from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
@@ -84,8 +83,8 @@ class Linear(Layer, nn.Linear):
             if q is None or getattr(x, "quantizer", None) != q:
                 return self._compute(x)
         elif q is not None:
-            found = self._codes_of(q, x)
-            x = quantize(q, x) if found is x else found
+            codes = self._codes_of(q, x)
+            x = quantize(q, x) if codes is x else codes
         if x.dtype != weight.dtype:
             return self._compute(x)
         return scaled(aten.linear.default, x.dtype, x, weight, self._parameters["bias"])
@@ -183,7 +182,7 @@ class Linear(Layer, nn.Linear):
     def _sample(self) -> Tensor:
         return self._empty(1, self.in_features)
 
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
+    def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
         return (*one[:-1], self.out_features)
 
 
@@ -214,7 +213,7 @@ class Embedding(Layer, nn.Embedding):
     def _sample(self) -> Tensor:
         return torch.zeros(1, dtype=torch.int64, device=self.weight.device)
 
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
+    def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
         return (*one, self.embedding_dim)
 
     def _computes_floats(self, plan: SchemeNeeds) -> bool:

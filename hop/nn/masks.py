@@ -22,15 +22,15 @@ def merged(
         ValueError, TypeError: a mask has another shape or dtype.
     """
     n, length = q.shape[:2]
-    found: list[Tensor] = []
+    masks: list[Tensor] = []
     if attention is not None:
         shapes = ((length, keys), (n * heads, length, keys))
         _check("attn_mask", attention, shapes)
-        found.append(attention if attention.dim() == 2 else attention.unflatten(0, (n, heads)))
+        masks.append(attention if attention.dim() == 2 else attention.unflatten(0, (n, heads)))
     if padding is not None:
         _check("key_padding_mask", padding, ((n, keys), *[(keys,)] * (n == 1)))
-        found.append(padding.reshape(n, 1, 1, keys))
-    floats = [functional.pad(_added(mask, q.dtype), (0, added)) for mask in found]
+        masks.append(padding.reshape(n, 1, 1, keys))
+    floats = [functional.pad(_added(mask, q.dtype), (0, added)) for mask in masks]
     return None if not floats else floats[0] if len(floats) == 1 else floats[0] + floats[1]
 
 

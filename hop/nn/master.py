@@ -173,13 +173,13 @@ def gathered_like(weight: Any, new: Any) -> Any:
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
     if not any(masters) or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
         return new
-    made: Any = part.data_ if masters[1] else part
-    if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
-        made = MasterWeight(made.detach(), own.gathering)
+    result: Any = part.data_ if masters[1] else part
+    if masters[0] and type(result) in (Tensor, torch.nn.Parameter):
+        result = MasterWeight(result.detach(), own.gathering)
     if part is not new:
         at = dtensor.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
-        made = dtensor.make_dtensor(made, at)
-    return parameter_like(new, made)
+        result = dtensor.make_dtensor(result, at)
+    return parameter_like(new, result)
 
 
 def parameter_like(old: Tensor, new: Tensor) -> Tensor:
@@ -258,19 +258,19 @@ class _Part:
         """Of each buffer the units that begin in this part, and a function that says which elements are not clipped."""
         frame, length = self._frame(x), x.shape[0]
         scale, zero_point = self._given(x, frame)
-        made = self._buffers(frame, scale, zero_point)
+        buffers = self._buffers(frame, scale, zero_point)
         own = slice(self.parts.start(self.rank) - self._first, None)
-        grids = dict(made)
+        grids = dict(buffers)
         for name, unit in fsdp.row_units(self.quantizer, x.dim()).items():
             if unit == -1:
                 continue
             first, last = self.parts.units(self.rank, unit)
             skipped = first - self._first // unit if length else 0
-            grids[name] = made[name][skipped : skipped + last - first]
+            grids[name] = buffers[name][skipped : skipped + last - first]
 
         def inside() -> Tensor:
-            used = made["scale"] if scale is None else scale
-            return self.quantizer.derivatives(self._frame(x), used, made.get("zero_point")).inside[own][:length]
+            used = buffers["scale"] if scale is None else scale
+            return self.quantizer.derivatives(self._frame(x), used, buffers.get("zero_point")).inside[own][:length]
 
         return grids, inside
 
@@ -297,9 +297,9 @@ class _Part:
     def _buffers(self, frame: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> dict[str, Tensor]:
         if not self._is_cut():
             return quantize(self.quantizer, frame, scale=scale, zero_point=zero_point).buffers()
-        made = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
+        buffers = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
         names = copies.names(self.quantizer, (copies.ROWWISE,))
-        return dict(zip(names, made, strict=True))
+        return dict(zip(names, buffers, strict=True))
 
     def _is_cut(self) -> bool:
         """Whether blocks have elements in other processes."""
@@ -308,20 +308,20 @@ class _Part:
         by_rows = self.parts.processes > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
         return by_rows or (outer is not None and any(d is not None and g[d] == -1 for g in grids for d in outer[1]))
 
-    def _combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def _combined(self, values: Tensor, op: str, block: Block) -> Tensor:
         """A statistic of each block of the frame, of the whole blocks. It is 0 where there are no numbers."""
         if block[0] == -1:
-            found = process_groups.combined_over(found, op, self.mesh, 0)
+            values = process_groups.combined_over(values, op, self.mesh, 0)
         elif self.parts.size % block[0]:
-            whole = found.new_zeros(-(-self.parts.rows // block[0]), *found.shape[1:])
+            whole = values.new_zeros(-(-self.parts.rows // block[0]), *values.shape[1:])
             at = self._first // block[0] if self.parts.length(self.rank) else 0
-            whole[at : at + found.shape[0]] = found
-            found = process_groups.combined_over(whole, op, self.mesh, 0)[at : at + found.shape[0]]
-        return self._combined_outside(found, op, block)
+            whole[at : at + values.shape[0]] = values
+            values = process_groups.combined_over(whole, op, self.mesh, 0)[at : at + values.shape[0]]
+        return self._combined_outside(values, op, block)
 
-    def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def _combined_outside(self, values: Tensor, op: str, block: Block) -> Tensor:
         """The same over the processes between which the weight was cut before."""
-        return found if self.gathering.outer is None else reduction(*self.gathering.outer)(found, op, block)
+        return values if self.gathering.outer is None else reduction(*self.gathering.outer)(values, op, block)
 
     def _given(self, x: Tensor, frame: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What takes the place of a rule that finds no scale, for the blocks of the frame."""

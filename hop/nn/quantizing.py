@@ -58,9 +58,7 @@ def quantize_(
         ValueError: as convert; or the scheme has static scales, and calibrate is None.
         TypeError: as convert and calibrate.
     """
-    for name, flag in (("pack", pack), ("fuse", fuse)):  # before anything is converted
-        if not isinstance(flag, bool):
-            raise TypeError(f"quantize_: {name} must be True or False, got {flag!r}; give one of them")
+    _check_flags(pack=pack, fuse=fuse)  # before anything is converted
     static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
@@ -79,3 +77,9 @@ def quantize_(
                 module.fuse()
     log.info("quantize_: %s layers; %s", report.converted, report.summary)
     return converted
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"quantize_: {name} must be True or False, got {flag!r}; give one of them")

@@ -187,8 +187,8 @@ class Schedule:
         """The scheme of a layer in a stage."""
         scheme = layer.scheme
         if stage.rules is not None:
-            found = (own for selector, own in checked(stage.rules) if matches(selector, name, layer))
-            scheme = next(found, scheme) or scheme
+            schemes = (own for selector, own in checked(stage.rules) if matches(selector, name, layer))
+            scheme = next(schemes, scheme) or scheme
         if stage.gradient is not None:
             scheme = _with_gradient(scheme, stage.gradient)
         if scheme == layer.scheme:

@@ -45,5 +45,5 @@ def siblings(model: nn.Module) -> Iterable[list[nn.Module]]:
     for module in model.modules():
         children = dict(module.named_children())
         for names in SIBLINGS:
-            if len(found := [children[name] for name in names if name in children]) > 1:
-                yield found
+            if len(layers := [children[name] for name in names if name in children]) > 1:
+                yield layers

@@ -19,11 +19,14 @@ from torch import Tensor
 from hop.compat import eager
 from hop.impls.quantize import quantize
 from hop.impls.quantized import quantized
+from hop.impls.scaled import gpu_groups
+from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks
 from hop.numerics.layouts import Stacked
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
+from hop.tensor.quantized import operand
 
 aten = torch.ops.aten
 
@@ -78,7 +81,10 @@ def _products(
     scheme: Scheme | None,
     columns: bool,
 ) -> Tensor:
-    """As chain; group by group, so that what lies between two products stays in the cache."""
+    """As chain; on a GPU one kernel for all groups, whose sizes the host does not learn, where there is one; else group
+    by group, so that what lies between two products stays in the cache."""
+    if gpu.takes(x) and (found := _on_gpu(x, rows, ends, stacks, between, scheme, columns)) is not None:
+        return found
     count = x.shape[0] if rows is None else rows.shape[0]
     given: Any = _codes(x, stacks[0], scheme)
     given = given if rows is None else _gathered(given, rows)
@@ -94,6 +100,34 @@ def _products(
     if start < count or not results:
         results.append(x.new_zeros(count - start, stacks[-1].weight.shape[2 if columns else 1]))
     return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _on_gpu(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    stacks: Sequence[Stack],
+    between: Callable[[Tensor], Tensor],
+    scheme: Scheme | None,
+    columns: bool,
+) -> Tensor | None:
+    """As chain, by kernels of groups; None where the GPU has none for one of the products."""
+    if not all(isinstance(weight, QuantizedTensor) for weight, _ in stacks):
+        return None
+    given: Any = _codes(x, stacks[0], scheme)
+    if not isinstance(given, QuantizedTensor):
+        return None
+    assert scheme is not None and scheme.lhs is not None
+    given = given if rows is None else _gathered(given, rows)
+    result = x.dtype if x.dtype in (torch.bfloat16, torch.float16, torch.float32) else torch.float32
+    y = x
+    for i, (weight, bias) in enumerate(stacks):
+        given = quantize(scheme.lhs, between(y)) if i else given
+        product = gpu_groups.asked(operand(given), operand(weight), ends, bias, result, columns)
+        if isinstance(product, str) or gpu.declines(product) is not None:
+            return None
+        y = gpu.run(product).to(x.dtype)
+    return y
 
 
 def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
@@ -217,11 +251,11 @@ def _stacked_gradient(
     with eager.recording(), torch.enable_grad():
         given = [x, *weight] if not quantizer else [x]
         given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
-        made = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
-        out = _single(given[0], rows, ends, Stack(made, None if bias is None else given[-1]), scheme, columns)
-        found = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
+        weights = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
+        out = _single(given[0], rows, ends, Stack(weights, None if bias is None else given[-1]), scheme, columns)
+        gradients = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
     none = x.new_empty(0)
-    return [found[0], none if quantizer else found[1], none.clone() if bias is None else found[-1]]
+    return [gradients[0], none if quantizer else gradients[1], none.clone() if bias is None else gradients[-1]]
 
 
 @_stacked_gradient.register_fake

@@ -46,8 +46,8 @@ class StaticScale(Float32State):
         self.spelling, self.qmax, self.learn, self.ready = str(quantizer), quantizer.format.max, learn, False
         self.by_layer = quantizer.gradient is None or quantizer.gradient.by_layer
         for name in ("scale", "zero_point"):
-            held = name == "scale" or quantizer.scale.has_zero_point()
-            value = torch.full(tuple(shape), math.nan, device=device) if held else None
+            is_stored = name == "scale" or quantizer.scale.has_zero_point()
+            value = torch.full(tuple(shape), math.nan, device=device) if is_stored else None
             if learn:
                 self.register_parameter(name, None if value is None else nn.Parameter(value))
             else:

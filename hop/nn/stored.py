@@ -95,9 +95,9 @@ class StoredWeight(nn.Module):
     def lay_out(self) -> None:
         """Bring the weight to the layout for where it lies now."""
         if self.packs and isinstance(self.weight, QuantizedTensor):
-            found = self.laid_out(self.weight, True)
-            if found is not self.weight:
-                self.weight = nn.Parameter(found, requires_grad=False)
+            packed = self.laid_out(self.weight, True)
+            if packed is not self.weight:
+                self.weight = nn.Parameter(packed, requires_grad=False)
 
 
 def _layout(weight: QuantizedTensor) -> Tiled | None:

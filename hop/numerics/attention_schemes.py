@@ -80,15 +80,15 @@ def named(name: str) -> AttentionScheme:
 
     Raises ValueError, with the nearest names, for any other."""
     lower = name.lower().replace("-", "_")
-    found = ATTENTION_SCHEMES.get(SHORT.get(lower, lower).upper())
-    if found is None:
+    result = ATTENTION_SCHEMES.get(SHORT.get(lower, lower).upper())
+    if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in ATTENTION_SCHEMES)]
         near = difflib.get_close_matches(lower, known, n=3) or known
         raise ValueError(
             f"attention: no scheme is called {name!r}; take {', '.join(near)}, or a "
             "hop.attention_schemes.AttentionScheme"
         )
-    return found
+    return result
 
 
 __all__ = ["ATTENTION_SCHEMES", "SHORT", "AttentionScheme", "named", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

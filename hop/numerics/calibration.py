@@ -79,43 +79,43 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
         raise ValueError(f"entropy: q={q} has scales in two levels, which no distribution has; take mse")
     low, high = _range(q, batches)
     rows = _rows(q, batches, lambda x: x)
-    ends = torch.stack([low.flatten(), high.flatten()])
-    width = ((ends[1] - ends[0]) / bins).clamp(min=2.0**-126).unsqueeze(1)
+    limits = torch.stack([low.flatten(), high.flatten()])
+    width = ((limits[1] - limits[0]) / bins).clamp(min=2.0**-126).unsqueeze(1)
     known = rows == rows
-    place = ((rows.nan_to_num(0.0) - ends[0].unsqueeze(1)) / width).floor().clamp(0, bins - 1).to(torch.int64)
+    place = ((rows.nan_to_num(0.0) - limits[0].unsqueeze(1)) / width).floor().clamp(0, bins - 1).to(torch.int64)
     counts = torch.zeros(len(rows), bins, dtype=torch.float64, device=rows.device)
     counts.scatter_add_(1, place, known.to(torch.float64))
-    centres = ends[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
+    centres = limits[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
     if not q.scale.has_zero_point():  # which holds as much at both ends
-        most = torch.maximum(ends[1], -ends[0])
-        ends = torch.stack([most * (q.format.min / q.format.max), most])
+        most = torch.maximum(limits[1], -limits[0])
+        limits = torch.stack([most * (q.format.min / q.format.max), most])
     best: dict[str, Tensor] = {}
     lost: Tensor | None = None
     for i in range(steps):
         ratio = 1 - (1 - least) * i / (steps - 1)
-        found = _from_range(q, low * ratio, high * ratio)
-        divergence = _divergence(q, counts, centres, ends * ratio, found).reshape(low.shape)
+        scales = _from_range(q, low * ratio, high * ratio)
+        divergence = _divergence(q, counts, centres, limits * ratio, scales).reshape(low.shape)
         if lost is None:
-            best, lost = found, divergence
+            best, lost = scales, divergence
         else:
-            best = {name: torch.where(divergence < lost, value, best[name]) for name, value in found.items()}
+            best = {name: torch.where(divergence < lost, value, best[name]) for name, value in scales.items()}
             lost = torch.minimum(divergence, lost)
     return best
 
 
-def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, ends: Tensor, found: dict[str, Tensor]) -> Tensor:
+def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, limits: Tensor, scales: dict[str, Tensor]) -> Tensor:
     """Of each row of counts (rows, bins), clipped to its ends (2, rows)."""
     by_row = replace(q, block=(1, -1), flat=False, stochastic=False, layout=None)
-    own = {name: value.reshape(-1, 1) for name, value in found.items()}
-    numbers = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
-    inside = (centres >= ends[0].unsqueeze(1)) & (centres <= ends[1].unsqueeze(1))
+    own = {name: value.reshape(-1, 1) for name, value in scales.items()}
+    values = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
+    inside = (centres >= limits[0].unsqueeze(1)) & (centres <= limits[1].unsqueeze(1))
     kept = torch.where(inside, counts, 0.0)
     places = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)
     first = torch.where(inside, places, counts.shape[1]).amin(1, keepdim=True).clamp(max=counts.shape[1] - 1)
     last = torch.where(inside, places, -1).amax(1, keepdim=True).clamp(min=0)
     p = kept.scatter_add(1, first, torch.where(places < first, counts, 0.0).sum(1, keepdim=True))
     p = p.scatter_add(1, last, torch.where(places > last, counts, 0.0).sum(1, keepdim=True))
-    code = torch.nn.functional.pad((numbers.diff(dim=1) != 0).to(torch.int64).cumsum(1), (1, 0))
+    code = torch.nn.functional.pad((values.diff(dim=1) != 0).to(torch.int64).cumsum(1), (1, 0))
     filled = (kept > 0).to(kept.dtype)
     sums, sizes = (torch.zeros_like(kept).scatter_add(1, code, t).gather(1, code) for t in (kept, filled))
     spread = torch.where(kept > 0, sums / sizes.clamp(min=1), 0.0)
@@ -153,22 +153,22 @@ def mse(q: Quantizer, *batches: Tensor, steps: int = 80, least: float = 0.2) -> 
     least_error: Tensor | None = None
     for i in range(steps):
         ratio = 1 - (1 - least) * i / (steps - 1)
-        found = _from_range(q, low * ratio, high * ratio)
-        error = torch.stack([_error(q, x, found) for x in batches]).sum(0)
+        scales = _from_range(q, low * ratio, high * ratio)
+        error = torch.stack([_error(q, x, scales) for x in batches]).sum(0)
         if least_error is None:
-            best, least_error = found, error
+            best, least_error = scales, error
         else:
             better = error < least_error
-            best = {name: torch.where(better, value, best[name]) for name, value in found.items()}
+            best = {name: torch.where(better, value, best[name]) for name, value in scales.items()}
             least_error = torch.minimum(error, least_error)
     return best
 
 
-def _error(q: Quantizer, x: Tensor, found: dict[str, Tensor]) -> Tensor:
+def _error(q: Quantizer, x: Tensor, scales: dict[str, Tensor]) -> Tensor:
     """The squared error of each block that has a scale of its own."""
     wide = x.to(torch.float32)
     noise = torch.full(x.shape, 128, dtype=torch.uint8, device=x.device) if q.stochastic else None
-    rounded = q.fake_quantize(wide, found["scale"], found.get("zero_point"), noise)
+    rounded = q.fake_quantize(wide, scales["scale"], scales.get("zero_point"), noise)
     return _served(q).per_block((rounded - wide).nan_to_num(0.0).square())
 
 
@@ -186,9 +186,9 @@ def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor]
     joined = rows.sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
     count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
     place = (count * percent / 100).round().clamp(min=1) - 1
-    found = joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
+    quantiles = joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
     own = _served(q)
-    return found.reshape(tuple(blocks.counts(own.rows(batches[0].shape), own.block)))
+    return quantiles.reshape(tuple(blocks.counts(own.rows(batches[0].shape), own.block)))
 
 
 def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -199,8 +199,8 @@ def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], 
         changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
         cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
         kept = [d for d in range(cut.dim()) if d not in dims]
-        found = cut.permute(*kept, *dims).flatten(len(kept))
-        rows.append(found.reshape(-1, found.shape[-1]))
+        blocks_as_rows = cut.permute(*kept, *dims).flatten(len(kept))
+        rows.append(blocks_as_rows.reshape(-1, blocks_as_rows.shape[-1]))
     return torch.cat(rows, -1)
 
 
@@ -218,10 +218,10 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     if q.scale.outer_block is not None:
         return {"scale": torch.maximum(high, -low)}
     rule = q.scale.of_ends()
-    ends = torch.stack([low, high], -1)
-    parts = Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32, q.block)
-    found = rule.find(parts, q.format).tensors
-    return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}
+    limits = torch.stack([low, high], -1)
+    parts = Blocks(limits, [limits.dim() - 1], list(range(limits.dim() - 1)), torch.float32, q.block)
+    tensors = rule.find(parts, q.format).tensors
+    return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), tensors, strict=True)}
 
 
 def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:

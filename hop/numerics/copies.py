@@ -33,18 +33,18 @@ APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.flo
 
 def checked(quantizer: Quantizer, usages: Any) -> Usages:
     """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
-    found = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
-    if not found or any(u not in USAGES for u in found):
+    checked_usages = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
+    if not checked_usages or any(u not in USAGES for u in checked_usages):
         raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}; take one of them, or both")
-    if COLUMNWISE in found and quantizer.flat:
+    if COLUMNWISE in checked_usages and quantizer.flat:
         raise ValueError(
             f"usages {usages!r}: a quantizer with flat=True has no column-wise copy; take usages={ROWWISE!r}"
         )
-    if COLUMNWISE in found and quantizer.is_tiled():
+    if COLUMNWISE in checked_usages and quantizer.is_tiled():
         raise ValueError(
             f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone; take usages={ROWWISE!r}"
         )
-    return tuple(u for u in USAGES if u in found)
+    return tuple(u for u in USAGES if u in checked_usages)
 
 
 def of(names: Sequence[str]) -> Usages:
@@ -74,13 +74,13 @@ def names(quantizer: Quantizer, usages: Usages) -> tuple[str, ...]:
 
 def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list[Buffer]:
     """The buffers, in their order."""
-    found: dict[str, Buffer] = {}
+    buffers: dict[str, Buffer] = {}
     for usage in usages:
         wise = shape if usage == ROWWISE else columns(shape)
         for own, (size, dtype) in quantizer.buffers(wise).items():
             name = name_of(quantizer, usage, own)
-            found.setdefault(name, Buffer(name, size, dtype))
-    return list(found.values())
+            buffers.setdefault(name, Buffer(name, size, dtype))
+    return list(buffers.values())
 
 
 def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.device | None = None) -> None:

@@ -11,18 +11,17 @@ A float format with sign s, exponent e of E bits and mantissa m of M bits, bias 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL.
 """
 
-import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hop.numerics import packing, spelling
-from hop.numerics.spelling import Value
+from hop.numerics import spelling
+from hop.numerics.format import NOISE_BITS as NOISE_BITS
+from hop.numerics.format import Format as Format
 from hop.numerics.tables import dynamic_map as dynamic_map
 from hop.numerics.tables import float32, halfway, lookup, search
 from hop.numerics.tables import tensor as tensor
@@ -59,88 +58,6 @@ __all__ = [
     "PowerOfTwo",
     "dynamic_map",
 ]
-
-NOISE_BITS = 8  # of the random integers of stochastic rounding
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Format(Value):
-    """What all formats share.
-
-    Args:
-        name: what it is called in messages and reports.
-        bits: of a code.
-        dtype: of a tensor of codes, one per element.
-
-    Attributes:
-        numbers: all finite numbers, ascending, zero once.
-        max, min: the largest and the smallest.
-    """
-
-    name: str
-    bits: int
-    dtype: torch.dtype
-    numbers: tuple[float, ...] = field(init=False)
-    max: float = field(init=False)
-    min: float = field(init=False)
-
-    # Its kind, which a subclass shares. The codes of integers, less that of 0, are their numbers.
-    is_integer: ClassVar[bool] = False
-    is_float: ClassVar[bool] = False
-    is_codebook: ClassVar[bool] = False
-    is_for_scales: ClassVar[bool] = False
-
-    def _check(self, *integers: str) -> None:
-        """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}; give one such as 'int8'")
-        for which in ("bits", *integers):
-            spelling.integer(getattr(self, which), f"{self.name}: {which}")
-        if self.bits not in range(1, 9) and not (self.bits == 16 and self.dtype == torch.int16):
-            raise ValueError(f"{self.name}: bits must be 1 to 8, got {self.bits}; give such a number")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"{self.name}: dtype must be one of {_DTYPES}, got {self.dtype}; take one of them")
-
-    def _derive(self, numbers: Sequence[float], **tables: Sequence[float]) -> None:
-        for name, value in {"numbers": numbers, "max": numbers[-1], "min": numbers[0], **tables}.items():
-            object.__setattr__(self, name, tuple(value) if isinstance(value, Sequence) else value)
-
-    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The codes of x (float32, any shape): nearest, or stochastic with `noise` (integers r of x's shape, uniform
-        in 0..255), which adds r / 256 of a gap to the magnitude, in float32, and rounds toward zero."""
-        raise NotImplementedError
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """The numbers of `codes`, in float32."""
-        raise NotImplementedError
-
-    def pack(self, codes: Tensor) -> Tensor:
-        """(..., K) codes -> (..., bytes), for a format whose codes share bytes (hop.numerics.packing)."""
-        return packing.pack(codes, self.bits)
-
-    def unpack(self, packed: Tensor, size: int) -> Tensor:
-        """The inverse of `pack`, to (..., size)."""
-        return packing.unpack(packed, self.bits, size, self.dtype)
-
-    def inside(self, x: Tensor) -> Tensor:
-        """Whether x lies within half a gap of the numbers, so that encoding does not clip it; false for NaN."""
-        (a, b), (c, d) = self.numbers[:2], self.numbers[-2:]
-        return (x >= a - (b - a) / 2) & (x <= d + (d - c) / 2)
-
-    @property
-    def zero(self) -> int:
-        """The number that stands for 0 where no zero point says otherwise."""
-        return 0
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """The bits of each part of a code: of a float sign, exponent and mantissa."""
-        return (self.bits,)
-
-    @functools.cached_property
-    def is_whole(self) -> bool:
-        """Whether its numbers are integers: where its codes are others, of 8 bits."""
-        return self.is_integer or all(x.is_integer() and -128 <= x <= 127 for x in map(float, self.numbers))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -179,8 +96,8 @@ class Integer(Format):
 
     def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
         """As Format.decode, with `zero` for the code of 0."""
-        numbers = codes.to(torch.float32)
-        return numbers if isinstance(zero, int) and zero == 0 else numbers - zero
+        values = codes.to(torch.float32)
+        return values if isinstance(zero, int) and zero == 0 else values - zero
 
     def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
         """As Format.inside, with `zero` for the code of 0; a tie beyond the last code is clipped if it rounds to it."""
@@ -279,8 +196,8 @@ class Codebook(Format):
 
     def __post_init__(self) -> None:
         self._check()
-        numbers = self.book if isinstance(self.book, tuple | list) else (None,)
-        if any(isinstance(v, bool | str) or not hasattr(v, "__float__") for v in numbers):
+        values = self.book if isinstance(self.book, tuple | list) else (None,)
+        if any(isinstance(v, bool | str) or not hasattr(v, "__float__") for v in values):
             raise ValueError(
                 f"{self.name}: book must be a tuple of numbers, got {spelling.shown(self.book)}; give one such as "
                 "(-1.0, 0.0, 1.0)"
@@ -361,9 +278,6 @@ class PowerOfTwo(Format):
 def _fits(dtype: torch.dtype, low: int, high: int) -> bool:
     """Whether a dtype of integers holds them."""
     return torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max
-
-
-_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 # ---- the formats

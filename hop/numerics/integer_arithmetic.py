@@ -6,21 +6,27 @@ kernels/internal/reference/integer_ops/pooling.h (AveragePool); kernels/internal
 concatenation of operands with scales of their own.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hop.compat.eager import OpOverload
 from hop.numerics.fixed_point import high_product, shifted_right
-from hop.numerics.integer_convention import Codes, IntegerFunction, Units
+from hop.numerics.integer_convention import Units
+from hop.numerics.integer_families import (
+    ADAPTIVE_POOLS,
+    AveragePool,
+    Concatenation,
+    Mean,
+    OfTwo,
+    Reduction,
+    Second,
+    exact_sum,
+    requantized,
+)
 from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
-_aten = torch.ops.aten
-_ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
-POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
 _HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
 _HEADROOM_OF_BYTES = 20
@@ -33,72 +39,40 @@ def _times(x: Tensor, multiplier: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteAdd(IntegerFunction):
+class TfliteAdd(OfTwo):
     """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, or 2^15 of 16 bits, each
     times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
     rounded twice, as requantization.GEMMLOWP does."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
-
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        other: Tensor,
-        other_scale: Tensor,
-        other_zero_point: Tensor | int,
-        subtracts: bool = False,
-    ) -> Tensor:
-        """The codes of x + other, or of x - other; the two broadcast."""
-        own, its, out = units.scales(x, torch.float64, other_scale)
-        twice = torch.maximum(own, its) * 2
-        zeros = units.zeros(x, torch.int64, other_zero_point)
+    def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
+        first, second, output_scale = units.scales(x, torch.float64, other.scale)
+        twice = torch.maximum(first, second) * 2
+        zeros = units.zeros(x, torch.int64, other.zero_point)
         room = 2 ** _HEADROOM.get(x.dtype, _HEADROOM_OF_BYTES)
-        a = _times((x.to(torch.int64) - zeros[0]) * room, own / twice)
-        b = _times((other.to(torch.int64) - zeros[1]) * room, its / twice)
-        total = a - b if subtracts else a + b
-        return _times(total, twice / (out * float(room))) + zeros[2]
+        a = _times((x.to(torch.int64) - zeros[0]) * room, first / twice)
+        b = _times((other.codes.to(torch.int64) - zeros[1]) * room, second / twice)
+        total = a - b if other.subtracts else a + b
+        return _times(total, twice / (output_scale * float(room))) + zeros[2]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteMean(IntegerFunction):
+class TfliteMean(Mean):
     """A mean over n elements: their sum, less n zero points, times the mantissa of the scale over the output's, which
     was divided by n in integers, rounded down."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in (_aten.mean.dim, _aten.mean.default)
-
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload = _aten.mean.dim,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int],
-    ) -> Tensor:
-        """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        keeps = len(rest) > 1 and bool(rest[1])
-        own, out = units.scales(x, torch.float64)
-        zero, out_zero = units.zeros(x, torch.int64)
-        count = torch.ones_like(zero)
-        for d in dims:
-            count = count * x.shape[d]
-        total = x.to(torch.int64).sum(list(dims), keepdim=keeps) - zero * count
-        mantissa, shift = fixed_point(own / out)
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        scale, output_scale = units.scales(x, torch.float64)
+        total, count = exact_sum(x, units, call)
+        mantissa, shift = fixed_point(scale / output_scale)
         more = torch.minimum(_log2(count).clamp(max=32), shift + 31).clamp(min=0)
         mantissa = floor_quotient(mantissa * power_of_two(more), count.clamp(min=1))
         right = more - shift
         left = total * power_of_two((-right).clamp(min=0))
-        return shifted_right(high_product(left, mantissa), right.clamp(min=0)) + out_zero
+        return shifted_right(high_product(left, mantissa), right.clamp(min=0)) + units.zeros(x, torch.int64)[1]
 
 
 def _log2(n: Tensor) -> Tensor:
@@ -108,38 +82,25 @@ def _log2(n: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteAveragePool(IntegerFunction):
+class TfliteAveragePool(AveragePool):
     """An average pool: the sum of the codes, zero points included, by how many of them lie inside the tensor, to the
     nearest, ties away from zero. Where the output has another scale, these codes are then requantized by
     requantization.GEMMLOWP, as by an operator that follows. It does not count what pads the tensor."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in POOLS
-
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        total, count = windows(x, op, rest, list(dims), type(self).__name__)
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        total, count = windows(x, call, type(self).__name__)
         half = floor_quotient(count, 2)
         y = torch.where(total > 0, floor_quotient(total + half, count), -floor_quotient(half - total, count))
-        return requantized(y, units)
+        return requantized(y, units, GEMMLOWP)
 
 
-def windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int], name: str) -> tuple[Tensor, Tensor]:
+def windows(x: Tensor, call: Reduction, name: str) -> tuple[Tensor, Tensor]:
     """The sum of each window and how many elements of the tensor it has, int64. Sums are exact in float64, which holds
     the mean times the size to far less than a half. `name` is the convention's, for errors."""
-    wide, window = x.to(torch.float64), 1
-    if op in _ADAPTIVE:
+    wide, window, (op, rest, dims) = x.to(torch.float64), 1, call
+    if op in ADAPTIVE_POOLS:
         sizes = [(x.shape[d], n) for d, n in zip(dims, rest[0], strict=True)]
         if any(size % n for size, n in sizes):
             raise ValueError(
@@ -166,31 +127,9 @@ def windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int], nam
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteConcatenation(IntegerFunction):
+class TfliteConcatenation(Concatenation):
     """A concatenation: each operand's codes requantized to the output's scale by requantization.GEMMLOWP; those that
     have that scale and zero point stay as they are."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
-
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op is _aten.cat.default
-
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        others: Sequence[tuple[Tensor, Tensor, Tensor | int]] = (),
-        dim: int = 0,
-    ) -> Tensor:
-        """The codes of x and of `others`, each with its scale and zero point, along `dim`."""
-        parts = [requantized(part, units._replace(scale=s, zero_point=z)) for part, s, z in ((x, *units[:2]), *others)]
-        return torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)
-
-
-def requantized(x: Tensor, units: Units, rule: FixedPoint = GEMMLOWP) -> Tensor:
-    """Codes of one scale and zero point as those of another, int64, not yet clamped."""
-    own, out = units.scales(x, torch.float32)
-    zero, out_zero = units.zeros(x, torch.int64)
-    return rule.steps(x.to(torch.int64) - zero, own, torch.ones_like(own), out) + out_zero
+    rule: ClassVar[FixedPoint] = GEMMLOWP

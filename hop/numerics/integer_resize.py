@@ -7,7 +7,7 @@ aten/src/ATen/native/cpu/UpSampleKernel.cpp (cpu_upsample_linear_channels_last, 
 compiles it for x86 with AVX2: which products are fused with which sums was found by comparing bits with torch 2.13.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.numerics.integer_arithmetic import requantized
-from hop.numerics.integer_convention import Codes, IntegerFunction, Units
+from hop.numerics.integer_convention import Units
+from hop.numerics.integer_families import Reducing, Reduction, requantized
 from hop.numerics.interpolation import BILINEAR, resize
 from hop.numerics.ort_arithmetic import fma
 from hop.numerics.pt2e_arithmetic import OfFloats, floats
@@ -30,11 +30,9 @@ _LANES = 8  # channels that PyTorch interpolates at once
 _FEW = 128  # rows and columns of the result up to which PyTorch takes channels last
 
 
-class _Bilinear(IntegerFunction):
+class _Bilinear(Reducing):
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8, torch.int16)
-
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in BILINEAR and not kwargs
+    operators: ClassVar[tuple[OpOverload, ...]] = tuple(BILINEAR)
 
 
 class Between(NamedTuple):
@@ -74,18 +72,9 @@ class _OfCodes(_Bilinear):
     mean: ClassVar[Callable[..., Tensor]]
     rule: ClassVar[FixedPoint]
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
-        sizes, align_corners = sizes_of(op, rest, [x.shape[d] for d in dims], type(self).__name__)
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        op, arguments, dims = call
+        sizes, align_corners = sizes_of(op, arguments, [x.shape[d] for d in dims], type(self).__name__)
         return requantized(self.mean(x, sizes, align_corners, dims), units, self.rule)
 
 
@@ -184,18 +173,8 @@ class Pt2eResizeBilinear(OfFloats, _Bilinear):
     that are left from the second on. Of others, columns are interpolated first, as PyTorch does with several threads:
     with one, it takes such results of three channels another way, of which one code in thousands differs."""
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
-        sizes, align_corners, factors = resize(op, rest, x.shape[2:])
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        sizes, align_corners, factors = resize(call.op, call.arguments, x.shape[2:])
         each = zip(x.shape[2:], sizes, factors, strict=True)
         rows, columns = (_in_floats(*three, align_corners, x.device) for three in each)
         values, weights = [], []

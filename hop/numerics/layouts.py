@@ -62,10 +62,10 @@ class Layout(Value):
         return packed
 
     def restore(
-        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """The inverse of `arrange`, for a tensor of `shape`; `beside` is what is stored beside the codes."""
-        return held
+        return packed
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
         """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
@@ -114,15 +114,15 @@ class Decoded(Layout):
         return tuple(shape), self.dtype
 
     def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        numbers = format.decode(codes)
-        return (numbers * rule.block_scale_of(tensors) if rule.has_block_scale() else numbers).to(self.dtype)
+        values = format.decode(codes)
+        return (values * rule.block_scale_of(tensors) if rule.has_block_scale() else values).to(self.dtype)
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
         packed = packed.to(torch.float32)
         if not rule.has_block_scale():
             return packed
-        fold = rule.block_scale_of(tensors)
-        return torch.where(fold == 0, packed, packed / fold)
+        block_scale = rule.block_scale_of(tensors)
+        return torch.where(block_scale == 0, packed, packed / block_scale)
 
 
 ROWS, SLICE, QUAD = 32, 64, 4  # of a panel; of what is summed: successive elements side by side, and of a byte's lane
@@ -211,21 +211,21 @@ class Tiled(Layout):
         low, high = (tiles & 15).to(torch.int16).unflatten(3, (8, 2)).unbind(4)
         return (low + high * 16).to(torch.uint8)
 
-    def rows(self, held: Tensor, at: Tensor, size: int) -> Tensor:
+    def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
         """Codes of some rows of a matrix, of `size` each, in the plain form: a byte for each of 8 bits, and one for two
         of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
         panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
         tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
-        found = held.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
-        if found.shape[2] == 16:
-            return found.flatten(1)[:, :size]
-        quads = torch.stack([found.remainder(16), torch.div(found, 16, rounding_mode="floor")], 3).flatten(1)
+        codes = packed.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
+        if codes.shape[2] == 16:
+            return codes.flatten(1)[:, :size]
+        quads = torch.stack([codes.remainder(16), torch.div(codes, 16, rounding_mode="floor")], 3).flatten(1)
         return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
 
     def restore(
-        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        tiles = held
+        tiles = packed
         if format.bits in PACKED:
             tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
             tiles = tiles.to(torch.int8)
@@ -233,7 +233,7 @@ class Tiled(Layout):
                 tiles = (tiles ^ 8) - 8
             tiles = tiles.to(format.dtype)
         rows, size = self.matrix(shape)
-        panels, slices = held.shape[:2]
+        panels, slices = packed.shape[:2]
         matrix = tiles.reshape(panels, slices, 2, 16, 16, QUAD).permute(0, 2, 4, 1, 3, 5)
         matrix = matrix.reshape(panels * ROWS, slices * SLICE)[:rows, :size]
         if self.columns:
@@ -288,11 +288,11 @@ class Stacked(Layout):
         return torch.stack([self.of_matrix.arrange(matrix, format) for matrix in packed])
 
     def restore(
-        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         if not shape[0]:
-            return held.new_empty(tuple(shape), dtype=format.dtype)
-        return torch.stack([self.of_matrix.restore(tiles, shape[1:], format) for tiles in held])
+            return packed.new_empty(tuple(shape), dtype=format.dtype)
+        return torch.stack([self.of_matrix.restore(tiles, shape[1:], format) for tiles in packed])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -336,11 +336,11 @@ class Planes(Layout):
         return {"high_codes": packing.pack(high, format.bits - low)}
 
     def restore(
-        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         assert beside is not None
         low = _LOW[format.bits]
-        codes = packing.unpack(held, low, shape[-1], torch.uint8)
+        codes = packing.unpack(packed, low, shape[-1], torch.uint8)
         high = packing.unpack(beside["high_codes"], format.bits - low, shape[-1], torch.uint8)
         codes = (codes + high * 2**low).to(torch.int8)
         if format.dtype.is_signed:

@@ -11,14 +11,15 @@ onnxruntime/contrib_ops/cpu/quantization/qlinear_pool.cc (QLinearPool2DTask), ql
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
-from hop.numerics.pt2e_arithmetic import FIXED_POOLS, MOST, POOLS, each, floats, pooled
+from hop.numerics.integer_families import FIXED_POOLS, AveragePool, Mean, OfTwo, Reduction, Second, exact_sum
+from hop.numerics.pt2e_arithmetic import MOST, POOLS, each, floats, pooled
 from hop.numerics.tables import float32
 
 _aten = torch.ops.aten
@@ -41,39 +42,26 @@ class _Ort(IntegerFunction):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OrtAdd(_Ort):
+class OrtAdd(_Ort, OfTwo):
     """A sum of two tensors: with M1 and M2 the scales over the output's,
 
         codes = round(fma(x, M1, fma(other, M2, zero - fma(zero1, M1, zero2 · M2))))
 
     Where x is one number for the whole of the last dimension that the two do not share, they change places."""
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op is _aten.add.Tensor and kwargs.get("alpha", 1) == 1
+    operators: ClassVar[tuple[OpOverload, ...]] = (_aten.add.Tensor,)
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        other: Tensor,
-        other_scale: Tensor,
-        other_zero_point: Tensor | int,
-        subtracts: bool = False,
-    ) -> Tensor:
-        """The codes of x + other; the two broadcast."""
-        if subtracts:
+    def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
+        if other.subtracts:
             raise ValueError("OrtAdd: subtracts must be False; onnxruntime has no difference of codes")
-        if _is_repeated(x.shape, other.shape):
-            x, other, (own, zero) = other, x, units[:2]
-            units = units._replace(scale=other_scale, zero_point=other_zero_point)
-            other_scale, other_zero_point = own, zero
-        own, its, out = units.scales(x, torch.float32, other_scale)
-        zero, its_zero, out_zero = units.zeros(x, torch.float32, other_zero_point)
-        first, second = own / out, its / out
-        fixed = out_zero - fma(zero, first, its_zero * second)
-        return fma(x, first, fma(other, second, fixed))
+        if _is_repeated(x.shape, other.codes.shape):
+            swapped = units._replace(scale=other.scale, zero_point=other.zero_point)
+            x, units, other = other.codes, swapped, Second(x, units.scale, units.zero_point, False)
+        scale, other_scale, output_scale = units.scales(x, torch.float32, other.scale)
+        zero, other_zero, output_zero = units.zeros(x, torch.float32, other.zero_point)
+        first, second = scale / output_scale, other_scale / output_scale
+        fixed = output_zero - fma(zero, first, other_zero * second)
+        return fma(x, first, fma(other.codes, second, fixed))
 
 
 def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -87,84 +75,50 @@ def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OrtMultiply(_Ort):
+class OrtMultiply(_Ort, OfTwo):
     """A product of two tensors, element by element: round(float32(n) · M + zero), n the exact product of codes less
     their zero points, M = (s1 · s2) / scale, each operation rounded to float32."""
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op is _aten.mul.Tensor and not kwargs
+    operators: ClassVar[tuple[OpOverload, ...]] = (_aten.mul.Tensor,)
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        other: Tensor,
-        other_scale: Tensor,
-        other_zero_point: Tensor | int,
-    ) -> Tensor:
-        """The codes of x · other; the two broadcast."""
-        own, its, out = units.scales(x, torch.float32, other_scale)
-        zero, its_zero, out_zero = units.zeros(x, torch.int32, other_zero_point)
-        total = (x.to(torch.int32) - zero) * (other.to(torch.int32) - its_zero)
-        return total.to(torch.float32) * ((own * its) / out) + out_zero.to(torch.float32)
+    def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
+        """The codes of x · other."""
+        scale, other_scale, output_scale = units.scales(x, torch.float32, other.scale)
+        zero, other_zero, output_zero = units.zeros(x, torch.int32, other.zero_point)
+        total = (x.to(torch.int32) - zero) * (other.codes.to(torch.int32) - other_zero)
+        return total.to(torch.float32) * ((scale * other_scale) / output_scale) + output_zero.to(torch.float32)
 
 
-def _mean(x: Tensor, units: Units, dims: Sequence[int], keeps: bool) -> Tensor:
+def _mean(x: Tensor, units: Units, call: Reduction) -> Tensor:
     """The codes of a mean, float32, not yet clamped: the sum times s / (scale · n), of n elements."""
-    own, out = units.scales(x, torch.float32)
-    zero, out_zero = units.zeros(x, torch.int64)
-    count = torch.ones_like(zero)
-    for d in dims:
-        count = count * x.shape[d]
-    total = x.to(torch.int64).sum(list(dims), keepdim=keeps) - zero * count
-    steps = total.to(torch.float32) * (own / (out * count.to(torch.float32)))
-    return steps.round() + out_zero.to(torch.float32)
+    scale, output_scale = units.scales(x, torch.float32)
+    total, count = exact_sum(x, units, call)
+    steps = total.to(torch.float32) * (scale / (output_scale * count.to(torch.float32)))
+    return steps.round() + units.zeros(x, torch.float32)[1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OrtMean(_Ort):
+class OrtMean(_Ort, Mean):
     """A mean over n elements, whose sum is exact: round(float32(sum) · (s / (scale · n))) + zero, each operation
     rounded to float32."""
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload = _aten.mean.dim,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int],
-    ) -> Tensor:
-        """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        keeps = len(rest) > 1 and bool(rest[1])
-        return _mean(x, units, dims, keeps)
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        return _mean(x, units, call)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OrtAveragePool(_Ort):
+class OrtAveragePool(_Ort, AveragePool):
     """An average pool: (code - zero) · s, summed in float32 one after the other, row by row of a window, by their
     number, and round(y / scale + zero). One window that is the whole picture is a mean, as OrtMean has it."""
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        op, rest, dims = call
         sizes = [int(x.shape[d]) for d in dims]
         if op not in FIXED_POOLS:
             if any(n % m for n, m in zip(sizes, rest[0], strict=True)):
@@ -175,7 +129,7 @@ class OrtAveragePool(_Ort):
             rest = ([n // m for n, m in zip(sizes, rest[0], strict=True)],)
         kernel, _, padding, _, _, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
         if each(kernel, len(sizes)) == sizes and not any(each(padding, len(sizes))) and divisor is None:
-            return _mean(x, units, dims, True)
+            return _mean(x, units, call._replace(arguments=(dims, True)))
         y = pooled(floats(x, units), FIXED_POOLS[len(dims) - 1], rest, len(dims))
         return y / units.scales(x, torch.float32)[1] + units.zeros(x, torch.float32)[1]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
+from hop.numerics.integer_families import ADAPTIVE_POOLS, FIXED_POOLS, AveragePool, Mean, Reduction
 
 _aten = torch.ops.aten
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
@@ -49,7 +50,7 @@ class OfFloats(IntegerFunction):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pt2eMean(OfFloats):
+class Pt2eMean(OfFloats, Mean):
     """A mean over dimensions that follow each other, with a sum in PyTorch's order on CPUs.
 
     Of the last ones, n elements: every eighth in four chains, which are added up, then these eight sums. Of others:
@@ -59,25 +60,12 @@ class Pt2eMean(OfFloats):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload = _aten.mean.dim,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int],
-    ) -> Tensor:
-        """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        keeps, own = len(rest) > 1 and bool(rest[1]), sorted(dims)
-        if own != list(range(own[0], own[-1] + 1)):
-            raise ValueError(f"Pt2eMean: dims must follow each other, got {list(dims)}; take Reciprocal()")
-        values = floats(x, units).flatten(own[0], own[-1])
-        y = _mean(values, own[0], own[-1] == x.dim() - 1)
-        if keeps:
-            y = y.reshape([1 if d in own else n for d, n in enumerate(x.shape)])
-        return y
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        dims = sorted(call.dims)
+        if dims != list(range(dims[0], dims[-1] + 1)):
+            raise ValueError(f"Pt2eMean: dims must follow each other, got {list(call.dims)}; take Reciprocal()")
+        y = _mean(floats(x, units).flatten(dims[0], dims[-1]), dims[0], dims[-1] == x.dim() - 1)
+        return y.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]) if call.keeps else y
 
 
 def _mean(x: Tensor, dim: int, is_last: bool) -> Tensor:
@@ -134,29 +122,18 @@ def _one_by_one(x: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pt2eAveragePool(OfFloats):
+class Pt2eAveragePool(OfFloats, AveragePool):
     """An average pool of one to three dimensions: the elements of a window one after the other, row by row. Of more
     than 1024 elements the sum is exact. Adaptive pools to a single pixel are means."""
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        return pooled(floats(x, units), op, rest, len(dims))
+    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+        return pooled(floats(x, units), call.op, call.arguments, len(call.dims))
 
 
-FIXED_POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, _aten.avg_pool3d.default)
-POOLS = (*FIXED_POOLS, _aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
+POOLS = (*FIXED_POOLS, *ADAPTIVE_POOLS)
 
 
 def pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Tensor:

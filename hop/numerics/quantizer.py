@@ -227,15 +227,15 @@ class Quantizer(Value):
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
         by_rule = zip(self.stored_by_rule(), tensors, strict=True)
-        found = {name: blocks.gather(t, len(shape)) for name, t in by_rule}
-        return {"codes": codes} | found | self._beside(cut, shape, x.shape)
+        stored = {name: blocks.gather(t, len(shape)) for name, t in by_rule}
+        return {"codes": codes} | stored | self._beside(cut, shape, x.shape)
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
         rows, cut, tensors = self._cut(buffers, shape)
         if self.layout is not None and self.layout.is_decoded:
-            numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
-            return blocks.merge(numbers * self.scale.scale_of(tensors, self.format), rows).reshape(shape)
+            values = self.layout.numbers(cut, self.format, self.scale, tensors)
+            return blocks.merge(values * self.scale.scale_of(tensors, self.format), rows).reshape(shape)
         x = blocks.merge(self._decode(cut, tensors, rows), rows).reshape(shape)
         return memory_format.like(x, buffers["codes"]) if self.keeps_memory_format() else x
 
@@ -269,8 +269,8 @@ class Quantizer(Value):
         cut, _ = blocks.split(codes.reshape(rows), self.block)
         tensors = [blocks.spread(buffers[name], self.block) for name in self.stored_by_rule()]
         by_rule = {name: buffers[name] for name in self.stored_by_rule()}
-        held = self._held(cut, rows, codes.shape, tensors)
-        return {"codes": held} | by_rule | self._beside(cut, rows, codes.shape)
+        packed = self._held(cut, rows, codes.shape, tensors)
+        return {"codes": packed} | by_rule | self._beside(cut, rows, codes.shape)
 
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
@@ -278,8 +278,8 @@ class Quantizer(Value):
         """dequantize(quantize(x)), in float32; with noise in the place of rounding where the gradient adds it and
         `noise` is given."""
         shape, (tensors, y) = self.find(x, scale, zero_point)
-        numbers = self._of_numbers(self._rounded(y, noise, shape, tensors), self._served(tensors, shape))
-        out = blocks.merge(numbers, shape).reshape(x.shape)
+        values = self._of_numbers(self._rounded(y, noise, shape, tensors), self._served(tensors, shape))
+        out = blocks.merge(values, shape).reshape(x.shape)
         return memory_format.like(out, x) if self.keeps_memory_format() else out
 
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
@@ -300,9 +300,9 @@ class Quantizer(Value):
         """The straight-through derivatives of fake_quantize, and what x is in units of the scale."""
         shape, (tensors, y) = self.find(x, scale, zero_point)
         zero, served = self._zero(tensors), self._served(tensors, shape)
-        numbers = self._rounded(y, noise, shape, tensors)
+        values = self._rounded(y, noise, shape, tensors)
         inside = self.format.inside(y, *zero)
-        step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
+        step = torch.where(y.isnan(), 0.0, values - torch.where(inside, y, 0.0))
         below = torch.where(inside, 0.0, -self.scale.scale_of(served, self.format))
         units = y.nan_to_num(0.0)
         return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below, units)))
@@ -326,12 +326,12 @@ class Quantizer(Value):
         """reduce(x, dims) over each block of x: by default the sum."""
         shape = self.rows(x.shape)
         cut, dims = blocks.split(x.reshape(shape), self.block)
-        found = reduce(cut, dims)
-        return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+        reduced = reduce(cut, dims)
+        return blocks.gather(reduced.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
 
-    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def combined(self, values: Tensor, op: str, block: Block) -> Tensor:
         """As Blocks.combined, for a tensor with one element for each block."""
-        return found
+        return values
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return Blocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
@@ -372,10 +372,10 @@ class Quantizer(Value):
         tensors = self._served(tensors, rows)
         return self._of_numbers(self.format.decode(codes, *self._zero(tensors)), tensors)
 
-    def _of_numbers(self, numbers: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        numbers = numbers * self.scale.scale_of(tensors, self.format)
+    def _of_numbers(self, values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        values = values * self.scale.scale_of(tensors, self.format)
         offset = self.scale.offset_of(tensors)
-        return numbers if offset is None else self._apart(numbers) - self._apart(offset)
+        return values if offset is None else self._apart(values) - self._apart(offset)
 
     def _apart(self, product: Tensor) -> Tensor:
         """A product that is rounded before anything is added to it."""

@@ -56,11 +56,11 @@ class Blocks:
         flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
         return self.combined(flags, "max") > 0
 
-    def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
+    def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
         """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
         elements of the same block (hop.buffers.sharding). `block` says which blocks, if not those that x is cut
         into."""
-        return found
+        return values
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
         """The largest power of two, from 2^-128, that is at most x > 0."""

@@ -230,12 +230,12 @@ def named(name: str) -> Scheme:
 
     Raises ValueError, with the nearest names, for any other."""
     lower = name.lower().replace("-", "_")
-    found = SCHEMES.get(SHORT.get(lower, lower).upper())
-    if found is None:
+    result = SCHEMES.get(SHORT.get(lower, lower).upper())
+    if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
         near = difflib.get_close_matches(lower, known, n=3) or known
         raise ValueError(f"scheme: no scheme is called {name!r}; take {', '.join(near)}, or a hop.Scheme")
-    return found
+    return result
 
 
 __all__ = ["SCHEMES", "SHORT", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

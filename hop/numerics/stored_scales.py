@@ -126,10 +126,10 @@ class StoredScales(Rule):
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
         dtype = self.scale.dtype if isinstance(self.scale, Format) else self.scale
         names = ["scale", "offset"] if self.offset else ["scale"]
-        found = dict.fromkeys(names, (dtype, block))
+        stored = dict.fromkeys(names, (dtype, block))
         if self.outer is None:
-            return found
-        return found | {f"outer_{name}": (self.outer_dtype, self.outer) for name in names}
+            return stored
+        return stored | {f"outer_{name}": (self.outer_dtype, self.outer) for name in names}
 
     def check(self, format: Format, block: Block) -> None:
         if self.offset and not (format.is_integer and format.min == 0):
@@ -165,13 +165,13 @@ class StoredScales(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         if not self.offset:
-            numbers = [_over(parts.amax().clamp(max=LARGEST), format.max - format.zero)]
+            values = [_over(parts.amax().clamp(max=LARGEST), format.max - format.zero)]
         else:
             known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
             above = parts.combined(known.amax(parts.dims, keepdim=True).clamp(min=0.0), "max")
             below = parts.combined(known.amin(parts.dims, keepdim=True).clamp(max=0.0), "min")
-            numbers = [_over((above - below).clamp(max=LARGEST), format.max), -below]
-        pairs = [self._rounded(parts, number) for number in numbers]
+            values = [_over((above - below).clamp(max=LARGEST), format.max), -below]
+        pairs = [self._rounded(parts, number) for number in values]
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
         tensors: tuple[Any, ...] = (*inner, *outer)
         served = blocks.served(tensors, list(self.stored(format, parts.block).values()), parts.block, parts.places)

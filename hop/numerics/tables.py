@@ -13,10 +13,10 @@ from torch import Tensor
 from hop.compat.export import is_lowering
 
 
-def halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
+def halfway(values: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
     """For each number the least float32 that is rounded to it or to a larger one."""
     result = [-math.inf]
-    for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
+    for lower, (a, b) in enumerate(itertools.pairwise(values)):
         middle: float | Fraction = (a + b) / 2
         if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
             middle = (Fraction(a) + Fraction(b)) / 2
@@ -38,15 +38,15 @@ def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
     """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
     with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
     Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
-    numbers = [0.0, 1.0]
+    points = [0.0, 1.0]
     for i in range(decades):
         count = 2**i if signed else 2 ** (i + 1)
         low, high, unit = float32(0.1), 1.0, float32(10.0 ** (i - decades + 1))
         step = float32((high - low) / count)
         edges = [float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
         values = [float32(float32(float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
-        numbers += values + ([-v for v in values] if signed else [])
-    return tuple(sorted(numbers))
+        points += values + ([-v for v in values] if signed else [])
+    return tuple(sorted(points))
 
 
 def _after(x: float) -> float:
@@ -62,13 +62,13 @@ def _before(x: float) -> float:
     return -_after(-x)
 
 
-def tensor(numbers: Any, device: torch.device) -> Tensor:
+def tensor(values: Any, device: torch.device) -> Tensor:
     """The numbers as a float32 tensor, made inside a graph too."""
     if not is_lowering():
-        return torch.as_tensor(numbers, dtype=torch.float32, device=device)
-    if not isinstance(numbers[0], float):
-        return torch.stack([tensor(row, device) for row in numbers])
-    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
+        return torch.as_tensor(values, dtype=torch.float32, device=device)
+    if not isinstance(values[0], float):
+        return torch.stack([tensor(row, device) for row in values])
+    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in values])
 
 
 def lookup(table: Sequence[float], index: Tensor) -> Tensor:

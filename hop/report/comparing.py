@@ -52,7 +52,7 @@ def compare(
     tell = progress or _silent
     a = Meter(exported("compare", model, given), "model", "compare")
     b = None if reference is None else Meter(exported("compare", reference, given), "reference", "compare")
-    found = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
+    node_pairs = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
     total, done = len(given) + runs, 0
     with torch.no_grad():
         for arguments in given:
@@ -61,14 +61,14 @@ def compare(
                 for _ in a.steps(arguments):
                     pass
             else:
-                run_both(a, b, arguments, list(found), [])
+                run_both(a, b, arguments, list(node_pairs), [])
             done += 1
         for _ in range(runs):
             tell("taking times", done, total)
             a.time(given[0])
             done += 1
     tell("taking times", done, total)
-    return Report(rows_of(a, found), len(given), b is not None, parameter_bytes(a), name)
+    return Report(rows_of(a, node_pairs), len(given), b is not None, parameter_bytes(a), name)
 
 
 def check_count(what: str, count: Any, such: int) -> None:
@@ -93,10 +93,10 @@ def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Ar
             )
     if data is None:
         kept = (m.example_inputs for m in models.values() if isinstance(m, ExportedProgram))
-        found = next((inputs for inputs in kept if inputs is not None), None)
-        if found is None:
+        recorded = next((inputs for inputs in kept if inputs is not None), None)
+        if recorded is None:
             raise ValueError(f"{caller}: data is None, and no program keeps its arguments; pass some")
-        return [Arguments(*found)]
+        return [Arguments(*recorded)]
     return parse(caller, "data", data)
 
 

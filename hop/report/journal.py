@@ -58,10 +58,10 @@ class Journal:
         if whole != text:  # cut off while it was written
             self.path.write_text(whole, encoding="utf-8")
         try:
-            found = [json.loads(line) for line in whole.splitlines()]
+            entries = [json.loads(line) for line in whole.splitlines()]
         except ValueError as error:
             raise ValueError(f"sweep: {self.path} is no journal of a sweep: {error}; name another file") from error
-        return found or [None]
+        return entries or [None]
 
     def _write(self, line: dict[str, Any]) -> None:
         assert self.path is not None
@@ -74,21 +74,21 @@ class Journal:
 def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
     """A hash of a program, of what it holds, of its inputs and of options that change what is measured."""
     result = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
-    held = {**program.constants, **program.state_dict}
-    for name in sorted(held):
+    tensors = {**program.constants, **program.state_dict}
+    for name in sorted(tensors):
         result.update(name.encode())
-        _add(result, held[name])
+        _add(result, tensors[name])
     for x in tree_leaves([(arguments.args, dict(arguments.kwargs)) for arguments in data]):
         _add(result, x)
     return result.hexdigest()
 
 
-def _add(found: Any, x: Any) -> None:
+def _add(digest: Any, x: Any) -> None:
     if not isinstance(x, Tensor):
-        found.update(repr(x).encode() if isinstance(x, bool | int | float | str | None) else type(x).__name__.encode())
+        digest.update(repr(x).encode() if isinstance(x, bool | int | float | str | None) else type(x).__name__.encode())
         return
     parts: list[Tensor] = list(cast(Any, x).buffers().values()) if hasattr(x, "quantizer") else [x]
     for part in parts:
-        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
         flat = part.detach().cpu().contiguous()
-        found.update(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"")  # numpy may be absent
+        digest.update(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"")  # numpy may be absent

@@ -43,16 +43,16 @@ _ARGUMENTS = {  # where those of the inner operator begin
 }
 
 
-def rows_of(meter: Meter, found: list[Pair]) -> tuple[Row, ...]:
+def rows_of(meter: Meter, node_pairs: list[Pair]) -> tuple[Row, ...]:
     """A row for each input, and each value of tensors that the program computes."""
-    return tuple(_Listing(meter, found).rows)
+    return tuple(_Listing(meter, node_pairs).rows)
 
 
 class _Listing:
-    def __init__(self, meter: Meter, found: list[Pair]) -> None:
+    def __init__(self, meter: Meter, node_pairs: list[Pair]) -> None:
         self.meter = meter
         self.rows: list[Row] = []
-        self.pairs = {pair.a: pair for pair in found if pair.elements is not None}
+        self.pairs = {pair.a: pair for pair in node_pairs if pair.elements is not None}
         self.outputs = {node: i for i, (node, _) in reversed(list(enumerate(meter.outputs)))}
         self.held = _held(meter)
         self.places: dict[Node, int] = {}
@@ -72,7 +72,7 @@ class _Listing:
         assert result is not None
         lines = seen.explained.splitlines()
         kernel = lines[-1].removesuffix(": chosen") if lines else "" if node.op == "placeholder" else "PyTorch"
-        held = [self.held[n][1] for n in node.all_input_nodes if n in self.held]
+        constants = [self.held[n][1] for n in node.all_input_nodes if n in self.held]
         return Row(
             name=node.name,
             path=path_of(node),
@@ -86,11 +86,11 @@ class _Listing:
             output=self.outputs.get(node),
             kernel=kernel,
             reasons=tuple(lines[:-1]),
-            parameter_bytes=sum(x.nbytes for x in held),
+            parameter_bytes=sum(x.nbytes for x in constants),
             seconds=self.meter.seconds(node) if node.op == "call_function" else None,
             error=self._error(node),
             values=seen.values,
-            weights=_spread(max(held, key=Tensor.numel)) if held else None,
+            weights=_spread(max(constants, key=Tensor.numel)) if constants else None,
         )
 
     def _operand(self, node: Node) -> Source:
@@ -182,8 +182,8 @@ def _held(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
 
 def parameter_bytes(meter: Meter) -> int:
     """Of all that the program holds and reads, each tensor once."""
-    held = {id(x): x.nbytes for node, (_, x) in _held(meter).items() if node.users}
-    return sum(held.values())
+    parameters = {id(x): x.nbytes for node, (_, x) in _held(meter).items() if node.users}
+    return sum(parameters.values())
 
 
 def _spread(x: Tensor) -> Spread | None:

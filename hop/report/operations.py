@@ -34,18 +34,18 @@ def operations(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> li
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as measured:
         function(*args, **kwargs)
     counted = {str(op).replace(".", "::", 1): flops - ours.operators.get(op, 0) for op, flops in ours.now().items()}
-    found = [
+    rows = [
         Operation(e.key, e.count, e.cpu_time_total * 1e-6, ours.calls.get(e.key, counted.get(e.key, 0)))
         for e in measured.key_averages()
         if e.key.startswith("hop::") or counted.get(e.key)
     ]
-    return sorted(found, key=lambda o: -o.seconds)
+    return sorted(rows, key=lambda o: -o.seconds)
 
 
-def table(found: list[Operation]) -> str:
+def table(rows: list[Operation]) -> str:
     """The operations as text, a line each."""
     lines = [f"{'operation':<64} {'calls':>6} {'ms':>9} {'GFLOP':>9} {'GFLOP/s':>9}"]
-    for o in found:
+    for o in rows:
         rate = o.flops / o.seconds * 1e-9 if o.seconds else 0.0
         lines.append(f"{o.name:<64} {o.calls:>6} {o.seconds * 1e3:>9.3f} {o.flops * 1e-9:>9.3f} {rate:>9.1f}")
     return "\n".join(lines)

@@ -27,11 +27,11 @@ _NUMBERS = ("float", "quantized")
 
 def pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     """The nodes that correspond, in the order of `a`."""
-    found: dict[Node, Node] = {}
+    paired: dict[Node, Node] = {}
 
     def take(x: Node, y: Node) -> None:
-        if x not in found and y not in taken and _comparable(x, y):
-            found[x] = y
+        if x not in paired and y not in taken and _comparable(x, y):
+            paired[x] = y
             taken.add(y)
 
     taken: set[Node] = set()
@@ -45,13 +45,13 @@ def pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
         of_b = results[1].get(path, [])
         if len(of_a) == len(of_b) == 1:
             take(of_a[0], of_b[0])
-    return [(node, found[node]) for node in a.nodes if node in found]
+    return [(node, paired[node]) for node in a.nodes if node in paired]
 
 
 def path_of(node: Node) -> str:
     """The submodule in which a node stands, as "encoder.layer.0"; empty where the program does not say."""
-    found = paths_of(node)
-    return found[-1] if found else ""
+    paths = paths_of(node)
+    return paths[-1] if paths else ""
 
 
 def paths_of(node: Node) -> list[str]:
@@ -70,8 +70,8 @@ def module_of(node: Node) -> str:
 
 def _stack(node: Node) -> list[tuple[str, Any]]:
     """The names and classes of the submodules in which a node stands, outermost first."""
-    found: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
-    return list(found.values())
+    modules: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    return list(modules.values())
 
 
 def inner_operator(node: Node) -> Any:

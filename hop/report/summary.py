@@ -11,9 +11,9 @@ _MOST = 3  # rows that a sentence names
 
 def summary(rows: Sequence[Row], has_reference: bool, parameter_bytes: int) -> tuple[str, ...]:
     """Sentences, the most important one first."""
-    found = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
-    found += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
-    return tuple(sentence for sentence in found if sentence)
+    sentences = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
+    sentences += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 _NO_REFERENCE = "There is no reference, so that nothing is said of errors."
@@ -53,10 +53,10 @@ def _errors(rows: Sequence[Row]) -> str:
     sqnr = first.error.sqnr
     at = "" if sqnr is None else f", with an SQNR of {decibels(sqnr)}"
     said = f"The error enters first at {where(first)}, {first.operator}, in {first.formats}{at}."
-    ends = [row for row in compared if row.output is not None]
+    outputs = [row for row in compared if row.output is not None]
     told = [
         f"output {row.output} has {decibels(row.error.sqnr)}" if row.error and row.error.sqnr is not None else ""
-        for row in ends
+        for row in outputs
     ]
     told = [t for t in told if t][:_MOST]
     return f"{said} At the end {', '.join(told)}." if told else said
@@ -64,18 +64,18 @@ def _errors(rows: Sequence[Row]) -> str:
 
 def _losses(rows: Sequence[Row]) -> list[str]:
     said: list[str] = []
-    found = [row for row in losses(rows) if row is not first_error(rows)]
-    low, floats = ([row for row in found if row.is_float == flag][:_MOST] for flag in (False, True))
+    with_loss = [row for row in losses(rows) if row is not first_error(rows)]
+    low, floats = ([row for row in with_loss if row.is_float == flag][:_MOST] for flag in (False, True))
     for own, what in (
         (low, "Of what computes in other formats than floats, these lose most beyond what comes in"),
         (floats, "Floats pass on what comes in; these make it larger beside the signal"),
     ):
-        ends = [
+        outputs = [
             (row, decibels(row.error.before), decibels(row.error.sqnr))
             for row in own
             if row.error is not None and row.error.sqnr is not None
         ]
-        told = [f"{where(row)} from {before} to {after}" for row, before, after in ends if before != after]
+        told = [f"{where(row)} from {before} to {after}" for row, before, after in outputs if before != after]
         if told:
             said.append(f"{what}: {'; '.join(told)}.")
     return said
@@ -93,7 +93,9 @@ def _floats(rows: Sequence[Row]) -> str:
         return f"{_all(len(products))} in floats ({kinds})."
     names = ", ".join(where(row) for row in left[:_MOST])
     more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
-    weight = f", with {size(held)} of parameters" if (held := sum(row.parameter_bytes for row in left)) else ""
+    weight = (
+        f", with {size(bytes_left)} of parameters" if (bytes_left := sum(row.parameter_bytes for row in left)) else ""
+    )
     count = f"{len(left)} of {len(products)} products, convolutions and embeddings"
     return f"{count} are still float{weight}: {names}{more}."
 

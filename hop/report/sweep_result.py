@@ -28,8 +28,8 @@ class Sweep:
     @property
     def front(self) -> tuple[Candidate, ...]:
         """Those than which none is as small and as good, and better in one of the two; the smallest first."""
-        found = [r for r in self.rows if not any(_dominates(o, r, with_time=False) for o in self.rows)]
-        return tuple(sorted(found, key=lambda row: row.parameter_bytes))
+        best = [r for r in self.rows if not any(_dominates(o, r, with_time=False) for o in self.rows)]
+        return tuple(sorted(best, key=lambda row: row.parameter_bytes))
 
     @property
     def summary(self) -> str:
@@ -43,8 +43,8 @@ class Sweep:
             {**asdict(r), "slowdown": r.slowdown, "pareto": r in best, "front": r in front, "quality": r.quality}
             for r in self.rows
         ]
-        found = {"name": self.name, "summary": self._sentences(), "inputs": self.inputs, "rows": rows}
-        return plain({**found, "has_loss": any(row.loss is not None for row in self.rows)})
+        result = {"name": self.name, "summary": self._sentences(), "inputs": self.inputs, "rows": rows}
+        return plain({**result, "has_loss": any(row.loss is not None for row in self.rows)})
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), allow_nan=False)

@@ -152,10 +152,10 @@ def _run(
         key = (name, "" if scheme is None else str(scheme))
         row = known.get(key)
         if row is None:
-            made = None if scheme is None else to_scheme(program, scheme)
-            row = replace(trial.measured(None if made is None else made.program), name=name, scheme=key[1])
-            if made is not None:
-                row = replace(row, rewritten=len(made.report.rewritten), left=len(made.report.left))
+            converted = None if scheme is None else to_scheme(program, scheme)
+            row = replace(trial.measured(None if converted is None else converted.program), name=name, scheme=key[1])
+            if converted is not None:
+                row = replace(row, rewritten=len(converted.report.rewritten), left=len(converted.report.left))
             notes.add(asdict(row))
         rows.append(row)
     trial.options.tell("done", len(everything), len(everything))
@@ -195,8 +195,8 @@ class _Trial:
 
 def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
     start = time.perf_counter()
-    found = tree_leaves(run(*arguments.args, **arguments.kwargs))
-    for x in found:
+    outputs = tree_leaves(run(*arguments.args, **arguments.kwargs))
+    for x in outputs:
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
@@ -205,8 +205,8 @@ def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
 def _pairs(outputs: Any, wanted: Any) -> list[tuple[Tensor, Tensor]]:
     """The outputs that are floats, beside those of the float model."""
     both = zip(tree_leaves(outputs), tree_leaves(wanted), strict=True)
-    found = [(numbers(x), numbers(y)) for x, y in both]
-    return [(x.double(), y.double()) for x, y in found if x is not None and y is not None]
+    values = [(numbers(x), numbers(y)) for x, y in both]
+    return [(x.double(), y.double()) for x, y in values if x is not None and y is not None]
 
 
 def _sqnr(outputs: Any, wanted: Any) -> float:
@@ -220,10 +220,10 @@ def _sqnr(outputs: Any, wanted: Any) -> float:
 
 def _cosine(outputs: Any, wanted: Any) -> float:
     """The mean over all rows, rows of zeros left out."""
-    found: list[Tensor] = []
+    cosines: list[Tensor] = []
     for x, y in _pairs(outputs, wanted):
         x, y = (v.reshape(-1, v.shape[-1]) if v.dim() else v.reshape(1, 1) for v in (x, y))
         lengths = x.square().sum(1).sqrt() * y.square().sum(1).sqrt()
-        found.append(((x * y).sum(1) / lengths)[lengths > 0])
-    rows = torch.cat(found) if found else torch.zeros(0)
+        cosines.append(((x * y).sum(1) / lengths)[lengths > 0])
+    rows = torch.cat(cosines) if cosines else torch.zeros(0)
     return rows.mean().item() if rows.numel() else math.nan

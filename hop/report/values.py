@@ -55,8 +55,8 @@ def of_quantizer(q: Quantizer) -> Type:
 
 def of_dtype(dtype: torch.dtype) -> Type:
     is_float = dtype.is_floating_point or dtype.is_complex
-    found = (FLOAT if dtype.itemsize > 1 else LOW_BIT) if is_float else INTEGER
-    return Type(str(dtype).removeprefix("torch."), found, 8 * dtype.itemsize)
+    group = (FLOAT if dtype.itemsize > 1 else LOW_BIT) if is_float else INTEGER
+    return Type(str(dtype).removeprefix("torch."), group, 8 * dtype.itemsize)
 
 
 def numbers(x: Any) -> Tensor | None:

@@ -78,8 +78,8 @@ def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
     shape = [n if isinstance(n, int) else parts[n.buffer].shape[n.dim] * n.factor for n in form.shape]
     if tracing.is_exporting():  # operators of ATen record what the graph knows alone
         usages = list(copies.of(form.names))
-        made: Any = together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
-        return made
+        result: Any = together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
+        return result
     return QuantizedTensor.fitting(dict(zip(form.names, parts, strict=True)), form.quantizer, shape, form.dtype)
 
 

@@ -31,8 +31,8 @@ def same(op: OpOverload, t: QuantizedTensor) -> Any:
 def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
     """fresh buffers; a memory format applies to the codes"""
     t.check()
-    made = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
-    return t.rebuilt(made)
+    buffers = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
+    return t.rebuilt(buffers)
 
 
 @implements(aten._pin_memory.default)
@@ -77,8 +77,8 @@ def to_copy(
         kept = _format(t, name, memory_format)
         return b.to(device=device or b.device, non_blocking=non_blocking, copy=True, memory_format=kept)
 
-    held = t.quantizer.layout
-    if held is not None and device is not None and not held.suits(torch.device(device)):
+    packing = t.quantizer.layout
+    if packing is not None and device is not None and not packing.suits(torch.device(device)):
         t = views.unpacked(t)
     new = t.rebuilt({name: moved(name, b) for name, b in t.buffers().items()}, dtype=dtype)
     return new.pin_memory() if pin_memory else new
@@ -207,8 +207,8 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
     dim = views.dimension(dim, t.dim())
     if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"{sizes} do not sum to {t.shape[dim]}")
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    offsets = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, offsets, strict=True)]
 
 
 @implements(aten.unbind.int)
@@ -328,8 +328,8 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
         if x.shape == t.shape and x.device == t.device:
             scale, zero_point = t.scale, t.zero_point if q.scale.has_zero_point() else None
         else:
-            made = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
-            scale, zero_point = made["scale"], made.get("zero_point")
+            ones = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
+            scale, zero_point = ones["scale"], ones.get("zero_point")
         scale = q.scale.given_of(scale, q.format)
     if q.stochastic:
         noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)

@@ -119,8 +119,8 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         )
     try:
         with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
-            held: dict[str, str] = file.metadata() or {}
-            text = held.get(_KEY, "{}")
+            metadata: dict[str, str] = file.metadata() or {}
+            text = metadata.get(_KEY, "{}")
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
     except safetensors.SafetensorError as error:
         raise ValueError(f"load_file: {path} is no whole file of safetensors: {error}") from error
@@ -130,13 +130,13 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         raise ValueError(f"load_file: {path}: its metadata is no JSON: {error}") from error
     if not isinstance(described, dict):
         raise ValueError(f"load_file: {path}: its metadata is no JSON object")
-    found: dict[str, Tensor] = {}
+    quantized: dict[str, Tensor] = {}
     for name, entry in cast(dict[str, Any], described).items():
         try:
-            found[name] = _built(name, entry, flat, device)
+            quantized[name] = _built(name, entry, flat, device)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"load_file: {path}: {name!r} is not what the metadata says: {error}") from error
-    return {**flat, **found}
+    return {**flat, **quantized}
 
 
 def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.device) -> Any:

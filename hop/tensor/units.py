@@ -130,14 +130,14 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
             size = n if is_whole(u, n) else u
             run, ragged = behind * size, n % size != 0
         behind = behind * n
-    found: list[Any] = []
+    sizes: list[Any] = []
     for i, n in reversed(list(enumerate(new))):
         if run % n == 0:
-            found.append(n if run != 1 else 1)
+            sizes.append(n if run != 1 else 1)
             run = run // n
         elif n % run == 0 or all(m == 1 for m in new[:i]):
-            found.append(run)
+            sizes.append(run)
             run = 1
         else:
             raise cut
-    return found[::-1]
+    return sizes[::-1]

@@ -201,10 +201,11 @@ def _reshaped(
     if 0 in new:
         return quantizer, {name: size for name, (size, _) in quantizer.buffers(new).items()}
     parts = units.groups(old, new)
-    found = {name: units.regrouped(u, old, new, parts) for name, u in own.items()}
-    quantizer = units.fitting.__wrapped__(quantizer, tuple(found.items()), new)
+    regrouped = {name: units.regrouped(u, old, new, parts) for name, u in own.items()}
+    quantizer = units.fitting.__wrapped__(quantizer, tuple(regrouped.items()), new)
     sizes = {
-        name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True)) for name, us in found.items()
+        name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True))
+        for name, us in regrouped.items()
     }
     if quantizer.per_byte() > 1:
         sizes["codes"] = sizes["codes"] or (1,)  # a single number has no dimension, its byte has one
@@ -338,13 +339,13 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
 
 def _merged(sizes: list[int], strides: list[int]) -> tuple[list[int], list[int]]:
     """The fewest dimensions with the same elements in the same order."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for n, s in zip(sizes, strides, strict=True):
-        if found and found[-1][1] == n * s:
-            found[-1] = (found[-1][0] * n, s)
+        if merged and merged[-1][1] == n * s:
+            merged[-1] = (merged[-1][0] * n, s)
         else:
-            found.append((n, s))
-    return [n for n, _ in found], [s for _, s in found]
+            merged.append((n, s))
+    return [n for n, _ in merged], [s for _, s in merged]
 
 
 def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:

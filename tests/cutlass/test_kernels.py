@@ -4,21 +4,19 @@ the emulator of tests.ptx, with copies, barriers and products in whatever order 
 import itertools
 import unittest
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parameterized import parameterized
-from torch import Tensor
 
 import cutlass_kernels
-from cutlass_kernels import hopper, plain, schedule
+from cutlass_kernels import hopper, schedule
 from cutlass_kernels.forms import FORMS, variants
 from cutlass_kernels.product import Product
 from cutlass_kernels.tiles import TILES
-from cutlass_kernels.variants import FLOATS, INTEGERS, SHARED_MEMORY, Tile, Variant, longest, short
+from cutlass_kernels.variants import FLOATS, SHARED_MEMORY, Tile, Variant, longest, short
 from tests.support import cubin
 
 if reason := cutlass_kernels.missing():
@@ -26,18 +24,15 @@ if reason := cutlass_kernels.missing():
 
 from tests.ptx import HABITS, contractable, habits
 from tests.support import emulated, registers
+from tests.support.kernel_products import check, fitting, floats, integers, product
 
+GEMMS = tuple(f for f in FORMS if not f.group)  # others are for tests/cutlass/test_nibbles.py
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
-
-
-def fitting(form: Variant, tile: Tile) -> Variant | None:
-    found = replace(form, tile=tile, tma=not tile.swap)
-    return found if found.declines() is None else None
 
 
 def cases() -> list[tuple[str, Variant]]:
     """Each form with one tile, each tile with one form."""
-    mixed = [next(v for t in TILES[i % 7 :] + TILES if (v := fitting(f, t))) for i, f in enumerate(FORMS)]
+    mixed = [next(v for t in TILES[i % 7 :] + TILES if (v := fitting(f, t))) for i, f in enumerate(GEMMS)]
     tiles = [v for t in TILES for f in (FORM, FORMS[-3]) if (v := fitting(f, t))]
     return [(v.name, v) for v in dict.fromkeys([*mixed, *tiles])]
 
@@ -67,7 +62,7 @@ def check_code(variant: Variant) -> None:
 class TestVariants(unittest.TestCase):
     def test_names_are_of_one_variant(self):
         found = list(variants())
-        assert len({v.name for v in found}) == len(found) > 400
+        assert len({v.name for v in found}) == len(found) > 500
         assert all(set(v.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") for v in found)
 
     def test_shared_memory_suffices(self):
@@ -76,9 +71,8 @@ class TestVariants(unittest.TestCase):
             results = rows * columns * v.out.itemsize * v.part_stages * v.tile.consumers
             factors = v.stages * (v.tile.m + v.tile.n) * v.tile.k
             barriers = 2 * 8 * v.stages
-            assert factors + results + v.column_bytes + v.split_bytes + barriers + 3 * 1024 <= SHARED_MEMORY + 2048, (
-                v.name
-            )
+            vectors = v.column_bytes + v.step_bytes + v.table_bytes + v.split_bytes
+            assert factors + results + vectors + barriers + 3 * 1024 <= SHARED_MEMORY + 2048, v.name
             assert v.tile.m % rows == 0 and v.tile.n // v.owners % columns == 0
 
     @parameterized.expand(
@@ -117,71 +111,6 @@ class TestSchedule(unittest.TestCase):
 # ---- in the emulator
 
 
-def integers(dtype: torch.dtype, *shape: int, extreme: bool = False) -> Tensor:
-    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    found = torch.randint(low, high + 1, shape, dtype=torch.int16)
-    return torch.where(found > (low + high) // 2, high, low).to(dtype) if extreme else found.to(dtype)
-
-
-def floats(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def operand(dtype: torch.dtype, *shape: int) -> Tensor:
-    return integers(dtype, *shape) if dtype in INTEGERS else floats(dtype, *shape)
-
-
-def product(form: Variant, m: int, n: int, k: int, batch: int = 2) -> Product:
-    """A product of a form, of random numbers."""
-    lead = (batch,) if form.batched else ()
-    fused: dict[str, Tensor | str | float | None] = {"requantize": form.requantize}
-    if form.scales == "block":
-        fused |= {
-            "lhs_scale": torch.rand(m, -(-k // 128)) + 0.5,
-            "rhs_scale": torch.rand(-(-k // 128), -(-n // 128)) + 0.5,
-        }
-    elif form.scales:
-        small = 1e-2 / k if form.is_integer else 1.0
-        fused |= {"lhs_scale": (torch.rand(m, 1) + 0.5) * small, "rhs_scale": torch.rand(1, n) + 0.5}
-    if form.lhs_zero is not None:
-        fused["lhs_zero"] = integers(form.lhs, m).to(form.lhs_zero)
-    if form.rhs_zero is not None:
-        fused["rhs_zero"] = integers(form.rhs, n).to(form.rhs_zero)
-    if form.bias is not None:
-        fused["bias"] = torch.randint(-1000, 1000, (n,)).to(form.bias)
-    if form.requantize:
-        fused |= {
-            "out_scale": torch.rand(n) * 0.1 + 0.01,
-            "out_zero": None if form.out_zero is None else integers(form.out, n).to(form.out_zero),
-        }
-    if form.bounded:
-        fused |= {"low": -0.3, "high": 1.0}
-    rhs = operand(form.rhs, *lead, n, k).mT
-    return Product(operand(form.lhs, *lead, m, k), rhs, form.out, fast=not form.promoted, **fused)  # type: ignore[arg-type]
-
-
-def check(p: Product, tile: Tile, **kwargs: Any) -> None:
-    """The emulated kernel's result is exact for integers, and rounded as float32 is for floats."""
-    got, wanted = emulated.run(p, tile, **kwargs), plain.reference(p)
-    assert got.dtype == p.out and got.shape == wanted.shape
-    if p.lhs.dtype in INTEGERS:
-        assert torch.equal(got, wanted), f"{(got != wanted).sum()} of {got.numel()} differ"
-        return
-    bare = replace(p, out=torch.float32)
-    exact = plain.reference(bare).double()
-    absolute = replace(
-        bare, lhs=p.lhs.float().abs().to(p.lhs.dtype), rhs=p.rhs.float().abs().to(p.rhs.dtype), bias=None
-    )
-    magnitude = plain.reference(absolute).double() + (0 if p.bias is None else p.bias.double().abs())
-    error = (got.double() - exact).abs()
-    # One rounding for each addition in float32, which the sums of magnitudes bound; then half a step of the result.
-    half = torch.finfo(p.out).eps / 2
-    least = torch.finfo(p.out).smallest_normal * half
-    known = ~(exact.abs() > torch.finfo(p.out).max)
-    of_result = torch.maximum(exact.abs(), got.double().abs()) * half + least
-    assert (error <= magnitude * (p.k / 128 + 8) * 2.0**-23 + of_result)[known].all(), error.max()
-
-
 class TestEmulated(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
@@ -194,7 +123,7 @@ class TestEmulated(unittest.TestCase):
         rows, columns = (tile.n + 5, 5 * tile.m - 30) if tile.swap else (2 * tile.m - 20, 2 * tile.n - 48)
         check(product(FORM, rows, columns, 400), tile, multiprocessors=tile.blocks)
 
-    @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(FORMS)])
+    @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(GEMMS)])
     @pytest.mark.sampled(3)
     @pytest.mark.full
     def test_each_form(self, _, i, form):
@@ -202,7 +131,7 @@ class TestEmulated(unittest.TestCase):
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
         check(product(form, 70, 80, 272), tile)
 
-    @parameterized.expand([(str(t), t, FORMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
+    @parameterized.expand([(str(t), t, GEMMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
     @pytest.mark.full
     @pytest.mark.sampled(3)
     def test_each_tile_with_some_forms(self, _, tile, forms):
@@ -211,7 +140,7 @@ class TestEmulated(unittest.TestCase):
     @parameterized.expand([(str(t), t) for t in TILES])
     @pytest.mark.exhaustive
     def test_each_form_with_each_tile(self, _, tile):
-        self._check_all(FORMS, tile)
+        self._check_all(GEMMS, tile)
 
     def _check_all(self, forms, tile):
         for form in forms:

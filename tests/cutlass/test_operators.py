@@ -73,7 +73,7 @@ WRONG = (
         "blocks of integers",
         scaled(lhs_scale=torch.ones(4, 1), rhs_scale=torch.ones(1, 2)),
         ValueError,
-        "matrices of floats",
+        "factors of floats",
     ),
     (
         "blocks",
@@ -91,7 +91,7 @@ WRONG = (
         "zero of floats",
         floats(lhs_zero=torch.zeros(1, dtype=S8)),
         ValueError,
-        "lhs_zero is for two matrices of integers",
+        "lhs_zero is for factors of integers",
     ),
     ("zero dtype", scaled(lhs_zero=torch.zeros(1)), TypeError, "lhs_zero must be of torch.int32"),
     ("zero size", scaled(rhs_zero=torch.zeros(4, dtype=S8)), ValueError, "one for each of 6; got shape"),

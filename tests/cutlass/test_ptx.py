@@ -105,12 +105,27 @@ class Arithmetic(unittest.TestCase):
         ("mul.wide.s32 %d2, %a, %b; mov.b64 {%r2, %r3}, %d2; xor.b32 %z, %r2, %r3;",
          lambda a, b: (p := a.view("i4").astype("i8") * b.view("i4")) ^ p >> 32),
         ("mov.b64 %d2, {%a, %b}; shr.s64 %d2, %d2, 16; mov.b64 {%z, %r3}, %d2;", lambda a, b: a >> 16 | b << 16),
+        ("max.s16x2 %z, %a, %b;", lambda a, b: np.maximum(a.view("i2"), b.view("i2")).view("u4")),
+        ("min.u16x2 %z, %a, %b;", lambda a, b: np.minimum(a.view("u2"), b.view("u2")).view("u4")),
     ])  # fmt: skip
     def test_integers(self, text, oracle):
         got = apply(text, WORDS, OTHERS, out=np.uint32)
         with np.errstate(all="ignore"):
             expected = np.asarray(oracle(WORDS, OTHERS))
         np.testing.assert_array_equal(got, expected.astype(np.int64).astype(np.uint32))
+
+    @parameterized.expand([
+        ("max.f32", np.fmax), ("max.NaN.f32", np.maximum), ("min.NaN.f32", np.minimum), ("mul.rn.f32", np.multiply),
+        ("div.rn.f32", np.divide), ("rcp.rn.f32", lambda a, b: np.float32(1) / a),
+    ])  # fmt: skip
+    def test_floats_have_one_nan(self, name, oracle):
+        """NaN results are all the canonical one."""
+        others = FLOATS[::-1].copy()
+        text = f"{name} %z, %a;" if name.startswith("rcp") else f"{name} %z, %a, %b;"
+        got = apply(text, FLOATS, others, out=np.uint32)
+        with np.errstate(all="ignore"):
+            expected = oracle(FLOATS, others)
+        np.testing.assert_array_equal(got, np.where(np.isnan(expected), 0x7FFFFFFF, expected.view(np.uint32)))
 
     @parameterized.expand([
         ("cvt.rn.bf16.f32 %z, %a;", ml_dtypes.bfloat16), ("cvt.rn.f16.f32 %z, %a;", np.float16),

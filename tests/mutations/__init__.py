@@ -1,6 +1,7 @@
 """Kernels with one synchronization deleted or changed, by name: the emulator must find each of MUTATIONS out."""
 
 from tests.mutations.barriers import BARRIERS
+from tests.mutations.groups import GROUPS
 from tests.mutations.harmless import HARMLESS
 from tests.mutations.loads import LOADS
 from tests.mutations.products import PRODUCTS
@@ -10,4 +11,4 @@ from tests.mutations.sums import SUMS
 
 __all__ = ["HARMLESS", "KERNELS", "MUTATIONS"]
 
-MUTATIONS = BARRIERS | LOADS | PRODUCTS | RESULTS | SUMS
+MUTATIONS = BARRIERS | GROUPS | LOADS | PRODUCTS | RESULTS | SUMS

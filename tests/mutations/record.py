@@ -17,6 +17,7 @@ from tests.mutations.patterns import WRONG
 from tests.ptx import Fault, habits
 from tests.ptx.host import Host
 from tests.support import emulated
+from tests.support.kernel_products import product
 
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 
@@ -47,6 +48,10 @@ class Kernel:
 
     @functools.cached_property
     def product(self) -> Product:
+        if self.form.groups or self.form.scales == "1x128":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return product(self.form, self.m, self.n, self.k)
         generator = torch.Generator().manual_seed(0)
 
         def codes(rows: int) -> torch.Tensor:
@@ -74,9 +79,14 @@ class Kernel:
         return "" if torch.equal(got, right) else WRONG
 
 
+def form_of(**fields: object) -> Variant:
+    """The first form that has these."""
+    return next(f for f in FORMS if all(getattr(f, name) == value for name, value in fields.items()))
+
+
 # Two consumers that share a tile; two with a tile each; blocks that load for each other; results stored by threads;
-# sums in float32, to which the products of each step are added, those of 128 rows in two
-# halves; two blocks that share each sum.
+# sums in float32, to which the products of each step are added, those of 128 rows in two halves; two blocks that share
+# each sum; groups of rows, and of K; scales of 1 x 128 on both sides.
 KERNELS = {
     "cooperative": Kernel(Tile(128, 64), 300, 72),
     "pingpong": Kernel(Tile(64, 64, pingpong=True), 300, 72),
@@ -84,6 +94,9 @@ KERNELS = {
     "swapped": Kernel(Tile(64, 16, swap=True), 36, 130, 200),
     "promoted": Kernel(Tile(64, 64), 140, 72, form=FORMS[23]),
     "split": Kernel(Tile(64, 64, split=2), 140, 72),
+    "rows": Kernel(Tile(128, 64), 300, 72, form=form_of(groups="rows", bias=None)),
+    "k": Kernel(Tile(128, 64), 140, 72, 600, form_of(groups="k")),
+    "lines": Kernel(Tile(64, 16, swap=True), 36, 130, 272, form_of(groups="", scales="1x128")),
     "halves": Kernel(Tile(256, 64), 300, 72, form=FORMS[23]),
 }
 

@@ -141,7 +141,7 @@ class TestLayers(unittest.TestCase):
         layer(x).square().sum().backward()
         assert layer.scales.input.scale.grad.abs() > 0
         with torch.no_grad():
-            assert tuple(layer._result(x.shape[1:])) == layer(x).shape[1:]
+            assert tuple(layer._output_shape(x.shape[1:])) == layer(x).shape[1:]
 
     def test_a_recipe_that_multiplies_blocks(self):
         """A convolution takes one scale for each row; the report says so."""

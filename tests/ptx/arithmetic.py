@@ -64,7 +64,7 @@ def narrow(x: NDArray, like: NDArray) -> NDArray:
 FLOATS: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.fmin, "max": np.fmax,
     "neg": np.negative, "abs": np.abs, "sqrt": np.sqrt, "fma": rounding.fma, "mad": rounding.fma,
-    "rcp": lambda a: narrow(1 / a.astype(np.float64), a), "rsqrt": lambda a: narrow(1 / np.sqrt(a.astype("f8")), a),
+    "rcp": lambda a: 1 / a, "rsqrt": lambda a: narrow(1 / np.sqrt(a.astype("f8")), a),
     "ex2": lambda a: narrow(np.exp2(a.astype("f8")), a), "lg2": lambda a: narrow(np.log2(a.astype("f8")), a),
     "tanh": lambda a: narrow(np.tanh(a.astype("f8")), a),
 }  # fmt: skip
@@ -99,21 +99,43 @@ def packed(function: Function, ins: Instruction) -> Function:
     return both
 
 
+def halves(function: Function, dtype: np.dtype) -> Function:
+    """On the two integers of 16 bits in each register."""
+    return lambda *c: function(*[x.view(dtype) for x in c]).view(np.uint32)
+
+
+def canonical(function: Function) -> Function:
+    """NaN results of float32 are all the same one: payloads and signs are not kept."""
+
+    def found(*values: NDArray) -> NDArray:
+        result = function(*values)
+        return np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32)).view(np.float32)
+
+    return found
+
+
+NAN: dict[str, Function] = {"min": np.minimum, "max": np.maximum}  # which give NaN where one operand is it
+
+
 @implements(*FLOATS, *INTEGERS, "copysign")
 def arithmetic(ins: Instruction, program: Program) -> Run:
+    count, modifiers = len(ins.operands) - 1, set(ins.parts[1:-1])
+    if ins.type in ("s16x2", "u16x2") and ins.parts[0] in ("min", "max", "add") and not modifiers:
+        function = halves(INTEGERS[ins.parts[0]], TYPES[ins.type[:3]])
+        return elementwise(ins, program, function, TYPES["b32"], *[TYPES["b32"]] * count)
     base, dtype = ins.parts[0], TYPES[ins.type]
-    count = len(ins.operands) - 1
-    modifiers = set(ins.parts[1:-1])
+    floats = FLOATS | NAN if "NaN" in modifiers and base in NAN else FLOATS
+    modifiers = modifiers - {"NaN"} if base in NAN else modifiers
     if ins.type in ("f16", "f16x2", "bf16", "bf16x2"):
         if modifiers - {"rn"} or base not in ("add", "sub", "mul", "fma", "min", "max", "neg", "abs"):
             raise unsupported(ins)
         dtype = TYPES["b32" if ins.type.endswith("x2") else "b16"]
-        function = packed((FLOATS | ODD)[base], ins)
+        function = packed((floats | ODD)[base], ins)
         return elementwise(ins, program, function, dtype, *[dtype] * count)
     if dtype.kind == "f":
-        if modifiers - MODIFIERS or base not in FLOATS or (dtype.itemsize == 8 and base == "fma"):
+        if modifiers - MODIFIERS or base not in floats or (dtype.itemsize == 8 and base == "fma"):
             raise unsupported(ins)
-        function = FLOATS[base]
+        function = floats[base] if base in ("neg", "abs") or dtype.itemsize == 8 else canonical(floats[base])
         if "ftz" in modifiers:
             inner = function
             function = lambda *v: rounding.flush(inner(*map(rounding.flush, v)))  # noqa: E731

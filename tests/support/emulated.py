@@ -53,9 +53,9 @@ def launched(
     """The product by a kernel that has been compiled for it."""
     host.seed, host.habits = seed, habits
 
-    def kernel(lhs: Tensor, rhs: Tensor, out: Tensor, vectors: Any, bounds: Any, _: int) -> None:
+    def kernel(lhs: Tensor, rhs: Tensor, out: Tensor, *others: Any) -> None:
         out.untyped_storage().copy_(torch.full((out.nbytes,), 0xA5, dtype=torch.uint8).untyped_storage())  # poison
-        host(lhs, rhs, out, vectors, bounds, multiprocessors)
+        host(lhs, rhs, out, *others[:-1], multiprocessors)
 
     fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
     with mock.patch.object(hopper, "compiled", lambda _: kernel):

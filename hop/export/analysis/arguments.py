@@ -36,10 +36,10 @@ def parse(caller: str, name: str, data: Any) -> list[Arguments]:
         ValueError: it is an empty list.
     """
     several = isinstance(data, Sequence) and not isinstance(data, tuple)
-    found = [_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
-    whole = [x for x in found if x is not None]
-    if len(whole) != len(found):
-        wrong = found.index(None)
+    parsed = [_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
+    whole = [x for x in parsed if x is not None]
+    if len(whole) != len(parsed):
+        wrong = parsed.index(None)
         place, x = (f" at {wrong}", cast(Any, data)[wrong]) if several else ("", cast(Any, data))
         got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else shown(x)
         raise TypeError(

@@ -46,11 +46,11 @@ def check(
     for kind in kinds or ():
         if not isinstance(kind, torch.dtype):
             raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}; give one such as torch.float32")
-    found = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
-    if found:
-        lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in found)
-        what = "node is" if len(found) == 1 else "nodes are"
-        raise ValueError(f"check: {len(found)} {what} not what the program may hold\n{lines}")
+    failures = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
+    if failures:
+        lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in failures)
+        what = "node is" if len(failures) == 1 else "nodes are"
+        raise ValueError(f"check: {len(failures)} {what} not what the program may hold\n{lines}")
 
 
 def _collection(name: str, given: Any) -> list[Any]:

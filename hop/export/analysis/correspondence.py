@@ -15,14 +15,14 @@ from hop.tensor import QuantizedTensor
 def pairs_of(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     """The nodes that correspond, in the order of `a`."""
     is_older = provenance.depth(a) <= provenance.depth(b)
-    found = _descended(a, b) if is_older else [(x, y) for y, x in _descended(b, a)]
+    pairs = _descended(a, b) if is_older else [(x, y) for y, x in _descended(b, a)]
     for of_a, of_b in provenance.relatives(a, b):
-        used = {node for pair in found for node in pair}
+        used = {node for pair in pairs for node in pair}
         fits = [(x, y) for x in of_a for y in of_b if not {x, y} & used and _fit(x, y, same_dtype=True)]
         times = Counter(node for pair in fits for node in pair)
-        found += [(x, y) for x, y in fits if times[x] == times[y] == 1]
+        pairs += [(x, y) for x, y in fits if times[x] == times[y] == 1]
     order = {node: i for i, node in enumerate(a.nodes)}
-    return sorted(found, key=lambda pair: order[pair[0]])
+    return sorted(pairs, key=lambda pair: order[pair[0]])
 
 
 def _descended(a: Graph, b: Graph) -> list[tuple[Node, Node]]:

@@ -98,9 +98,9 @@ class Figures:
             self.largest = max(self.largest, _steps(*whole))
             differ |= _unequal(*whole)
         if whole is None or isinstance(x, QuantizedTensor):
-            numbers = _numbers(x), _numbers(y)
-            differ |= _unequal(*numbers)
-            self._add_numbers(*numbers, with_largest=whole is None)
+            values = _numbers(x), _numbers(y)
+            differ |= _unequal(*values)
+            self._add_numbers(*values, with_largest=whole is None)
         self.differing += int(differ.sum())
 
     def _add_numbers(self, x: Tensor, y: Tensor, *, with_largest: bool) -> None:

@@ -15,9 +15,9 @@ Ancestry = tuple[str | None, ...]
 
 def ancestries(graph: Graph) -> dict[Node, Ancestry]:
     """The ancestry of each call in a graph, in order."""
-    found = {node: _names(node) for node in graph.nodes if node.op == "call_function"}
-    depth = max(map(len, found.values()), default=1)
-    return {node: (None,) * (depth - len(names)) + names for node, names in found.items()}
+    ancestors = {node: _names(node) for node in graph.nodes if node.op == "call_function"}
+    depth = max(map(len, ancestors.values()), default=1)
+    return {node: (None,) * (depth - len(names)) + names for node, names in ancestors.items()}
 
 
 def _names(node: Node) -> tuple[str, ...]:

@@ -259,26 +259,28 @@ class _Analysis:
                 return intervals.anything(value)
         return result
 
-    def _summed(self, node: Node, value: Tensor, made: Sum) -> Any:
+    def _summed(self, node: Node, value: Tensor, total: Sum) -> Any:
         if not intervals.is_integer(value.dtype):
             return Reals()
-        cast = _cast_after(node) if made.is_product else None
+        cast = _cast_after(node) if total.is_product else None
         if cast is not None:
             self.narrowed.add(cast)
         accumulator = value.dtype if cast is None else cast.meta["val"].dtype
-        self._row(node, made, accumulator)
+        self._row(node, total, accumulator)
         least, greatest = intervals.dtype_range(value.dtype)
-        if made.low < least or made.high > greatest:
+        if total.low < least or total.high > greatest:
             return intervals.anything(value)
-        return made.parts or intervals.integers(made.low, made.high)
+        return total.parts or intervals.integers(total.low, total.high)
 
-    def _row(self, node: Node, made: Sum, accumulator: torch.dtype) -> None:
+    def _row(self, node: Node, total: Sum, accumulator: torch.dtype) -> None:
         least, greatest = intervals.dtype_range(accumulator)
-        status = PROVEN if least <= made.low and made.high <= greatest else MAY_OVERFLOW
-        bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (made.low, made.high))
-        bits -= least == 0 and made.low >= 0
+        status = PROVEN if least <= total.low and total.high <= greatest else MAY_OVERFLOW
+        bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (total.low, total.high))
+        bits -= least == 0 and total.low >= 0
         names = (self.owners.get(node, node.name), node.name, str(node.target))
-        self.rows.append(SumRange(*names, made.is_product, made.low, made.high, bits, accumulator, status, made.known))
+        self.rows.append(
+            SumRange(*names, total.is_product, total.low, total.high, bits, accumulator, status, total.known)
+        )
 
     def _unknown(self, node: Node, dtype: torch.dtype, reason: str) -> None:
         names = (self.owners.get(node, node.name), node.name, str(node.target))
@@ -293,22 +295,22 @@ def _given(node: Node, limits: Any) -> Any:
     """Bounds of an input, as the caller gives them."""
     value = node.meta["val"]
     kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
-    ends = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
-    pair = len(ends) == 2 and all(isinstance(n, kind) for n in ends)
-    if not isinstance(value, Tensor) or not pair or not ends[0] <= ends[1]:
+    limit = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
+    pair = len(limit) == 2 and all(isinstance(n, kind) for n in limit)
+    if not isinstance(value, Tensor) or not pair or not limit[0] <= limit[1]:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] must be a pair of ascending numbers, of integers for a tensor of "
             f"integers; got {limits!r}; give one such as (0, 1)"
         )
     if kind is not int:
-        return Reals(float(ends[0]), float(ends[1]), False)
+        return Reals(float(limit[0]), float(limit[1]), False)
     least, greatest = intervals.dtype_range(value.dtype)
-    if ends[0] < least or ends[1] > greatest:
+    if limit[0] < least or limit[1] > greatest:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}; give "
             "such bounds"
         )
-    return intervals.integers(*ends)
+    return intervals.integers(*limit)
 
 
 def _cast_after(node: Node) -> Node | None:

@@ -48,8 +48,8 @@ class Runner:
             if node.op == "output":
                 return
             if node.op != "placeholder":
-                found = self.run(interpreter, node)
-                interpreter.env[node] = self._own(found) if node.op == "get_attr" else found
+                output = self.run(interpreter, node)
+                interpreter.env[node] = self._own(output) if node.op == "get_attr" else output
             yield node, interpreter.env[node]
             for dead in self.done_after.get(node, []):
                 del interpreter.env[dead]
@@ -102,9 +102,9 @@ class Runner:
         return x.detach().clone() if self.writes and isinstance(x, Tensor) else x
 
 
-def compare(a: Runner, b: Runner, arguments: Arguments, found: list["Figures"], of_outputs: list["Figures"]) -> None:
+def compare(a: Runner, b: Runner, arguments: Arguments, figures: list["Figures"], of_outputs: list["Figures"]) -> None:
     """Add the figures of one input."""
-    waiting = [f for f in dict.fromkeys([*found, *of_outputs]) if not f.dropped]
+    waiting = [f for f in dict.fromkeys([*figures, *of_outputs]) if not f.dropped]
     by_a: dict[Any, list[Figures]] = {}
     by_b: dict[Any, list[Figures]] = {}
     for f in waiting:
@@ -139,9 +139,9 @@ def compare(a: Runner, b: Runner, arguments: Arguments, found: list["Figures"], 
             f.add(f.a, right.pop(f, f.b))
 
 
-def outputs_of(a: Runner, b: Runner, found: list["Figures"]) -> list["Figures"]:
+def outputs_of(a: Runner, b: Runner, figures: list["Figures"]) -> list["Figures"]:
     """The figures of the outputs, which are those of a pair where both are its nodes."""
-    known = {(f.a, f.b): f for f in found}
+    known = {(f.a, f.b): f for f in figures}
     result = []
     for i, ((x, of_x), (y, of_y)) in enumerate(zip(a.outputs, b.outputs, strict=True)):
         nodes = isinstance(x, Node) and isinstance(y, Node) and of_x is None and of_y is None

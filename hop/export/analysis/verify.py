@@ -49,8 +49,8 @@ class Comparison:
     @property
     def outputs(self) -> tuple[Difference, ...]:
         """Those of the outputs, by position."""
-        found = [row for row in self.rows if row.output is not None]
-        return tuple(sorted(found, key=lambda row: row.output or 0))
+        rows = [row for row in self.rows if row.output is not None]
+        return tuple(sorted(rows, key=lambda row: row.output or 0))
 
     def __str__(self) -> str:
         different = [row for row in self.rows if row.differing]
@@ -112,12 +112,12 @@ def verify(
         raise ValueError(
             f"verify: outputs correspond by position, and program_a has {len(a.outputs)}, program_b {len(b.outputs)}"
         )
-    found = [Figures(x, y) for x, y in pairs_of(a.graph, b.graph)]
-    of_outputs = outputs_of(a, b, found)
+    figures = [Figures(x, y) for x, y in pairs_of(a.graph, b.graph)]
+    of_outputs = outputs_of(a, b, figures)
     with torch.no_grad():
         for arguments in given:
-            compare(a, b, arguments, found, of_outputs)
-    kept = [f for f in found if f.elements is not None]
+            compare(a, b, arguments, figures, of_outputs)
+    kept = [f for f in figures if f.elements is not None]
     rows = tuple(f.row() for f in [*kept, *(f for f in of_outputs if f.elements is not None and f not in kept)])
     lone = (lone_calls(r.graph, used) for r, used in ((a, [f.a for f in kept]), (b, [f.b for f in kept])))
     return Comparison(rows, next(lone), next(lone), len(given))

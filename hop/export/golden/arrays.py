@@ -35,23 +35,23 @@ class Arrays:
         about: the operator, the arguments, the convention.
     """
 
-    def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+    def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         self.held: dict[str, Any] = {}
         self.described: dict[str, dict[str, Any]] = {}
         self.arguments: dict[str, Any] = {}
         self.about: dict[str, Any] = {"operator": operator_name(node), "arguments": self.arguments}
         if node.target is compiled.operators["hop_scaled_buffers"]:
-            self._scaled(node, args, kwargs, found)
+            self._scaled(node, args, kwargs, output)
         elif node.target is compiled.operators["hop_quantize_buffers"]:
             self._argument("input", node.args[1], args[1])
             self.about["quantizer"] = args[0]
-            self._buffers("output", Quantizer.parse(args[0]), args[5], found)
+            self._buffers("output", Quantizer.parse(args[0]), args[5], output)
         elif node.target is compiled.operators["hop_dequantize_buffers"]:
             given: Any = node.args
             self._argument("input", *(Operand(Quantizer.parse(x[0]), *x[1:4]) for x in (given, args)))
-            self.add("output", found)
+            self.add("output", output)
         else:
-            self._plain(node, args, kwargs, found)
+            self._plain(node, args, kwargs, output)
 
     def add(self, name: str, x: Tensor) -> None:
         """An array. What numpy has no dtype for is stored in float32, which holds it exactly, or as its bits."""
@@ -60,9 +60,9 @@ class Arrays:
             stored = stored.to(torch.float32)
         elif str(x.dtype).startswith(("torch.float8", "torch.float4")):
             stored = stored.view(_BITS[x.dtype.itemsize])
-        self.held[name] = made = stored.contiguous().numpy()
+        self.held[name] = array = stored.contiguous().numpy()
         dtype = str(x.dtype).removeprefix("torch.")
-        self.described[name] = {"dtype": dtype, "stored": made.dtype.name, "shape": list(made.shape)}
+        self.described[name] = {"dtype": dtype, "stored": array.dtype.name, "shape": list(array.shape)}
 
     # ---- arguments
 
@@ -79,9 +79,9 @@ class Arrays:
                 self._argument(f"{name}.{i}", *pair)
         else:
             self.arguments[name] = _as_json(x)
-            numbers = x if isinstance(x, list | tuple) else [x]
-            if numbers and all(isinstance(n, bool | int | float) for n in numbers):
-                whole = all(isinstance(n, int) for n in numbers)
+            values = x if isinstance(x, list | tuple) else [x]
+            if values and all(isinstance(n, bool | int | float) for n in values):
+                whole = all(isinstance(n, int) for n in values)
                 self.add(name, torch.tensor(x, dtype=torch.int64 if whole else torch.float64))
 
     def _buffers(self, name: str, quantizer: Quantizer, usages: Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -94,7 +94,7 @@ class Arrays:
 
     # ---- calls
 
-    def _plain(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+    def _plain(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Of PyTorch's operators, and of ours on plain tensors, which begin with the operator that they run."""
         first = next((i for i, x in enumerate(args) if isinstance(x, OpOverload)), -1)
         of = node.target if first < 0 else args[first]
@@ -103,12 +103,12 @@ class Arrays:
             self._argument(names[i] if i < len(names) and first < 0 else f"argument{i}", given, x)
         for name, x in kwargs.items():
             self._argument(name, node.kwargs[name], x)
-        results = list(found) if isinstance(found, list | tuple) else [found]
+        results = list(output) if isinstance(output, list | tuple) else [output]
         for i, x in enumerate(results):
             if isinstance(x, Tensor):
                 self.add("output" if len(results) == 1 else f"output.{i}", x)
 
-    def _scaled(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+    def _scaled(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         op, spelled, scale, zero, *flat = args
         output = Quantizer.parse(spelled) if isinstance(spelled, str) else spelled
         nodes, values = decode(op, node.args[4:]), decode(op, flat)
@@ -123,31 +123,31 @@ class Arrays:
                 self._argument(argument.name, None, argument.default_value)
         self._sums(call)
         if not isinstance(output, Quantizer):
-            self.add("output", found)
+            self.add("output", result)
             return
-        self._buffers("output", output, (copies.ROWWISE,), found)
+        self._buffers("output", output, (copies.ROWWISE,), result)
         convention = output.scale.requantization
         self.about |= {"quantizer": str(output), "convention": None if convention is None else str(convention)}
-        self._range(call, found)
+        self._range(call, result)
 
     def _sums(self, call: Call) -> None:
         """The exact sums of a product, and by what fixed point multiplies them."""
-        found, exact = _sums_of(call), by_sum(call.output)
-        if not found:
+        terms, exact = _sums_of(call), by_sum(call.output)
+        if not terms:
             return
-        for i, one in enumerate(found):
-            self.add("sums" if len(found) == 1 else f"sums.{i}", one.total)
+        for i, one in enumerate(terms):
+            self.add("sums" if len(terms) == 1 else f"sums.{i}", one.total)
         bias = call.find(BIAS) if call.kwargs.get("beta", 1) else None
-        self.about["sums"] = {"count": len(found), "has_bias": exact and bias is not None}
+        self.about["sums"] = {"count": len(terms), "has_bias": exact and bias is not None}
         if exact and isinstance(bias, Tensor) and bias.is_floating_point():
-            steps = bias_steps(found[0], aligned(call, bias)).clamp(-(2**31), 2**31 - 1)
+            steps = bias_steps(terms[0], aligned(call, bias)).clamp(-(2**31), 2**31 - 1)
             self.add("bias.steps", steps.to(torch.int32))
         convention = call.output.scale.requantization if isinstance(call.output, Quantizer) else None
         if isinstance(convention, FixedPoint):
             assert isinstance(call.output, Quantizer)
-            shape = list(found[0].total.shape)
+            shape = list(terms[0].total.shape)
             scale = spread(given_buffers(call, shape)[0], blocks.per_dimension(call.output.block, len(shape)), shape)
-            pair = fixed_point(convention.quotient(found[0].lhs, found[0].rhs, scale))
+            pair = fixed_point(convention.quotient(terms[0].lhs, terms[0].rhs, scale))
             for name, x in zip(("multiplier", "shift"), pair, strict=True):
                 self.add(name, x.to(torch.int32))
 
@@ -156,13 +156,13 @@ class Arrays:
         format, convention = call.output.format, call.output.scale.requantization  # type: ignore[union-attr]
         if not isinstance(format, Integer) or buffers[1].numel() != 1:
             return
-        ends = torch.tensor([format.low, format.high], dtype=torch.int32)
+        limits = torch.tensor([format.low, format.high], dtype=torch.int32)
         if convention is not None and (convention.low, convention.high) != (None, None):
             if not by_sum(call.output) and integer_function(call.output) is None:
                 return
             zero = buffers[2].reshape(()).to(torch.int32) if len(buffers) > 2 else format.zero
-            ends = convention.clamp(ends, buffers[1].reshape(()), zero, format)
-        self.add("output.range", ends.to(torch.int32))
+            limits = convention.clamp(limits, buffers[1].reshape(()), zero, format)
+        self.add("output.range", limits.to(torch.int32))
 
 
 def _sums_of(call: Call) -> list[Sum]:

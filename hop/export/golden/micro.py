@@ -45,5 +45,5 @@ class Micro:
 
     def value(self, tensor: FileTensor) -> Tensor:
         """What a tensor held after the last run."""
-        found = self.interpreter.GetTensor(tensor.index, 0)["tensor_data"]
-        return torch.from_numpy(found.copy()).reshape(tensor.shape)
+        data = self.interpreter.GetTensor(tensor.index, 0)["tensor_data"]
+        return torch.from_numpy(data.copy()).reshape(tensor.shape)

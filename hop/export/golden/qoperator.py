@@ -51,9 +51,9 @@ def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOpe
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    found = compared(_Beside(program, _Runtime(model), _CALLER), given)
-    assert isinstance(found, QOperatorComparison)
-    return found
+    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    assert isinstance(comparison, QOperatorComparison)
+    return comparison
 
 
 class _Beside(Beside):
@@ -88,12 +88,12 @@ class _Runtime:
         except Exception as error:  # protobuf's, by its version
             raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
         self.graph = _graph(its)
-        ends = [o.name for o in its.graph.output]
+        outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
-        made = [n for node in its.graph.node for n in node.output if n in infos and n not in ends]
+        outputs = [n for node in its.graph.node for n in node.output if n in infos and n not in outputs_shown]
         codes = {t.name for t in self.graph.tensors if t.kind in _CODES}
-        self.shown = [*ends, *(n for n in made if n in codes)]
-        its.graph.output.extend(infos[n] for n in self.shown[len(ends) :])
+        self.shown = [*outputs_shown, *(n for n in outputs if n in codes)]
+        its.graph.output.extend(infos[n] for n in self.shown[len(outputs_shown) :])
         try:
             self.session: Any = onnxruntime.InferenceSession(
                 its.SerializeToString(), providers=["CPUExecutionProvider"]
@@ -106,8 +106,8 @@ class _Runtime:
         names = list(self.graph.inputs)
         given = dict(zip(names, inputs, strict=True))
         fed = {n: x.contiguous().numpy() for n, x in given.items()}
-        made = self.session.run(self.shown, fed)
-        self.found = {**given, **{n: torch.from_numpy(y) for n, y in zip(self.shown, made, strict=True)}}
+        outputs = self.session.run(self.shown, fed)
+        self.found = {**given, **{n: torch.from_numpy(y) for n, y in zip(self.shown, outputs, strict=True)}}
 
     def value(self, tensor: FileTensor) -> Tensor:
         return self.found[tensor.name]

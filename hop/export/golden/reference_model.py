@@ -23,9 +23,9 @@ def tool(caller: str) -> Path:
     """Where the reference model is: what the environment variable HOP_TOSA names, the program, its folder, or an
     environment of Python with tosa-tools; or on the path. Raises ImportError where it is nowhere."""
     if place := os.environ.get(PLACE):
-        found = [p for inside in reversed(_INSIDE) for p in (_matching(Path(place), inside)) if p.is_file()]
-        if found:
-            return found[0]
+        programs = [p for inside in reversed(_INSIDE) for p in (_matching(Path(place), inside)) if p.is_file()]
+        if programs:
+            return programs[0]
         raise ImportError(
             f"{caller}: {PLACE} names {place}, where there is no {_NAME}; name an environment that has it"
         )
@@ -88,9 +88,9 @@ class ReferenceModel:
             for i, name in enumerate(self.inputs):
                 np.save(place / f"in{i}.npy", inputs[name].contiguous().numpy())
             self._run(place, wanted)
-            found = {n: torch.from_numpy(np.load(place / f"out{i}.npy")) for i, n in enumerate(wanted)}
-        found |= {n: inputs[n] for n in names if n in self.inputs}
-        return {n: x.to(self.dtype(n)).reshape(self.shape(n)) for n, x in found.items()}
+            outputs = {n: torch.from_numpy(np.load(place / f"out{i}.npy")) for i, n in enumerate(wanted)}
+        outputs |= {n: inputs[n] for n in names if n in self.inputs}
+        return {n: x.to(self.dtype(n)).reshape(self.shape(n)) for n, x in outputs.items()}
 
     def _run(self, place: Path, wanted: Sequence[str]) -> None:
         given = {

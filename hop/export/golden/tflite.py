@@ -72,13 +72,13 @@ class TfliteComparison(Comparison):
             for name, own, its in self.units
         ]
         if (first := self.first) is not None and self.trials:
-            found = self.equal_with
+            equal = self.equal_with
             text.append(
-                f"the first is {first.a}; " + ("equal by" if found else "no convention makes it equal; nearest")
+                f"the first is {first.a}; " + ("equal by" if equal else "no convention makes it equal; nearest")
             )
             cells = [
                 (str(t.convention).partition(":")[2], ", ".join(t.targets), f"{t.differing:,}")
-                for t in (found or self.trials)[:_SHOWN_TRIALS]
+                for t in (equal or self.trials)[:_SHOWN_TRIALS]
             ]
             text.append(table(("convention", "that of", "differ"), cells, right=2))
         return "\n".join(text)
@@ -188,22 +188,22 @@ class Beside(Runner):
             self._match()
         self.equal_so_far, comparing = True, self.pairs
         assert comparing is not None
-        for node, found in self.steps(arguments):
+        for node, output in self.steps(arguments):
             if node.op == "placeholder":
-                self.compare(node, found, (), {})
+                self.compare(node, output, (), {})
 
     def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if can_be_tried(node) else ((), {})
-        found = interpreter.run_node(node)
+        output = interpreter.run_node(node)
         if self.pairs is None:
-            self._note(node, found)
+            self._note(node, output)
         else:
-            self.compare(node, found, args, kwargs)
-        return found
+            self.compare(node, output, args, kwargs)
+        return output
 
-    def compare(self, node: Node, found: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         for pair in (self.pairs or {}).get(node, ()):
-            own = found[0] if isinstance(found, list | tuple) else found
+            own = output[0] if isinstance(output, list | tuple) else output
             theirs = pair.arranged(own, self.runtime.value(pair.tensor))
             before = pair.figures.differing
             pair.figures.add(own, theirs)
@@ -214,9 +214,9 @@ class Beside(Runner):
     def _inputs(self, arguments: Arguments) -> list[Tensor]:
         """What the file takes."""
         wanted = dict.fromkeys(self.read)
-        for node, found in self.steps_quietly(arguments):
+        for node, output in self.steps_quietly(arguments):
             if node in wanted:
-                wanted[node] = found[0] if isinstance(found, list | tuple) else found
+                wanted[node] = output[0] if isinstance(output, list | tuple) else output
             if all(x is not None for x in wanted.values()):
                 break
         result = []
@@ -245,12 +245,12 @@ class Beside(Runner):
     def _input_codes(self) -> list[Node]:
         """For each input of the file the node whose value it takes: the input, or the codes that the program makes of
         it."""
-        found = []
+        nodes = []
         for node, index in zip(self.inputs, self.runtime.graph.inputs.values(), strict=True):
             if self.runtime.graph.tensors[index].dtype in _CODES:
                 node = next((user for user in node.users if _quantizes(user)), node)
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _shown(self, node: Node, tensor: FileTensor) -> Node:
         """What an output of the file is compared with: the codes, or the floats that they stand for."""
@@ -266,18 +266,18 @@ class Beside(Runner):
             else:
                 return node
 
-    def _note(self, node: Node, found: Any) -> None:
+    def _note(self, node: Node, output: Any) -> None:
         """Remember the scale and the zero point of codes."""
         if can_be_tried(node) or node.target is compiled.operators["hop_quantize_buffers"]:
-            _, scale, *zero = found
+            _, scale, *zero = output
             if scale.numel() == 1:
                 spelled = str(node.args[1 if can_be_tried(node) else 0])
                 self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(spelled).format.zero
         elif (e := quantizing(node)) is not None:
-            numbers = [self._number(x) for x in (e.scale, e.zero_point)]
-            if None not in numbers:
-                self.units[node] = float(torch.tensor(numbers[0])), int(numbers[1])  # type: ignore[arg-type]
-        elif of(node.target).family is VIEW and isinstance(found, Tensor) and found.dtype in _CODES:
+            units = [self._number(x) for x in (e.scale, e.zero_point)]
+            if None not in units:
+                self.units[node] = float(torch.tensor(units[0])), int(units[1])  # type: ignore[arg-type]
+        elif of(node.target).family is VIEW and isinstance(output, Tensor) and output.dtype in _CODES:
             source: Any = node.args[0]
             source = source.args[0] if getattr(source.target, "__name__", "") == "getitem" else source
             if source in self.units:
@@ -286,33 +286,33 @@ class Beside(Runner):
     def _number(self, x: Any) -> Any:
         if not isinstance(x, Node):
             return 0 if x is None else x
-        found = constant(self.exported, x)
-        return found.item() if found is not None and found.numel() == 1 else None
+        value = constant(self.exported, x)
+        return value.item() if value is not None and value.numel() == 1 else None
 
     def _match(self) -> None:
         ends = {pair.tensor.index for pair in self.ends}
         written = [self.runtime.graph.tensors[i] for op in self.runtime.graph.operators for i in op.outputs]
         free = [t for t in written if t.index not in ends]
         own = [n for n in self.units if n not in {pair.node for pair in self.ends}]
-        found = list(self.ends)
+        pairs = list(self.ends)
         by_name = {t.name: t for t in free}
         named = [
             _Pair(n, by_name[n.name], self.caller) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])
         ]
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
-        found += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
-        found += self._alike(own, free, found)
+        pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
+        pairs += self._alike(own, free, pairs)
         if {n for n in own if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
-            taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
+            taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
             rest = [pair for pair in named if can_be_tried(pair.node)]
-            found += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
+            pairs += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
         self.pairs = {}
-        for pair in found:
+        for pair in pairs:
             self.pairs.setdefault(pair.node, []).append(pair)
 
-    def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], found: Sequence[_Pair]) -> list[_Pair]:
+    def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], pairs: Sequence[_Pair]) -> list[_Pair]:
         """Of what is not found yet, those whose codes mean the same, and that have the same sizes."""
-        taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
+        taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
         alike: dict[Any, tuple[list[Node], list[FileTensor]]] = defaultdict(lambda: ([], []))
         for node in own:
             if node not in taken[0]:

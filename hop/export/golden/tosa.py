@@ -52,9 +52,9 @@ def verify_tosa(program: ExportedProgram, model: Any, inputs: Data) -> TosaCompa
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    found = compared(_Beside(program, _Runtime(model), _CALLER), given)
-    assert isinstance(found, TosaComparison)
-    return found
+    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    assert isinstance(comparison, TosaComparison)
+    return comparison
 
 
 class _Beside(Beside):
@@ -85,9 +85,9 @@ class _Runtime:
             FileTensor(i, n, self.model.shape(n), self.model.tensors[n]["type"], None, None)
             for i, n in enumerate(names)
         )
-        made = [(op["op"], n) for op in self.model.block.get("operators", ()) for n in op.get("outputs", ())]
+        written = [(op["op"], n) for op in self.model.block.get("operators", ()) for n in op.get("outputs", ())]
         codes = {n for n in places if self.model.dtype(n) in _CODES}
-        self.shown = [n for op, n in made if op != "CONST" and n in codes]
+        self.shown = [n for op, n in written if op != "CONST" and n in codes]
         operators = tuple(
             FileOperator(i, "", (), (places[n],), lambda name, default: default) for i, n in enumerate(self.shown)
         )

@@ -106,12 +106,12 @@ def _tried(
     samples: Sequence[Sample],
 ) -> list[Trial]:
     """What conventions give with the range of an activation."""
-    found = []
+    results = []
     for convention, targets in named.items():
         tried = replace(convention, low=bounds[0], high=bounds[1])
         if (count := _differing(node, quantizer, tried, samples)) is not None:
-            found.append(Trial(tried, count, tuple(dict.fromkeys(targets))))
-    return found
+            results.append(Trial(tried, count, tuple(dict.fromkeys(targets))))
+    return results
 
 
 def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
@@ -146,8 +146,8 @@ def _differing(node: Node, quantizer: Quantizer, convention: Convention, samples
     for sample in samples:
         op, _, *rest = sample.args
         try:
-            found = node.target(op, spelled, *rest, **sample.kwargs)  # type: ignore[operator]
+            buffers = node.target(op, spelled, *rest, **sample.kwargs)  # type: ignore[operator]
         except _REFUSALS:
             return None
-        count += int((found[0] != sample.theirs).sum())
+        count += int((buffers[0] != sample.theirs).sum())
     return count

@@ -58,10 +58,10 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
     path.mkdir(parents=True, exist_ok=True)
     nodes: list[dict[str, Any]] = []
 
-    def write(node: Node, found: Arrays) -> None:
-        file = f"{len(nodes):03}_{_short(found.about['operator'])}.npz"
-        np.savez(path / file, **found.held)
-        nodes.append({"name": node.name, "file": file, **found.about, "arrays": found.described})
+    def write(node: Node, arrays: Arrays) -> None:
+        file = f"{len(nodes):03}_{_short(arrays.about['operator'])}.npz"
+        np.savez(path / file, **arrays.held)
+        nodes.append({"name": node.name, "file": file, **arrays.about, "arrays": arrays.described})
 
     recorder.write = write
     with torch.no_grad():
@@ -106,10 +106,10 @@ class _Recorder(Runner):
 
     def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if node in self.written else ((), {})
-        found = interpreter.run_node(node)
+        output = interpreter.run_node(node)
         if node in self.written:
-            self.write(node, Arrays(node, args, kwargs, found))
-        return found
+            self.write(node, Arrays(node, args, kwargs, output))
+        return output
 
 
 def _has_tensors(node: Node) -> bool:

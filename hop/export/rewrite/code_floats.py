@@ -108,20 +108,20 @@ def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]
 
 
 def run_view(
-    seen: list[Quantizer], op: OpOverload, held: Held, rest: list[Any], kwargs: dict[str, Any]
+    seen: list[Quantizer], op: OpOverload, operand: Held, rest: list[Any], kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    tensor = held.tensor()
+    tensor = operand.tensor()
     if of(op).family is VIEW:
         op = aten.reshape.default if op is aten.view.default else op
-        made = op(tensor, *rest, **kwargs)
+        result = op(tensor, *rest, **kwargs)
     else:
-        scale, *zero = parameters(held.quantizer, held.codes, held.given)
+        scale, *zero = parameters(operand.quantizer, operand.codes, operand.given)
         options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
-        made = scaled(op, held.quantizer, tensor, *rest, **kwargs, **options)
-    if not isinstance(made, QuantizedTensor):
-        raise TypeError(f"{op} of blocks of {held.quantizer.block} leaves no blocks")
-    seen.append(made.quantizer)
-    return list(made.buffers().values())
+        result = scaled(op, operand.quantizer, tensor, *rest, **kwargs, **options)
+    if not isinstance(result, QuantizedTensor):
+        raise TypeError(f"{op} of blocks of {operand.quantizer.block} leaves no blocks")
+    seen.append(result.quantizer)
+    return list(result.buffers().values())
 
 
 def run_quantize(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tuple[int, int] | None) -> Tensor:
@@ -130,8 +130,8 @@ def run_quantize(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tupl
     return codes if bounds is None else codes.clamp(*bounds)
 
 
-def run_dequantize(held: Held) -> Tensor:
-    return dequantize(held.tensor())
+def run_dequantize(operand: Held) -> Tensor:
+    return dequantize(operand.tensor())
 
 
 def numbers_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:

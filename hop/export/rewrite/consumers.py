@@ -25,7 +25,7 @@ class End(NamedTuple):
 
 def ends_of(node: Node) -> list[End] | None:
     """The nodes that quantize the result of a node, if all that reads it leads there."""
-    found: list[End] = []
+    consumers: list[End] = []
 
     def follow(at: Node, low: float | None, high: float | None, views: tuple[Node, ...]) -> bool:
         if not at.users:
@@ -35,7 +35,7 @@ def ends_of(node: Node) -> list[End] | None:
             if e is not None and e.tensor is at and at not in (e.scale, e.zero_point):
                 if e.codes not in FORMATS or (views and any(b != -1 for b in e.block)):
                     return False
-                found.append(End(user, e, low, high, views))
+                consumers.append(End(user, e, low, high, views))
             elif family is BOUND and (bounds := bounds_of(user)):
                 if not follow(user, *_composed(low, high, *bounds), views):
                     return False
@@ -44,7 +44,7 @@ def ends_of(node: Node) -> list[End] | None:
         return True
 
     bounds = bounds_of(node) if of(node.target).family is BOUND else (None, None)
-    return found if follow(node, None, None, ()) and bounds else None
+    return consumers if follow(node, None, None, ()) and bounds else None
 
 
 def bounds_of(node: Node) -> tuple[float | None, float | None] | None:

@@ -65,17 +65,17 @@ class Conventions:
                 f"has not: {reason.splitlines()[0]}"
             )
 
-    def rule(self, node: Node, held: Mapping[Node, Held], codes: torch.dtype) -> Convention:
+    def rule(self, node: Node, operands: Mapping[Node, Held], codes: torch.dtype) -> Convention:
         """How the codes of a node's result, of dtype `codes`, are found."""
         roles = of(node.target)
-        gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
+        gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in operands for role in (LHS, RHS))
         if self.target is None and self.requantize is not None:
             return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
         row = PT2E[node.target] if self.target is None else self._row(node.target, codes)  # type: ignore[index]
-        if isinstance(row.convention, _IN_ORDER) and not _is_in_order(node, held):
+        if isinstance(row.convention, _IN_ORDER) and not _is_in_order(node, operands):
             return Reciprocal()
         if roles.family in _PRODUCTS and row.per_tensor is not None:
-            weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
+            weight = operands.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
             if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
                 return row.per_tensor
         return row.convention
@@ -94,12 +94,12 @@ class Conventions:
         return self.target[op]
 
 
-def _is_in_order(node: Node, held: Mapping[Node, Held]) -> bool:
+def _is_in_order(node: Node, operands: Mapping[Node, Held]) -> bool:
     """Whether the order of a float sum is known that a mean, a pool or a resize takes: of static sizes in float32, of
     an operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
     x: Any = node.args[0]
     sizes = list(value(x).shape)
-    known = x in held and held[x].is_whole() and held[x].dtype == torch.float32 and not node.kwargs
+    known = x in operands and operands[x].is_whole() and operands[x].dtype == torch.float32 and not node.kwargs
     if not known or not all(isinstance(n, int) for n in sizes[1:]):
         return False
     if node.target is aten.mean.dim:

@@ -41,14 +41,14 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
         if of(node.target).family not in (MATRIX, CONVOLUTION):
             continue
         operands = [x for x in node.args[:3] if isinstance(x, Node)]
-        found = [(x, origin_of(x)) for x in operands]
-        weights = {origin for _, origin in found if _is_weight(origin, names)}
-        wanted = {value(x).dtype for x, origin in found[:2] if origin not in weights}
+        origins = [(x, origin_of(x)) for x in operands]
+        weights = {origin for _, origin in origins if _is_weight(origin, names)}
+        wanted = {value(x).dtype for x, origin in origins[:2] if origin not in weights}
         wanted &= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
         if len(wanted) != 1:
             continue
         (dtype,) = wanted
-        for x, origin in found:
+        for x, origin in origins:
             if origin in weights and value(origin).dtype != dtype:
                 _set(x, origin, dtype)
                 scale = origin.args[DEQUANTIZE[str(origin.target)][1]]
@@ -79,10 +79,10 @@ def _cast(
 ) -> None:
     if not isinstance(scale, Node) or scale.name not in names:
         return
-    held = state if names[scale.name] in state else constants
-    was = held[names[scale.name]]
+    tensors = state if names[scale.name] in state else constants
+    was = tensors[names[scale.name]]
     scale.meta["val"] = scale.meta["val"].to(dtype)
-    made = was.detach().to(dtype)
-    held[names[scale.name]] = (
-        torch.nn.Parameter(made, was.requires_grad) if isinstance(was, torch.nn.Parameter) else made
+    tensor = was.detach().to(dtype)
+    tensors[names[scale.name]] = (
+        torch.nn.Parameter(tensor, was.requires_grad) if isinstance(was, torch.nn.Parameter) else tensor
     )

@@ -63,20 +63,21 @@ class Editing:
             node.meta["val"] = target(*given, **named)
         return node
 
-    def replace(self, node: Node, made: Sequence[Any]) -> None:
+    def replace(self, node: Node, outputs: Sequence[Any]) -> None:
         """Let those who read the buffers of a node read what was made: codes, and the scale and the zero point that the
         node was given."""
         for user in list(node.users):
             i: Any = user.args[1]
-            found, buffer = made[i], value(user)
+            replacement, buffer = outputs[i], value(user)
             if i:
-                if value(found).shape != buffer.shape:  # those of rows are of the shape they are given in, symbols too
+                # Those of rows are of the shape they are given in, symbols too.
+                if value(replacement).shape != buffer.shape:
                     sizes = [n if isinstance(n, int) else -1 for n in buffer.shape]
-                    found = self.call(node, aten.reshape.default, found, sizes)
-                found = self.call(node, aten._to_copy.default, found, dtype=buffer.dtype)
-                if (source := self.known.get(self.source(made[i]))) is not None and source.numel() == 1:
-                    self.known[found] = source
-            user.replace_all_uses_with(found)
+                    replacement = self.call(node, aten.reshape.default, replacement, sizes)
+                replacement = self.call(node, aten._to_copy.default, replacement, dtype=buffer.dtype)
+                if (source := self.known.get(self.source(outputs[i]))) is not None and source.numel() == 1:
+                    self.known[replacement] = source
+            user.replace_all_uses_with(replacement)
             self.graph.erase_node(user)
         self.graph.erase_node(node)
 

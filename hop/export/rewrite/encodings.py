@@ -111,8 +111,8 @@ def written(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
 
 def _read(node: Node, table: dict[str, Callable[..., Encoding | None]]) -> Encoding | None:
     read = table.get(_name(node))
-    found = read(node, _bound(node)) if read else None
-    return found if found and found.codes in RANGES else None
+    encoding = read(node, _bound(node)) if read else None
+    return encoding if encoding and encoding.codes in RANGES else None
 
 
 def _name(node: Node) -> str:

@@ -46,10 +46,10 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
             continue
         args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         with torch.no_grad():
-            made = node.target(*args, **kwargs)
+            output = node.target(*args, **kwargs)
         size = max([SMALL, *(sizes[n] for n in node.all_input_nodes)])
-        if made.nbytes <= size:
-            known[node], sizes[node] = made, size
+        if output.nbytes <= size:
+            known[node], sizes[node] = output, size
     return known
 
 
@@ -85,11 +85,11 @@ def _held(program: ExportedProgram) -> dict[str, Tensor]:
     """The tensors that the program holds and never writes to, by the names of their placeholders."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
-    held: dict[str, Any] = {
+    tensors: dict[str, Any] = {
         name: program.state_dict[target] if target in program.state_dict else program.constants[target]
         for name, target in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items()
         if target not in written
     }
     constants = signature.inputs_to_lifted_tensor_constants
-    held |= {name: program.constants[target] for name, target in constants.items()}
-    return {name: x.detach() for name, x in held.items()}
+    tensors |= {name: program.constants[target] for name, target in constants.items()}
+    return {name: x.detach() for name, x in tensors.items()}

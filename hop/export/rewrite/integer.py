@@ -139,10 +139,10 @@ class _Rewriter:
     def visit(self, node: Node) -> None:
         if encodings.is_encoding(node) or isinstance(node.target, Hop):
             self.has_recognised = True
-        if found := encodings.dequantizing(node):
-            self.hold(node, found)
-        elif found := encodings.quantizing(node):
-            self.quantized(node, found)
+        if encoding := encodings.dequantizing(node):
+            self.hold(node, encoding)
+        elif encoding := encodings.quantizing(node):
+            self.quantized(node, encoding)
         elif choice := encodings.choosing(node):
             self.choose(node, choice)
         elif node.target is aten._to_copy.default:
@@ -200,7 +200,9 @@ class _Rewriter:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
             return
         reason = (
-            self.requantized(node, ends) if (ends := ends_of(node)) else "what reads its result does not quantize it"
+            self.requantized(node, consumers)
+            if (consumers := ends_of(node))
+            else "what reads its result does not quantize it"
         )
         if reason is None:
             return
@@ -211,20 +213,20 @@ class _Rewriter:
         else:
             self.leave(node, reason)
 
-    def requantized(self, node: Node, ends: Sequence[End]) -> str | None:
+    def requantized(self, node: Node, consumers: Sequence[End]) -> str | None:
         """Let an operator give codes. Returns why it cannot, None where it does."""
         places = {n: i for i, n in enumerate(self.graph.nodes)}
-        made: dict[Any, Node] = {}
-        for end in sorted(ends, key=lambda end: places[end.node]):
+        nodes: dict[Any, Node] = {}
+        for end in sorted(consumers, key=lambda end: places[end.node]):
             key = (end.encoding.parameters(), end.low, end.high, end.views)
-            if key not in made:
+            if key not in nodes:
                 try:
-                    made[key] = self.codes_of(node, end)
+                    nodes[key] = self.codes_of(node, end)
                 except _REFUSALS as error:
                     return str(error)
-            end.node.replace_all_uses_with(made[key])
+            end.node.replace_all_uses_with(nodes[key])
             self.graph.erase_node(end.node)
-        self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in ends))))
+        self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in consumers))))
         return None
 
     def codes_of(self, node: Node, end: End) -> Node:
@@ -235,37 +237,37 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
-        held = args[0] if of(node.target).family is VIEW else None
-        if isinstance(held, Held) and end[2:4] == (None, None) and self.is_alike(held, e):
+        operand = args[0] if of(node.target).family is VIEW else None
+        if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
-            return emit(end.node, codes_within, held.codes, bounds, views)
+            return emit(end.node, codes_within, operand.codes, bounds, views)
         return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
 
-    def is_alike(self, held: Held, e: Encoding) -> bool:
+    def is_alike(self, operand: Held, e: Encoding) -> bool:
         """Whether codes mean the same numbers, all of them by one scale."""
-        whole = held.is_whole() and all(b == -1 for b in e.block)
-        return whole and held.quantizer.format.dtype == e.codes and held.given == self.given(e)
+        whole = operand.is_whole() and all(b == -1 for b in e.block)
+        return whole and operand.quantizer.format.dtype == e.codes and operand.given == self.given(e)
 
     def dequantized(self, node: Node) -> None:
         """Let an operator give floats."""
         try:
-            made = emit(node, run_scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
+            output = emit(node, run_scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.rows.append(self.row(node, str(value(node).dtype).removeprefix("torch.")))
-        self.replace(node, made)
+        self.replace(node, output)
 
     def view(self, node: Node, reason: str) -> None:
         """A view, a maximum or a clamp of codes holds codes."""
-        held = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
-        if held is None or not (of(node.target).family is VIEW or held.is_whole()):
+        operand = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
+        if operand is None or not (of(node.target).family is VIEW or operand.is_whole()):
             self.leave(node, reason)
             return
         seen: list[Quantizer] = []
         try:
             codes, *given = emit(
-                node, partial(run_view, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
+                node, partial(run_view, seen), node.target, operand, list(node.args[1:]), dict(node.kwargs)
             )
         except _REFUSALS as error:
             self.leave(node, str(error))
@@ -273,13 +275,13 @@ class _Rewriter:
         self.held[node] = Held(seen[-1], codes, given, value(node).dtype)
 
     def pad(self, node: Node, x: Node, sides: list[int], number: float) -> None:
-        held = self.held[x]
+        operand = self.held[x]
         try:
-            codes = emit(node, run_pad, held.codes, sides, fill_code(self.program, held, number))
+            codes = emit(node, run_pad, operand.codes, sides, fill_code(self.program, operand, number))
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
-        self.held[node] = held._replace(codes=codes)
+        self.held[node] = operand._replace(codes=codes)
 
     def arguments(self, node: Node) -> list[Any]:
         """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
@@ -289,87 +291,87 @@ class _Rewriter:
     def _held(self, node: Node) -> Any:
         return self.held.get(node, node)
 
-    def replace(self, node: Node, made: Node) -> None:
-        old, new = value(node), value(made)
+    def replace(self, node: Node, replacement: Node) -> None:
+        old, new = value(node), value(replacement)
         assert old.dtype == new.dtype and len(old.shape) == len(new.shape), (node, old, new)
-        node.replace_all_uses_with(made)
+        node.replace_all_uses_with(replacement)
 
     # ---- products of casts, which are scaled afterwards
 
     def sums_of_casts(self, node: Node) -> bool:
         """A product of codes, times rows, times columns (hop.export.rewrite.sums): the product of what the codes and
         the rows, the codes and the columns stand for."""
-        found = product_of(node, self.cast)
-        if found is None:
+        product = product_of(node, self.cast)
+        if product is None:
             return False
         self.has_recognised = True
-        last, rows, columns = factors(found.sums, found.has_codes)
+        last, rows, columns = factors(product.sums, product.has_codes)
         if not value(last).dtype.is_floating_point:
             self.leave(node, f"its sums are not cast to float32: they stay {short(value(last).dtype)}")
             return True
-        lhs = unit(found.lhs, rows, (1, -1)) if found.has_codes else found.lhs
-        rhs = unit(found.rhs, columns, (1, -1) if found.op is aten.linear.default else (-1, 1))
+        lhs = unit(product.lhs, rows, (1, -1)) if product.has_codes else product.lhs
+        rhs = unit(product.rhs, columns, (1, -1) if product.op is aten.linear.default else (-1, 1))
         try:
-            made = emit(last, run_scaled, found.op, value(last).dtype, [lhs, rhs], {})
+            output = emit(last, run_scaled, product.op, value(last).dtype, [lhs, rhs], {})
         except _REFUSALS as error:
             self.leave(node, str(error))
             return True
         kinds = [kind_of(x) for x in (lhs, rhs)]
-        self.rows.append(Change(node.name, str(found.op), f"{' × '.join(kinds)} -> {short(value(last).dtype)}", True))
-        self.replace(last, made)
+        self.rows.append(Change(node.name, str(product.op), f"{' × '.join(kinds)} -> {short(value(last).dtype)}", True))
+        self.replace(last, output)
         return True
 
     # ---- what stays
 
     def choose(self, node: Node, choice: encodings.Choice) -> None:
         """Scales that are found when the program runs, by ATen."""
-        made = emit(node, choice.function, *choice.arguments)
+        chosen = emit(node, choice.function, *choice.arguments)
         for user in list(node.users):
             if user.target is operator.getitem:
-                found, dtype = made[user.args[1]], value(user).dtype
+                replacement, dtype = chosen[user.args[1]], value(user).dtype
                 if not all(encodings.quantizing(n) or encodings.dequantizing(n) for n in user.users):
-                    found = emit(node, torch.Tensor.to, found, dtype)
-                user.replace_all_uses_with(found)
+                    replacement = emit(node, torch.Tensor.to, replacement, dtype)
+                user.replace_all_uses_with(replacement)
                 self.graph.erase_node(user)
 
     def finish(self, node: Node) -> None:
         """What still dequantizes, by ours."""
-        held = self.held.get(node)
+        operand = self.held.get(node)
         wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
-        if held is None and wide and (found := encodings.dequantizing(node)) and found.codes not in FORMATS:
-            self.leave(node, f"codes of {short(found.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
+        if operand is None and wide and (encoding := encodings.dequantizing(node)) and encoding.codes not in FORMATS:
+            self.leave(node, f"codes of {short(encoding.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
         try:
-            if held is not None:
-                made = emit(node, run_dequantize, held)
-            elif found := encodings.dequantizing(node):
-                made = emit(node, numbers_by_hand, *found[:4], value(node).dtype)
+            if operand is not None:
+                floats = emit(node, run_dequantize, operand)
+            elif encoding := encodings.dequantizing(node):
+                floats = emit(node, numbers_by_hand, *encoding[:4], value(node).dtype)
             else:
                 raise NotImplementedError(f"{node.target} is not known here")
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
-        self.replace(node, made)
+        self.replace(node, floats)
 
     def quantized(self, node: Node, e: Encoding) -> None:
         """What quantizes floats, or codes by another scale."""
-        held = self.held.get(e.tensor)
+        operand = self.held.get(e.tensor)
         try:
-            if held is not None and self.is_alike(held, e):
-                made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
-            elif held is not None and self.conventions.target:
-                made = self.rescaled(node, held, e)
+            if operand is not None and self.is_alike(operand, e):
+                codes = emit(node, codes_within, operand.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            elif operand is not None and self.conventions.target:
+                codes = self.rescaled(node, operand, e)
             else:
-                made = self.codes_of_floats(node, e)
+                codes = self.codes_of_floats(node, e)
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
-        self.replace(node, made)
+        self.replace(node, codes)
 
-    def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
+    def rescaled(self, node: Node, operand: Held, e: Encoding) -> Node:
         rule, given = self.conventions.of_copy(e.codes), self.given(e)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
-        return emit(node, run_requantized, aten.clone.default, output, [held], {}, given, bounds, [])
+        return emit(node, run_requantized, aten.clone.default, output, [operand], {}, given, bounds, [])
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)

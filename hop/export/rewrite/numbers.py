@@ -23,7 +23,7 @@ _FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.scalar_tensor.d
 def numbers_held(program: ExportedProgram) -> ExportedProgram:
     """The program of core ATen with a constant for each number beside float64 that is no float32."""
     graph, constants = graph_of(program), ProgramConstants(program)
-    held: dict[float, Node] = {}
+    nodes: dict[float, Node] = {}
     for node in list(graph.nodes):
         target: Any = node.target
         if target not in _FILLED and target not in _BESIDE:
@@ -33,20 +33,20 @@ def numbers_held(program: ExportedProgram) -> ExportedProgram:
         number = node.args[place]
         if not isinstance(number, float) or like.dtype != torch.float64 or _is_float32(number):
             continue
-        if number not in held:
+        if number not in nodes:
             x = torch.tensor(number, dtype=torch.float64)
             val: Tensor = like.fake_mode.from_tensor(x, static_shapes=True)
-            held[number] = constants.hold(graph, f"number_{len(held)}", x, val)
+            nodes[number] = constants.hold(graph, f"number_{len(nodes)}", x, val)
         if target in _BESIDE:
             node.target = _BESIDE[target]
-            node.update_arg(place, held[number])
+            node.update_arg(place, nodes[number])
             continue
         with graph.inserting_before(node):
-            made = graph.call_function(aten.expand.default, (held[number], list(like.shape)))
-        made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
+            expanded = graph.call_function(aten.expand.default, (nodes[number], list(like.shape)))
+        expanded.meta.update(node.meta)
+        node.replace_all_uses_with(expanded)
         graph.erase_node(node)
-    return rebuilt(program, graph, constants.signature, constants=constants.tensors) if held else program
+    return rebuilt(program, graph, constants.signature, constants=constants.tensors) if nodes else program
 
 
 def _is_float32(number: float) -> bool:

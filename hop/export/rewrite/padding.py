@@ -25,13 +25,13 @@ def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
     return None
 
 
-def fill_code(program: ExportedProgram, held: Held, number: float) -> int:
+def fill_code(program: ExportedProgram, operand: Held, number: float) -> int:
     """The code of a number. Raises NotImplementedError where no code is that number, or its scale is found while the
     program runs."""
-    given = [constant(program, x) if isinstance(x, Node) else torch.tensor(x) for x in held.given]
-    if not held.is_whole() or any(x is None for x in given):
+    given = [constant(program, x) if isinstance(x, Node) else torch.tensor(x) for x in operand.given]
+    if not operand.is_whole() or any(x is None for x in given):
         raise NotImplementedError("padding takes one static scale")
-    format, (scale, *zeros) = held.quantizer.format, [float(x) for x in given if x is not None]
+    format, (scale, *zeros) = operand.quantizer.format, [float(x) for x in given if x is not None]
     zero = int(zeros[0]) if zeros else format.zero
     steps = number / scale
     code = round(steps) + zero

@@ -71,13 +71,13 @@ def propagate(graph: Graph) -> None:
         args, kwargs = tree_map_only(Node, value, (node.args, node.kwargs))
         try:
             with torch.no_grad(), mode:
-                found = node.target(*args, **kwargs)  # type: ignore[operator]
-            node.meta["val"] = tuple(found) if isinstance(node.meta.get("val"), tuple) else found
+                output = node.target(*args, **kwargs)  # type: ignore[operator]
+            node.meta["val"] = tuple(output) if isinstance(node.meta.get("val"), tuple) else output
         except (RuntimeError, ValueError):
             if node.target is not torch.ops.aten.view.default:
                 raise
-            made = emit(node, torch.ops.aten.reshape.default, *node.args)
-            node.replace_all_uses_with(made)
+            reshaped = emit(node, torch.ops.aten.reshape.default, *node.args)
+            node.replace_all_uses_with(reshaped)
             graph.erase_node(node)
 
 
@@ -148,8 +148,8 @@ def constant(program: ExportedProgram, node: Node) -> Tensor | None:
         if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
             if spec.target in program.graph_signature.buffers_to_mutate.values():
                 return None
-            found = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            return found if isinstance(found, Tensor) else None
+            tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            return tensor if isinstance(tensor, Tensor) else None
     return None
 
 

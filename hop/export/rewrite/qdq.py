@@ -65,8 +65,8 @@ def to_qdq(program: ExportedProgram, *, target: str | None = None) -> Rewritten:
     writer = _Writer(program.run_decompositions({}), target)
     writer.run()
     constants = writer.constants
-    made = rebuilt(writer.program, writer.graph, constants.signature, constants=constants.tensors)
-    return Rewritten(without_unused(made), Report(tuple(writer.rows)))
+    result = rebuilt(writer.program, writer.graph, constants.signature, constants=constants.tensors)
+    return Rewritten(without_unused(result), Report(tuple(writer.rows)))
 
 
 class _Left(Exception):
@@ -109,16 +109,16 @@ class _Writer(Editing):
         output = Quantizer.parse(output) if isinstance(output, str) else output
         call = Call(op, output, scale, zero, decode(op, encoded), dict(node.kwargs))  # type: ignore[arg-type]
         codes = self.codes_of(output, scale, zero) if isinstance(output, Quantizer) else None
-        made = self.operated(node, call)
+        result = self.operated(node, call)
         if codes is None:
             dtype = value(node).dtype
-            made = made if dtype == torch.float32 else self.call(node, aten._to_copy.default, made, dtype=dtype)
-            node.replace_all_uses_with(made)
+            result = result if dtype == torch.float32 else self.call(node, aten._to_copy.default, result, dtype=dtype)
+            node.replace_all_uses_with(result)
             self.graph.erase_node(node)
             return str(dtype).removeprefix("torch.")
-        made = self.bounded(node, made, output)  # type: ignore[arg-type]
-        made = self.write(node, "quantize", self.beside(node, codes._replace(tensor=made)))
-        self.replace(node, [made, scale, zero])
+        result = self.bounded(node, result, output)  # type: ignore[arg-type]
+        result = self.write(node, "quantize", self.beside(node, codes._replace(tensor=result)))
+        self.replace(node, [result, scale, zero])
         return str(codes.codes).removeprefix("torch.")
 
     def operated(self, node: Node, call: Call) -> Node:
@@ -188,8 +188,8 @@ class _Writer(Editing):
             codes = _of_rows(x, scale, zero)
         else:
             codes = self.beside(node, self.codes_of(q, scale, zero)._replace(tensor=x))
-        made = self.write(node, "quantize", codes)
-        self.replace(node, [made, scale, zero])
+        output = self.write(node, "quantize", codes)
+        self.replace(node, [output, scale, zero])
         return str(codes.codes).removeprefix("torch.")
 
     def dequantized(self, node: Node) -> str:
@@ -197,10 +197,10 @@ class _Writer(Editing):
         operand = Operand(Quantizer.parse(q), tuple(tensors), tuple(usages), tuple(shape))  # type: ignore[arg-type]
         if encodings.quantizing(operand.tensors[0]) is None:  # type: ignore[arg-type]
             raise _Left("nothing that was written makes its codes")
-        made = self.activation(node, operand)
+        output = self.activation(node, operand)
         if dtype != torch.float32:
-            made = self.call(node, aten._to_copy.default, made, dtype=dtype)
-        node.replace_all_uses_with(made)
+            output = self.call(node, aten._to_copy.default, output, dtype=dtype)
+        node.replace_all_uses_with(output)
         self.graph.erase_node(node)
         return str(dtype).removeprefix("torch.")
 
@@ -288,26 +288,26 @@ class _Writer(Editing):
         """With both the scale and the zero point of a tensor as numbers, or both as nodes."""
         if not _is_whole_block(e) or not (isinstance(e.scale, Node) or isinstance(e.zero_point, Node)):
             return e
-        made = []
+        nodes = []
         for x, dtype in ((e.scale, torch.float64), (e.zero_point, torch.int64)):
             x = x if isinstance(x, Node) else self.held("parameter", torch.tensor([x], dtype=dtype))
             x = self.call(node, aten.reshape.default, x, [1])
-            made.append(self.call(node, aten._to_copy.default, x, dtype=dtype))
-        return e._replace(scale=made[0], zero_point=made[1])
+            nodes.append(self.call(node, aten._to_copy.default, x, dtype=dtype))
+        return e._replace(scale=nodes[0], zero_point=nodes[1])
 
     def weight(self, node: Node, call: Call, operand: Operand, by_rows: bool) -> _Weight:
         known = operand._replace(tensors=tuple(self.known[t] for t in operand.tensors))  # type: ignore[index]
-        found = plain(known, usage(call, RHS))
+        weight = plain(known, usage(call, RHS))
         if call.roles.family is MATRIX:
-            if found.dim() != 2:
+            if weight.dim() != 2:
                 raise _Left("its weight is no matrix")
-            found = permuted(found, [1, 0]) if call.roles.rhs_sums == -2 else found
-        codes = centered(found)
+            weight = permuted(weight, [1, 0]) if call.roles.rhs_sums == -2 else weight
+        codes = centered(weight)
         low, high = RANGES[torch.int8]
         if codes.dtype != torch.int8 and not (low <= int(codes.min()) and int(codes.max()) <= high):
             raise _Left("codes of its weight, less the zero point, are beyond int8")
         shape = list(codes.shape)
-        block = tuple(-1 if b == n and n != 1 else b for b, n in zip(found.block, shape, strict=True))
+        block = tuple(-1 if b == n and n != 1 else b for b, n in zip(weight.block, shape, strict=True))
         groups = _groups_transposed(call)
         axis = 0 if groups is None else 1
         if groups not in (None, 1) and any(b != -1 for b in block):
@@ -317,24 +317,24 @@ class _Writer(Editing):
         if is_group and operand.quantizer.format == INT4:
             low, high = INT4.low, INT4.high
         elif not all(b == c or b == -1 for b, c in zip(block, of_channel, strict=True)):
-            raise _Left(f"a weight with scales of blocks {found.block}: written are those of output channels")
+            raise _Left(f"a weight with scales of blocks {weight.block}: written are those of output channels")
         elif all(b == -1 for b in block) and not by_rows:
             block = (-1,)
         else:
             block = of_channel
-        step = found.scale.to(torch.float32)
+        step = weight.scale.to(torch.float32)
         if not bool(((step >= torch.finfo(torch.float32).tiny) & step.isfinite()).all()):
             raise _Left("a scale of its weight is 0, or not normal")
-        held = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())
+        constant = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())
         if block == (-1,):
             step = step.reshape(())
             number = float(step.item())
-            e = Encoding(held, number, 0, block, torch.int8, low, high, torch.float32)
+            e = Encoding(constant, number, 0, block, torch.int8, low, high, torch.float32)
             return _Weight(self.write(node, "dequantize", e), step)
         step = step if is_group else step.reshape(-1).expand(shape[axis]).contiguous()
         zeros = torch.zeros(step.shape, dtype=torch.int64)
         scales, zeros = (self.held(f"{node.name}_{name}", x) for name, x in (("scales", step), ("zeros", zeros)))
-        e = Encoding(held, scales, zeros, block, torch.int8, low, high, torch.float32)
+        e = Encoding(constant, scales, zeros, block, torch.int8, low, high, torch.float32)
         return _Weight(self.write(node, "dequantize", e), step)
 
     def bias(self, node: Node, bias: Any, encoding: Encoding, weight: _Weight) -> Any:

@@ -51,8 +51,8 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
     for node in list(graph.nodes):
         if node.target not in OPERATORS:
             continue
-        held = node.args[TABLE[node.target].roles.index(RHS)]
-        weight = constant(program, held) if isinstance(held, Node) else None
+        source = node.args[TABLE[node.target].roles.index(RHS)]
+        weight = constant(program, source) if isinstance(source, Node) else None
         try:
             detail = _rewrite(node, weight, scheme, weights)
             rows.append(Change(node.name, str(node.target), detail, True))
@@ -91,20 +91,20 @@ class _Weights:
         self.targets = {spec.arg.name: spec.target for spec in self.signature.input_specs}
         self.made: dict[Any, Node] = {}
 
-    def node(self, held: Node, weight: Tensor, q: Quantizer, *, packs: bool, like: Any) -> Node:
+    def node(self, source: Node, weight: Tensor, q: Quantizer, *, packs: bool, like: Any) -> Node:
         """A placeholder for `weight`, which `held` stands for, in q; like a fake tensor of the program."""
-        key = (held, str(q), packs)
+        key = (source, str(q), packs)
         if key in self.made:
             return self.made[key]
         codes = quantize(q, weight.detach())
         codes = pack(codes) if packs else codes
-        specs, placeholders = self.signature.input_specs, held.graph.find_nodes(op="placeholder")
+        specs, placeholders = self.signature.input_specs, source.graph.find_nodes(op="placeholder")
         kinds = (InputKind.PARAMETER, InputKind.BUFFER)
         at = next((i for i, spec in enumerate(specs) if spec.kind not in kinds), len(specs))
-        name = f"{self.targets[held.name]}_codes_{len(self.made)}"
-        first = placeholders[at] if at < len(specs) else next(n for n in held.graph.nodes if n.op != "placeholder")
-        with held.graph.inserting_before(first):
-            result = held.graph.placeholder(f"b_{name.replace('.', '_')}")
+        name = f"{self.targets[source.name]}_codes_{len(self.made)}"
+        first = placeholders[at] if at < len(specs) else next(n for n in source.graph.nodes if n.op != "placeholder")
+        with source.graph.inserting_before(first):
+            result = source.graph.placeholder(f"b_{name.replace('.', '_')}")
         result.meta["val"] = like.fake_mode.from_tensor(codes, static_shapes=True)
         specs.insert(at, InputSpec(InputKind.BUFFER, TensorArgument(result.name), name, persistent=True))
         self.state[name], self.made[key] = codes, result
@@ -142,9 +142,9 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
 def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Node:
     """A call in front of a node, which stands where that does."""
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
-    found = faked(operator, fake_args, fake_kwargs)
+    output = faked(operator, fake_args, fake_kwargs)
     with before.graph.inserting_before(before):
         result = before.graph.call_function(operator, tuple(args), dict(kwargs))
     kept = {key: before.meta[key] for key in ("nn_module_stack", "stack_trace") if key in before.meta}
-    result.meta |= kept | {"val": found}
+    result.meta |= kept | {"val": output}
     return result

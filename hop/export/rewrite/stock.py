@@ -137,15 +137,15 @@ def _exchanged(
         return graph
 
     def nested(module: GraphModule) -> GraphModule:
-        made = GraphModule(module, edit(copy.deepcopy(module.graph)))
-        made.meta.update(module.meta)
-        return with_nested(made, module)
+        edited = GraphModule(module, edit(copy.deepcopy(module.graph)))
+        edited.meta.update(module.meta)
+        return with_nested(edited, module)
 
-    def with_nested(made: GraphModule, module: GraphModule) -> GraphModule:
+    def with_nested(edited: GraphModule, module: GraphModule) -> GraphModule:
         for child_name, child in module.named_children():
             if isinstance(child, GraphModule):
-                setattr(made, child_name, nested(child))
-        return made
+                setattr(edited, child_name, nested(child))
+        return edited
 
     result = rebuilt(program, edit(graph_of(program)))
     with_nested(result.graph_module, program.graph_module)

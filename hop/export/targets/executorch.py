@@ -82,22 +82,10 @@ def to_executorch(
 
     compile_config = compile_config or EdgeCompileConfig()
     if partitioners:
-        to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
-        program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
-        with contextlib.nullcontext() if exact else functions.of_runtime():
-            low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
-        _check_dtypes(low)
-        if to_xnnpack:
-            _check_convolutions(low)
-            _check_xnnpack(low)
+        low = _for_partitioners(program, partitioners, exact)
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:
-        with contextlib.nullcontext() if exact else functions.of_runtime():
-            low = lower(program)
-        _check_dtypes(low)
-        _check_convolutions(low)
-        low = folded(_with_sums(numbers_held(low)))
-        edge = to_edge(low, compile_config=compile_config)
+        edge = to_edge(_for_portable_kernels(program, exact), compile_config=compile_config)
     with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
         result = edge.to_executorch(backend_config or ExecutorchBackendConfig())
     runtime = Runtime.get()
@@ -107,13 +95,33 @@ def to_executorch(
     return result
 
 
+def _for_partitioners(program: ExportedProgram, partitioners: Sequence[Any], exact: bool) -> ExportedProgram:
+    to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
+    program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
+    with contextlib.nullcontext() if exact else functions.of_runtime():
+        low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
+    _check_dtypes(low)
+    if to_xnnpack:
+        _check_convolutions(low)
+        _check_xnnpack(low)
+    return low
+
+
+def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProgram:
+    with contextlib.nullcontext() if exact else functions.of_runtime():
+        low = lower(program)
+    _check_dtypes(low)
+    _check_convolutions(low)
+    return folded(_with_sums(numbers_held(low)))
+
+
 def _with_sums(program: ExportedProgram) -> ExportedProgram:
     """Sums of int64 as the last of cumulative ones: the portable kernel of sums adds in float32."""
     graph = graph_of(program)
     sums = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
     for node in [n for n in sums if value(n.args[0]).dtype == torch.int64]:
-        made = emit(node, _last_of_cumulative, *node.args)
-        node.replace_all_uses_with(made)
+        total = emit(node, _last_of_cumulative, *node.args)
+        node.replace_all_uses_with(total)
         graph.erase_node(node)
     return rebuilt(program, graph) if sums else program
 
@@ -184,8 +192,8 @@ def _is_activation(node: Node) -> bool:
     return isinstance(codes, Node) and "quantize" in str(origin_of(codes).target)
 
 
-def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
-    program = made.exported_program()
+def _check_kernels(manager: "ExecutorchProgramManager", known: Any) -> None:
+    program = manager.exported_program()
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
@@ -195,13 +203,13 @@ def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
             raise NotImplementedError(f"to_executorch: node {node.name!r} calls {name}, which has no portable kernel")
 
 
-def _check_delegates(made: "ExecutorchProgramManager", runtime: Any) -> None:
+def _check_delegates(manager: "ExecutorchProgramManager", runtime: Any) -> None:
     """Refuse a file whose delegates do not start, where this runtime has them: XNNPACK takes convolutions of three
     dimensions, for instance, and refuses them when the file is loaded."""
-    wanted = {delegate.id for plan in made.executorch_program.execution_plan for delegate in plan.delegates}
+    wanted = {delegate.id for plan in manager.executorch_program.execution_plan for delegate in plan.delegates}
     if not all(runtime.backend_registry.is_available(name) for name in wanted):
         return
-    program = runtime.load_program(made.buffer)
+    program = runtime.load_program(manager.buffer)
     for method in sorted(program.method_names):
         try:
             program.load_method(method)

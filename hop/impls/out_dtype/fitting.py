@@ -164,10 +164,10 @@ def _check_convolution(
     given |= dict(zip(names, args, strict=False))
     spatial = roles.spatial or len(weight) - 2
     _check_ranks(said, spatial, x, weight)
-    found = {name: _spatial(said, name, given[name], spatial) for name in _LEAST if name in given}
-    steps = {name: numbers for name, numbers in found.items() if numbers is not None}
+    options = {name: _spatial(said, name, given[name], spatial) for name in _LEAST if name in given}
+    steps = {name: values for name, values in options.items() if values is not None}
     groups = given["groups"]
-    if not isinstance(groups, int) or len(steps) < len(found):
+    if not isinstance(groups, int) or len(steps) < len(options):
         return
     if groups < 1:
         said.refuse("argument 'groups'", f"must be 1 or more, got {groups}; give such a number")
@@ -203,11 +203,11 @@ def _spatial(said: _Said, name: str, value: Any, spatial: int) -> Sequence[Any] 
     """A number for each dimension that a convolution slides over; () for padding by name, None if not all are known."""
     if isinstance(value, str):
         return ()
-    numbers = list(value) if isinstance(value, _LISTS) else [value]
-    if not all(isinstance(n, int) for n in numbers):
+    values = list(value) if isinstance(value, _LISTS) else [value]
+    if not all(isinstance(n, int) for n in values):
         return None
-    if len(numbers) not in (1, spatial):
-        said.refuse(f"argument {name!r}", f"must have {spatial} numbers, got {numbers}; give one for each dimension")
-    if any(n < _LEAST[name] for n in numbers):
-        said.refuse(f"argument {name!r}", f"must be {_LEAST[name]} or more, got {numbers}; {_SUCH_NUMBERS}")
-    return numbers * (spatial // len(numbers))
+    if len(values) not in (1, spatial):
+        said.refuse(f"argument {name!r}", f"must have {spatial} numbers, got {values}; give one for each dimension")
+    if any(n < _LEAST[name] for n in values):
+        said.refuse(f"argument {name!r}", f"must be {_LEAST[name]} or more, got {values}; {_SUCH_NUMBERS}")
+    return values * (spatial // len(values))

@@ -102,17 +102,17 @@ def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tenso
     if not eager.is_plain_eager():
         return
     least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
-    if (found := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
+    if (wrong := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
         rule = "0 or more" if ends else "above 0 and finite"
-        raise ValueError(f"{name}: {names[0]} must be {rule} for {q}; got {found}; {_FIND}")
+        raise ValueError(f"{name}: {names[0]} must be {rule} for {q}; got {wrong}; {_FIND}")
     if zero_point is None:
         return
-    if (found := _outside(zero_point, -LARGEST, LARGEST)) is not None:
-        raise ValueError(f"{name}: {names[1]} must be finite; got {found}; {_FIND}")
-    if (found := _no_code(zero_point, q)) is not None:
+    if (wrong := _outside(zero_point, -LARGEST, LARGEST)) is not None:
+        raise ValueError(f"{name}: {names[1]} must be finite; got {wrong}; {_FIND}")
+    if (wrong := _no_code(zero_point, q)) is not None:
         low, high = int(q.format.min), int(q.format.max)
         raise ValueError(
-            f"{name}: {names[1]} must be a code of {q.format.name}, from {low} to {high}; got {found}; {_FIND}"
+            f"{name}: {names[1]} must be a code of {q.format.name}, from {low} to {high}; got {wrong}; {_FIND}"
         )
 
 

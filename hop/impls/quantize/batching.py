@@ -18,8 +18,8 @@ def operands(
     if q.flat:
         if member.numel() % q.block[0]:
             return None
-        found, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
-        return q, [found, *scales, front[3]]
+        codes, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
+        return q, [codes, *scales, front[3]]
     return q.of_batch(len(member)), front
 
 

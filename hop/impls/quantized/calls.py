@@ -162,7 +162,7 @@ def _per_dimension(q: Quantizer, ndim: int) -> Quantizer:
 
 def _check_operands(call: SchemeCall) -> None:
     names = [a.name for a in call.op._schema.arguments]
-    found = []
+    operands = []
     for role in (LHS, RHS, BIAS):
         place = call.place(role)
         if place is None:
@@ -170,7 +170,7 @@ def _check_operands(call: SchemeCall) -> None:
         x, name = call.args[place], names[place]
         if not isinstance(x, Tensor):
             raise TypeError(_no_tensor(call.op, name, x))
-        found.append((name, x))
+        operands.append((name, x))
         if x.dtype not in copies.APPEARANCES:
             raise TypeError(
                 f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
@@ -184,7 +184,7 @@ def _check_operands(call: SchemeCall) -> None:
                 f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
                 "it as a float tensor, or a scheme that fits"
             )
-    check_devices("quantized", call.op, found)
+    check_devices("quantized", call.op, operands)
     check_shapes("quantized", call.op, call.args)
     if call.roles.family is EMBEDDING and call.scheme.rhs is None:
         raise ValueError(
@@ -255,13 +255,13 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
     return result
 
 
-def default_dtype(found: Sequence[Tensor]) -> torch.dtype:
+def default_dtype(operands: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the result of a call that names none."""
-    return autocast_dtype(found[0]) or _promoted(found)
+    return autocast_dtype(operands[0]) or _promoted(operands)
 
 
-def _promoted(found: Sequence[Tensor]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, (x.dtype for x in found))
+def _promoted(operands: Sequence[Tensor]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, (x.dtype for x in operands))
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -84,13 +84,13 @@ def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
     if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
         return _through_numbers(call, grad, wanted)
     args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
-    found = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
+    gradients = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
     # it will be differentiated, or carries a tangent: straight through its roundings
     again = torch.is_grad_enabled() or eager.has_tangent(grad)
     linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
-    return {role: with_derivatives(found[role], linear[role]) if again else found[role] for role in found} | {
-        role: g for role, g in linear.items() if role == BIAS
-    }
+    return {
+        role: with_derivatives(gradients[role], linear[role]) if again else gradients[role] for role in gradients
+    } | {role: g for role, g in linear.items() if role == BIAS}
 
 
 def through_quantizer(
@@ -145,11 +145,11 @@ def _matrix(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     g = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
     g = g if product.alpha == 1 else g * product.alpha
     if role == LHS:
-        as_columns, fold = transposed_rows(call, RHS, rhs.mT, TRANSPOSED_RHS_STREAM)
-        codes = _gradient_codes(call, g, ROWS_STREAM, None if fold is None else fold.mT)
+        as_columns, block_scale = transposed_rows(call, RHS, rhs.mT, TRANSPOSED_RHS_STREAM)
+        codes = _gradient_codes(call, g, ROWS_STREAM, None if block_scale is None else block_scale.mT)
         return product.restore[0](_multiplied(codes, as_columns, call.dtype))
-    as_columns, fold = transposed_rows(call, LHS, lhs, TRANSPOSED_LHS_STREAM)
-    columns, factor, hadamard = g.mT, None if fold is None else fold.mT, call.scheme.grad.hadamard
+    as_columns, block_scale = transposed_rows(call, LHS, lhs, TRANSPOSED_LHS_STREAM)
+    columns, factor, hadamard = g.mT, None if block_scale is None else block_scale.mT, call.scheme.grad.hadamard
     if hadamard is not None:
         columns, factor = hadamard.apply(_times(columns, factor)), None
     codes = _gradient_codes(call, columns, COLUMNS_STREAM, factor)
@@ -162,14 +162,14 @@ def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     conv, op = form.conv, aten.convolution.default
     g = grad.unsqueeze(0) if form.unbatched else grad
     if role == LHS:
-        weight, fold = _codes(call, RHS, conv.weight)
-        fold = None if fold is None else _beside_channels(conv, fold)
-        codes = _gradient_codes(call, _times(g, fold), ROWS_STREAM)
+        weight, block_scale = _codes(call, RHS, conv.weight)
+        block_scale = None if block_scale is None else _beside_channels(conv, block_scale)
+        codes = _gradient_codes(call, _times(g, block_scale), ROWS_STREAM)
         adjoint = of_out_dtype.adjoint(conv, g)._replace(x=codes, weight=weight)
         d = of_out_dtype.input_of(conv, scaled(op, call.dtype, *convolution_arguments(adjoint)))
         return d.squeeze(0) if form.unbatched else d
-    x, fold = _codes(call, LHS, conv.x)
-    g, transposed = _times(g, fold), conv.transposed
+    x, block_scale = _codes(call, LHS, conv.x)
+    g, transposed = _times(g, block_scale), conv.transposed
     adjoint = of_out_dtype.filter_adjoint(conv, *((g, x.codes) if transposed else (x.codes, g)))
     of_x, of_g = ("weight", "x") if transposed else ("x", "weight")  # which of its operands they are
     codes = getattr(adjoint, of_x)
@@ -181,11 +181,11 @@ def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     return of_out_dtype.filter_of(conv, d)
 
 
-def _beside_channels(conv: Convolution, fold: Tensor) -> Tensor:
+def _beside_channels(conv: Convolution, block_scale: Tensor) -> Tensor:
     """The scales of the output channels of a weight, beside the channels of the gradient."""
     if not conv.transposed:
-        return fold.transpose(0, 1)
-    return fold.repeat(1, conv.groups, *[1] * (fold.dim() - 2))  # its groups share them
+        return block_scale.transpose(0, 1)
+    return block_scale.repeat(1, conv.groups, *[1] * (block_scale.dim() - 2))  # its groups share them
 
 
 def _plain(call: SchemeCall) -> tuple[Any, ...]:
@@ -199,15 +199,15 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
     q = call.quantizer(role)
     assert q is not None
     if schemes.rows_share_scales(q):
-        made, fold = _codes(call, role, x)
-        return operands.swapped_codes(made), fold
+        codes, block_scale = _codes(call, role, x)
+        return operands.swapped_codes(codes), block_scale
     if is_quantized(call.find(role)):
         if copies.COLUMNWISE in call.find(role).usages:
             return operands.rows_of_columns(call.find(role)), None
         if schemes.turns_exactly(q):
             return operands.swapped_codes(operands.quantized_rows(call, role)), None
-        numbers = operands.numbers(call, role, call.dtype)
-        x = (numbers.mT if call.is_transposed(role) else numbers).reshape(x.shape)
+        values = operands.numbers(call, role, call.dtype)
+        x = (values.mT if call.is_transposed(role) else values).reshape(x.shape)
     scale = call.given(role)[0]  # that of the whole tensor serves both copies
     x = x.mT if q.hadamard is None else q.hadamard.apply(x.mT)
     return operands.quantize(replace(q, hadamard=None), x, call.seed, stream, scale), None
@@ -216,10 +216,10 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
 def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
     """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
     of it. Its scales apart, None where one serves the whole tensor."""
-    made, q = operands.quantized_rows(call, role), call.quantizer(role)
+    codes, q = operands.quantized_rows(call, role), call.quantizer(role)
     assert q is not None
     # of symbolic sizes reshape would be no view
-    flat: Any = made if made.shape == x.shape else made.contiguous().view(x.shape)
+    flat: Any = codes if codes.shape == x.shape else codes.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
     step = flat.quantizer.scale.scale_of(list(flat.buffers().values())[1:], flat.quantizer.format)
@@ -237,8 +237,8 @@ def _gradient_codes(call: SchemeCall, g: Tensor, stream: int, factor: Tensor | N
     return operands.quantize(q, _times(g, factor), call.seed, stream, call.scales.grad)
 
 
-def _times(g: Tensor, fold: Tensor | None) -> Tensor:
-    return g if fold is None else g.to(torch.float32) * fold
+def _times(g: Tensor, block_scale: Tensor | None) -> Tensor:
+    return g if block_scale is None else g.to(torch.float32) * block_scale
 
 
 def _multiplied(lhs: Any, rhs: Any, dtype: torch.dtype) -> Tensor:

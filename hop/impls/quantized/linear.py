@@ -58,14 +58,14 @@ class LinearForward(Hop):
         kept = contract.kept_of_weight(TensorProto.of(weight))
         of_x = operands.rows(call, LHS)
         of_weight = kept.create_tensor(held) if kept is not None and held else operands.rows(call, RHS)
-        found = [scaled(_LINEAR, dtype, of_x, of_weight, bias)]
+        outputs = [scaled(_LINEAR, dtype, of_x, of_weight, bias)]
         copy = contract.copy_of_x(TensorProto.of(x))
         if copy is not None:
-            found += _buffers(call, LHS, copy.usages, of_x)
+            outputs += _buffers(call, LHS, copy.usages, of_x)
         if not held:
             copy = kept or contract.copy_of_weight(TensorProto.of(weight))
-            found += [] if copy is None else _buffers(call, RHS, copy.usages, of_weight)
-        return [t.contiguous() for t in found]
+            outputs += [] if copy is None else _buffers(call, RHS, copy.usages, of_weight)
+        return [t.contiguous() for t in outputs]
 
     def fake(
         self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
@@ -155,13 +155,13 @@ def _buffers(call: SchemeCall, role: str, usages: tuple[str, ...], rows: Quantiz
     """The copies of an operand, `rows` its row-wise one."""
     q, x = call.quantizer(role), call.find(role)
     assert q is not None
-    found = rows.buffers() if ROWWISE in usages else {}
+    buffers = rows.buffers() if ROWWISE in usages else {}
     if COLUMNWISE in usages:
         stream = TRANSPOSED_LHS_STREAM if role == LHS else TRANSPOSED_RHS_STREAM
         transposed, _ = gradient.transposed_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
         names = copies.names(q, (COLUMNWISE,))
-        found = found | dict(zip(names, transposed.buffers().values(), strict=True))
-    return [found[b.name] for b in copies.describe(q, x.shape, usages)]
+        buffers = buffers | dict(zip(names, transposed.buffers().values(), strict=True))
+    return [buffers[b.name] for b in copies.describe(q, x.shape, usages)]
 
 
 linear_forward = LinearForward("hop_linear_forward")
@@ -179,18 +179,18 @@ class _Linear(torch.autograd.Function):
         flags = ctx.needs_input_grad[-len(tensors) + 1 :]
         needs = Needs(*flags[_SCALES:], *flags[:4])
         with eager.below_autograd():
-            y, *made = linear_forward(scheme, dtype, list(needs), list(options), *tensors, held)
+            y, *copies_saved = linear_forward(scheme, dtype, list(needs), list(options), *tensors, held)
         contract = _contract(scheme, needs, list(options), scales)
         of_x, of_weight = (TensorProto.of(t) for t in (x, weight))
         count = _count(contract.copy_of_x(of_x))
         saved, kept = contract.copy_of_weight(of_weight), contract.kept_of_weight(of_weight)
-        new = made[count:]
+        new = copies_saved[count:]
         copy = new
         if kept is not None:
             named = dict(zip([b.name for b in kept.buffers()], held or new, strict=True))
             copy = [] if saved is None else [named[b.name] for b in saved.buffers()]
         originals = [t if s.original else None for t, s in ((x, contract.of_x()), (weight, contract.of_weight()))]
-        ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *made[:count], *copy)
+        ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *copies_saved[:count], *copy)
         ctx.node = (scheme, dtype, list(needs), list(options))
         ctx.described = ([list(t.shape) for t in (x, weight)], [x.dtype, weight.dtype])
         if bias is not None:
@@ -209,15 +209,15 @@ class _Linear(torch.autograd.Function):
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
         needs = Needs(*ctx.node[2])
         if torch.is_grad_enabled() or eager.has_tangent(grad):
-            found = _differentiable(ctx, needs, grad, seed, scales, x, weight)
+            gradients = _differentiable(ctx, needs, grad, seed, scales, x, weight)
         else:
-            made = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
-            found = [next(made) if need else None for need in needs]
+            outputs = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
+            gradients = [next(outputs) if need else None for need in needs]
         if needs.weight and ctx.main_grad is not None:
-            of_weight, found[1] = found[1], None
+            of_weight, gradients[1] = gradients[1], None
             assert of_weight is not None
             ctx.main_grad.add_(of_weight.detach())
-        return (None,) * 6 + (*found[3:], *(None,) * (_SCALES - 4), *found[:3])
+        return (None,) * 6 + (*gradients[3:], *(None,) * (_SCALES - 4), *gradients[:3])
 
 
 def _count(copy: TensorProto | None) -> int:
@@ -236,10 +236,10 @@ def _differentiable(
         )
     bias = grad.new_empty(ctx.described[0][2]) if needs.bias else None
     needed = [False] * 4 + [*needs[3:], *[False] * (_SCALES - 4), *needs[: 2 + needs.bias]]
-    found = quantized_operator.gradient(
+    gradients = quantized_operator.gradient(
         grad, needed, _LINEAR, scheme, dtype, seed, *scales, x, weight, *(() if bias is None else (bias,))
     )
-    of_scales, own = found[4:8], found[4 + _SCALES :]
+    of_scales, own = gradients[4:8], gradients[4 + _SCALES :]
     return [*own, *[None] * (3 - len(own)), *of_scales]
 
 

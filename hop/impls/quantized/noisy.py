@@ -31,7 +31,7 @@ class Noisy(NamedTuple):
 def with_noise(call: SchemeCall) -> Noisy:
     """The call with floats for the operands that get noise. Raises for one that breaks a rule."""
     calls.check(call)
-    made: dict[str, Tensor] = {}
+    noisy: dict[str, Tensor] = {}
     left: dict[str, Any] = {}
     scales = call.scales
     for role, field in _FIELDS.items():
@@ -41,9 +41,9 @@ def with_noise(call: SchemeCall) -> Noisy:
         elif q.adds_noise():
             left[field] = None
             if not calls.is_quantized(x):
-                made[role] = operands.numbers(call, role, x.dtype)
+                noisy[role] = operands.numbers(call, role, x.dtype)
             scales = scales._replace(**{field: None, f"{field}_zero_point": None})
-    args = call.replaced(made)
+    args = call.replaced(noisy)
     rest = any(q is not None for q in (left.get(field, getattr(call.scheme, field)) for field in _FIELDS.values()))
     return Noisy(replace(call.scheme, **left) if rest else None, scales, args)
 
@@ -58,8 +58,8 @@ def in_floats(call: SchemeCall, args: tuple[Any, ...]) -> Any:
     if q is None:
         return y
     scale, zero_point = calls.fitted(call, calls.OUTPUT, y)
-    made: Any = quantize(q, activated(y, q.scale), scale=scale, zero_point=zero_point)
-    return made if made.dtype == call.dtype else made.rebuilt(made.buffers(), dtype=call.dtype)
+    result: Any = quantize(q, activated(y, q.scale), scale=scale, zero_point=zero_point)
+    return result if result.dtype == call.dtype else result.rebuilt(result.buffers(), dtype=call.dtype)
 
 
 def _floats(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -98,8 +98,8 @@ def argument(call: SchemeCall, role: str) -> Any:
     x = call.find(role)
     if x is None or is_quantized(x) or call.quantizer(role) is None:
         return x
-    made = rows(call, role)
-    return transposed(made) if call.is_transposed(role) else made
+    codes = rows(call, role)
+    return transposed(codes) if call.is_transposed(role) else codes
 
 
 def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
@@ -112,8 +112,8 @@ def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
     x = plain_rows(call, role)
     bits = bits_of(q, x, call.seed, stream(role))
-    made = fake_quantize_operator(str(q), x, *call.given(role), bits, call.gradient).to(dtype)
-    return made.mT if call.is_transposed(role) else made
+    values = fake_quantize_operator(str(q), x, *call.given(role), bits, call.gradient).to(dtype)
+    return values.mT if call.is_transposed(role) else values
 
 
 def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
@@ -123,8 +123,8 @@ def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
     plain = not is_quantized(x) and functorch.innermost(x) is x and not eager.is_forward_ad_active()
     if not plain or call.quantizer(role) is None:
         return numbers(call, role, dtype)
-    made = dequantize(rows(call, role)).to(dtype)
-    return made.mT if call.is_transposed(role) else made
+    values = dequantize(rows(call, role)).to(dtype)
+    return values.mT if call.is_transposed(role) else values
 
 
 def transposed(t: QuantizedTensor) -> QuantizedTensor:

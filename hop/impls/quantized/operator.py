@@ -57,21 +57,21 @@ class Quantized(Composite):
         if output is None:
             return scaled(op, dtype, *args, **kwargs)
         options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        made = scaled(op, output, *args, **options, **kwargs)
-        return made if made.dtype == dtype else made.rebuilt(made.buffers(), dtype=dtype)
+        result = scaled(op, output, *args, **options, **kwargs)
+        return result if result.dtype == dtype else result.rebuilt(result.buffers(), dtype=dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Which kernel the product of the codes takes."""
         (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
         call = taken(op, scheme, dtype, rest, kwargs)
-        found = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
-        if not any(isinstance(x, QuantizedTensor) for x in found):
+        operand_codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        if not any(isinstance(x, QuantizedTensor) for x in operand_codes):
             return "reference: chosen"
         output, scales = call.scheme.output, call.scales
         if output is None:
-            return explain_scaled(op, call.dtype, *found, **kwargs)
+            return explain_scaled(op, call.dtype, *operand_codes, **kwargs)
         options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        return explain_scaled(op, output, *found, **options, **kwargs)
+        return explain_scaled(op, output, *operand_codes, **options, **kwargs)
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -268,19 +268,19 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     """The call, with what it leaves open."""
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)
-    found = calls.operands_of(op, bound)
+    factors = calls.operands_of(op, bound)
     if dtype is None:
-        dtype = calls.autocast_dtype(found[0])
+        dtype = calls.autocast_dtype(factors[0])
     scheme = Scheme.parse(text)
     if seed is None and scheme.is_stochastic():
-        seed = torch.randint(2**62, (), device=found[0].device)
+        seed = torch.randint(2**62, (), device=factors[0].device)
     if scheme.adds_noise():
         call = taken(op, text, dtype, (seed, *scales, *bound), kwargs)
-        made = noisy.with_noise(call)
-        if made.scheme is None:
-            return noisy.in_floats(call, made.args)
-        text, scales, bound = str(made.scheme), made.scales, made.args
-        seed = seed if made.scheme.is_stochastic() else None
+        with_noise = noisy.with_noise(call)
+        if with_noise.scheme is None:
+            return noisy.in_floats(call, with_noise.args)
+        text, scales, bound = str(with_noise.scheme), with_noise.scales, with_noise.args
+        seed = seed if with_noise.scheme.is_stochastic() else None
     return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
 
 

@@ -124,13 +124,15 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
     if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in OWN):
         return
     given = zip((a.name for a in op._schema.arguments), args, strict=False)
-    found = [(name, x) for name, arg in given for x in tensors([arg])]
+    tensors_by_name = [(name, x) for name, arg in given for x in tensors([arg])]
     others = (INDEX, CONDITION, MASK, BIAS)
     operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
     if not all(x.dtype in copies.APPEARANCES for x in operands):
         return  # _check_roles has more to say
-    if found and all(isinstance(x, Tensor) and not is_quantized(dtensor.own_part(x)) for _, x in found):
-        names = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
+    if tensors_by_name and all(
+        isinstance(x, Tensor) and not is_quantized(dtensor.own_part(x)) for _, x in tensors_by_name
+    ):
+        names = " or ".join(dict.fromkeys(repr(name) for name, _ in tensors_by_name))
         other = "" if is_product else ", give a Quantizer as output"
         raise TypeError(
             f"scaled: argument {names} of {op} must be a QuantizedTensor, got plain tensors; quantize one with "
@@ -140,11 +142,11 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
 
 def _check_roles(call: Call) -> None:
     names = [a.name for a in call.op._schema.arguments]
-    found: list[tuple[str, Any]] = []
+    operands: list[tuple[str, Any]] = []
     for position, (name, arg) in enumerate(zip(names, call.args, strict=False)):
         role = call.roles.role(position)
         for x in tensors([arg]):
-            found.append((name, x))
+            operands.append((name, x))
             if not isinstance(x, Tensor):
                 if role not in (LHS, RHS, "other"):
                     raise ValueError(
@@ -170,7 +172,7 @@ def _check_roles(call: Call) -> None:
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
                     f"or float64, got {x.dtype}; quantize it with hop.quantize, or use hop.out_dtype for bare codes"
                 )
-    check_devices("scaled", call.op, found)
+    check_devices("scaled", call.op, operands)
 
 
 def check_devices(caller: str, op: OpOverload, operands: Sequence[tuple[str, Any]]) -> None:

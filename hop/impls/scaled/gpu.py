@@ -39,8 +39,8 @@ def _declines(call: Call) -> str | None:
         return f"for GPUs, and the operands are on {call.device}"
     if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
         return "for eager mode, and programs that are compiled for this process"
-    found = asked(call)
-    return found if isinstance(found, str) else gpu.declines(found.product)
+    request = asked(call)
+    return request if isinstance(request, str) else gpu.declines(request.product)
 
 
 def asked(call: Call) -> "Asked | str":
@@ -50,11 +50,12 @@ def asked(call: Call) -> "Asked | str":
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if not (isinstance(lhs, Operand) and isinstance(rhs, Operand)):
         return "for two quantized factors"
-    if lhs.dim() < 2 or is_batch(call) or rhs.dim() != 2:
-        return "for a matrix on the right, and rows of any dimensions on the left"
+    batched = call.op is aten.bmm.default
+    if not batched and (lhs.dim() < 2 or is_batch(call) or rhs.dim() != 2):
+        return "for a matrix on the right, and rows of any dimensions on the left, or two batches of bmm"
     if (reason := misfit(call, lhs, rhs)) is not None:
         return reason
-    sides = _sides(call, lhs, rhs)
+    sides = _batches(call, lhs, rhs) if batched else _sides(call, lhs, rhs)
     if isinstance(sides, str):
         return sides
     result = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
@@ -90,6 +91,29 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
 
 
+def _batches(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    """Two batches of matrices, (B, M, K) and (B, K, N), with their scales."""
+    for x, role in ((lhs, LHS), (rhs, RHS)):
+        q = x.quantizer
+        compound = q.scale.is_compound or q.scale.block_scale_format is not None or q.scale.has_offset()
+        if q.flat or q.layout is not None or compound or usage(call, role) != copies.ROWWISE or q.hadamard is not None:
+            return f"for the plain form of blocks of a batch's dimensions, not {q}"
+    formats = (lhs.quantizer.format, rhs.quantizer.format)
+    integers = all(f.is_integer for f in formats)
+    if not integers and not all(f.dtype in _FLOAT8 for f in formats):
+        return f"for two batches of integers or of 8-bit floats, not {formats[0].name} and {formats[1].name}"
+    left, right = plain(lhs, copies.ROWWISE), plain(rhs, copies.ROWWISE)
+    if any(not isinstance(x.zero, int) or x.zero != 0 for x in (left, right)):
+        return "a batch with zero points"
+    found = {"lhs": left.codes, "rhs": right.codes}
+    of_lhs, of_rhs = block_of(lhs, copies.ROWWISE), block_of(rhs, copies.ROWWISE)
+    if of_lhs[-1] == -1 and of_rhs[-2] == -1:
+        return found | {"lhs_scale": group_scale(left, -1, 0), "rhs_scale": group_scale(right, -2, 0)}
+    if integers or of_lhs != (1, 1, BLOCK) or of_rhs not in ((1, BLOCK, BLOCK), (1, BLOCK, 1)):
+        return f"for scales of rows and columns, or blocks of 1 x {BLOCK} on the left, not {of_lhs} and {of_rhs}"
+    return found | {"lhs_scale": left.scale, "rhs_scale": right.scale}
+
+
 def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
     left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
@@ -114,14 +138,15 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
         return "scales in float32 are for floats of 8 bits"
     left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
-    found = _transposed(call, left, right)
+    fused = _transposed(call, left, right)
     of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
     if of_lhs[-1] == -1 and of_rhs[along] == -1:
-        return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
-    if of_lhs[-2:] != (1, BLOCK) or of_rhs != (BLOCK, BLOCK):
-        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {of_lhs} and {of_rhs}"
+        return fused | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    across = (1, BLOCK) if along == -1 else (BLOCK, 1)
+    if of_lhs[-2:] != (1, BLOCK) or of_rhs not in ((BLOCK, BLOCK), across):
+        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, or {across}, not {of_lhs} and {of_rhs}"
     step = right.scale if along == -2 else right.scale.mT
-    return found | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
+    return fused | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
 
 def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -129,7 +154,7 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
     if usage(call, LHS) != copies.ROWWISE or (usage(call, RHS) == copies.COLUMNWISE) != (along == -2):
         return "a factor has no copy in blocks along the summed dimension"
-    found: dict[str, Any] = {}
+    fused: dict[str, Any] = {}
     outer = None
     for name, x, role in (("lhs", lhs, LHS), ("rhs", rhs, RHS)):
         q, own = x.quantizer, x.of(usage(call, role))
@@ -147,8 +172,8 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
                 return "a second scale for each row"
             outer = outer_scale.reshape(1) if outer is None else outer * outer_scale.reshape(1)
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
-        found |= {name: codes, f"{name}_scale": scale}
-    return found if outer is None else found | {"global_scale": outer}
+        fused |= {name: codes, f"{name}_scale": scale}
+    return fused if outer is None else fused | {"global_scale": outer}
 
 
 def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
@@ -199,7 +224,7 @@ def _is_not_fused(call: Call) -> str | None:
 def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
     rule = q.scale.requantization
     assert rule is not None
-    found = {
+    options = {
         "out_dtype": q.format.dtype,
         "out_scale": stored[0].reshape(-1),
         "requantize": "division" if isinstance(rule, Division) else "multiplier",
@@ -207,17 +232,15 @@ def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
         "high": rule.high,
         "stored": stored,
     }
-    return found | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
+    return options | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
 
 
 def _run(call: Call) -> Any:
-    found = asked(call)
-    assert not isinstance(found, str)
-    p = found.product
-    given = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
-    y = gpu.mm(p.lhs, p.rhs, p.out, **{n: v for n, v in given.items() if v is not None})
+    request = asked(call)
+    assert not isinstance(request, str)
+    y = gpu.run(request.product)
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
-    return [y, *found.stored] if found.stored else finish(call, y)
+    return [y, *request.stored] if request.stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:
@@ -225,12 +248,12 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.op not in (aten.linear.default, aten.mm.default) or call.output not in REALS or lhs.dim() != 2:
         return None
-    if not all(_lies_plainly(x) for x in (lhs, rhs)) or not isinstance(found := asked(call), Asked):
+    if not all(_lies_plainly(x) for x in (lhs, rhs)) or not isinstance(request := asked(call), Asked):
         return None
-    transposed, p, output = call.op is aten.linear.default, found.product, call.output
+    transposed, p, output = call.op is aten.linear.default, request.product, call.output
     if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
         return None
-    multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling == "block"
+    multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
     of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:

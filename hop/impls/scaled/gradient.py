@@ -39,10 +39,11 @@ def through_operator(
     bound, inner = describe(op).bind(tuple(real), inner)
     flags = [False, False, *needed]
     flags += [False] * (len(tree_flatten(((op, wide, *bound), inner))[0]) - len(flags))
-    found = of_out_dtype.gradient(grad.to(wide), flags, op, wide, bound, inner)[2:]
+    gradients = of_out_dtype.gradient(grad.to(wide), flags, op, wide, bound, inner)[2:]
     leaves, _ = tree_flatten((list(args), kwargs))
     return [
-        g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in zip(found, leaves, strict=False)
+        g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None
+        for g, x in zip(gradients, leaves, strict=False)
     ]
 
 

@@ -3,7 +3,7 @@
 native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
                     native product in parts, of plain floats with more bits than bfloat16 (native_parts.py);
                     native group product, by weights as files hold them (native_groups.py)
-GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py)
+GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py; weights of 4 bits in gpu_nibbles.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
 rows                an embedding that dequantizes the rows that it takes
@@ -21,6 +21,7 @@ from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.gpu import GPU
+from hop.impls.scaled.gpu_nibbles import NIBBLES
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_groups import GROUPS
 from hop.impls.scaled.native_parts import PARTS
@@ -140,9 +141,9 @@ def _run_groups(call: Call) -> Any:
     a = centered(lhs).to(torch.float32).flatten(0, -2)
     b = centered(rhs).to(torch.float32)
     b = b.t() if along == -1 else b
-    found = groups(lhs, rhs, along)
+    parts = groups(lhs, rhs, along)
     scales = []
-    for start, length, of_lhs, of_rhs in found:
+    for start, length, of_lhs, of_rhs in parts:
         of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
         of_rows = of_rows.reshape(1, 1) if is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
         of_columns = of_columns.mT if along == -1 else of_columns
@@ -205,16 +206,16 @@ def _is_zero(zero: Tensor | int) -> bool:
     return isinstance(zero, int) and zero == 0
 
 
-def _epilogue(call: Call, found: Sum) -> Any:
+def _epilogue(call: Call, total: Sum) -> Any:
     """The result, of one sum."""
     bias = call.find(BIAS)
     if by_sum(call.output):
-        return requantized(call, with_bias(call, found))
+        return requantized(call, with_bias(call, total))
     if bias is not None and not bias.is_floating_point():
-        found, bias = found._replace(total=found.total + bias), None
+        total, bias = total._replace(total=total.total + bias), None
     if not eager.is_plain_eager() or call.kwargs:
-        return finish(call, biased(call, found.real(), bias))
-    y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
+        return finish(call, biased(call, total.real(), bias))
+    y = total.total.to(torch.float32).mul_(total.lhs).mul_(total.rhs)
     if bias is not None:
         y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
     return finish(call, y)
@@ -300,6 +301,7 @@ TABLE: tuple[Kernel, ...] = (
     PARTS,
     GROUPS,
     GPU,
+    NIBBLES,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,

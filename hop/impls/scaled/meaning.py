@@ -67,9 +67,9 @@ def real(call: Call) -> Tensor:
 
 def exact(call: Call) -> Sum:
     """The one sum of a call that `exact_declines` takes, its bias included."""
-    found = of(call).sum
-    assert found is not None
-    return found(call)
+    compute = of(call).sum
+    assert compute is not None
+    return compute(call)
 
 
 def exact_declines(call: Call) -> str | None:

@@ -32,8 +32,8 @@ def _declines(call: Call) -> str | None:
     ranks = (lhs.dim(), rhs.dim())
     if min(ranks) < 2 or (rhs.dim() > 2 and (ranks != (3, 3) or lhs.shape[0] != rhs.shape[0])):
         return "for two matrices, or two batches of as many"
-    found = product(call)
-    return found if isinstance(found, str) else None
+    form = product(call)
+    return form if isinstance(form, str) else None
 
 
 def product(call: Call) -> "native_product.NativeProduct | str":
@@ -107,8 +107,8 @@ def _product(
     if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
         return f"gives float32, bfloat16 and float16, not {dtype}"
     told = f"{words} {native_product.name(dtype)}{more}"
-    made = native_product.NativeProduct(a.names, b.names, sums, codes, told)  # type: ignore[union-attr]
-    return native_product.declines(made, left, shape, bias) or made
+    form = native_product.NativeProduct(a.names, b.names, sums, codes, told)  # type: ignore[union-attr]
+    return native_product.declines(form, left, shape, bias) or form
 
 
 # ---- by the words of a call, on its buffers
@@ -117,17 +117,17 @@ def _product(
 def _multiplied(call: Call) -> Callable[..., Tensor]:
     """The product of factors like those of a call that the kernels take: a function of lhs, rhs, bias, and of scale and
     zero point of the result, to be called below autograd."""
-    made, n, multiply = product(call), _columns(call), torch.ops.hop_native.product.default
-    assert not isinstance(made, str)
-    words = made.description
-    if made.rhs_sums is not None:
-        of_lhs, of_rhs = reader(call, LHS, made.lhs), reader(call, RHS, made.rhs)
+    form, n, multiply = product(call), _columns(call), torch.ops.hop_native.product.default
+    assert not isinstance(form, str)
+    words = form.description
+    if form.rhs_sums is not None:
+        of_lhs, of_rhs = reader(call, LHS, form.lhs), reader(call, RHS, form.rhs)
         return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words, rhs.code_sums)
-    if made.lhs[1:] == made.rhs[1:] == ("scale", None, None) and _is_rowwise(call):  # the same, in fewer steps
+    if form.lhs[1:] == form.rhs[1:] == ("scale", None, None) and _is_rowwise(call):  # the same, in fewer steps
         return lambda lhs, rhs, *more: multiply(
             lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, *more, n, words
         )
-    of_lhs, of_rhs = reader(call, LHS, made.lhs), reader(call, RHS, made.rhs)
+    of_lhs, of_rhs = reader(call, LHS, form.lhs), reader(call, RHS, form.rhs)
     return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words)
 
 
@@ -185,8 +185,8 @@ def _columns(call: Call) -> int:
 
 
 def _gives_codes(call: Call) -> bool:
-    made = product(call)
-    return not isinstance(made, str) and made.gives_codes
+    form = product(call)
+    return not isinstance(form, str) and form.gives_codes
 
 
 NATIVE = Kernel("native product", _declines, _run, _planned, native=True)

@@ -88,13 +88,13 @@ def _described(call: Call) -> _Described:
 
 
 def _run(call: Call) -> Any:
-    found, codes = _described(call), []
-    for x, sizes in zip(call.args[:3], found.scale_sizes, strict=True):
+    form, codes = _described(call), []
+    for x, sizes in zip(call.args[:3], form.scale_sizes, strict=True):
         own = plain(x, copies.ROWWISE)
         scale = spread(own.scale, own.block, own.shape).expand(sizes)
         codes += [_in_four(own.codes), _in_four(scale)]
-    y = native_operators.attention(*codes, _mask(options(call).mask, found.mask_sizes), *found.numbers)
-    y = y.reshape(found.sizes)
+    y = native_operators.attention(*codes, _mask(options(call).mask, form.mask_sizes), *form.numbers)
+    y = y.reshape(form.sizes)
     return y if y.dtype == call.output else finish(call, y)
 
 
@@ -102,7 +102,7 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     """For codes that are stored as they are read, and a result in floats."""
     if call.output not in FLOATS or not all(_is_stored(x) for x in call.args[:3]):
         return None
-    found, compute, below = _described(call), torch.ops.hop_native.attention.default, eager.below_autograd
+    form, compute, below = _described(call), torch.ops.hop_native.attention.default, eager.below_autograd
     masked = options(call).mask is not None
 
     def run(*given: Any) -> Any:
@@ -110,15 +110,15 @@ def _planned(call: Call, general: Plan) -> Plan | None:
         if not (q.fits() and k.fits() and v.fits()):
             return general(*given)
         codes = [
-            _in_four(t) for x, n in zip((q, k, v), found.scale_sizes, strict=True) for t in (x.codes, x.scale.expand(n))
+            _in_four(t) for x, n in zip((q, k, v), form.scale_sizes, strict=True) for t in (x.codes, x.scale.expand(n))
         ]
-        mask = _mask(given[3], found.mask_sizes) if masked else None
+        mask = _mask(given[3], form.mask_sizes) if masked else None
         try:
             with below():
-                y = compute(*codes, mask, *found.numbers)
+                y = compute(*codes, mask, *form.numbers)
         except RuntimeError:  # which `general` gives the reason of
             return general(*given)
-        return y.reshape(found.sizes)
+        return y.reshape(form.sizes)
 
     return run
 

@@ -52,8 +52,8 @@ def _declines(call: Call) -> str | None:
         return "for row-wise copies"
     if not (isinstance(call.output, Quantizer) or call.output in native_product.FLOATS):
         return f"gives float32, bfloat16, float16 and integers, not {call.output}"
-    found = convolution(call)
-    return found if isinstance(found, str) else None
+    form = convolution(call)
+    return form if isinstance(form, str) else None
 
 
 def convolution(call: Call) -> NativeConvolution | str:
@@ -79,8 +79,8 @@ def _numbers(value: Any) -> Any:
     """An argument of the convolution with numbers for symbols; None if one is unknown."""
     if isinstance(value, list | tuple):
         return tracing.hints(value)
-    found = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
-    return None if found is None else found[0]
+    sizes = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
+    return None if sizes is None else sizes[0]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,18 +212,18 @@ def _declines_output(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> s
 
 def _run(call: Call) -> Any:
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    made = convolution(call)
-    assert not isinstance(made, str)
+    form = convolution(call)
+    assert not isinstance(form, str)
     unbatched = x.dim() < weight.dim()
     of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _buffers(x))
     operands = (*of_x, *_buffers(weight)[:2], bias)
 
     def run(*given: Tensor | None) -> Tensor:
-        out = native_operators.convolution(*operands, *given, weight.shape[0], made.description)
+        out = native_operators.convolution(*operands, *given, weight.shape[0], form.description)
         return out.squeeze(0) if unbatched else out
 
-    if made.gives_codes:
-        known = list(made.shape[1:] if unbatched else made.shape)
+    if form.gives_codes:
+        known = list(form.shape[1:] if unbatched else form.shape)
         shape = known if eager.is_plain_eager() else calls.shape(call.op, list(call.args), call.kwargs)
         stored = given_buffers(call, shape)
         return [memory_format.dense(run(*(*stored, None)[:2])), *stored]
@@ -244,13 +244,13 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     """For batches of plain codes, a byte each."""
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     simple = all(x.quantizer.scale.scale_is_stored and x.quantizer.per_byte() == 1 for x in (x, weight))
-    made, gives_codes = convolution(call), isinstance(call.output, Quantizer)
-    if isinstance(made, str) or x.dim() != weight.dim() or not simple:
+    form, gives_codes = convolution(call), isinstance(call.output, Quantizer)
+    if isinstance(form, str) or x.dim() != weight.dim() or not simple:
         return None
-    if gives_codes and not (made.gives_codes and x.dim() > 3 and are_buffers(call, made.shape)):
+    if gives_codes and not (form.gives_codes and x.dim() > 3 and are_buffers(call, form.shape)):
         return None
     affine, biased = x.quantizer.scale.has_zero_point(), bias is not None
-    n, shape, description, convolve = weight.shape[0], made.shape, made.description, native_operators.convolution
+    n, shape, description, convolve = weight.shape[0], form.shape, form.description, native_operators.convolution
 
     def run(*given: Any) -> Any:
         x, weight = given[0], given[1]

@@ -64,10 +64,10 @@ def _of_parts(call: Call, parts: Tensor) -> Call:
 
 def _run(call: Call) -> Any:
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    made = native.product(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
-    assert not isinstance(made, str)
-    right = native.reader(call, RHS, made.rhs)(rhs)
-    n, words = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1], made.description
+    form = native.product(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
+    assert not isinstance(form, str)
+    right = native.reader(call, RHS, form.rhs)(rhs)
+    n, words = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1], form.description
     words = words.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
     none = (None, None, None)
     y = native_operators.product(lhs, *none, *right, *none, n, words)

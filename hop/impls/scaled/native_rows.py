@@ -86,9 +86,9 @@ def _declines(call: Call) -> str | None:
         return f"for the CPU, and the operands are on {call.device}"
     if compute_dtype(call) != torch.float32:
         return "computes in float32, and an operand is float64"
-    made = operation(call)
-    if isinstance(made, str):
-        return made
+    described = operation(call)
+    if isinstance(described, str):
+        return described
     x, (other, weight, bias) = call.args[0], _others(call)
     if integer_function(call.output) is not None:
         return "the output is found from integers"
@@ -106,7 +106,7 @@ def _declines(call: Call) -> str | None:
     if any(memory_format.is_channels_last(t) for t in plain):
         return "an operand lies with its channels last"
     given = call.output_scale is not None
-    return rows.declines_output(made, call.output, shape, given)
+    return rows.declines_output(described, call.output, shape, given)
 
 
 def _floats(x: Any) -> Any:
@@ -114,8 +114,8 @@ def _floats(x: Any) -> Any:
 
 
 def _run(call: Call) -> Any:
-    made = operation(call)
-    assert not isinstance(made, str)
+    described = operation(call)
+    assert not isinstance(described, str)
     x, *others = (_floats(t) for t in (call.args[0], *_others(call)))
     codes = isinstance(call.output, Quantizer)
     scale, zero_point = fitted(call, x.shape) if codes else (None, None)
@@ -123,17 +123,17 @@ def _run(call: Call) -> Any:
         format: Any = call.output.format  # type: ignore[union-attr]
         whole = zero_point.round() if zero_point.is_floating_point() else zero_point
         zero_point = whole.clamp(format.min, format.max).to(format.dtype)
-    result = native_operators.rows(x, *others, scale, zero_point, rows.description(made, call.output))
+    result = native_operators.rows(x, *others, scale, zero_point, rows.description(described, call.output))
     return result if codes else result[0]
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:
     """For plain operands, and scales that are found."""
-    made, operands = operation(call), (call.args[0], *_others(call))
-    if isinstance(made, str) or call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
+    described, operands = operation(call), (call.args[0], *_others(call))
+    if isinstance(described, str) or call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
         return None
     places = [None if t is None else i for t, i in zip(operands, (0, 1, 2, 3), strict=True)]
-    words, codes = rows.description(made, call.output), isinstance(call.output, Quantizer)
+    words, codes = rows.description(described, call.output), isinstance(call.output, Quantizer)
     compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
 
     def run(*given: Any) -> Any:
@@ -157,19 +157,19 @@ def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], k
     known = plan.key((rounded_and_quantized, op, q, *kwargs.items()), args)
     if known is None:
         return None
-    found = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))
-    return found(*args)
+    compute = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))
+    return compute(*args)
 
 
 def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     call = Call(op, q, None, None, args, kwargs)
-    made = operation(call)
-    if isinstance(made, str) or _declines(call) is not None:
+    described = operation(call)
+    if isinstance(described, str) or _declines(call) is not None:
         return lambda *args: None
     operands = (args[0], *_others(call))
     places = [None if t is None else i for i, t in enumerate(operands)]
     words, compute, below = (
-        rows.description(made, q, args[0].dtype),
+        rows.description(described, q, args[0].dtype),
         torch.ops.hop_native.rows.default,
         eager.below_autograd,
     )

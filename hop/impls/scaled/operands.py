@@ -51,8 +51,8 @@ def in_integers(x: Operand, usage: str) -> Operand:
     shape = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
     if x.quantizer.per_byte() > 1:
         codes = own.unpack(codes, shape[-1]).reshape(shape)
-    numbers = own.decode(codes).to(torch.int8)
-    return Operand(_of_integers(x.quantizer), (numbers, *stored), (usage,), x.shape)
+    values = own.decode(codes).to(torch.int8)
+    return Operand(_of_integers(x.quantizer), (values, *stored), (usage,), x.shape)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -76,9 +76,9 @@ class ScaledBuffers(Hop):
             return self._linearized(op, encoded, inner_kwargs)
 
         inputs = [leaves[i] for i in positions]
-        found = gradient.pulled_back(function, inputs, grad.to(gradient.wide_dtype(args)))
+        gradients = gradient.pulled_back(function, inputs, grad.to(gradient.wide_dtype(args)))
         grads: list[_Optional] = [None] * len(needed)
-        for i, x, g in zip(positions, inputs, found, strict=True):
+        for i, x, g in zip(positions, inputs, gradients, strict=True):
             grads[i + 2] = g.to(x.dtype)
         return grads
 
@@ -121,8 +121,10 @@ class Scaled(Composite):
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
     ) -> Tensor:
         encoded = encode([operand(x) for x in args])
-        made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
-        return made if isinstance(output, torch.dtype) else _quantized(Quantizer.parse(output), op, args, kwargs, made)
+        result = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
+        if isinstance(output, torch.dtype):
+            return result
+        return _quantized(Quantizer.parse(output), op, args, kwargs, result)
 
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         return ()
@@ -146,7 +148,7 @@ class Scaled(Composite):
         *args: Any,
         **kwargs: Any,
     ) -> list[_Optional]:
-        found: list[_Optional] = [None] * 4
+        gradients: list[_Optional] = [None] * 4
         if not isinstance(output, torch.dtype):
             q = Quantizer.parse(output)
             y = _real(op, args, kwargs)
@@ -157,8 +159,8 @@ class Scaled(Composite):
             assert through is not None
             grad = through
             for i, (g, t) in enumerate(zip(of_scales, (scale, zero_point), strict=True), start=2):
-                found[i] = None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype)
-        return found + gradient.through_operator(grad, needed[4:], op, args, kwargs)
+                gradients[i] = None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype)
+        return gradients + gradient.through_operator(grad, needed[4:], op, args, kwargs)
 
     def forward_mode(
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
@@ -210,17 +212,17 @@ def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Tensor:
     """The result, of which `made` are the buffers."""
-    shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
-    named = zip(copies.names(q, (copies.ROWWISE,)), made, strict=True)
+    shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
+    named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
-def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result, of which `made` are the buffers."""
     if q.per_byte() == 1:
-        return made[0].shape
+        return buffers[0].shape
     return calls.shape(op, [operand(x) for x in args], kwargs)
 
 
@@ -288,8 +290,8 @@ def scaled(
         if (known := _key((op, output, *kwargs.items()), given)) is not None:
             if output_scale is not None:
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
-            found = _find(known)
-            return found(*given) if found is not None else _planned(known, op, output, given, kwargs)
+            compute = _find(known)
+            return compute(*given) if compute is not None else _planned(known, op, output, given, kwargs)
     scales = {"output_scale": output_scale, "output_zero_point": output_zero_point}
     if (watched := observed(scaled, (op, output, *args), scales | kwargs)) is not None:
         return watched
@@ -310,12 +312,12 @@ def _planned(
     kernel = next((k for k in meaning.of(call).kernels if k.supports(call)), meaning.REFERENCE)
     result: Any = kernel.run(call)
     general: Plan = lambda *given: kernel.run(_of_given(op, output, given, kwargs))  # noqa: E731
-    found = kernel.prepare(call, general)
+    compute = kernel.prepare(call, general)
     if isinstance(output, Quantizer):
         result = _quantized(output, op, bound, named, result)
-        found = _of_codes(found, _first_operand(op, given), result)
+        compute = _of_codes(compute, _first_operand(op, given), result)
     if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
-        plan.remember(known, found)
+        plan.remember(known, compute)
     return result
 
 
@@ -327,12 +329,12 @@ def _of_given(op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any,
     return Call(op, output, scale, zero_point, tuple(map(operand, bound)), named)
 
 
-def _of_codes(found: Plan, first: int, like: QuantizedTensor) -> Plan:
+def _of_codes(compute: Plan, first: int, like: QuantizedTensor) -> Plan:
     """The plan of quantized tensors like one, but for their data and dtypes, of whose buffers `found` is the plan."""
     names, quantizer, shape = like._names, like.quantizer, like.shape
 
     def run(*given: Any) -> QuantizedTensor:
-        buffers = dict(zip(names, found(*given), strict=True))
+        buffers = dict(zip(names, compute(*given), strict=True))
         return QuantizedTensor.fitting(buffers, quantizer, shape, given[first].dtype)
 
     return run

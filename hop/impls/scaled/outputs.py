@@ -31,16 +31,16 @@ def activated(call: Call, y: Tensor) -> Tensor:
     return y if convention is None else convention.bounded(y)
 
 
-def requantized(call: Call, found: Sum) -> list[Tensor]:
+def requantized(call: Call, total: Sum) -> list[Tensor]:
     """The buffers of the output, by its convention."""
     q: Any = call.output
-    shape = list(found.total.shape)
+    shape = list(total.total.shape)
     block = blocks.per_dimension(q.block, len(shape))
     stored = given_buffers(call, shape)
     scale, zero = spread(stored[0], block, shape), q.format.zero
     if len(stored) > 1:
         zero = spread(stored[1], block, shape).to(torch.int32)
-    codes = q.scale.requantization.codes(found.total, found.lhs, found.rhs, scale, zero, q.format)
+    codes = q.scale.requantization.codes(total.total, total.lhs, total.rhs, scale, zero, q.format)
     return [_laid_out(q, codes, shape), *stored]
 
 
@@ -82,12 +82,12 @@ def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: T
         return
     if not all(type(t) in PLAIN and t.is_cpu and t.numel() == 1 for t in given):
         return
-    found = tuple(t.item() if isinstance(t, Tensor) else t for t in (scale, zero))
-    if found != units:
+    asked = tuple(t.item() if isinstance(t, Tensor) else t for t in (scale, zero))
+    if asked != units:
         rule = "" if q.scale.affine or not units[1] else " by Static(affine=True, ...)"
         raise ValueError(
             f"scaled: {' and '.join(OUTPUT_NAMES)} of {q} must be {units[0]} and {units[1]}, in which "
-            f"{type(convention).__name__} gives its codes, got {found[0]} and {found[1]}; give these{rule}"
+            f"{type(convention).__name__} gives its codes, got {asked[0]} and {asked[1]}; give these{rule}"
         )
 
 

@@ -46,11 +46,11 @@ class Sum(NamedTuple):
 def real_product(call: Call) -> Tensor:
     lhs, rhs, bias = (call.find(role) for role in (LHS, RHS, BIAS))
     if is_integer(lhs) and is_integer(rhs):
-        found = sums(call)
+        terms = sums(call)
         if bias is not None and not bias.is_floating_point():
-            (one,) = found
-            found, bias = [one._replace(total=one.total + aligned(call, bias))], None
-        y = in_order(found)
+            (one,) = terms
+            terms, bias = [one._replace(total=one.total + aligned(call, bias))], None
+        y = in_order(terms)
     elif has_stored_sums(call):
         y = in_order(sums(call))
     else:
@@ -67,8 +67,8 @@ def real_product(call: Call) -> Tensor:
 
 def one_sum(call: Call) -> Sum:
     """The sum of a product of integers whose scales come in one group, its bias included."""
-    (found,) = sums(call)
-    return with_bias(call, found)
+    (term,) = sums(call)
+    return with_bias(call, term)
 
 
 def declines_one_sum(call: Call) -> str | None:
@@ -78,9 +78,9 @@ def declines_one_sum(call: Call) -> str | None:
     return None if all(is_integer(call.find(role)) for role in (LHS, RHS)) else "one factor is plain"
 
 
-def in_order(found: Sequence[Sum]) -> Tensor:
+def in_order(terms: Sequence[Sum]) -> Tensor:
     """The sum of all groups."""
-    return added([one.real() for one in found])
+    return added([one.real() for one in terms])
 
 
 def added(terms: Sequence[Tensor]) -> Tensor:
@@ -102,23 +102,23 @@ def biased(call: Call, y: Tensor, bias: Tensor | None) -> Tensor:
     return y + (bias if beta == 1 else bias * beta)
 
 
-def with_bias(call: Call, found: Sum) -> Sum:
+def with_bias(call: Call, term: Sum) -> Sum:
     """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
     bias = call.find(BIAS)
     if bias is None or call.kwargs.get("beta", 1) == 0:
-        return found
+        return term
     bias = aligned(call, bias)
     if not bias.is_floating_point():
-        return found._replace(total=found.total + bias)
-    if found.total.dtype == torch.int64:
-        return found._replace(total=found.total + bias_steps(found, bias, 2.0**46))
-    total = (found.total.to(torch.int64) + bias_steps(found, bias)).clamp(-(2**31), 2**31 - 1)
-    return found._replace(total=total.to(torch.int32))
+        return term._replace(total=term.total + bias)
+    if term.total.dtype == torch.int64:
+        return term._replace(total=term.total + bias_steps(term, bias, 2.0**46))
+    total = (term.total.to(torch.int64) + bias_steps(term, bias)).clamp(-(2**31), 2**31 - 1)
+    return term._replace(total=total.to(torch.int32))
 
 
-def bias_steps(found: Sum, bias: Tensor, most: float = 2.0**32) -> Tensor:
+def bias_steps(term: Sum, bias: Tensor, most: float = 2.0**32) -> Tensor:
     """An aligned bias of floats in units of the sum, int64, at most `most`."""
-    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    unit = term.lhs.to(torch.float64) * term.rhs.to(torch.float64)
     return (bias.to(torch.float64) / unit).round().clamp(-most, most).to(torch.int64)
 
 
@@ -166,7 +166,7 @@ def sums(call: Call) -> list[Sum]:
     lhs = unsqueezed(lhs, 0) if row else lhs
     if column:
         rhs = unsqueezed(rhs, -1 if call.roles.rhs_sums == -2 else 0)
-    found = []
+    terms = []
     a, b, along = centered(lhs), centered(rhs), call.roles.rhs_sums
     if min(a.dim(), b.dim()) < 2:
         product(call, a, b, exactly)  # has PyTorch's words for it
@@ -174,7 +174,7 @@ def sums(call: Call) -> list[Sum]:
         return [_without(Sum(product(call, a, b, exactly), lhs.scale, rhs.scale), row, column)]
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
         own = cut(a, -1, start, length)
-        found.append(
+        terms.append(
             Sum(
                 product(call, own, cut(b, along, start, length), exactly),
                 group_scale(lhs, -1, of_lhs),
@@ -183,7 +183,7 @@ def sums(call: Call) -> list[Sum]:
                 _of_columns(rhs, along, of_rhs, "offset") if rhs.quantizer.scale.has_offset() else None,
             )
         )
-    return [_without(s, row, column) for s in found] if row or column else found
+    return [_without(s, row, column) for s in terms] if row or column else terms
 
 
 def cut(x: Tensor, dim: int, start: int, length: int | None) -> Tensor:
@@ -213,8 +213,8 @@ def along_sum(operand: Operand, dim: int) -> int | None:
 
 
 def _of_columns(rhs: Operand, along: int, group: int, name: str = "scale") -> Tensor:
-    found = group_scale(rhs, along, group, name)
-    return found.squeeze(-1) if along == -1 else found
+    scale = group_scale(rhs, along, group, name)
+    return scale.squeeze(-1) if along == -1 else scale
 
 
 def group_scale(operand: Operand, along: int, group: int, name: str = "scale") -> Tensor:

@@ -56,15 +56,15 @@ def product(operator: Any, call: Call, local: Call, mesh: Any, axis: int) -> Any
     if not _is_one_sum(call):
         y = operator(factors.op, factors.output, None, None, *encode(factors.args))
         return biased(local, process_groups.combined_over(y, "sum", mesh, axis), bias)
-    (found,) = sums(factors)
-    found = found._replace(total=process_groups.combined_over(found.total, "sum", mesh, axis))
-    return requantized(local, with_bias(local, found)) if by_sum(local.output) else _real(local, found, bias)
+    (total,) = sums(factors)
+    total = total._replace(total=process_groups.combined_over(total.total, "sum", mesh, axis))
+    return requantized(local, with_bias(local, total)) if by_sum(local.output) else _real(local, total, bias)
 
 
-def _real(call: Call, found: Sum, bias: Tensor | None) -> Tensor:
+def _real(call: Call, total: Sum, bias: Tensor | None) -> Tensor:
     if bias is not None and not bias.is_floating_point():
-        found, bias = found._replace(total=found.total + aligned(call, bias)), None
-    return biased(call, found.real(), bias)
+        total, bias = total._replace(total=total.total + aligned(call, bias)), None
+    return biased(call, total.real(), bias)
 
 
 def _is_one_sum(call: Call) -> bool:

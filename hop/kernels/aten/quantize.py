@@ -179,8 +179,8 @@ class FastBlocks(Blocks):
     def own_amax(self) -> Tensor:
         if not (eager.is_plain_eager() and self.x.is_cpu):
             return super().own_amax()
-        found = self.x.abs().amax(self.dims, keepdim=True)
-        return found if bool((found == found).all()) else super().own_amax()
+        amax = self.x.abs().amax(self.dims, keepdim=True)
+        return amax if bool((amax == amax).all()) else super().own_amax()
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
         """By clearing the mantissa, which a subnormal number is all of."""

@@ -53,8 +53,8 @@ def describe(q: Quantizer) -> Described | str:
         words.append(f"scale_numbers={_listed(_scale_numbers(rule.scale))}")
     words += ["divided"] if rule.divided else []
     words += ["offset"] if rule.offset else []
-    held = {"codes", *q.stored()}
-    return Described(" ".join(words), tuple(name if name in held else None for name in _NAMES))
+    buffers = {"codes", *q.stored()}
+    return Described(" ".join(words), tuple(name if name in buffers else None for name in _NAMES))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,8 +86,8 @@ def _codes(q: Quantizer) -> str | None:
         count = 2**format.bits
         packed = packing.pack(torch.arange(count), format.bits)
         codes = packing.unpack(packed, format.bits, count, format.dtype)
-        numbers = format.decode(codes, zero) if format.is_integer else format.decode(codes)
-        return f"codes=bits{format.bits} numbers={_listed(numbers.tolist() * (16 // count))}"
+        values = format.decode(codes, zero) if format.is_integer else format.decode(codes)
+        return f"codes=bits{format.bits} numbers={_listed(values.tolist() * (16 // count))}"
     if format == INT8 and q.layout is None:
         return "codes=int8"
     if format.is_integer and isinstance(q.layout, Planes) and zero == 0:
@@ -102,9 +102,9 @@ def _scale_numbers(format: Format) -> list[float]:
     return format.decode(codes).tolist() + [float("nan")] * (256 - count)
 
 
-def _listed(numbers: list[float]) -> str:
+def _listed(values: list[float]) -> str:
     """The bits of float32 numbers."""
-    return ",".join(str(_bits(x)) for x in numbers)
+    return ",".join(str(_bits(x)) for x in values)
 
 
 def _along(block: blocks.Block) -> int | None:

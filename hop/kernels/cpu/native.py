@@ -94,16 +94,16 @@ class Library:
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     """The native library in a folder, or why there is none."""
-    found = sorted(folder.glob("_native*.so"))
-    if not found:
+    libraries = sorted(folder.glob("_native*.so"))
+    if not libraries:
         why = folder / "_native.txt"  # setup.py wrote it
         said = "; ".join(why.read_text("utf-8").splitlines()) if why.exists() else "nothing says why"
         return None, f"the native kernels were not built ({said}): install hop where there is a C++ compiler"
     try:
-        functions = ctypes.CDLL(str(found[0]))
+        functions = ctypes.CDLL(str(libraries[0]))
         version = functions.hop_version()
         if version == _VERSION:
-            native_operators.load(str(found[0]))
+            native_operators.load(str(libraries[0]))
     except (OSError, AttributeError) as e:
         return None, f"the native kernels cannot be loaded: {e}"
     if version != _VERSION:

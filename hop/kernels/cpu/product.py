@@ -63,12 +63,12 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
         words.append("zero=stored")
     elif q.format.zero:
         words.append(f"zero={q.format.zero}")
-    scale, fold = q.scale.outer_scale_name, "scale" if q.scale.has_block_scale() else None
+    scale, block_scale = q.scale.outer_scale_name, "scale" if q.scale.has_block_scale() else None
     if q.scale.outer_block is not None:
         words.append(f"factor={_bits(q.scale.outer_scale_factor(q.format))}")
     if scale is not None:
         words.append(f"scale={_blocks(q.given_block)}")
-    if fold is not None:
+    if block_scale is not None:
         of_scale = q.scale.block_scale_format
         fold_format = "float32" if of_scale is None else _FLOATS.get(of_scale)
         if fold_format is None:
@@ -77,7 +77,7 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
             return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
         words.append(f"block_scale={fold_format}:{_blocks(q.block)}")
     sums = "code_sums" if q.tiles is not None and q.tiles.sums else None
-    return Described(" ".join(words), ("codes", scale, zero, fold), sums)
+    return Described(" ".join(words), ("codes", scale, zero, block_scale), sums)
 
 
 def format_word(format: Format) -> str | None:
@@ -158,8 +158,8 @@ _CONVENTIONS: dict[type, Callable[[Any], int | None]] = {
 
 def _convention(r: Convention) -> int | None:
     """Its number in native/; None for one that is not known there."""
-    found = _CONVENTIONS.get(type(r))
-    return None if found is None else found(r)
+    describe_rule = _CONVENTIONS.get(type(r))
+    return None if describe_rule is None else describe_rule(r)
 
 
 def declines(call: NativeProduct, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:

@@ -67,20 +67,20 @@ def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
 def _quantize_rows(
     quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
 ) -> list[Tensor]:
-    made = describe(quantizer)
-    assert not isinstance(made, str)
-    zero = None if zero_point is None else _zero_codes(zero_point, made.quantizer.format)
-    return native_operators.quantize(x, scale, zero, noise, made.words)
+    description = describe(quantizer)
+    assert not isinstance(description, str)
+    zero = None if zero_point is None else _zero_codes(zero_point, description.quantizer.format)
+    return native_operators.quantize(x, scale, zero, noise, description.words)
 
 
 def _quantize_product(
     quantizer: str, x: Tensor, noise: Tensor | None, factor: Tensor, stream: int | None = None
 ) -> list[Tensor]:
     """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
-    made = describe(quantizer)
-    assert not isinstance(made, str)
+    description = describe(quantizer)
+    assert not isinstance(description, str)
     stream = -1 if stream is None or noise is None else stream
-    return native_operators.quantize_product(x, factor, noise, stream, made.words)
+    return native_operators.quantize_product(x, factor, noise, stream, description.words)
 
 
 def _zero_codes(zero_point: Tensor, format: Format) -> Tensor:
@@ -103,10 +103,10 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
 
 
 def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    made = describe(quantizer)
-    assert not isinstance(made, str)
+    description = describe(quantizer)
+    assert not isinstance(description, str)
     codes, scale, second = (*buffers, None)[:3]
-    return native_operators.dequantize(codes, scale, second, list(shape), made.back(dtype))
+    return native_operators.dequantize(codes, scale, second, list(shape), description.back(dtype))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,8 +116,8 @@ class _NativeQuantizer(Quantizer):
     def quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
     ) -> dict[str, Tensor]:
-        made = quantize_native(self.spelling, x, scale, zero_point, noise)
-        return dict(zip(("codes", *self.stored()), made, strict=True))
+        buffers = quantize_native(self.spelling, x, scale, zero_point, noise)
+        return dict(zip(("codes", *self.stored()), buffers, strict=True))
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         own = [buffers[name] for name in ("codes", *self.stored())]

@@ -113,8 +113,8 @@ def _codebook(f: Codebook) -> dict[str, Any]:
 
 
 def _bits_of_float(f: Float) -> dict[str, Any]:
-    found = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
-    return found | {"keeps_nan": int(f.dtype.is_floating_point)}
+    parts = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
+    return parts | {"keeps_nan": int(f.dtype.is_floating_point)}
 
 
 _FORMATS: dict[type, _Format] = {
@@ -153,14 +153,14 @@ def _current(rule: CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
 
 
 def _microscaling(rule: Microscaling, f: Format) -> dict[str, Any]:
-    found = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
-    return found | {"largest_power": exponent_of(f)}
+    parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
+    return parts | {"largest_power": exponent_of(f)}
 
 
 def _two_level(rule: TwoLevel, f: Format) -> dict[str, Any]:
     top = rule.inner.max * f.max
-    found = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
-    return found | {"outer": _list(rule.outer)}
+    parts = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
+    return parts | {"outer": _list(rule.outer)}
 
 
 def _declines_given(rule: Static, f: Format) -> str | None:

@@ -116,13 +116,13 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
     except IndivisibleError:  # whole tensors travel, and each process takes its rows
         rank = process_groups.group_rank(group)
         return reduce([x.narrow(0, rank * n, n) for x in _gathered(t, size, group)]).to(t.dtype)
-    found = {}
+    received = {}
     for name in t.buffers():
         grids = [bits(part.buffers()[name]) for part in parts]
         split = [grids[0].shape[0]] * size
-        found[name] = ops.wait_tensor(ops.all_to_all_single(torch.cat(grids), split, split, group))
+        received[name] = ops.wait_tensor(ops.all_to_all_single(torch.cat(grids), split, split, group))
     shape = (n, *t.shape[1:])
-    return reduce(numbers_of(t, found, size, shape)).to(t.dtype)
+    return reduce(numbers_of(t, received, size, shape)).to(t.dtype)
 
 
 @collective(ops.all_reduce_coalesced.default)
@@ -181,8 +181,8 @@ def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of t along its first dimension."""
     if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    offsets = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, offsets, strict=True)]
 
 
 def grid_rows(t: Any, n: int) -> dict[str, int]:
@@ -224,8 +224,8 @@ def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[i
 
 def _gathered(t: Any, size: int, group: Any) -> list[Tensor]:
     """The numbers of all processes, in float32."""
-    found = {}
+    gathered = {}
     for name, b in t.buffers().items():
         sent = bits(b).reshape(-1)
-        found[name] = ops.wait_tensor(ops.all_gather_into_tensor(sent, size, group))
-    return numbers_of(t, found, size, t.shape)
+        gathered[name] = ops.wait_tensor(ops.all_gather_into_tensor(sent, size, group))
+    return numbers_of(t, gathered, size, t.shape)

@@ -35,13 +35,13 @@ def of_dtensors(x: Any) -> QuantizedTensor:
         buffers, quantizer = _parts(t, part, [p.dim for p in placements if p.is_shard()], x.shape)
     except IndivisibleError as cut:
         raise ValueError(f"a DTensor of QuantizedTensors placed as {tuple(placements)}: {cut}") from cut
-    made = {}
+    placed = {}
     for b in copies.describe(quantizer, x.shape, t.usages):
         sharding = dtensor.Sharding(
             [], x.device_mesh, placements, torch.Size(b.shape), subclasses.contiguous_strides(b.shape)
         )
-        made[b.name] = dtensor.make_dtensor(buffers[b.name].contiguous(), sharding)
-    return QuantizedTensor.fitting(made, quantizer, x.shape, x.dtype)
+        placed[b.name] = dtensor.make_dtensor(buffers[b.name].contiguous(), sharding)
+    return QuantizedTensor.fitting(placed, quantizer, x.shape, x.dtype)
 
 
 def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int]) -> tuple[dict[str, Tensor], Any]:

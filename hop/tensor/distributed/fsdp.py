@@ -59,8 +59,8 @@ class Sent(NamedTuple):
 
 def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
     """How many rows of the tensor one row of each buffer serves, -1 for all."""
-    found = {name: blocks.per_dimension(block, ndim)[0] for name, (_, block) in quantizer.stored().items()}
-    return {"codes": 1} | found
+    rows = {name: blocks.per_dimension(block, ndim)[0] for name, (_, block) in quantizer.stored().items()}
+    return {"codes": 1} | rows
 
 
 def send(sent: Sent, grids: dict[str, Tensor]) -> list[Tensor]:

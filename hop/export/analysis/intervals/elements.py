@@ -37,15 +37,15 @@ def elementwise(corners: Callable[..., list[Any]], *operands: Any) -> Sum:
     """Of an operator whose extremes are at bounds of its operands: `corners(*intervals)` computes it there."""
     given = [whole(x) for x in operands]
     known = " and ".join(interval(*x.hull()) for x in given)
-    ends = corners(*(x.hull() for x in given))
-    low, high = min(ends), max(ends)
-    if not fits(*ends):
+    limits = corners(*(x.hull() for x in given))
+    low, high = min(limits), max(limits)
+    if not fits(*limits):
         return Sum(low, high, None, known)
     shape = torch.broadcast_shapes(*(t.shape for x in given for t in (x.low, x.high)))
     if math.prod(shape) > max(FEW, *(x.low.numel() for x in given)):
         return Sum(low, high, integers(low, high), known)
-    found = torch.broadcast_tensors(*(torch.as_tensor(t) for t in corners(*((x.low, x.high) for x in given))))
-    parts = Integers(*(_extreme(found, f) for f in (torch.minimum, torch.maximum)))
+    values = torch.broadcast_tensors(*(torch.as_tensor(t) for t in corners(*((x.low, x.high) for x in given))))
+    parts = Integers(*(_extreme(values, f) for f in (torch.minimum, torch.maximum)))
     return Sum(*parts.hull(), parts, known)
 
 
@@ -65,10 +65,10 @@ def scaled(x: Any, by: Any) -> Any:
         return x
     if not isinstance(by, int):
         raise Unknown(f"a factor of {by}")
-    found = elementwise(products, x, by)
-    if found.parts is None:
+    result = elementwise(products, x, by)
+    if result.parts is None:
         raise Unknown(f"{by} times an operand exceeds 64 bits")
-    return found.parts
+    return result.parts
 
 
 def add_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
@@ -105,8 +105,8 @@ def remainder(by: Any) -> Integers | None:
 def mul_rule(node: Node, a: Any, b: Any) -> Any:
     if node.args[0] is node.args[1]:  # a square
         low, high = whole(a).hull()
-        ends = [low * low, high * high] + ([0] if low < 0 < high else [])
-        return Sum(min(ends), max(ends), None, f"the square of {interval(low, high)}")
+        limits = [low * low, high * high] + ([0] if low < 0 < high else [])
+        return Sum(min(limits), max(limits), None, f"the square of {interval(low, high)}")
     return elementwise(products, a, b)
 
 
@@ -116,8 +116,8 @@ def neg_rule(node: Node, a: Any) -> Any:
 
 def abs_rule(node: Node, a: Any) -> Any:
     low, high = whole(a).hull()
-    ends = [abs(low), abs(high)]
-    return Sum(0 if low <= 0 <= high else min(ends), max(ends), None, interval(low, high))
+    limits = [abs(low), abs(high)]
+    return Sum(0 if low <= 0 <= high else min(limits), max(limits), None, interval(low, high))
 
 
 def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> Any:
@@ -132,7 +132,7 @@ def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> 
         down = x // y
         return down + 1 if rounding_mode == "trunc" and down < 0 and down * y != x else down
 
-    return elementwise(lambda x, y: [quotient(*ends) for ends in product(x, y)], a, divisor)
+    return elementwise(lambda x, y: [quotient(*limits) for limits in product(x, y)], a, divisor)
 
 
 def remainder_rule(node: Node, a: Any, b: Any) -> Any:
@@ -143,8 +143,8 @@ def remainder_rule(node: Node, a: Any, b: Any) -> Any:
 
 
 def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
-    ends = [x.hull() for x in (whole(a), whole(b))]
-    positive = [high for low, high in ends if low >= 0]
+    limits = [x.hull() for x in (whole(a), whole(b))]
+    positive = [high for low, high in limits if low >= 0]
     if not positive:
         raise Unknown("bits of two numbers that may be negative")
     return integers(0, min(positive))

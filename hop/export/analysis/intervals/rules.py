@@ -85,8 +85,8 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
     target = node.target
     if target in MOVES or target in _CHOOSE:
         given = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-        found = [reals(x) for x in given]
-        return Reals(min(r.low for r in found), max(r.high for r in found), any(r.nan for r in found))
+        ranges = [reals(x) for x in given]
+        return Reals(min(r.low for r in ranges), max(r.high for r in ranges), any(r.nan for r in ranges))
     if target is aten.where.self:
         a, b = reals(args[1]), reals(args[2])
         if _tests_for_nan(node):
@@ -100,22 +100,22 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
     if of(target).family is DIVIDE and operands[1].low <= 0 <= operands[1].high:
         return Reals()
     places = [i for i, (n, x) in enumerate(zip(node.args, args, strict=False)) if isinstance(n, Node)]
-    ends = []
+    limits = []
     for corner in product(*(_ends(node.args[i], args[i]) for i in places)):
         given = [x.value if isinstance(x, Known) else x for x in args]
         for i, end in zip(places, corner, strict=True):
             given[i] = end
-        ends.append(target(*given, **kwargs).to(torch.float64).item())  # type: ignore[operator]
-    if any(map(math.isnan, ends)):
+        limits.append(target(*given, **kwargs).to(torch.float64).item())  # type: ignore[operator]
+    if any(map(math.isnan, limits)):
         return Reals()
-    return Reals(min(ends), max(ends), any(r.nan for r in operands))
+    return Reals(min(limits), max(limits), any(r.nan for r in operands))
 
 
 def _ends(operand: Any, x: Any) -> list[Tensor]:
     """The bounds of an operand as tensors of one element, of its dtype, and without a dimension where it has none."""
-    like, found = operand.meta["val"], bounds(x)
-    ends = found.hull() if isinstance(found, Integers) else (found.low, found.high)
-    return [torch.full([1] * min(like.dim(), 1), end, dtype=like.dtype) for end in ends]
+    like, interval = operand.meta["val"], bounds(x)
+    limits = interval.hull() if isinstance(interval, Integers) else (interval.low, interval.high)
+    return [torch.full([1] * min(like.dim(), 1), end, dtype=like.dtype) for end in limits]
 
 
 def _tests_for_nan(node: Node) -> bool:

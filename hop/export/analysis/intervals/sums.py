@@ -52,21 +52,21 @@ def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
 def _of_factors(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = False) -> Sum:
     """The sum of so many products of two factors of which nothing but bounds is known."""
     x, y = whole(a).hull(), whole(b).hull()
-    ends = products(x, y) + ([0] if zeros else [])
+    limits = products(x, y) + ([0] if zeros else [])
     most = f"{count:,}" if fixed else f"{count:,} at most"
     known = f"{most} products, {interval(*x)} by {interval(*y)}"
-    return Sum(*_times(count, min(ends), max(ends), fixed=fixed), None, known, True)
+    return Sum(*_times(count, min(limits), max(limits), fixed=fixed), None, known, True)
 
 
 def _along(x: Any, dim: int) -> Integers:
     """Bounds for each place along a dimension, or for all of them."""
-    found = whole(x)
-    if found.one() or found.low.dim() < -dim or found.high.shape != found.low.shape:
-        return one(found)
-    if found.low.shape[dim] == 1:
-        return one(found)
-    others = [d for d in range(found.low.dim()) if d != found.low.dim() + dim]
-    return Integers(found.low.amin(others), found.high.amax(others)) if others else found
+    values = whole(x)
+    if values.one() or values.low.dim() < -dim or values.high.shape != values.low.shape:
+        return one(values)
+    if values.low.shape[dim] == 1:
+        return one(values)
+    others = [d for d in range(values.low.dim()) if d != values.low.dim() + dim]
+    return Integers(values.low.amin(others), values.high.amax(others)) if others else values
 
 
 def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor], Tensor]) -> Sum:
@@ -77,33 +77,33 @@ def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor]
     count = weight.shape[dim]
     known = f"weights {'x'.join(map(str, weight.shape))}, factors {interval(low, high)}"
     if not fits(count * least, count * greatest, *(count * p for p in products((least, greatest), (low, high)))):
-        found = _of_factors(count, integers(least, greatest), x, fixed=True)
-        return Sum(found.low, found.high, None, known, True)
+        total = _of_factors(count, integers(least, greatest), x, fixed=True)
+        return Sum(total.low, total.high, None, known, True)
     positive, negative = weight.clamp(min=0), weight.clamp(max=0)
     if x.one():
         up, down = (w.sum(dim, dtype=torch.int64) for w in (positive, negative))
         parts = Integers(up * low + down * high, up * high + down * low)
     else:
-        ends = [t.unsqueeze(-1) if dim == -2 else t for t in (x.low, x.high)]
+        limits = [t.unsqueeze(-1) if dim == -2 else t for t in (x.low, x.high)]
         of_bounds = lambda a, b: (positive * a + negative * b).sum(dim)  # noqa: E731
-        parts = Integers(of_bounds(ends[0], ends[1]), of_bounds(ends[1], ends[0]))
+        parts = Integers(of_bounds(limits[0], limits[1]), of_bounds(limits[1], limits[0]))
     parts = Integers(shaped(parts.low), shaped(parts.high))
     return Sum(*parts.hull(), parts, known, True)
 
 
 def addmm_rule(node: Node, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Sum:
-    found = matmul_rule(node, a, b)
+    product = matmul_rule(node, a, b)
     if alpha != 1:
         raise Unknown(f"alpha={alpha}")
-    return found if beta == 0 else _with_bias(found, scaled(bias, beta))
+    return product if beta == 0 else _with_bias(product, scaled(bias, beta))
 
 
-def _with_bias(found: Sum, bias: Any) -> Sum:
+def _with_bias(total: Sum, bias: Any) -> Sum:
     low, high = whole(bias).hull()
-    known = f"{found.known}, bias {interval(low, high)}"
-    if found.parts is None:
-        return Sum(found.low + low, found.high + high, None, known, True)
-    both = elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], found.parts, bias)
+    known = f"{total.known}, bias {interval(low, high)}"
+    if total.parts is None:
+        return Sum(total.low + low, total.high + high, None, known, True)
+    both = elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], total.parts, bias)
     return Sum(both.low, both.high, both.parts, known, True)
 
 

@@ -99,9 +99,9 @@ def bounds(x: Any) -> Any:
         if value.numel() == 0:
             return Reals(0.0, 0.0, False)
         wide = value.detach().to(torch.float64)
-        numbers = wide[~wide.isnan()]
-        ends = (numbers.min().item(), numbers.max().item()) if numbers.numel() else (-math.inf, math.inf)
-        return Reals(*ends, numbers.numel() < wide.numel())
+        finite = wide[~wide.isnan()]
+        limits = (finite.min().item(), finite.max().item()) if finite.numel() else (-math.inf, math.inf)
+        return Reals(*limits, finite.numel() < wide.numel())
     if isinstance(value, Integers | Reals):
         return value
     raise Unknown("an operand of which nothing is known")
@@ -141,8 +141,8 @@ def interval(low: int, high: int) -> str:
 
 def concrete(shape: Iterable[Any]) -> list[int] | None:
     """A shape without symbols."""
-    found = list(shape)
-    return found if all(isinstance(n, int) for n in found) else None
+    sizes = list(shape)
+    return sizes if all(isinstance(n, int) for n in sizes) else None
 
 
 def constant(x: Any) -> Tensor | None:

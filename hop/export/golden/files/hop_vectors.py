@@ -43,8 +43,8 @@ def read(folder: str | Path) -> list[Node]:
     """
     path = Path(folder) / "vectors.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version, nodes = found["hop_vectors"], found["nodes"]
+        index = json.loads(path.read_text(encoding="utf-8"))
+        version, nodes = index["hop_vectors"], index["nodes"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} lists no golden vectors: {error!r}") from error
     if version != FORMAT:

@@ -17,11 +17,11 @@ class Constants:
     def __init__(self, program: ExportedProgram, graph: Graph) -> None:
         own, signature = {**program.constants, **program.state_dict}, program.graph_signature
         changed = set(signature.buffers_to_mutate.values())
-        held = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         given = {
             spec.arg.name: own[spec.target].detach()
             for spec in signature.input_specs
-            if spec.kind in held and spec.target in own and spec.target not in changed
+            if spec.kind in kinds and spec.target in own and spec.target not in changed
         }
         self.values = {node: given[node.name] for node in graph.find_nodes(op="placeholder") if node.name in given}
         self.constant = set(self.values)
@@ -40,8 +40,8 @@ class Constants:
         if node not in self.constant:
             return None
         if node not in self.values:
-            found = {x: self.find(x) for x in node.all_input_nodes}
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: found[x])
+            values = {x: self.find(x) for x in node.all_input_nodes}
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: values[x])
             self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return self.values[node]
 

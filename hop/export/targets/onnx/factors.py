@@ -56,10 +56,10 @@ def in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram:
                         f"to_onnx: {node.name} is a convolution of {a.meta['val'].dtype} and {b.meta['val'].dtype}; "
                         "ONNX has integer convolutions of int8 and uint8 alone: give it codes of 8 bits"
                     )
-                made = emit(node, lambda x, y: matmul(x, y, None, None), a, b)
+                product = emit(node, lambda x, y: matmul(x, y, None, None), a, b)
             else:
-                made = emit(node, functools.partial(_products, target, rest), tuple(lhs), tuple(rhs))
-            node.replace_all_uses_with(made)
+                product = emit(node, functools.partial(_products, target, rest), tuple(lhs), tuple(rhs))
+            node.replace_all_uses_with(product)
             graph.erase_node(node)
     replace_others(graph)
     graph.eliminate_dead_code()

@@ -153,14 +153,18 @@ def _pack(model: Any) -> None:
     import ml_dtypes
     import onnx_ir as ir
 
-    for name, held in list(model.graph.initializers.items()):
+    for name, initializer in list(model.graph.initializers.items()):
         if not name.endswith(INT4):
             continue
-        tensor = ir.tensor(held.const_value.numpy().astype(ml_dtypes.int4), name=name)
-        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=held.shape, const_value=tensor)
+        tensor = ir.tensor(initializer.const_value.numpy().astype(ml_dtypes.int4), name=name)
+        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=initializer.shape, const_value=tensor)
         cast = ir.node("Cast", [packed], {"to": ir.DataType.INT8})
-        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = f"{name}_int8", held.type, held.shape
-        held.replace_all_uses_with(cast.outputs[0])
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = (
+            f"{name}_int8",
+            initializer.type,
+            initializer.shape,
+        )
+        initializer.replace_all_uses_with(cast.outputs[0])
         del model.graph.initializers[name]
         model.graph.register_initializer(packed)
         model.graph.insert_before(model.graph[0], cast)

@@ -22,9 +22,9 @@ _MEANS = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3
 
 def replace_others(graph: Graph) -> None:
     for node in list(graph.nodes):
-        made = _replacement(node)
-        if made is not None:
-            node.replace_all_uses_with(made)
+        new = _replacement(node)
+        if new is not None:
+            node.replace_all_uses_with(new)
             graph.erase_node(node)
 
 

@@ -16,12 +16,12 @@ _CODES = (*BYTES, torch.int16)
 
 def product(op: Any, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """out_dtype(op, dtype, *args): one of our products if it is one of integers, else what it means."""
-    found = None
+    result = None
     if dtype == torch.int32:
-        found = _as_matmul(op, args, kwargs)
-        if found is None and not kwargs:
-            found = _as_convolution(op, args)
-    return meaning.reference(op, dtype, *args, **kwargs) if found is None else found
+        result = _as_matmul(op, args, kwargs)
+        if result is None and not kwargs:
+            result = _as_convolution(op, args)
+    return meaning.reference(op, dtype, *args, **kwargs) if result is None else result
 
 
 def _are_codes(*operands: Any) -> bool:
@@ -46,14 +46,14 @@ def _as_convolution(op: Any, args: tuple[Any, ...]) -> Tensor | None:
     pads = None
     if len(args) > 4 and isinstance(args[4], str):  # conv2d.padding
         op, args, pads = _with_numbers(op, args)
-    found = as_convolution(op, args)
-    if found is None:
+    form = as_convolution(op, args)
+    if form is None:
         return None
-    conv = as_plain(found.conv) if found.conv.transposed else found.conv
+    conv = as_plain(form.conv) if form.conv.transposed else form.conv
     y = CONVOLUTION(*conv[:2], None, None, list(conv.stride), pads or _both(conv), list(conv.dilation), conv.groups)
-    if found.bias is not None:
-        y = y + found.bias.to(torch.int32).view(-1, *[1] * len(conv.stride))
-    return y.squeeze(0) if found.unbatched else y
+    if form.bias is not None:
+        y = y + form.bias.to(torch.int32).view(-1, *[1] * len(conv.stride))
+    return y.squeeze(0) if form.unbatched else y
 
 
 def _both(conv: Convolution) -> list[int]:

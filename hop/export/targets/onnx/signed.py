@@ -19,20 +19,20 @@ def choose_signed(model: Any) -> None:
     exact."""
     import onnx_ir as ir
 
-    found = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_moved(model, node)]
-    if not found:
+    products = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_moved(model, node)]
+    if not products:
         return
     exact = _question(ir, model.graph)
     weights: dict[str, Any] = {}
-    for node in found:
+    for node in products:
         b = node.inputs[1]
         if b.name not in weights:
             weights[b.name] = _held(ir, model.graph, b)
         forms = {name: _form(ir, node, weights[b.name], name) for name in ("then_branch", "else_branch")}
-        made = ir.node("If", [exact], {name: ir.AttrGraph(name, form) for name, form in forms.items()})
-        own, y = made.outputs[0], node.outputs[0]
+        choice = ir.node("If", [exact], {name: ir.AttrGraph(name, form) for name, form in forms.items()})
+        own, y = choice.outputs[0], node.outputs[0]
         own.name, own.type, own.shape, y.name = y.name, y.type, y.shape, f"{y.name}_before"
-        model.graph.insert_after(node, made)
+        model.graph.insert_after(node, choice)
         y.replace_all_uses_with(own, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
     for name in weights:
@@ -44,19 +44,19 @@ def _is_moved(model: Any, node: Any) -> bool:
     """Whether the right factor is a constant of uint8 whose zero point is 128, and the left one uint8."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return False
-    (a, b, _, zero), held = node.inputs, model.graph.initializers
-    is_known = b.name in held and zero.name in held and held[zero.name].const_value is not None
-    kinds = {str(b.dtype), str(held[b.name].const_value.dtype) if is_known else ""}
+    (a, b, _, zero), initializers = node.inputs, model.graph.initializers
+    is_known = b.name in initializers and zero.name in initializers and initializers[zero.name].const_value is not None
+    kinds = {str(b.dtype), str(initializers[b.name].const_value.dtype) if is_known else ""}
     if not is_known or kinds != {"UINT8"} or (a.dtype is not None and str(a.dtype) != "UINT8"):
         return False
-    return bool((held[zero.name].const_value.numpy() == _MIDDLE).all())
+    return bool((initializers[zero.name].const_value.numpy() == _MIDDLE).all())
 
 
 def _initializer(ir: Any, graph: Any, name: str, data: Any) -> Any:
     tensor = ir.tensor(data, name=name)
-    made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-    graph.register_initializer(made)
-    return made
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _held(ir: Any, graph: Any, b: Any) -> Any:
@@ -99,8 +99,8 @@ def _form(ir: Any, node: Any, weight: Any, name: str) -> Any:
         moved = ir.node("BitwiseXor", [plain.outputs[0], middle])
         nodes += [plain, moved, ir.node("MatMulInteger", [a, moved.outputs[0], zero, middle])]
     y = node.outputs[0]
-    for i, made in enumerate(nodes):
-        made.outputs[0].name = f"{y.name}_{name}_{i}"
+    for i, copied in enumerate(nodes):
+        copied.outputs[0].name = f"{y.name}_{name}_{i}"
     last = nodes[-1].outputs[0]
     last.type, last.shape = y.type, y.shape
     return ir.Graph([], [last], nodes=nodes, opset_imports={"": 21}, name=f"{y.name}_{name}")

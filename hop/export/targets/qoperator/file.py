@@ -44,18 +44,18 @@ class File:
         data: Tensor | None = None,
     ) -> str:
         """A new tensor; returns its name. `quantization` is its scales, its zero points and their dimension."""
-        made, n = name, 1
-        while made in self.sizes:
-            made, n = f"{name}_{n}", n + 1
-        self.sizes[made], self.dtypes[made] = tuple(shape), dtype
+        unique, n = name, 1
+        while unique in self.sizes:
+            unique, n = f"{name}_{n}", n + 1
+        self.sizes[unique], self.dtypes[unique] = tuple(shape), dtype
         if quantization is not None and len(quantization[0]) == 1:
-            self.units[made] = float(quantization[0][0]), int(quantization[1][0])
+            self.units[unique] = float(quantization[0][0]), int(quantization[1][0])
         if data is not None:
             from onnx import numpy_helper
 
-            self.held.add(made)
-            self.constants.append(numpy_helper.from_array(data.to(dtype).contiguous().numpy(), made))
-        return made
+            self.held.add(unique)
+            self.constants.append(numpy_helper.from_array(data.to(dtype).contiguous().numpy(), unique))
+        return unique
 
     def numbers(self, values: Sequence[float], dtype: torch.dtype, name: str, scalar: bool = False) -> str:
         """A constant of one dimension, or of none."""
@@ -87,21 +87,21 @@ class File:
         """The bytes, with the inputs and the outputs of the graph."""
         import onnx
 
-        taken, ends = set(inputs.values()) | self.held, []
+        taken, infos = set(inputs.values()) | self.held, []
         for name, tensor in outputs.items():
             if tensor in taken:  # an output is a tensor of its own
                 tensor = self.node("Identity", [tensor], self.tensor(name, self.sizes[tensor], self.dtypes[tensor]))
             taken.add(tensor)
-            ends.append(tensor)
-        shown = {*inputs.values(), *ends}
-        made = [n for n in self.sizes if n not in shown and n not in self.held]
+            infos.append(tensor)
+        shown = {*inputs.values(), *infos}
+        unshown = [n for n in self.sizes if n not in shown and n not in self.held]
         graph = self.helper.make_graph(
             self.nodes,
             "program",
             [self._info(n) for n in inputs.values()],
-            [self._info(n) for n in ends],
+            [self._info(n) for n in infos],
             self.constants,
-            value_info=[self._info(n) for n in made],
+            value_info=[self._info(n) for n in unshown],
         )
         graph.quantization_annotation.extend(self._annotations())
         opsets = [self.helper.make_opsetid("", _OPSET), self.helper.make_opsetid(CONTRIB, 1)]

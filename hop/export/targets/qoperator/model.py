@@ -12,7 +12,8 @@ from hop.dispatch.operators import Family
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.operators import BYTES
 from hop.export.targets.qoperator.file import File
-from hop.export.targets.qoperator.operators import WRITTEN, padded
+from hop.export.targets.qoperator.operators import WRITTEN
+from hop.export.targets.qoperator.views import padded
 from hop.export.targets.tflite.model import Writer
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Order

@@ -58,19 +58,19 @@ class File:
         data: Tensor | None = None,
     ) -> int:
         """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
-        made: Any = self.schema.TensorT()
-        made.name, made.shape = self._free(name), list(shape)
-        made.type, made.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
+        entry: Any = self.schema.TensorT()
+        entry.name, entry.shape = self._free(name), list(shape)
+        entry.type, entry.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
         if quantization is not None:
             its = self.schema.QuantizationParametersT()
             its.scale, its.zeroPoint, its.quantizedDimension = (*map(list, quantization[:2]), quantization[2])
-            made.quantization = its
+            entry.quantization = its
         if data is not None:
             buffer = self.schema.BufferT()
             buffer.data = data.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
             self.model.buffers.append(buffer)
-            made.buffer = len(self.model.buffers) - 1
-        self.graph.tensors.append(made)
+            entry.buffer = len(self.model.buffers) - 1
+        self.graph.tensors.append(entry)
         return len(self.graph.tensors) - 1
 
     def integers(self, name: str, values: Sequence[int]) -> int:
@@ -92,16 +92,16 @@ class File:
             code.version = _VERSIONS.get(name, 2)
             self.model.operatorCodes.append(code)
             self.codes[name] = len(self.codes)
-        made: Any = self.schema.OperatorT()
-        made.opcodeIndex, made.inputs, made.outputs = self.codes[name], list(inputs), [output]
+        entry: Any = self.schema.OperatorT()
+        entry.opcodeIndex, entry.inputs, entry.outputs = self.codes[name], list(inputs), [output]
         if kind:
-            made.builtinOptionsType = getattr(self.schema.BuiltinOptions, kind)
-            made.builtinOptions = getattr(self.schema, f"{kind}T")()
+            entry.builtinOptionsType = getattr(self.schema.BuiltinOptions, kind)
+            entry.builtinOptions = getattr(self.schema, f"{kind}T")()
             for field, value in options.items():
-                if not hasattr(made.builtinOptions, field):
+                if not hasattr(entry.builtinOptions, field):
                     raise AttributeError(f"{kind} has no {field}")
-                setattr(made.builtinOptions, field, value)
-        self.graph.operators.append(made)
+                setattr(entry.builtinOptions, field, value)
+        self.graph.operators.append(entry)
         return output
 
     def transposed(self, tensor: int, by: Sequence[int], output: int) -> int:
@@ -126,13 +126,13 @@ class File:
         return bytes(builder.Output())
 
     def _mapped(self, name: str, tensor: int) -> Any:
-        made: Any = self.schema.TensorMapT()
-        made.name, made.tensorIndex = name, tensor
-        return made
+        entry: Any = self.schema.TensorMapT()
+        entry.name, entry.tensorIndex = name, tensor
+        return entry
 
     def _free(self, name: str) -> str:
-        made, n = name, 1
-        while made in self.names:
-            made, n = f"{name}_{n}", n + 1
-        self.names.add(made)
-        return made
+        unique, n = name, 1
+        while unique in self.names:
+            unique, n = f"{name}_{n}", n + 1
+        self.names.add(unique)
+        return unique

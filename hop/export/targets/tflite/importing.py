@@ -132,8 +132,8 @@ class _Module(nn.Module):
 
     def _check(self, op: FileOperator) -> None:
         """Raise for an operator that is not read, before anything runs."""
-        ends = set(self.graph.outputs.values())
-        is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= ends
+        outputs = set(self.graph.outputs.values())
+        is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= outputs
         if op.name not in READ and not is_last:
             floats = [t for i in op.outputs if (t := self.graph.tensors[i]).kind == "FLOAT32"]
             raise NotImplementedError(
@@ -152,14 +152,14 @@ class _Module(nn.Module):
             raise
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Any:
-        tensors, found = self.graph.tensors, dict[int, Any]()
+        tensors, values = self.graph.tensors, dict[int, Any]()
         for index, x in zip(self.graph.inputs.values(), inputs, strict=True):
-            found[index] = x
+            values[index] = x
             if tensors[index].kind in _CODES:
-                found[index] = self._quantized(tensors[index], x)
+                values[index] = self._quantized(tensors[index], x)
         for op in self.graph.operators:
-            found[op.outputs[0]] = self._call(op, found)
-        shown = tuple(self._shown(tensors[i], found) for i in self.graph.outputs.values())
+            values[op.outputs[0]] = self._call(op, values)
+        shown = tuple(self._shown(tensors[i], values) for i in self.graph.outputs.values())
         return shown[0] if len(shown) == 1 else shown
 
     def _quantized(self, tensor: FileTensor, x: Tensor) -> Value:
@@ -171,8 +171,8 @@ class _Module(nn.Module):
             )
         return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
 
-    def _shown(self, tensor: FileTensor, found: dict[int, Any]) -> Tensor:
-        value = found.get(tensor.index)
+    def _shown(self, tensor: FileTensor, values: dict[int, Any]) -> Tensor:
+        value = values.get(tensor.index)
         if value is None:
             value = self._constant(tensor)
         if isinstance(value, Value):
@@ -181,42 +181,42 @@ class _Module(nn.Module):
 
     def _constant(self, tensor: FileTensor) -> Any:
         """A constant: a Value, where it has codes of one scale; else what it holds."""
-        held = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
-        if tensor.kind in _CODES and tensor.units is not None and held is not None:
-            return Value(*tensor.units, {"file": held})
-        return held
+        stored = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
+        if tensor.kind in _CODES and tensor.units is not None and stored is not None:
+            return Value(*tensor.units, {"file": stored})
+        return stored
 
-    def _call(self, op: FileOperator, found: dict[int, Any]) -> Any:
+    def _call(self, op: FileOperator, values: dict[int, Any]) -> Any:
         tensors = tuple(None if i is None else self.graph.tensors[i] for i in op.inputs)
-        inputs = tuple(None if t is None else self._input(t, found) for t in tensors)
+        inputs = tuple(None if t is None else self._input(t, values) for t in tensors)
         result = self.graph.tensors[op.outputs[0]]
         if op.name == "DEQUANTIZE":
-            made: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
-            if made is None:
+            output: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
+            if output is None:
                 raise NotImplementedError(f"{self.place(op)} reads no codes of int8 or int16")
-            return made
+            return output
         try:
-            made = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
+            output = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
         except NotImplementedError as error:
             raise NotImplementedError(f"{self.place(op)} cannot be read: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"{self.place(op)} cannot be: {error}") from error
-        shape = tuple(made.at().shape)
+        shape = tuple(output.at().shape)
         if shape != result.shape:
             raise ValueError(f"{self.place(op)} gives the shape {shape}, and the file says {result.shape}")
-        return made
+        return output
 
-    def _input(self, tensor: FileTensor, found: dict[int, Any]) -> Any:
-        if tensor.index in found:
-            return found[tensor.index]
+    def _input(self, tensor: FileTensor, values: dict[int, Any]) -> Any:
+        if tensor.index in values:
+            return values[tensor.index]
         return self._constant(tensor)
 
 
 def _named(names: Any) -> list[str]:
     """Names of a file as names of arguments."""
-    made: list[str] = []
+    unique: list[str] = []
     for name in names:
         own = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
         own = f"x_{own}" if own[0].isdigit() or own[0] == "_" or keyword.iskeyword(own) or own == "self" else own
-        made.append(own if own not in made else f"{own}_{len(made)}")
-    return made
+        unique.append(own if own not in unique else f"{own}_{len(unique)}")
+    return unique

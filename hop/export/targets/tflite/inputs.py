@@ -96,12 +96,12 @@ def _transposed(call: Call) -> Value:
     if sizes != wanted or any(out > full for out, full in zip(sizes, whole, strict=True)):
         call.refuse(f"its result has the sizes {sizes}, of {padding} {wanted} are read, up to {whole}")
     args = [x.held(SECOND), weight.held, _bias(call, 3), stride, [0, 0], [0, 0], 1, [1, 1]]
-    made = call.give(aten.conv_transpose2d.input, args, SECOND)
-    codes = made.at(SECOND)
+    output = call.give(aten.conv_transpose2d.input, args, SECOND)
+    codes = output.at(SECOND)
     for d, (full, out) in enumerate(zip(whole, sizes, strict=True), 2):
         if full != out:
             codes = aten.slice.Tensor(codes, d, (full - out) // 2, (full - out) // 2 + out)
-    return replace(made, tensors={SECOND: codes})
+    return replace(output, tensors={SECOND: codes})
 
 
 def _nearest(call: Call) -> Value:
@@ -144,8 +144,8 @@ def _batch_matmul(call: Call) -> Value:
     if list(sides[1][1].shape[:-2]) != batch:
         call.refuse(f"its factors have the batches {batch} and {list(sides[1][1].shape[:-2])}")
     flat = [replace(x, tensors={FILE: aten.reshape.default(c, [-1, *c.shape[-2:]])}).held() for x, c in sides]
-    made = call.give(aten.bmm.default, flat, bounds=(None, None))
-    return replace(made, tensors={FILE: aten.reshape.default(made.at(), list(call.result.shape))})
+    output = call.give(aten.bmm.default, flat, bounds=(None, None))
+    return replace(output, tensors={FILE: aten.reshape.default(output.at(), list(call.result.shape))})
 
 
 # ---- the others
@@ -264,16 +264,16 @@ def _slice(call: Call) -> Value:
     sizes, begin, third = list(x.at().shape), call.numbers(1), call.numbers(2)
     if call.op.name == "SLICE":
         steps, drop = [1] * len(sizes), 0
-        ends = [n if size == -1 else b + size for n, b, size in zip(sizes, begin, third, strict=True)]
+        stops = [n if size == -1 else b + size for n, b, size in zip(sizes, begin, third, strict=True)]
     else:
-        steps, drop, ends = call.numbers(3), call.option("ShrinkAxisMask"), third
+        steps, drop, stops = call.numbers(3), call.option("ShrinkAxisMask"), third
         if call.option("EllipsisMask") or call.option("NewAxisMask") or any(s < 1 for s in steps):
             call.refuse("an ellipsis, a new dimension or a step below 1 is not read")
         begins, masks = call.option("BeginMask"), call.option("EndMask")
         begin = [0 if begins >> i & 1 else b for i, b in enumerate(begin)]
-        ends = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, ends, strict=True))]
+        stops = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, stops, strict=True))]
     codes = x.at()
-    for dim, (size, start, end, step) in enumerate(zip(sizes, begin, ends, steps, strict=True)):
+    for dim, (size, start, end, step) in enumerate(zip(sizes, begin, stops, steps, strict=True)):
         if drop >> dim & 1:
             start, end, step = start % size, start % size + 1, 1
         if (start, end, step) != (0, size, 1):

@@ -191,9 +191,9 @@ class Writer:
         if isinstance(x, Node) and x not in self.constants.constant and value(x).dtype in (torch.int32, torch.int64):
             return self.index(x)
         if isinstance(x, Node):
-            if (found := self.constants.find(x)) is None:
+            if (constant := self.constants.find(x)) is None:
                 raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
-            return found
+            return constant
         return x
 
     def index(self, x: Node) -> Index:
@@ -207,16 +207,16 @@ class Writer:
     def operand(self, x: Operand) -> Codes | Weight:
         nodes: Any = x.tensors  # of a graph
         codes, *stored = nodes
-        numbers = [self.constants.find(t) for t in stored]
-        if any(t is None for t in numbers):
+        values = [self.constants.find(t) for t in stored]
+        if any(t is None for t in values):
             raise NotImplementedError(f"its scales are found while it runs; {self.runtime} has static ones")
-        scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.full((1,), x.quantizer.format.zero)
+        scale, zero = values[0], values[1] if len(values) > 1 else torch.full((1,), x.quantizer.format.zero)
         assert scale is not None and zero is not None
         if codes in self.held:
-            held = self.held[codes]
-            if scale.numel() != 1 or (scale.item(), int(zero.item())) != (held.scale, held.zero):
-                raise NotImplementedError(f"it reads the codes of {held.name!r} by another scale than they have")
-            return held
+            buffers = self.held[codes]
+            if scale.numel() != 1 or (scale.item(), int(zero.item())) != (buffers.scale, buffers.zero):
+                raise NotImplementedError(f"it reads the codes of {buffers.name!r} by another scale than they have")
+            return buffers
         known = self.constants.find(codes)
         if known is None or known.dtype not in [f.dtype for f in self.formats]:
             raise NotImplementedError(f"its operand {codes} is of no codes of {self.spelled(' or ')}")
@@ -229,10 +229,10 @@ class Writer:
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
-        made = Codes(name, _shape(codes), scale, zero, codes.dtype)
+        result = Codes(name, _shape(codes), scale, zero, codes.dtype)
         index = self.file.tensor(name, codes.shape, codes.dtype, ([scale], [zero], 0), codes)
-        made.tensors[made.plain] = index
-        return made
+        result.tensors[result.plain] = index
+        return result
 
     def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int, torch.dtype]:
         """The scale, the zero point and the dtype of codes."""

@@ -87,8 +87,8 @@ def _linear(step: Step) -> None:
 def pair(x: Any, default: int = 1) -> tuple[int, int]:
     if isinstance(x, int):
         return x, x
-    found = list(x or [default, default])
-    return (found[0], found[0]) if len(found) == 1 else (found[0], found[1])
+    sizes = list(x or [default, default])
+    return (sizes[0], sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
 def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
@@ -128,7 +128,7 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
         raise NotImplementedError(f"an output_padding of {more} beside a padding of {pad} is not written: take no more")
     is_whole = is_same or list(sizes) == whole
     shape = result.shape if is_whole else (*result.shape[:2], *whole)
-    made = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
+    output = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
     inputs = [
         file.integers(f"{result.name}_sizes", [shape[d] for d in LAST]),
         _filter(step, weight, weight.codes.permute(1, 2, 3, 0), 0),
@@ -137,14 +137,14 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     ]
     options = {"padding": file.padding("SAME" if is_same else "VALID"), "strideH": stride[0], "strideW": stride[1]}
     options["fusedActivationFunction"] = step.activation()
-    index = file.operator("TRANSPOSE_CONV", inputs, new(file, made, LAST), "TransposeConvOptions", options)
+    index = file.operator("TRANSPOSE_CONV", inputs, new(file, output, LAST), "TransposeConvOptions", options)
     if is_whole:
         result.tensors[LAST] = index
         return
-    ends = [(0, shape[0]), *((p, p + n) for p, n in zip(pad, sizes, strict=True)), (0, shape[1])]
+    ranges = [(0, shape[0]), *((p, p + n) for p, n in zip(pad, sizes, strict=True)), (0, shape[1])]
     places = [
         file.integers(f"{result.name}_{what}", n)
-        for what, n in zip(("begin", "end"), zip(*ends, strict=True), strict=True)
+        for what, n in zip(("begin", "end"), zip(*ranges, strict=True), strict=True)
     ]
     places.append(file.integers(f"{result.name}_strides", [1] * 4))
     step.write("STRIDED_SLICE", [index, *places], LAST, "StridedSliceOptions")
@@ -227,25 +227,28 @@ def _mean(step: Step) -> None:
     step.write("MEAN", [tensor(step.file, x, order), axes], result, "ReducerOptions", keepDims=keeps)
 
 
-def _pool(step: Step) -> None:
-    """Average and maximum pools of two dimensions, or of one."""
-    if step.op in OF_PICTURES:
-        of_rows(step, _pool, reshaped)
-        return
+def window_of(step: Step, runtime: str) -> tuple[bool, tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Whether a pool is one of maxima, and its kernel, stride and padding. Raises for what no runtime has."""
     x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
     if not name.endswith("pool2d") or len(x.shape) != 4:
         raise NotImplementedError("pools of one or two dimensions, in batches, are written")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
         kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
-        stride, pad, rest = kernel, (0, 0), ()
-    else:
-        kernel = pair(step.arg(1))
-        stride, pad, rest = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), step.args[4:]
-    if is_maximum and (pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
-        raise NotImplementedError("TFLite's pools have no dilation and no ceil_mode")
-    if not is_maximum and rest and rest[0]:
-        raise NotImplementedError("TFLite's pools have no ceil_mode")
+        return is_maximum, kernel, kernel, (0, 0)
+    kernel = pair(step.arg(1))
+    if step.arg(5 if is_maximum else 4, False) or (is_maximum and pair(step.arg(4, 1)) != (1, 1)):
+        raise NotImplementedError(f"{runtime}'s pools have no dilation; ceil_mode is not written")
+    return is_maximum, kernel, pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0)
+
+
+def _pool(step: Step) -> None:
+    """Average and maximum pools of two dimensions, or of one."""
+    if step.op in OF_PICTURES:
+        of_rows(step, _pool, reshaped)
+        return
+    x = step.arg(0)
+    is_maximum, kernel, stride, pad = window_of(step, "TFLite")
     fill = torch.iinfo(x.dtype).min if is_maximum else None  # beside which any code is the maximum
     index, padding = _padded(step, x, kernel, stride, pad, fill)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}

@@ -97,19 +97,19 @@ def content(caller: str, model: Any) -> tuple[bytes, str]:
     if isinstance(model, TfliteModel):
         return model.buffer, "model"
     if isinstance(model, str | Path):
-        found, what = Path(model).read_bytes(), str(model)
+        data, what = Path(model).read_bytes(), str(model)
     elif isinstance(model, bytes):
-        found, what = model, "model"
+        data, what = model, "model"
     else:
         raise TypeError(
             f"{caller}: model must be a TfliteModel, the path of a .tflite file, or its bytes, got {shown(model)}; "
             "write one with hop.export.to_tflite"
         )
-    if found[4:8] != _IDENTIFIER:
+    if data[4:8] != _IDENTIFIER:
         raise ValueError(
-            f"{caller}: {what} must be a .tflite file, whose bytes 4 to 7 are {_IDENTIFIER!r}, got {found[4:8]!r}"
+            f"{caller}: {what} must be a .tflite file, whose bytes 4 to 7 are {_IDENTIFIER!r}, got {data[4:8]!r}"
         )
-    return found, what
+    return data, what
 
 
 def numbers_of(kind: str) -> dict[int, str]:
@@ -127,12 +127,12 @@ def graph_of(caller: str, model: Any) -> FileGraph:
         ValueError: the file is damaged, with the place.
         NotImplementedError: it has several subgraphs.
     """
-    found, what = content(caller, model)
+    data, what = content(caller, model)
     try:
         from ai_edge_litert import schema_py_generated as schema
     except ImportError as error:
         raise ImportError(f"{caller} needs LiteRT: pip install 'torch-hop[litert]'") from error
-    return _Reader(caller, what, found, schema).graph()
+    return _Reader(caller, what, data, schema).graph()
 
 
 class _Reader:
@@ -268,11 +268,11 @@ class _Reader:
 
     def signed(self, signature: Any, which: str, end: Sequence[int]) -> dict[str, int]:
         self.place = f"the signature's {which.lower()}s"
-        found: dict[str, int] = {}
+        indices: dict[str, int] = {}
         for i in self.over(self.place, getattr(signature, f"{which}sLength")()):
             its = getattr(signature, f"{which}s")(i)
-            found[its.Name().decode()] = its.TensorIndex()
-        return {name: found[name] for name in sorted(found, key=lambda n: end.index(found[n]))}
+            indices[its.Name().decode()] = its.TensorIndex()
+        return {name: indices[name] for name in sorted(indices, key=lambda n: end.index(indices[n]))}
 
     def order(
         self, tensors: Sequence[FileTensor], operators: Sequence[FileOperator], ends: Sequence[Sequence[int]]
@@ -305,9 +305,9 @@ class _Reader:
     def numbers(self, place: str, count: int, read: Callable[[], Any]) -> tuple[Any, ...]:
         own = self.place
         self.over(f"{own}, {place}," if own != place else place, count)
-        found = tuple(read().tolist()) if count else ()
+        values = tuple(read().tolist()) if count else ()
         self.place = own
-        return found
+        return values
 
     def integers(self, place: str, its: Any, field: str) -> tuple[int, ...]:
         field = field if hasattr(its, f"{field}Length") else f"{field}s"

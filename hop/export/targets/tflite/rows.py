@@ -23,11 +23,11 @@ def of_rows(step: Step, write: Callable[[Step], None], reshape: Callable[[Any, A
     x, file = step.arg(0), step.file
     if len(x.shape) != len(ROWS):
         raise NotImplementedError("convolutions and pools of one dimension are written in batches")
-    picture, made = (_picture(codes) for codes in (x, step.result))
+    picture, output = (_picture(codes) for codes in (x, step.result))
     picture.tensors[LAST] = reshape(file, tensor(file, x, ROWS), picture, LAST)
     args = (picture, *_arguments(step.op, step.args[1:]))
-    write(replace(step, op=OF_PICTURES[step.op], args=args, result=made))
-    step.result.tensors[ROWS] = reshape(file, tensor(file, made, LAST), step.result, ROWS)
+    write(replace(step, op=OF_PICTURES[step.op], args=args, result=output))
+    step.result.tensors[ROWS] = reshape(file, tensor(file, output, LAST), step.result, ROWS)
 
 
 def _picture(codes: Codes) -> Codes:
@@ -37,13 +37,13 @@ def _picture(codes: Codes) -> Codes:
 
 def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
     """Those after the tensor, of two dimensions: nothing happens along the first."""
-    found: list[Any] = []
+    args: list[Any] = []
     for argument, value in zip(op._schema.arguments[1:], given, strict=False):
         if isinstance(value, Weight):
-            found.append(replace(value, codes=value.codes.unsqueeze(2)))
+            args.append(replace(value, codes=value.codes.unsqueeze(2)))
         elif argument.name in _OF_NO_DIMENSION or value in (None, []):
-            found.append(value)
+            args.append(value)
         else:
             (number,) = value if isinstance(value, list | tuple) else [value]
-            found.append([0 if argument.name == "padding" else 1, number])
-    return found
+            args.append([0 if argument.name == "padding" else 1, number])
+    return args

@@ -48,9 +48,11 @@ class Step:
     def constant(self, weight: Weight) -> Codes:
         """A weight with one scale as codes."""
         shape, scale = tuple(weight.codes.shape), weight.scales.item()
-        made = Codes(weight.name, shape, scale, 0, weight.codes.dtype)
-        made.tensors[made.plain] = self.file.tensor(weight.name, shape, made.dtype, ([scale], [0], 0), weight.codes)
-        return made
+        result = Codes(weight.name, shape, scale, 0, weight.codes.dtype)
+        result.tensors[result.plain] = self.file.tensor(
+            weight.name, shape, result.dtype, ([scale], [0], 0), weight.codes
+        )
+        return result
 
     def activation(self) -> int:
         name = ACTIVATIONS.get((self.low, self.high))
@@ -75,12 +77,12 @@ class Step:
         same = (
             self.result if alike else replace(of, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
         )
-        made = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
+        index = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
         if not alike:
-            made = self.file.operator("QUANTIZE", [made], new(self.file, self.result, order), "QuantizeOptions")
+            index = self.file.operator("QUANTIZE", [index], new(self.file, self.result, order), "QuantizeOptions")
         if (self.low, self.high) != (None, None):
-            made = self.bounded(made, order)
-        self.result.tensors[order] = made
+            index = self.bounded(index, order)
+        self.result.tensors[order] = index
 
     def bounded(self, index: int, order: Any) -> int:
         """The operator of an activation by itself, of codes of the result's scale."""

@@ -57,6 +57,6 @@ def tensor(file: Any, codes: Codes, order: Order | None = None) -> Any:
     if order not in codes.tensors:
         have, index = next(iter(codes.tensors.items()))
         by = [have.index(d) for d in order]
-        made = new(file, codes, order, "_plain" if order == codes.plain else "_last")
-        codes.tensors[order] = file.transposed(index, by, made)
+        transposed = new(file, codes, order, "_plain" if order == codes.plain else "_last")
+        codes.tensors[order] = file.transposed(index, by, transposed)
     return codes.tensors[order]

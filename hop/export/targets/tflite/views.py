@@ -52,28 +52,30 @@ def _as_is(step: Step, x: Codes, order: Any) -> None:
         step.result.tensors.update(x.tensors)
         return
     index = tensor(step.file, x, order)
-    made = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
+    output = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
     if (step.low, step.high) != (None, None):
-        made = step.bounded(made, order)
-    step.result.tensors[order] = made
+        output = step.bounded(output, order)
+    step.result.tensors[order] = output
+
+
+def place_of_slice(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]:
+    """The dimension of a slice, narrow or select, where it starts and stops there, and its stride."""
+    dim = step.arg(1, 0) % len(x.shape)
+    size = x.shape[dim]
+    if name == "slice":
+        start, stop = slice(step.arg(2) or 0, step.arg(3)).indices(size)[:2]
+        return dim, start, stop, step.arg(4, 1)
+    start = step.arg(2) % max(size, 1)
+    return dim, start, start + (step.arg(3) if name == "narrow" else 1), 1
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim = step.arg(1, 0) % len(x.shape)
-    size, stride = x.shape[dim], 1
-    if name == "slice":
-        start, stop = step.arg(2) or 0, step.arg(3)
-        start, stop, stride = *slice(start, stop).indices(size)[:2], step.arg(4, 1)
-    elif name == "narrow":
-        start, stop = step.arg(2) % max(size, 1), step.arg(2) % max(size, 1) + step.arg(3)
-    else:
-        start = step.arg(2) % size
-        stop = start + 1
+    dim, start, stop, stride = place_of_slice(step, x, name)
     order = x.plain if name == "select" else common_order([x])
-    ends = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
+    ranges = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
     begin, end, strides = (
         step.file.integers(f"{step.result.name}_{what}", values)
-        for what, values in zip(("begin", "end", "strides"), zip(*ends, strict=True), strict=True)
+        for what, values in zip(("begin", "end", "strides"), zip(*ranges, strict=True), strict=True)
     )
     result = step.result.plain if name == "select" else order
     mask = 1 << dim if name == "select" else 0

@@ -41,8 +41,8 @@ _VERSION = {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
 
 def schema(caller: str) -> tuple[Path, Path]:
     """flatc, and the schema. Raises ImportError where ExecuTorch is not installed."""
-    found = find_spec("executorch")
-    for place in () if found is None else found.submodule_search_locations or ():
+    spec = find_spec("executorch")
+    for place in () if spec is None else spec.submodule_search_locations or ():
         paths = Path(place, "data/bin/flatc"), Path(place, "backends/arm/tosa/schemas/tosa_1.0.fbs")
         if all(p.is_file() for p in paths):
             return paths
@@ -104,13 +104,13 @@ class File:
         data: Tensor | None = None,
     ) -> str:
         """A new tensor; returns its name. TOSA keeps no scales: `quantization` is left out."""
-        made: dict[str, Any] = {"name": self._free(name), "shape": list(shape), "type": DTYPES[dtype]}
-        self.tensors.append(made)
-        self.sizes[made["name"]], self.dtypes[made["name"]] = tuple(shape), dtype
+        entry: dict[str, Any] = {"name": self._free(name), "shape": list(shape), "type": DTYPES[dtype]}
+        self.tensors.append(entry)
+        self.sizes[entry["name"]], self.dtypes[entry["name"]] = tuple(shape), dtype
         if data is not None:
-            made["data"] = _bytes(data.to(dtype).contiguous().reshape(-1))
-            self._add("CONST", [], made["name"], {})
-        return made["name"]
+            entry["data"] = _bytes(data.to(dtype).contiguous().reshape(-1))
+            self._add("CONST", [], entry["name"], {})
+        return entry["name"]
 
     def constant(self, values: Sequence[int], dtype: torch.dtype, rank: int = 1) -> str:
         """Numbers along the last of `rank` dimensions."""
@@ -153,11 +153,11 @@ class File:
 
     def renamed(self, tensor: str, name: str) -> str:
         """A tensor that the operator before gave, and nothing reads yet, by another name."""
-        made, last = self.tensors[-1], self.operators[-1]
-        if made["name"] != tensor or last["outputs"] != [tensor]:
+        entry, last = self.tensors[-1], self.operators[-1]
+        if entry["name"] != tensor or last["outputs"] != [tensor]:
             return tensor
         name = self._free(name)
-        made["name"], last["outputs"] = name, [name]
+        entry["name"], last["outputs"] = name, [name]
         self.names.discard(tensor)
         self.sizes[name], self.dtypes[name] = self.sizes.pop(tensor), self.dtypes.pop(tensor)
         return name
@@ -190,11 +190,11 @@ class File:
         return output
 
     def _free(self, name: str) -> str:
-        made, n = name, 1
-        while made in self.names:
-            made, n = f"{name}_{n}", n + 1
-        self.names.add(made)
-        return made
+        unique, n = name, 1
+        while unique in self.names:
+            unique, n = f"{name}_{n}", n + 1
+        self.names.add(unique)
+        return unique
 
 
 def _bytes(x: Tensor, whole: bool = False) -> list[int]:

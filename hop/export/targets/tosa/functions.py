@@ -48,8 +48,8 @@ def _interpolated(step: Step, index: str, order: Any) -> None:
     values = file.tensor(f"{name}_table", (513,), torch.int16, data=entries)
     wide = file.made("TABLE", [index, values], f"{name}_fine", file.sizes[index])
     fine = Scale.number(torch.tensor(2.0**-7, dtype=torch.float64))  # TABLE keeps seven bits more
-    made = rescaled(file, wide, result(step, order), fine, (0, 0), 2**22)
-    clamped(step, made, order)
+    output = rescaled(file, wide, result(step, order), fine, (0, 0), 2**22)
+    clamped(step, output, order)
 
 
 def softmax(step: Step) -> None:
@@ -73,8 +73,8 @@ def softmax(step: Step) -> None:
     else:
         wider = torch.tensor(rule.beta, dtype=torch.float64) * scale.to(torch.float64)
         shares = rows.shares(rows.exponentials(below, exponentials(wider)))
-    made = rescaled(step.file, shares, result(step, order), UNIT, (0, units[1]), 2**16)
-    clamped(step, made, order)
+    output = rescaled(step.file, shares, result(step, order), UNIT, (0, units[1]), 2**16)
+    clamped(step, output, order)
 
 
 class _Rows:

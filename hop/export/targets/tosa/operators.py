@@ -24,7 +24,7 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
-from hop.export.targets.tflite.operators import bias_codes, pair
+from hop.export.targets.tflite.operators import bias_codes, pair, window_of
 from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
@@ -107,9 +107,9 @@ def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
     if isinstance(other, Weight):
         if other.scales.numel() != 1:
             raise NotImplementedError("the second operand of a product of activations has one scale")
-        made = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
+        second = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
         other = Codes(other.name, tuple(other.codes.shape), float(other.scales), 0)
-        other.tensors[other.plain] = made
+        other.tensors[other.plain] = second
     if x.dtype != other.dtype:
         raise NotImplementedError("MATMUL takes codes of one width")
     zeros = [file.constant([v.zero], v.dtype) for v in (x, other)]
@@ -212,8 +212,8 @@ def _both(step: Step) -> tuple[list[str], Order]:
         return [tensor(step.file, v, order) for v in (a, b)], order
     rank = len(step.result.shape)
     shapes = [(*[1] * (rank - len(v.shape)), *v.shape) for v in (a, b)]
-    made = [reshaped(step.file, tensor(step.file, v), s) for v, s in zip((a, b), shapes, strict=True)]
-    return made, step.result.plain
+    operands = [reshaped(step.file, tensor(step.file, v), s) for v, s in zip((a, b), shapes, strict=True)]
+    return operands, step.result.plain
 
 
 def _sum(step: Step) -> None:
@@ -245,13 +245,13 @@ def _concatenation(step: Step) -> None:
     parts, dim, file = step.arg(0), step.arg(1, 0) % len(step.result.shape), step.file
     order, inputs = common_order(parts), []
     for i, part in enumerate(parts):
-        made = tensor(file, part, order)
+        name = tensor(file, part, order)
         if not part.is_alike(step.result):
             own = _float(part.scale)
             scale = Scale.of(step.convention, own, torch.ones_like(own), _float(step.result.scale))
-            like = file.tensor(f"{step.result.name}_part{i}", file.sizes[made], part.dtype)
-            made = rescaled(file, made, like, scale, (part.zero, step.result.zero))
-        inputs.append(made)
+            like = file.tensor(f"{step.result.name}_part{i}", file.sizes[name], part.dtype)
+            name = rescaled(file, name, like, scale, (part.zero, step.result.zero))
+        inputs.append(name)
     shape = [step.result.shape[d] for d in order]
     joined = file.made("CONCAT", inputs, f"{step.result.name}_joined", shape, step.result.dtype, axis=order.index(dim))
     same(step, joined, step.result, order)
@@ -285,20 +285,8 @@ def _pool(step: Step) -> None:
     if step.op in OF_PICTURES:
         of_rows(step, _pool, _in_layout)
         return
-    x, name, file = step.arg(0), step.op._schema.name.removeprefix("aten::"), step.file
-    if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("pools of one or two dimensions, in batches, are written")
-    is_maximum = name == "max_pool2d"
-    if name.startswith("adaptive"):
-        kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
-        stride, pad, rest = kernel, (0, 0), ()
-    else:
-        kernel = pair(step.arg(1))
-        stride, pad, rest = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), step.args[4:]
-    if is_maximum and (pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
-        raise NotImplementedError("TOSA's pools have no dilation; ceil_mode is not written")
-    if not is_maximum and rest and rest[0]:
-        raise NotImplementedError("ceil_mode is not written")
+    x, file = step.arg(0), step.file
+    is_maximum, kernel, stride, pad = window_of(step, "TOSA")
     image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
     attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
     shape, inputs = [step.result.shape[d] for d in LAST], [image]
@@ -309,8 +297,8 @@ def _pool(step: Step) -> None:
         inputs += [file.constant([x.zero], x.dtype)] * 2
         attributes["acc_type"] = "INT32"
     op = "MAX_POOL2D" if is_maximum else "AVG_POOL2D"
-    made = file.made(op, inputs, f"{step.result.name}_pooled", shape, x.dtype, **attributes)
-    same(step, made, x, LAST)
+    pooled = file.made(op, inputs, f"{step.result.name}_pooled", shape, x.dtype, **attributes)
+    same(step, pooled, x, LAST)
 
 
 def _relu(step: Step) -> None:

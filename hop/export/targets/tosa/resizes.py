@@ -26,8 +26,8 @@ def repeated(step: Step) -> None:
     border = [2 * (out - 1) - (n - 1) * 2 * f - (f - 1) for (n, out), f in zip(sizes, factors, strict=True)]
     shape = [step.result.shape[d] for d in LAST]
     inputs = [tensor(file, x, LAST), file.shape(scale), file.shape(offset), file.shape(border)]
-    made = file.made("RESIZE", inputs, f"{step.result.name}_near", shape, x.dtype, mode="NEAREST")
-    same(step, made, x, LAST)
+    resized = file.made("RESIZE", inputs, f"{step.result.name}_near", shape, x.dtype, mode="NEAREST")
+    same(step, resized, x, LAST)
 
 
 def interpolated(step: Step) -> None:
@@ -53,12 +53,12 @@ def interpolated(step: Step) -> None:
     is_wide = x.dtype == torch.int16
     by_parts = Scale.of(WideFixedPoint(), one, one, by) if is_wide else Scale.number(one / by)
     alike = x.is_alike(step.result)
-    made = result(step, LAST) if alike else file.tensor(f"{step.result.name}_mean", shape, x.dtype)
-    made = rescaled(file, total, made, by_parts, most=parts * 2 ** (15 if is_wide else 7))
+    output = result(step, LAST) if alike else file.tensor(f"{step.result.name}_mean", shape, x.dtype)
+    output = rescaled(file, total, output, by_parts, most=parts * 2 ** (15 if is_wide else 7))
     if alike:
-        clamped(step, made, LAST)
+        clamped(step, output, LAST)
     else:
-        same(step, made, x, LAST)
+        same(step, output, x, LAST)
 
 
 def _check_range(step: TosaStep, n: int, size: int) -> None:

@@ -122,10 +122,10 @@ def _clamped(file: File, x: str, limits: Tensor) -> str:
 def bounds(step: Step) -> tuple[int, int]:
     """The least and the largest code of the result, by the range of the activation that is fused into it."""
     format = FORMATS[step.result.dtype]
-    ends = torch.tensor([format.low, format.high])
+    limits = torch.tensor([format.low, format.high])
     if step.convention is not None:
-        ends = step.convention.clamp(ends, torch.tensor(step.result.scale), step.result.zero, format)
-    low, high = ends.tolist()
+        limits = step.convention.clamp(limits, torch.tensor(step.result.scale), step.result.zero, format)
+    low, high = limits.tolist()
     return int(low), int(high)
 
 
@@ -139,9 +139,9 @@ def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
     low, high = bounds(step)
     low, dtype = low if least is None else max(low, least), step.result.dtype
     if _is_clamped(step, least):
-        made = new(step.file, step.result, order)
+        output = new(step.file, step.result, order)
         attributes = {"min_val": packed(low, dtype), "max_val": packed(high, dtype), "nan_mode": "PROPAGATE"}
-        x = step.file.operator("CLAMP", [x], made, **attributes)
+        x = step.file.operator("CLAMP", [x], output, **attributes)
     step.result.tensors[order] = x
 
 
@@ -156,7 +156,7 @@ def finished(step: Step, total: str, order: Order, scale: Scale, most: Tensor | 
     """The result of sums, int32 or of 48 bits, which have its sizes, or, before a reshape, its number of elements."""
     shape = step.file.sizes[total]
     wanted = tuple(step.result.shape[d] for d in order)
-    made = rescaled(
+    output = rescaled(
         step.file,
         total,
         result(step, order, None if shape == wanted else shape),
@@ -165,8 +165,8 @@ def finished(step: Step, total: str, order: Order, scale: Scale, most: Tensor | 
         most,
     )
     if shape != wanted:
-        made = step.file.operator("RESHAPE", [made, step.file.shape(wanted)], result(step, order))
-    clamped(step, made, order)
+        output = step.file.operator("RESHAPE", [output, step.file.shape(wanted)], result(step, order))
+    clamped(step, output, order)
 
 
 def same(step: Step, x: str, of: Codes, order: Order, least: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
-from hop.export.targets.tflite.views import permutation
+from hop.export.targets.tflite.views import permutation, place_of_slice
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import same
 
@@ -22,8 +22,8 @@ def viewed(step: Step) -> None:
             step.result.tensors.update({tuple(by.index(d) for d in order): t for order, t in x.tensors.items()})
             return
         order = step.result.plain
-        made = step.file.tensor(f"{step.result.name}_view", step.result.shape, x.dtype)
-        same(step, step.file.transposed(tensor(step.file, x), by, made), x, order)
+        output = step.file.tensor(f"{step.result.name}_view", step.result.shape, x.dtype)
+        same(step, step.file.transposed(tensor(step.file, x), by, output), x, order)
     elif name in ("slice", "narrow", "select"):
         _slice(step, x, name)
     else:
@@ -45,24 +45,14 @@ def sliced(file: File, x: str, begin: list[int], shape: list[int]) -> str:
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim = step.arg(1, 0) % len(x.shape)
-    size, stride = x.shape[dim], 1
-    if name == "slice":
-        start, stop = slice(step.arg(2) or 0, step.arg(3)).indices(size)[:2]
-        stride = step.arg(4, 1)
-    elif name == "narrow":
-        start = step.arg(2) % max(size, 1)
-        stop = start + step.arg(3)
-    else:
-        start = step.arg(2) % size
-        stop = start + 1
+    dim, start, stop, stride = place_of_slice(step, x, name)
     if stop <= start:
         raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors have some")
     order: Order = x.plain if name == "select" else common_order([x])
-    made, at = tensor(step.file, x, order), order.index(dim)
-    made = _strided(step.file, made, at, (start, stop, stride))
+    output, at = tensor(step.file, x, order), order.index(dim)
+    output = _strided(step.file, output, at, (start, stop, stride))
     result = step.result.plain if name == "select" else order
-    same(step, reshaped(step.file, made, tuple(step.result.shape[d] for d in result)), x, result)
+    same(step, reshaped(step.file, output, tuple(step.result.shape[d] for d in result)), x, result)
 
 
 def _strided(file: File, x: str, dim: int, places: tuple[int, int, int]) -> str:

@@ -45,8 +45,8 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
 def _declines_rows(call: Call) -> str | None:
     weight = call.args[0]
     q = weight.quantizer
-    turned = q.is_tiled() and q.layout.columns
-    if q.flat or turned or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+    is_transposed = q.is_tiled() and q.layout.columns
+    if q.flat or is_transposed or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
         return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
     return None
 
@@ -74,8 +74,8 @@ def _codes(weight: Any, rows: Tensor) -> Tensor:
     if not q.is_tiled():
         return _take(codes, rows)
     known = rows.new_zeros(1).expand(weight.shape[0]).index_select(0, rows)  # raises for rows that there are not
-    held = codes.view(torch.uint8) if codes.dtype.is_floating_point else codes
-    return q.layout.rows(held, rows + known, weight.shape[1]).view(codes.dtype)
+    bits = codes.view(torch.uint8) if codes.dtype.is_floating_point else codes
+    return q.layout.rows(bits, rows + known, weight.shape[1]).view(codes.dtype)
 
 
 def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:

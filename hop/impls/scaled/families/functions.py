@@ -81,8 +81,8 @@ def _gated(call: Call) -> Tensor:
 
 def _buffers(call: Call) -> list[Tensor] | None:
     """The codes of the result by integers, or by a table of codes where both sides have one scale; else None."""
-    if (found := by_integers(call)) is not None:
-        return found
+    if (buffers := by_integers(call)) is not None:
+        return buffers
     q: Any = call.output
     small = _of_all_codes(call)
     if small is None or not _has_one_scale(q) or q.per_byte() > 1 or type(q.scale) is not Static:

@@ -1,0 +1,505 @@
+"""The Hopper kernel for groups whose sizes lie on the device: the product of gemm_sm90, with another order of tiles.
+
+Each block first finds where groups end, and how many tiles all up to each have, and keeps both in shared memory, so
+that no host waits for the sizes. `offs` is not trusted: ends are brought into the tensor, and into rising order.
+
+    rows, columns   groups of the result's rows or columns; tiles begin where a group does. A tile that ends with its
+                    group is written by threads, since the copy engine would write the next one's rows. What comes after
+                    the last group is one more, without products, whose result is zeros.
+    k               each group has a result of its own, and some of the steps along K. In its first and its last step
+                    lie numbers of its neighbours, for which consumers put zeros before they multiply.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32, const_expr, pipeline
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.utils import hopper_helpers
+
+from cutlass_kernels import epilogue, schedule
+from cutlass_kernels.gemm_sm90 import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    TURN,
+    TYPES,
+    Fragments,
+    Gemm,
+    K,
+    Store,
+    Turn,
+    with_batch,
+)
+from cutlass_kernels.variants import MOST_GROUPS, WARPGROUP
+
+WARP = 32
+ZEROS = 7  # the named barrier at which the consumers of a tile wait for the zeros that they have put
+CHUNK = 16  # bytes that a swizzle keeps together
+
+
+class Groups(NamedTuple):
+    """What a block knows of them: where each ends, and the tiles, along the rows or columns that they divide, of all up
+    to it; their count; the size of what they divide; rows, columns and results in tiles of a cluster; steps along K;
+    the place of the block in its cluster."""
+
+    ends: Any
+    tiles: Any
+    count: Any
+    extent: Any
+    counts: Any
+    steps: Any
+    place: Any
+
+
+class Where(NamedTuple):
+    """A tile: its group, its place among the group's tiles, where the group begins and ends, its first step along K and
+    how many it has."""
+
+    group: Any
+    row: Any
+    column: Any
+    start: Any
+    end: Any
+    first: Any
+    steps: Any
+
+
+class GroupedGemm(Gemm):
+    """The kernel of one variant."""
+
+    @property
+    def along(self) -> int:
+        """Which dimension of a tile groups divide: 0 rows, 1 columns, 2 neither."""
+        if self.variant.groups == "k":
+            return 2
+        return int((self.variant.groups == "columns") != self.tile.swap)
+
+    # ---- launch
+
+    @cute.jit
+    def __call__(
+        self,
+        lhs: cute.Tensor,
+        rhs: cute.Tensor,
+        out: cute.Tensor,
+        vectors: Any,
+        bounds: Any,
+        offs: cute.Tensor,
+        multiprocessors: Int32,
+        stream: Any,
+    ):
+        """As Gemm's; offs (groups,)."""
+        v, tile = self.variant, self.tile
+        mL = cute.make_tensor(lhs.iterator, cute.select(with_batch(lhs).layout, [1, 2, 0]))
+        mR = cute.make_tensor(rhs.iterator, cute.select(with_batch(rhs).layout, [2, 1, 0]))
+        mA, mB = (mR, mL) if const_expr(tile.swap) else (mL, mR)
+        mD = cute.make_tensor(
+            out.iterator, cute.select(with_batch(out).layout, [2, 1, 0] if const_expr(tile.swap) else [1, 2, 0])
+        )
+        a_layout, b_layout = self.factor_layout(mA, tile.m), self.factor_layout(mB, tile.n)
+        tma_a, tA = self.load_atom(mA, a_layout, tile.m, tile.cluster[1])
+        tma_b, tB = self.load_atom(mB, b_layout, tile.n, tile.cluster[0])
+        d_layout, tma_d, tD = None, None, None
+        if const_expr(v.tma):
+            d_layout = self.part_layout(mD)
+            tma_d, tD = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(), mD, cute.slice_(d_layout, (None, None, 0)), v.part
+            )
+        mma = hopper_helpers.make_trivial_tiled_mma(
+            TYPES[self.a_type], TYPES[self.b_type], K, K, TYPES[v.accumulates], (1, 1, 1), (64, tile.n)
+        )
+        clusters = cutlass.min(self.most(mA, mB, offs), multiprocessors // (tile.cluster[0] * tile.cluster[1]))
+        self.kernel(
+            tma_a, tA, tma_b, tB, tma_d, tD, mD, mma, a_layout, b_layout, d_layout, vectors, bounds, offs
+        ).launch(
+            grid=(*tile.cluster, cutlass.max(clusters, 1)),
+            block=[tile.threads, 1, 1],
+            cluster=(*tile.cluster, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def most(self, mA: cute.Tensor, mB: cute.Tensor, offs: cute.Tensor) -> Any:
+        """How many tiles there are at most: a group may end within one."""
+        (rows, columns), groups = self.in_tiles(mA, mB), cute.size(offs)
+        if self.along == 2:
+            return rows * columns * groups
+        return (rows + groups) * columns if self.along == 0 else rows * (columns + groups)
+
+    def in_tiles(self, a: cute.Tensor, b: cute.Tensor) -> tuple[Any, Any]:
+        """Rows and columns in tiles of a cluster."""
+        sizes = (self.tile.m * self.tile.cluster[0], self.tile.n * self.tile.cluster[1])
+        rows, columns = (cute.ceil_div(cute.size(t, mode=[0]), size) for t, size in zip((a, b), sizes, strict=True))
+        return rows, columns
+
+    # ---- the kernel
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_a: cute.CopyAtom,
+        tA: cute.Tensor,
+        tma_b: cute.CopyAtom,
+        tB: cute.Tensor,
+        tma_d: Any,
+        tD: Any,
+        mD: cute.Tensor,
+        mma: cute.TiledMma,
+        a_layout: cute.ComposedLayout,
+        b_layout: cute.ComposedLayout,
+        d_layout: Any,
+        vectors: Any,
+        bounds: Any,
+        offs: cute.Tensor,
+    ):
+        v, tile = self.variant, self.tile
+        thread = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            cpasync.prefetch_descriptor(tma_a)
+            cpasync.prefetch_descriptor(tma_b)
+            if const_expr(v.tma):
+                cpasync.prefetch_descriptor(tma_d)
+
+        smem = cutlass.memory.SmemAllocator()
+        barriers = smem.allocate_array(cutlass.Int64, 2 * v.stages)
+        sA = smem.allocate_tensor(TYPES[self.a_type], a_layout.outer, 1024, a_layout.inner)
+        sB = smem.allocate_tensor(TYPES[self.b_type], b_layout.outer, 1024, b_layout.inner)
+        sD = smem.allocate_tensor(mD.element_type, d_layout.outer, 1024, d_layout.inner) if const_expr(v.tma) else None
+        sV, sS = None, None
+        if const_expr(len(v.by_column) > 0):
+            sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
+        if const_expr(v.scales == "1x128"):
+            sS = smem.allocate_tensor(cutlass.Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
+        tables = [smem.allocate_tensor(Int32, cute.make_layout(MOST_GROUPS + 1), 16) for _ in range(2)]
+
+        cluster = cute.make_layout((*tile.cluster, 1))
+        own = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+        copies = tile.cluster[0] + tile.cluster[1] - 1
+        releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
+        loaded = pipeline.PipelineTmaAsync.create(
+            barrier_storage=barriers,
+            num_stages=v.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releasing),
+            tx_count=(tile.m + tile.n) * tile.k,
+            cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
+            defer_sync=True,
+        )
+        extent = (cute.size(tA, mode=[0]), cute.size(tB, mode=[0]), cute.size(tA, mode=[1]))[self.along]
+        count = cute.size(offs)
+        if warp == 0:
+            self.count_groups(offs, extent, tables[0], tables[1])
+        if const_expr(tile.cluster != (1, 1)):
+            cute.arch.barrier()  # for the tables; the cluster's barrier, which is relaxed, publishes mbarriers alone
+        pipeline.pipeline_init_arrive(cluster_shape_mn=tile.cluster, is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)  # without a cluster for the tables too
+
+        steps = cute.ceil_div(cute.size(tA, mode=[1]), tile.k)
+        groups = Groups(*tables, count, extent, (*self.in_tiles(tA, tB), count), steps, own)
+        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
+        if group == 0:
+            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            if warp == 0:
+                self.produce(loaded, groups, (tma_a, tA, sA), (tma_b, tB, sB))
+        else:
+            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            swizzle = d_layout.inner if const_expr(v.tma) else None
+            fused = epilogue.Fused(vectors, bounds, sV, sS)
+            self.consume(loaded, groups, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), fused)
+
+    # ---- groups
+
+    @cute.jit
+    def count_groups(self, offs: cute.Tensor, extent: Int32, ends: cute.Tensor, tiles: cute.Tensor):
+        """By one warp, a group to each lane: the greatest end so far, and the sum of tiles so far."""
+        lane = cute.arch.lane_idx()
+        count, size = cute.size(offs), (self.tile.m, self.tile.n, 1)[self.along]
+        last, before = Int32(0), Int32(0)
+        for first in range(0, count, WARP):
+            group = first + lane
+            end = cutlass.min(cutlass.max(offs[cutlass.min(group, count - 1)], 0), extent)
+            end = cutlass.max(end, last)
+            for i in cutlass.range_constexpr(5):  # lanes without lower neighbours get their own
+                end = cutlass.max(end, cute.arch.shuffle_sync_up(end, 1 << i))
+            start = cute.arch.shuffle_sync_up(end, 1)
+            start = last if lane == 0 else start
+            total = cute.ceil_div(end - start, size)
+            for i in cutlass.range_constexpr(5):
+                other = cute.arch.shuffle_sync_up(total, 1 << i)
+                total = total + other if lane >= 1 << i else total
+            total = total + before
+            if group < count:
+                ends[group], tiles[group] = end, total
+            last, before = cute.arch.shuffle_sync(end, WARP - 1), cute.arch.shuffle_sync(total, WARP - 1)
+        if lane == 0:  # what is in no group
+            ends[count], tiles[count] = extent, before + cute.ceil_div(extent - last, size)
+
+    @cute.jit
+    def total(self, groups: Any) -> Int32:
+        """The tiles of all groups."""
+        rows, columns, count = groups.counts
+        found = rows * columns * count
+        if const_expr(self.along != 2):
+            found = groups.tiles[groups.count] * (columns if const_expr(self.along == 0) else rows)
+        return found
+
+    @cute.jit
+    def group_of(self, groups: Any, index: Int32, group: Int32) -> Int32:
+        """The group of a tile, which is not before `group`."""
+        rows, columns, _ = groups.counts
+        if const_expr(self.along == 2):
+            group = index // (rows * columns)
+        else:
+            place = index // (columns if const_expr(self.along == 0) else rows)
+            while groups.tiles[group] <= place:
+                group = group + 1
+        return group
+
+    @cute.jit
+    def before(self, table: cute.Tensor, group: Int32) -> Int32:
+        """The entry of a table before a group's, 0 for the first."""
+        found = Int32(0)
+        if group > 0:
+            found = table[group - 1]
+        return found
+
+    def where(self, groups: Any, index: Any, group: Any) -> Where:
+        """A tile of a group."""
+        rows, columns, _ = groups.counts
+        start, end = self.before(groups.ends, group), groups.ends[group]
+        if self.along == 2:
+            row, column = self.in_cluster(groups, schedule.at((rows, columns, 1), index % (rows * columns)))
+            first = start // self.tile.k
+            steps = epilogue.select(end > start, cute.ceil_div(end, self.tile.k) - first, Int32(0))
+            return Where(group, row, column, start, end, first, steps)
+        before = self.before(groups.tiles, group)
+        own = groups.tiles[group] - before
+        counts, others = ((own, columns, 1), columns) if self.along == 0 else ((rows, own, 1), rows)
+        row, column = self.in_cluster(groups, schedule.at(counts, index - before * others))
+        steps = epilogue.select(group < groups.count, groups.steps, Int32(0))
+        return Where(group, row, column, start, end, Int32(0), steps)
+
+    def in_cluster(self, groups: Any, at: Any) -> tuple[Any, Any]:
+        """The row and column of a block's tile, of the cluster's."""
+        return tuple(at[i] * self.tile.cluster[i] + groups.place[i] for i in range(2))  # type: ignore[return-value]
+
+    # ---- the producer
+
+    @cute.jit
+    def produce(self, loaded: Any, groups: Any, a: Any, b: Any):
+        """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
+        tile = self.tile
+        tma_a, tA, sA = a
+        tma_b, tB, sB = b
+        cluster, place = cute.make_layout((*tile.cluster, 1)), groups.place
+        a_mask = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(tile.cluster[1] > 1) else None
+        b_mask = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(tile.cluster[0] > 1) else None
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.variant.stages)
+        group = Int32(0)
+        for index in range(cute.arch.block_idx()[2], self.total(groups), cute.arch.grid_dim()[2]):
+            group = self.group_of(groups, index, group)
+            at = self.where(groups, index, group)
+            # Of the factor that groups divide, tiles begin where the group does; the other one has a matrix for each.
+            a_first, a_batch = (at.start, 0) if const_expr(self.along == 0) else (0, group)
+            b_first, b_batch = (at.start, 0) if const_expr(self.along == 1) else (0, group)
+            if const_expr(self.along == 2):
+                a_batch, b_batch = 0, 0
+            gA = cute.local_tile(cute.domain_offset((a_first, 0, 0), tA), (tile.m, tile.k), (None, None, None))
+            gB = cute.local_tile(cute.domain_offset((b_first, 0, 0), tB), (tile.n, tile.k), (None, None, None))
+            tAsA, tAgA = self.partitioned(tma_a, sA, gA, place[1], tile.cluster[1])
+            tBsB, tBgB = self.partitioned(tma_b, sB, gB, place[0], tile.cluster[0])
+            for step in range(at.first, at.first + at.steps):
+                loaded.producer_acquire(state)
+                barrier = loaded.producer_get_barrier(state)
+                at_a, at_b = (None, at.row, step, a_batch), (None, at.column, step, b_batch)
+                stage = (None, state.index)
+                cute.copy(tma_a, tAgA[at_a], tAsA[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
+                cute.copy(tma_b, tBgB[at_b], tBsB[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                state.advance()
+        loaded.producer_tail(state)
+
+    def partitioned(self, atom: Any, shared: Any, tiles: Any, place: Any, copies: int) -> Any:
+        """A block's share of the tiles that are loaded for all blocks of its row, or column, of the cluster."""
+        return cpasync.tma_partition(
+            atom, place, cute.make_layout(copies), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+        )
+
+    # ---- a consumer
+
+    @cute.jit
+    def consume(self, loaded: Any, groups: Any, factors: Any, store: Any, fused: Any):
+        """Multiply the tiles that are loaded, and write their results."""
+        mma, sA, sB = factors
+        consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        v, tile = self.variant, self.tile
+        thr_mma = mma.get_slice(0)
+        own = consumer * 0 if const_expr(tile.pingpong) else consumer
+        height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
+        shares = [
+            cute.local_tile(sA, (height, tile.k, v.stages), (own * (tile.rows // height) + m, 0, 0))
+            for m in range(tile.rows // height)
+        ]
+        tCrA = tuple(mma.make_fragment_A(thr_mma.partition_A(share)) for share in shares)
+        tCrB = mma.make_fragment_B(thr_mma.partition_B(sB))
+        tCrC = cute.make_rmem_tensor(mma.partition_shape_C((tile.rows, tile.n)), TYPES[v.accumulates])
+        fragments = Fragments(mma, tCrA, tCrB, tCrC)
+
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
+        total, begin, grid = self.total(groups), cute.arch.block_idx()[2], cute.arch.grid_dim()[2]
+        first, stride, group, parts = begin, grid, Int32(0), Int32(0)
+        if const_expr(tile.pingpong):
+            if consumer == 1:
+                state.advance(self.steps_of(groups, begin, total))
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
+            first, stride = begin + consumer * grid, 2 * grid
+        for index in range(first, total, stride):
+            group = self.group_of(groups, index, group)
+            where = self.where(groups, index, group)
+            at = self.place(where, store, own, thread, consumer)
+            ahead = epilogue.fetch(v, at, fused)
+            if const_expr(tile.pingpong):
+                cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+            if const_expr(self.along == 2):
+                tCrC.fill(0)
+            turn = Turn(at, index + grid < total)  # whether the other one has a tile to multiply
+            if where.steps > 0:
+                if const_expr(self.along == 2):
+                    state = self.multiply_part(loaded, state, where, fragments, turn, fused, (sA, sB))
+                else:
+                    multiply = self.multiply_promoted if const_expr(v.adds_up) else self.multiply
+                    state = multiply(loaded, state, where.steps, fragments, turn, fused)
+            else:
+                self.hand_over(turn)
+            if const_expr(tile.pingpong):
+                state.advance(self.steps_of(groups, index + grid, total))
+            epilogue.share(v, at, ahead, fused.sV)
+            if group < groups.count:
+                parts = self.store(epilogue.Sums(at, tCrC, ahead, fused), store, parts)
+            else:
+                self.store_zeros(at, store)
+        if const_expr(v.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
+            if thread == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def steps_of(self, groups: Any, index: Int32, total: Int32) -> Int32:
+        """Of a tile along K; 0 where there is none."""
+        steps = Int32(0)
+        if index < total:
+            steps = self.where(groups, index, self.group_of(groups, index, Int32(0))).steps
+        return steps
+
+    def place(self, where: Where, store: Store, own: Any, thread: Any, consumer: Any) -> epilogue.Place:
+        """Where a consumer's sums belong. In the dimension that groups divide the result ends with the group."""
+        tile, (rows, columns, _) = self.tile, store.mD.shape
+        row, column = where.row * tile.m + own * tile.rows, where.column * tile.n
+        if self.along == 0:
+            row, rows = row + where.start, where.end
+        elif self.along == 1:
+            column, columns = column + where.start, where.end
+        return epilogue.Place((row, column, where.group), thread, consumer, (rows, columns))
+
+    @cute.jit
+    def multiply_part(
+        self, loaded: Any, state: Any, where: Any, fragments: Any, turn: Any, fused: Any, shared: Any
+    ) -> Any:
+        """tCrC += A @ B over a group's part of K: each step's products are waited for, and added up outside of the
+        matrix unit if they are to be, those of 64 rows at a time."""
+        v, (mma, tCrA, tCrB, tCrC), size = self.variant, fragments, self.tile.k
+        tCrP = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tile.n)), cutlass.Float32)
+        sums, last = (tCrP if const_expr(v.adds_up) else tCrC), where.first + where.steps - 1
+        scales = epilogue.fetch_blocks(v, turn.at, fused, where.first)
+        epilogue.begin_blocks(v, turn.at)
+        for step in range(where.first, where.first + where.steps):
+            loaded.consumer_wait(state)
+            if step == where.first or step == last:
+                self.put_zeros(shared, state.index, where.start - step * size, where.end - step * size, turn.at)
+            ahead = scales
+            for m in cutlass.range_constexpr(len(tCrA)):
+                self.issue(mma, tCrA[m], tCrB, sums, state.index, v.adds_up)
+                if const_expr(m == 0):
+                    ahead = epilogue.fetch_blocks(v, turn.at, fused, cutlass.min(step + 1, last))
+                    epilogue.share_blocks(v, turn.at, fused, step, scales)
+                if const_expr(m == len(tCrA) - 1):  # noqa: SIM102 - one is decided when the kernel is compiled
+                    if step == last:
+                        self.hand_over(turn)
+                warpgroup.wait_group(0)
+                if const_expr(m == len(tCrA) - 1):
+                    loaded.consumer_release(state)
+                if const_expr(v.adds_up):
+                    epilogue.promote(v, (tCrC, tCrP, turn.at, fused), scales, step, m)
+            epilogue.replace(scales, ahead)
+            state.advance()
+        return state
+
+    @cute.jit
+    def put_zeros(self, shared: Any, stage: Int32, start: Int32, end: Int32, at: Any):
+        """Zeros in both factors for what of a stage lies before `start` or from `end` on: NaN times 0 is NaN."""
+        tile = self.tile
+        sharing = 1 if const_expr(tile.pingpong) else tile.consumers
+        thread = at.thread if const_expr(tile.pingpong) else at.thread + at.consumer * WARPGROUP
+        if start > 0 or end < tile.k:
+            for factor, rows in zip(shared, (tile.m, tile.n), strict=True):
+                words = cute.recast_tensor(factor, Uint32)  # which forgets how rows are swizzled
+                plain = cute.make_tensor(cute.recast_ptr(words.iterator, None), words.layout)
+                for place in range(thread, rows * (tile.k // CHUNK), sharing * WARPGROUP):
+                    row, chunk = place // (tile.k // CHUNK), place % (tile.k // CHUNK)
+                    if chunk * CHUNK < start or (chunk + 1) * CHUNK > end:
+                        for i in cutlass.range_constexpr(CHUNK // 4):
+                            word = chunk * (CHUNK // 4) + i
+                            column = word ^ row % 8 * (CHUNK // 4)
+                            plain[(row, column, stage)] = plain[(row, column, stage)] & kept(
+                                start - word * 4, end - word * 4
+                            )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            barrier = ZEROS + (at.consumer if const_expr(tile.pingpong) else 0)
+            cute.arch.barrier(barrier_id=barrier, number_of_threads=sharing * WARPGROUP)
+
+    # ---- results
+
+    @cute.jit
+    def store(self, sums: Any, store: Any, parts: Int32) -> Int32:
+        """Finish the sums of a tile, and write them: parts that lie in the group by the copy engine."""
+        v, at = self.variant, sums.at
+        rows, columns = v.part
+        row, column, group = at.first
+        batch = group if const_expr(self.along == 2) else 0
+        direct = sums._replace(at=at._replace(first=(row, column, batch)))
+        moved = sums._replace(at=at._replace(first=(0, 0, batch)))
+        for m in cutlass.range_constexpr(self.tile.rows // rows):
+            for n in cutlass.range_constexpr(self.tile.n // columns):
+                if const_expr(not v.tma):
+                    self.store_elements(direct, store, m, n)
+                elif const_expr(self.along == 2):
+                    self.store_part(sums, store, parts, m, n)
+                    parts = parts + 1
+                else:
+                    ends = row + (m + 1) * rows if const_expr(self.along == 0) else column + (n + 1) * columns
+                    if ends <= at.shape[self.along]:
+                        tD = cute.domain_offset((row, column, 0), store.tD)
+                        self.store_part(moved, store._replace(tD=tD), parts, m, n)
+                        parts = parts + 1
+                    else:
+                        self.store_elements(direct, store, m, n)
+        return parts
+
+    @cute.jit
+    def store_zeros(self, at: Any, store: Any):
+        """Zeros for a tile that is in no group."""
+        tile = self.tile
+        first_row, first_column, _ = at.first
+        bits = cute.recast_tensor(store.mD, epilogue.BITS[self.variant.out.itemsize])
+        for place in range(at.thread, tile.rows * tile.n, WARPGROUP):
+            row, column = first_row + place // tile.n, first_column + place % tile.n
+            if row < at.shape[0] and column < at.shape[1]:
+                bits[(row, column, 0)] = bits.element_type(0)
+
+
+def kept(start: Any, end: Any) -> Any:
+    """The bits of four bytes of which those from `start` to `end` are kept."""
+    low, high = (cutlass.min(cutlass.max(x, 0), 4) * 8 for x in (start, end))
+    below, above = (epilogue.ptx("shl.b32 {$w0}, {$r0}, {$r1};", Uint32, Uint32(0xFFFFFFFF), x) for x in (low, high))
+    return below & ~above

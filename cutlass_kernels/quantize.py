@@ -1,0 +1,280 @@
+"""Quantizing on a GPU by our own kernels: which variant, how its arguments are brought into form, and its launch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlass_kernels import cache as kept
+from cutlass_kernels.hopper import TARGET
+from cutlass_kernels.prebuilt import Pack
+from cutlass_kernels.quantizing import (
+    CHUNK,
+    GROUPS,
+    MOST_THREADS,
+    THREADS,
+    TILE,
+    Columns,
+    Largest,
+    Request,
+    Rows,
+    Tiles,
+)
+
+_MOST = 2**31  # elements of a row
+
+
+def declines(r: Request) -> str | None:
+    """Why no kernel takes a request, or None: by dtypes, shapes and strides alone."""
+    if r.x.numel() == 0:
+        return "for matrices with elements"
+    if max(r.x.shape) >= _MOST or r.x.numel() >= _MOST * CHUNK:
+        return f"sizes must be below 2^31, got {tuple(r.x.shape)}"
+    plain = r.rule not in ("given", "two_level") and r.noise is None
+    if r.block == (TILE, TILE):
+        return None if plain else f"blocks of {r.block} are for scales that are found, without noise"
+    rows, columns = r.block
+    whole = rows == -1 and columns == -1
+    if not whole and rows != 1:
+        return f"for blocks of one row, of {TILE} x {TILE} and of the whole matrix, not {r.block}"
+    if columns not in (-1, *GROUPS):
+        return f"for rows and groups of {GROUPS}, not {r.block}"
+    if r.rule == "two_level" and columns == -1:
+        return "a block under an outer amax is a group"
+    return None
+
+
+def tiles_of(r: Request, vector: bool | None = None) -> Tiles | None:
+    """The kernel that makes the transposed copy of a request, or its blocks of 128 x 128; None without one."""
+    square, columns = r.block == (TILE, TILE), r.block[1]
+    if (r.copies == "rowwise" and not square) or columns not in (-1, 16, 32, 64, TILE):
+        return None
+    whole, is_both = r.block == (-1, -1), r.copies == "both"
+    made = Tiles(
+        r.x.dtype,
+        r.elements,
+        r.rule,
+        square,
+        0 if square or whole else max(columns, 0),
+        0 if square or whole else max(columns, 0),
+        r.copies == "rowwise",
+        r.copies != "rowwise",
+        whole,
+        (is_whole(r.x) and (r.copies == "rowwise" or r.x.shape[0] % CHUNK == 0)) if vector is None else vector,
+        r.power_of_two,
+        r.most_of_dtype,
+        r.rounding,
+    )
+    fits = square or whole or 0 < made.across <= made.width
+    return replace(made, row_wise=True) if is_both and fits else made
+
+
+def kernels_of(r: Request, vector: bool) -> list[Any]:
+    """The kernels that a request takes, in the form for whole chunks or that for elements one by one."""
+    found: list[Any] = []
+    if r.scale is None and (r.block == (-1, -1) or r.rule == "two_level"):
+        found.append(Largest(r.x.dtype, r.is_affine, vector=vector))
+    tiles = tiles_of(r, vector)
+    if tiles is not None:
+        found += [Columns(r.x.dtype, r.is_affine, vector=vector)] if tiles.is_by_column else []
+        found.append(tiles)
+    if tiles is None or (r.copies != "columnwise" and not tiles.row_wise):
+        found.append(variant_of(r, vector))
+    return found
+
+
+def lacks(r: Request, pack: Pack) -> str | None:
+    """Which of its kernels a folder of prebuilt ones has not, where nothing can be compiled."""
+    names = [v.name for vector in (True, False) for v in kernels_of(r, vector)]
+    gone = [name for name in names if not pack.has(name, TARGET)]
+    return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it" if gone else None
+
+
+def variant_of(r: Request, vector: bool | None = None) -> Rows:
+    """The kernel for a request that is not declined."""
+    rows, columns = r.block
+    whole = rows == -1 and columns == -1
+    chunks = -(-r.x.shape[1] // CHUNK)
+    held, threads = 2, THREADS
+    if columns == -1 and not whole and r.rule != "given":
+        across = _power(chunks, 32)
+        held, threads = (2, max(THREADS, across)) if across <= MOST_THREADS else (0, MOST_THREADS)
+    return Rows(
+        r.x.dtype,
+        r.elements,
+        r.rule,
+        max(columns, 0),
+        held,
+        threads,
+        whole or r.rule == "two_level",
+        is_whole(r.x) if vector is None else vector,
+        "" if r.noise is None else "seed" if r.stream >= 0 else "given",
+        r.zero_point is not None,
+        r.power_of_two,
+        r.most_of_dtype,
+        r.rounding,
+    )
+
+
+def is_whole(x: Tensor) -> bool:
+    """Whether each row begins at a multiple of 16 bytes and has whole chunks."""
+    (rows, columns), stride = x.shape, x.stride(0) * x.element_size()
+    return columns % CHUNK == 0 and x.data_ptr() % 16 == 0 and (rows == 1 or stride % 16 == 0)
+
+
+def _power(chunks: int, least: int, held: int = 2) -> int:
+    """The power of two of threads, from `least`, that have `chunks` of a row."""
+    return max(least, 1 << (-(-chunks // held) - 1).bit_length())
+
+
+def _shift(v: Any, columns: int) -> int:
+    """The threads that have a row, or a tile of it, as a power of two."""
+    chunks = -(-columns // CHUNK)
+    if isinstance(v, Rows) and not v.in_tiles:
+        return (min(_power(chunks, 32), MOST_THREADS) if v.held else v.threads).bit_length() - 1
+    least = v.span // CHUNK if isinstance(v, Rows) else 1
+    return min(_power(chunks, max(least, 1), v.held), v.threads).bit_length() - 1
+
+
+# ---- compiling
+
+
+def build(variant: Any, options: str = "") -> Any:
+    """Compile a variant; no GPU is needed."""
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    from cutlass_kernels import quantize_columns, quantize_rows, quantize_tiles
+
+    kernel = {
+        Rows: quantize_rows.Quantize,
+        Largest: quantize_rows.FindLargest,
+        Tiles: quantize_tiles.QuantizeTiles,
+        Columns: quantize_columns.FindColumns,
+    }[type(variant)]
+    arguments = _described(variant)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return cute.compile(kernel(variant), *arguments, stream, options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
+
+
+def compiled(variant: Any) -> Callable[..., None]:
+    return kept.kernel(variant.name, TARGET, lambda: build(variant))
+
+
+def _described(v: Any) -> tuple[Any, ...]:
+    """The arguments of a kernel without their data."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_tensor
+
+    from cutlass_kernels.gemm_sm90 import TYPES
+
+    def flat(kind: Any, align: int = 4) -> Any:
+        return make_fake_tensor(kind, (cute.sym_int32(),), (1,), assumed_align=align)
+
+    align = 16 if v.vector else v.x.itemsize
+    x = make_fake_tensor(TYPES[v.x], (cute.sym_int32(), cute.sym_int32()), (cute.sym_int64(), 1), assumed_align=align)
+    if isinstance(v, Largest):
+        return x, flat(cutlass.Float32), cutlass.Int32(5)
+    if isinstance(v, Columns):
+        return x, flat(cutlass.Float32)
+
+    def scale() -> Any:
+        return flat(cutlass.Uint8, 1) if v.rule in ("mx", "two_level") else flat(cutlass.Float32)
+
+    def copy() -> Any:
+        align = 16 if v.vector else 1
+        return flat(cutlass.Uint8, align), scale(), flat(cutlass.Uint8, 1) if v.is_affine else None
+
+    if isinstance(v, Tiles):
+        known = flat(cutlass.Float32) if v.reads or v.rule == "two_level" or v.is_by_column else None
+        return x, copy() if v.row_wise else None, copy() if v.transposed else None, known, (cutlass.Float32(0),)
+    others = (
+        flat(cutlass.Uint8, 1) if v.has_second else None,
+        flat(cutlass.Float32) if v.reads or v.rule in ("two_level", "given") else None,
+        flat(cutlass.Int64, 8) if v.noise == "seed" else flat(cutlass.Uint8, 1) if v.noise else None,
+    )
+    numbers = (cutlass.Float32(0), cutlass.Uint32(0))
+    return x, flat(cutlass.Uint8, 1), scale(), None if others == (None,) * 3 else others, numbers, cutlass.Int32(5)
+
+
+# ---- a call
+
+
+def run(r: Request) -> list[Tensor]:
+    """The buffers of `r.results`, on x's device and the current stream."""
+    x = r.x if r.x.stride(1) == 1 or r.x.shape[1] == 1 else r.x.contiguous()
+    r = replace(r, x=x.as_strided(x.shape, (x.stride(0), 1)))
+    amax = r.scale
+    if amax is None and (r.block == (-1, -1) or r.rule == "two_level"):
+        amax = largest(r.x, r.is_affine)
+    tiles = tiles_of(r)
+    if tiles is not None:
+        return _tiles(r, tiles, amax)
+    found = _rows(replace(r, copies="rowwise"), amax) if r.copies != "columnwise" else []
+    if r.copies != "rowwise":
+        found += _rows(replace(r, x=r.x.t().contiguous(), copies="rowwise"), amax)
+    return found
+
+
+def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
+    """Of a row-wise copy. `amax` is that of the tensor, or the scale of "given"."""
+    v, buffers = variant_of(r), _buffers(r)
+    if r.rule in ("given", "two_level"):  # these results are the caller's, or what was found
+        for buffer, own in zip(buffers[2 if r.rule == "two_level" else 1 :], (amax, r.zero_point), strict=False):
+            assert own is not None
+            buffer.copy_(own.view(buffer.shape))
+    second = buffers[2] if v.has_second else None
+    others = [None if t is None else _bytes(t) for t in (second, amax, r.noise)]
+    given = None if all(t is None for t in others) else tuple(others)
+    numbers = (float(r.floor), max(r.stream, 0))
+    compiled(v)(r.x, _bytes(buffers[0]), _bytes(buffers[1]), given, numbers, _shift(v, r.x.shape[1]))
+    return buffers
+
+
+def _tiles(r: Request, v: Tiles, amax: Tensor | None) -> list[Tensor]:
+    """The copies by tiles, and by rows what these do not make."""
+    row_wise = [] if r.copies == "columnwise" else _buffers(replace(r, copies="rowwise"))
+    transposed = [] if r.copies == "rowwise" else _buffers(replace(r, copies="columnwise"))
+    known = columns_of(r.x, r.is_affine) if v.is_by_column else amax
+    made = [_copy(v, row_wise) if v.row_wise else None, _copy(v, transposed) if v.transposed else None]
+    compiled(v)(r.x, *made, None if known is None else _bytes(known), (float(r.floor),))
+    if r.rule == "two_level":
+        assert amax is not None
+        for buffers in filter(None, (row_wise, transposed)):
+            buffers[2].copy_(amax.view(1, 1))
+    if row_wise and not v.row_wise:
+        row_wise = _rows(replace(r, copies="rowwise"), amax)
+    return row_wise + transposed
+
+
+def _copy(v: Tiles, buffers: list[Tensor]) -> tuple[Tensor | None, ...]:
+    return _bytes(buffers[0]), _bytes(buffers[1]), _bytes(buffers[2]) if v.is_affine else None
+
+
+def _buffers(r: Request) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=r.x.device) for shape, dtype in r.results()]
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """In one dimension; codes and what has 8 bits as uint8."""
+    flat = x.contiguous().view(-1)
+    return flat.view(torch.uint8) if flat.element_size() == 1 else flat
+
+
+def largest(x: Tensor, both: bool = False) -> Tensor:
+    """float32: the largest magnitude of x, without NaN; or the largest number above 0, and the magnitude of the least
+    below 0."""
+    found = torch.zeros(2 if both else 1, dtype=torch.float32, device=x.device)
+    v = Largest(x.dtype, both, vector=is_whole(x))
+    compiled(v)(x, found, _shift(v, x.shape[1]))
+    return found
+
+
+def columns_of(x: Tensor, both: bool = False) -> Tensor:
+    """float32, of each column what `largest` finds of a tensor."""
+    found = torch.zeros((2 if both else 1) * x.shape[1], dtype=torch.float32, device=x.device)
+    compiled(Columns(x.dtype, both, vector=is_whole(x)))(x, found)
+    return found

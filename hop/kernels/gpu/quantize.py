@@ -1,0 +1,201 @@
+"""Quantizing on GPUs: the leaf operator of cutlass_kernels, which is imported when a GPU asks for it.
+
+A tensor becomes a matrix whose rows have the blocks; the operator is told the format and the rule in plain words.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import tracing
+from hop.dispatch.kernel import Kernel
+from hop.kernels.gpu.product import takes
+from hop.numerics import blocks, copies, memory_format
+from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, INT4, INT8, UINT4, UINT8, Format
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Reciprocal
+from hop.numerics.rule import Rule
+from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
+
+if TYPE_CHECKING:
+    from cutlass_kernels.quantizing import Request
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TILE = 128
+_FORMATS = {INT8: "s8", UINT8: "u8", INT4: "s4", UINT4: "u4", E4M3: "e4m3", E5M2: "e5m2", E2M1: "e2m1"}
+
+
+@functools.cache
+def kernels() -> Any:
+    """cutlass_kernels.quantize_operators, which registers cutlass_kernels::quantize."""
+    from cutlass_kernels import quantize_operators
+
+    return quantize_operators
+
+
+if torch.cuda.is_available():  # a compiled program that is read from a cache holds the operator, and traces nothing
+    kernels()
+
+
+# ---- in words
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two formats differ in their names at most."""
+    own = [f.name for f in fields(b) if f.init and f.name != "name"]
+    return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
+
+
+def format_name(f: Format) -> str | None:
+    return next((name for known, name in _FORMATS.items() if _equal(f, known)), None)
+
+
+_Words = dict[str, Any]
+_RULES: dict[type[Rule], Callable[[Any], _Words]] = {
+    Amax: lambda rule: {"rule": "amax", "floor": rule.floor},
+    MinMax: lambda rule: {"rule": "minmax"},
+    CurrentScaling: lambda rule: {"rule": "current", "floor": rule.eps, "power_of_two": rule.power_of_two},
+    BlockScaling: lambda rule: {
+        "rule": "current",
+        "floor": rule.eps,
+        "power_of_two": rule.power_of_two,
+        "most_of_dtype": True,
+    },
+    Microscaling: lambda rule: {"rule": "mx", "rounding": rule.rounding},
+    TwoLevel: lambda rule: {"rule": "two_level"},
+    Static: lambda rule: {"rule": "given"},
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def described(quantizer: str, given: bool) -> _Words | str:
+    """What the operator is told of a quantizer, with a scale that is given or found; or why it does not take it."""
+    q = Quantizer.parse(quantizer)
+    name, words = format_name(q.format), _RULES.get(type(q.scale))
+    if type(q) is not Quantizer or q.layout is not None or name is None or words is None:
+        return f"for int8, int4, fp8 and fp4 in the plain form by {[t.__name__ for t in _RULES]}, not {q}"
+    rule = q.scale
+    if isinstance(rule, Microscaling) and not (_equal(rule.exponent, E8M0) and q.format.is_float and not given):
+        return f"for floats with exponents in e8m0 that are found, not {q}"
+    if isinstance(rule, TwoLevel) and not (_equal(rule.inner, E4M3) and all(b == -1 for b in rule.outer)):
+        return f"for scales in e4m3 under an amax of the tensor, not {q}"
+    if isinstance(rule, CurrentScaling) and (not q.format.is_float or (given and rule.power_of_two)):
+        return f"for floats, and scales of powers of two that are found, not {q}"
+    if isinstance(rule, Static) and isinstance(rule.requantization, Reciprocal):
+        return "divides by the scale, and does not multiply by its reciprocal"
+    found = {"format": name} | words(rule)
+    return {"format": name, "rule": "given"} if given and not isinstance(rule, TwoLevel) else found
+
+
+def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]] | str:
+    """The sizes of the matrix that a tensor is, and the block of it that shares a scale; or why it is none."""
+    if q.flat:
+        return (1, math.prod(shape)), (1, q.block[0])
+    sizes = blocks.per_dimension(q.block, len(shape))
+    if not shape or all(b == -1 for b in sizes):
+        return (math.prod(shape[:-1]), shape[-1] if shape else 1), (-1, -1)
+    first = next((i for i, (b, n) in enumerate(zip(sizes, shape, strict=True)) if b != 1 and n != 1), len(shape) - 1)
+    rows, columns = math.prod(shape[:first]), math.prod(shape[first:])
+    if all(b == -1 for b in sizes[first:]):
+        return (rows, columns), (1, -1)
+    if first == len(shape) - 1:
+        return (rows, columns), (1, sizes[-1])
+    if first == len(shape) - 2 == 0 and sizes == (_TILE, _TILE):
+        return (shape[0], shape[1]), sizes
+    return f"for blocks within rows, tiles of {_TILE} and the whole tensor, not {q.block} of {tuple(shape)}"
+
+
+# ---- quantize
+
+
+def _declines(call: tuple[Any, ...]) -> str | None:
+    quantizer, x, scale, zero_point, noise, usages, *product = call
+    if not takes(x):
+        return "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+    if any(p is not None for p in product):
+        return "x times a factor is multiplied first"
+    shape = tracing.hints(x.shape)
+    if shape is None or 0 in shape or x.dtype not in _DTYPES:
+        return f"for float32, bfloat16 and float16 tensors of known sizes that are not empty, not {x.dtype} of {shape}"
+    if memory_format.is_channels_last(x) or x.is_neg():
+        return "for tensors that lie neither channels last nor negated"
+    q = Quantizer.parse(quantizer)
+    if isinstance(words := described(quantizer, scale is not None), str):
+        return words
+    if scale is None and (missing := q.scale.missing()) is not None:
+        return missing
+    if copies.COLUMNWISE in usages and q.hadamard is not None:
+        return "the column-wise copy is transformed first"
+    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+        if isinstance(asked, str):
+            return asked
+        if not torch.cuda.is_available():
+            return "there is no GPU"
+        if (reason := kernels().declines(asked, torch.cuda.get_device_capability(x.device))) is not None:
+            return reason
+    return None
+
+
+_Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request | str]":
+    """What the operator is asked for, in one call for both copies if it makes them so; or why it is not."""
+    found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
+    one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
+    plain = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]]) if one else ""
+    if one and not isinstance(plain, str) and all(not isinstance(f, str) and f[1] == plain[1] for f in found):
+        named = "both" if len(usages) > 1 else "columnwise"
+        yield _request(q, x.reshape(copies.columns(x.shape)[::-1]), plain[1], words, given, named)
+        return
+    for usage, own in zip(usages, found, strict=True):
+        if isinstance(own, str):
+            yield own
+            return
+        scale, zero_point, noise = given
+        wise = (lambda t: t) if usage == copies.ROWWISE else _columns
+        noise = None if noise is None else wise(noise).reshape(own[0])
+        yield _request(q, wise(x).reshape(own[0]), own[1], words, (scale, zero_point, noise), "rowwise")
+
+
+def _request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, which: str) -> "Request":
+    from cutlass_kernels.quantizing import Request
+
+    scale, zero_point, noise = given
+    r = Request(x, block=block, copies=which, **words)
+    counts = (1, 1) if words["rule"] == "two_level" else r.counts
+    named = {"scale": None if scale is None else scale.to(torch.float32).reshape(counts), "noise": noise}
+    if zero_point is not None:
+        codes = zero_point.round() if zero_point.is_floating_point() else zero_point
+        named["zero_point"] = codes.clamp(q.format.min, q.format.max).to(r.elements.dtype).reshape(counts)
+    return Request(**(vars(r) | {n: t for n, t in named.items() if t is not None}))
+
+
+def _columns(x: Tensor) -> Tensor:
+    return x.reshape(copies.columns(x.shape)[::-1]).t()
+
+
+def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
+    quantizer, x, scale, zero_point, noise, usages, *_ = call
+    q, words = Quantizer.parse(quantizer), described(quantizer, scale is not None)
+    assert not isinstance(words, str)
+    made: list[Tensor] = []
+    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+        assert not isinstance(asked, str)
+        made += kernels().quantized(asked)
+    result: dict[str, Tensor] = {}
+    for usage in usages:
+        own = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
+        for name, (shape, dtype) in q.buffers(own).items():
+            buffer = made.pop(0)
+            buffer = buffer if buffer.dtype == dtype else buffer.view(dtype)
+            result.setdefault(copies.name_of(q, usage, name), buffer.reshape(shape))
+    return list(result.values())
+
+
+QUANTIZE = Kernel("GPU", _declines, _quantize)

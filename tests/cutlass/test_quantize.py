@@ -1,0 +1,325 @@
+"""The kernels that quantize, in the emulator, as hop asks for them: the CPU's codes and scales, bit for bit."""
+
+import unittest
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from parameterized import parameterized
+from torch import Tensor
+
+import cutlass_kernels
+import hop
+from cutlass_kernels import quantize, quantizing
+from cutlass_kernels.elements import FORMATS
+from cutlass_kernels.quantizing import Largest, Request, Rows
+from hop import presets
+from hop.kernels.gpu import quantize as gpu
+from hop.numerics import formats
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
+
+if reason := cutlass_kernels.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+from tests.ptx import contractable
+from tests.support import cubin
+from tests.support import emulated_quantize as emulated
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+ROWS = {
+    "int8 rows": presets.INT8_ROW,
+    "fp8 rows": presets.FP8_ROW,
+    "fp8 in 1 x 128": presets.FP8_1X128,
+    "mxfp8": presets.MXFP8,
+    "mxfp4": presets.MXFP4,
+    "nvfp4": presets.NVFP4,
+    "int8 tensor": presets.INT8_TENSOR,
+    "fp8 tensor": presets.FP8_TENSOR,
+    "int8 affine rows": presets.INT8_ROW_AFFINE,
+    "uint8 affine tensor": presets.UINT8_TENSOR_AFFINE,
+    "uint8 by amax": Quantizer(formats.UINT8, (1, -1)),
+    "e5m2 rows": presets.FP8_E5M2_ROW,
+    "e5m2 in 1 x 128": presets.FP8_E5M2_1X128,
+    "int4 in 32": presets.INT4_32,
+    "uint4 affine in 64": presets.UINT4_64_AFFINE,
+    "int8 in 256": presets.INT8_256,
+    "mxfp8 e5m2, floor": Quantizer(formats.E5M2, (1, 32), Microscaling(rounding="floor")),
+    "mxfp8, even": Quantizer(formats.E4M3, (1, 32), Microscaling(rounding="even")),
+    "mxfp4, floor": Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="floor")),
+    "mxfp4, ceil": Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="ceil")),
+    "mxfp4, even": Quantizer(formats.E2M1, (1, 32), Microscaling(rounding="even")),
+    "fp8 rows by amax, floor": Quantizer(formats.E4M3, (1, -1), Amax(floor=1e-3)),
+    "fp8 rows, powers of two": Quantizer(formats.E4M3, (1, -1), CurrentScaling(power_of_two=True, eps=1e-4)),
+    "int8 affine in 16": Quantizer(formats.INT8, (1, 16), MinMax()),
+}
+TRANSPOSED = {
+    "fp8 in 128 x 128": presets.FP8_128X128,
+    "fp8 in 1 x 128": presets.FP8_1X128,
+    "mxfp8": presets.MXFP8,
+    "mxfp4": presets.MXFP4,
+    "nvfp4": presets.NVFP4,
+    "int8 rows": presets.INT8_ROW,
+    "fp8 tensor": presets.FP8_TENSOR,
+    "int8 affine rows": presets.INT8_ROW_AFFINE,
+    "int8 affine tensor": presets.INT8_TENSOR_AFFINE,
+    "mxfp8, floor": Quantizer(formats.E4M3, (1, 32), Microscaling(rounding="floor")),
+    "int8 affine in 16": Quantizer(formats.INT8, (1, 16), MinMax()),
+    "uint4 affine in 64": presets.UINT4_64_AFFINE,
+    "int8 in 128 x 128": Quantizer(formats.INT8, (128, 128)),
+}
+RANDOM = ("int8 rows", "fp8 rows", "nvfp4", "mxfp4, floor", "uint8 affine tensor", "int4 in 32", "e5m2 in 1 x 128")
+
+
+def numbers(dtype: torch.dtype, rows: int, columns: int, odd: bool = True) -> Tensor:
+    """Rows of several magnitudes, and what is odd: zeros, ties, NaN, infinities, subnormal and huge numbers."""
+    g = torch.Generator().manual_seed(rows * 1000 + columns)
+    x = torch.randn(rows, columns, generator=g)
+    x *= torch.exp2(torch.randint(-3, 4, (rows, columns), generator=g).float())
+    if not odd:
+        return x.to(dtype)
+    info = torch.finfo(dtype)
+    scales = [1.0, 1e-30, 1e30, 0.0, 1.0, 1.0, info.smallest_normal / 8, 1.0, info.max / 40]
+    for row in range(rows):
+        x[row] = (x[row] * scales[row % len(scales)]).clamp(-info.max, info.max)
+    x[:: len(scales), :40] = (torch.arange(-20, 20) / 2)[:columns]  # ties, by a scale of 1 / 2
+    x[:: len(scales), 7] = 63.5
+    for row, found in ((4, (torch.nan, -torch.nan)), (5, (torch.inf, -torch.inf, torch.nan)), (7, (-0.0, 1e-45))):
+        for i, value in enumerate(found):
+            x[row :: len(scales), 3 + 29 * i :: 150] = value
+    return x.to(dtype)
+
+
+SHAPES = ((11, 528), (10, 77))  # whole chunks, and not
+SETTINGS = {True: SHAPES[0], False: SHAPES[1]}
+
+
+def asked(q: Quantizer, x: Tensor, usages: tuple[str, ...] = ("rowwise",), **given: Any) -> tuple[Any, ...]:
+    named = {"scale": None, "zero_point": None, "noise": None} | given
+    return (str(q), x, named["scale"], named["zero_point"], named["noise"], list(usages))
+
+
+def by_kernel(call: tuple[Any, ...], reports: list[Any] | None = None) -> list[Tensor]:
+    """The buffers by the emulated kernels, as hop's Kernel runs them."""
+
+    def quantized(r: Request) -> list[Tensor]:
+        quantizing.check(r)
+        assert quantize.declines(r) is None
+        results = quantize.run(r)
+        assert [(tuple(t.shape), t.dtype) for t in results] == r.results()
+        return results
+
+    with emulated.here(reports), mock.patch.object(gpu.kernels(), "quantized", quantized):
+        return list(gpu.QUANTIZE.run(call))
+
+
+def assert_equal(got: list[Tensor], wanted: list[Tensor]) -> None:
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous(), (a.dtype, b.dtype, a.shape, b.shape)
+        a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (a, b))
+        assert torch.equal(a, b), (
+            f"{(a != b).sum()} of {len(a)} bytes differ, the first at {int((a != b).nonzero()[0])}"
+        )
+
+
+def check(q: Quantizer, x: Tensor, usages: tuple[str, ...] = ("rowwise",), **given: Any) -> None:
+    wanted = hop.quantize(q, x, usages=usages, **given)
+    assert_equal(by_kernel(asked(q, x, usages, **given)), list(wanted.buffers().values()))
+
+
+CASES = [(f"{name}, {i}", q, DTYPES[i % 3], i % 2 == 0) for i, (name, q) in enumerate(ROWS.items())]
+EVERY = [
+    (f"{name}, {dtype}, {vector}", q, dtype, vector)
+    for name, q in ROWS.items()
+    for dtype in DTYPES
+    for vector in (True, False)
+]
+
+
+class TestRows(unittest.TestCase):
+    def test_int8_rows(self):
+        check(presets.INT8_ROW, numbers(torch.bfloat16, *SHAPES[0]))
+
+    def test_fp8_rows(self):
+        check(presets.FP8_ROW, numbers(torch.bfloat16, *SHAPES[0]))
+
+    @parameterized.expand(CASES)
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_each(self, _, q, dtype, vector):
+        check(q, numbers(dtype, *SETTINGS[vector]))
+
+    @parameterized.expand(EVERY)
+    @pytest.mark.exhaustive
+    def test_each_dtype_and_form(self, _, q, dtype, vector):
+        for rows, columns in (SETTINGS[vector], (1, 16 if vector else 1), (3, 2064 if vector else 2061)):
+            check(q, numbers(dtype, rows, columns, odd=rows > 9))
+
+    @pytest.mark.full
+    def test_long_rows_are_read_twice(self):
+        x = numbers(torch.bfloat16, 2, 40_000, odd=False)
+        x[1, 39_999] = 500.0
+        for q in (presets.INT8_ROW, presets.INT8_ROW_AFFINE):
+            check(q, x)
+        assert quantize.variant_of(Request(x, "s8", "amax", (1, -1))).held == 0
+
+    @pytest.mark.full
+    def test_rows_of_many_warps(self):
+        for columns in (1040, 4112, 9216):
+            check(presets.INT8_ROW_AFFINE, numbers(torch.bfloat16, 3, columns, odd=False))
+
+    @pytest.mark.full
+    def test_other_strides(self):
+        wide = numbers(torch.bfloat16, 12, 96)
+        for x in (
+            wide[:, 16:80],
+            wide[:, 3:67],
+            wide[::3, :64],
+            wide[:, ::2],
+            wide[:, :48].t(),
+            wide[:1].expand(5, 96),
+        ):
+            check(presets.FP8_ROW, x)
+            check(presets.MXFP8, x)
+        check(presets.INT8_TENSOR, wide[:, 3:67])
+        check(presets.INT8_TENSOR, wide[::3, :64])
+
+    @pytest.mark.full
+    def test_other_shapes(self):
+        x = numbers(torch.float32, 24, 64)
+        for shape in ((64 * 24,), (2, 12, 64), (2, 3, 4, 64), (1, 24, 64)):
+            for q in (presets.FP8_ROW, presets.MXFP8, presets.FP8_TENSOR):
+                check(q, x.reshape(shape))
+        check(presets.INT8_CONV, x.reshape(8, 3, 8, 8))
+        check(presets.FP8_TENSOR, torch.tensor(3.0))
+        check(presets.STATE_FP8, x)
+
+    @parameterized.expand([(name, q, DTYPES[i % 2], i % 3 > 0) for i, (name, q) in enumerate(TRANSPOSED.items())])
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_transposed_copies(self, _, q, dtype, vector):
+        x = numbers(dtype, *((144, 272) if vector else (77, 150)))
+        check(q, x, ("rowwise", "columnwise"))
+        check(q, x, ("columnwise",))
+
+    @parameterized.expand(list(TRANSPOSED.items()))
+    @pytest.mark.exhaustive
+    def test_transposed_copies_of_each_dtype(self, _, q):
+        for dtype in DTYPES:
+            for shape in ((144, 272), (77, 150), (16, 400), (300, 16)):
+                for usages in (("rowwise",), ("columnwise",), ("rowwise", "columnwise")):
+                    check(q, numbers(dtype, *shape), usages)
+
+    @pytest.mark.full
+    def test_copies_that_are_made_one_by_one(self):
+        x = numbers(torch.bfloat16, 48, 256)
+        check(presets.INT8_256, x, ("rowwise", "columnwise"))
+        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8)
+        check(replace(presets.MXFP8, stochastic=True), x, ("rowwise", "columnwise"), noise=noise)
+
+    @pytest.mark.full
+    def test_blocks_of_128_by_128(self):
+        check(presets.FP8_128X128, numbers(torch.bfloat16, 144, 272))
+        check(presets.FP8_128X128, numbers(torch.float32, 77, 150))
+
+    @parameterized.expand([(name, ROWS[name], i) for i, name in enumerate(RANDOM)])
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_noise(self, _, q, i):
+        q = replace(q, stochastic=True)
+        x = numbers(DTYPES[i % 3], *SHAPES[i % 2], odd=q.scale != presets.INT8_ROW.scale)
+        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8)
+        check(q, x, noise=noise)
+        seed = torch.tensor(0x123456789ABCDEF + i)
+        wanted = hop.quantize(q, x, noise=hop.noise(seed, x.shape, stream=5))
+        words = gpu.described(str(q), False)
+        own = Request(x, block=gpu.matrix_of(q, x.shape)[1], noise=seed, stream=5, **words)
+        quantizing.check(own)
+        with emulated.here():
+            got = quantize.run(own)
+        for a, b in zip(got, wanted.buffers().values(), strict=True):
+            assert torch.equal(a.view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+    @pytest.mark.full
+    def test_given_scales(self):
+        x = numbers(torch.bfloat16, *SHAPES[0])
+        one, rows = torch.tensor(0.37), torch.rand(11, 1) + 0.1
+        for q, scale, zero in (
+            (presets.INT8_TENSOR_STATIC, one, None),
+            (presets.INT8_TENSOR_STATIC_AFFINE, one, torch.tensor(-3.0)),
+            (presets.UINT8_TENSOR_STATIC_AFFINE, one, torch.tensor(7, dtype=torch.uint8)),
+            (presets.FP8_TENSOR_STATIC, one, None),
+            (presets.INT8_ROW, rows, None),
+            (presets.INT8_ROW_AFFINE, rows, torch.randint(-128, 128, (11, 1), dtype=torch.int8)),
+            (presets.INT4_32, torch.rand(11, 17) + 0.1, None),
+            (presets.FP8_ROW, rows, None),
+            (presets.NVFP4, torch.tensor(5.0), None),
+        ):
+            check(q, x, scale=scale, zero_point=zero)
+
+
+def code_of(variant: Any) -> None:
+    """It compiles without spills, and nothing in it can be fused."""
+    made = emulated.compiled(variant)
+    assert contractable(made.ptx) == [] and ".ftz" not in made.ptx
+    used = cubin.usage(made.cubin)
+    assert used.stack_bytes == 0, f"{used.stack_bytes} bytes of registers are spilled"
+    assert used.registers * variant.threads <= 65536
+
+
+class TestCompile(unittest.TestCase):
+    @parameterized.expand([
+        (Rows(torch.bfloat16, FORMATS["s8"], "amax", threads=1024),),
+        (Rows(torch.float32, FORMATS["u8"], "minmax", threads=1024),),
+        (Rows(torch.float32, FORMATS["e4m3"], "current", noise="seed"),),
+        (Rows(torch.bfloat16, FORMATS["e2m1"], "two_level", 16, reads=True, noise="seed"),),
+        (Largest(torch.float32, both=True),),
+    ])  # fmt: skip
+    @pytest.mark.full
+    def test_registers(self, variant):
+        code_of(variant)
+
+
+class TestDeclines(unittest.TestCase):
+    def test_reasons(self):
+        x = torch.zeros(4, 64)
+        with mock.patch.object(gpu, "takes", lambda _: True), mock.patch("torch.cuda.is_available", lambda: True):
+            for q, words in (
+                (presets.STATE8, "for int8, int4, fp8 and fp4"),
+                (Quantizer(formats.INT8, (64, 64)), "blocks within rows"),
+                (presets.NVFP4_ROW, "under an amax of the tensor"),
+                (presets.INT8_TENSOR_STATIC, "scale is None"),
+                (presets.TERNARY_ROW, "for int8, int4, fp8 and fp4"),
+            ):
+                assert words in (gpu.QUANTIZE.declines(asked(q, x)) or ""), q
+            with mock.patch("torch.cuda.get_device_capability", lambda *_: (8, 0)):
+                assert "compute capability 9.0" in (gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) or "")
+            with mock.patch("torch.cuda.get_device_capability", lambda *_: (9, 0)):
+                assert gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) is None
+        assert "for tensors on GPUs" in (gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) or "")
+
+    def test_wrong_calls(self):
+        x = torch.zeros(4, 64)
+        for error, words, named in (
+            (TypeError, "x must be a matrix", {"x": x[0]}),
+            (TypeError, "x must be a matrix", {"x": x.double()}),
+            (ValueError, "format must be one of", {"format": "s7"}),
+            (ValueError, "rule must be one of", {"rule": "mean"}),
+            (ValueError, "block must be two sizes", {"block": (1, 0)}),
+            (ValueError, "rounding must be one of", {"rounding": "up"}),
+            (ValueError, "is not for s8", {"rule": "current"}),
+            (ValueError, "scale is for rules given", {"rule": "given"}),
+            (ValueError, "scale must be torch.float32", {"rule": "given", "scale": torch.ones(3, 1)}),
+            (ValueError, "noise must be torch.uint8", {"noise": torch.zeros(4, 63, dtype=torch.uint8)}),
+            (ValueError, "noise must be torch.int64", {"noise": torch.zeros(1), "stream": 0}),
+        ):
+            made = Request(**({"x": x, "format": "s8", "rule": "amax", "block": (1, -1)} | named))
+            with self.assertRaisesRegex(error, words):
+                quantizing.check(made)
+
+
+if __name__ == "__main__":
+    unittest.main()
