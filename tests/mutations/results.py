@@ -49,9 +49,14 @@ RESULTS: dict[str, Mutation] = {
     "store waited for after the barrier": Mutation(
         "cooperative",
         "the other threads overwrite what the copy engine still reads",
-        (Edit(r"^(\t@%p\d+ bra.*\n)?(" + DRAIN[1:] + r")((?:.*\n){1,3}?)(" + TOGETHER[1:] + ")", r"\4\1\2\3"),),
-        UNFENCED,
-        ("late_stores",),
+        (
+            Edit(
+                DRAIN + r"(\$L\S+:\n)(\tsetp\.ne\.b32 \t(%p\d+),.*\n)(" + TOGETHER[1:] + ")",
+                r"\1\2\4\t@!\3 cp.async.bulk.wait_group.read \t1;\n",
+            ),
+        ),
+        WRONG,
+        ("late_stores+first_ahead",),
     ),
     "store before all have written": Mutation(
         "cooperative",
