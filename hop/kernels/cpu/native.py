@@ -144,8 +144,8 @@ def use(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def reordering_few_rows() -> Iterator[None]:
     """Within it, one or two rows of floats by a packed weight may be summed in another order than more rows, in all
-    threads of this process: at level amx, where it is faster. Other levels have no such order. Elsewhere the environment
-    variable HOP_REORDER_FEW_ROWS says so, by 1; it is 0 unless set."""
+    threads of this process: at level amx, where it is faster. Other levels have no such order. Elsewhere the
+    environment variable HOP_REORDER_FEW_ROWS says so, by 1; it is 0 unless set."""
     functions = library().functions
     before = 0 if functions is None else functions.hop_reorder_few_rows(1)
     try:
