@@ -18,6 +18,10 @@ HOP_API int hop_version();
 HOP_API int hop_best_level();
 HOP_API int hop_use_level(int level);
 
+// Whether one or two rows of floats may be summed in another order than more rows, where that is faster: with matrix tiles,
+// by a packed weight. Not at first. Returns what was so before.
+HOP_API int hop_reorder_few_rows(int yes);
+
 // Operations a second of the matrix unit on int8, 0 if there is none, and bytes a second read from memory.
 HOP_API double hop_peak(int threads);
 HOP_API double hop_bandwidth(int threads, const void* data, int64_t bytes);

@@ -84,6 +84,7 @@ constexpr Level kLevels[] = {Level::portable};
 #endif
 
 std::atomic<int> asked{kMost};
+std::atomic<int> reorders{0};
 
 }  // namespace
 
@@ -97,8 +98,11 @@ Level level() {
     return kLevels[most < best_cpu() ? most : best_cpu()];
 }
 
+bool reorders_few_rows() { return reorders.load(std::memory_order_relaxed) != 0; }
+
 }  // namespace hop
 
-int hop_version() { return 11; }
+int hop_version() { return 12; }
 int hop_best_level() { return hop::best_cpu(); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }
+int hop_reorder_few_rows(int yes) { return hop::reorders.exchange(yes != 0); }

@@ -16,6 +16,7 @@ enum class Level : int { portable = 0, avx2, avx512, avx512_bf16, amx, neon, neo
 
 Cpu best_cpu();  // that the CPU and the operating system offer
 Level level();   // for the best, or what was asked for
+bool reorders_few_rows();  // whether few rows of floats may take an order of their own (hop.h)
 
 }  // namespace hop
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "common/cpu.h"
 #include "common/isa.h"
 
 HOP_BEGIN_TARGET(HOP_AMX)

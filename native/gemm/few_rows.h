@@ -1,5 +1,6 @@
-// Few rows by the 32 columns of a panel: numbers go from codes to products in registers. Included in a namespace (isa.h)
-// of a CPU with products of bfloat16, after words_avx512.h and scales.h.
+// Few rows by the 32 columns of a panel: numbers go from codes to products in registers, in an order of their own, which
+// has to be asked for (hop_reorder_few_rows). Included in a namespace (isa.h) of a CPU with products of bfloat16, after
+// words_avx512.h and scales.h.
 
 constexpr int kFewRows = 2;
 
@@ -95,7 +96,7 @@ struct FewRows {
     static bool take(const Job& job, const uint8_t* lhs) {
         const hop_operand& o = job.p.rhs;
         const bool folds = o.fold.format != HOP_NONE;
-        if (job.p.m > kFewRows || o.layout != HOP_TILED || o.format == HOP_UINT8 || has_zero(o)) return false;
+        if (!reorders_few_rows() || job.p.m > kFewRows || o.layout != HOP_TILED || o.format == HOP_UINT8 || has_zero(o)) return false;
         if (job.grouped() && (folds || o.scale.ks != job.group)) return false;
         if (block_of(job) != INT64_MAX && block_of(job) % 16) return false;
         return !folds || are_moderate(lhs, static_cast<int>(job.p.m), job.slices);

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import unittest
 from dataclasses import replace
 
@@ -83,8 +86,6 @@ def differing(level, left, right, sizes, k, n, threads, outputs):
     if right.startswith("MX"):
         w[n // 2, :32] *= 2.0**-126  # scales, with which words leave the normal numbers
     w = hop.quantize(QUANTIZERS[right], w)
-    # On AMX one or two rows of floats, three of which float32 makes of one, take another order (docs/kernels.md).
-    least = 3 if level == "amx" and left not in ("INT8_ROW", "INT8_ROW_AFFINE") else 1
     wrong = count = 0
     before = torch.get_num_threads()
     try:
@@ -93,12 +94,12 @@ def differing(level, left, right, sizes, k, n, threads, outputs):
             assert any(line.startswith("native product") and line.endswith(": chosen") for line in told), told
             for output in outputs:
                 torch.set_num_threads(1)
-                alone = bits(torch.cat([linear(x[i : i + least], w, output)[:1] for i in range(most - least + 1)]))
+                alone = bits(torch.cat([linear(x[i : i + 1], w, output) for i in range(most)]))
                 for (at, m), number, form in itertools.product(enumerate(sizes), threads, (w, hop.pack(w))):
-                    first = min(at % 3, most - max(m, least))
+                    first = min(at % 3, most - m)
                     torch.set_num_threads(number)
-                    y = bits(linear(x[first : first + max(m, least)], form, output))[: len(alone) - first]
-                    wrong += int((y != alone[first : first + len(y)]).sum())
+                    y = bits(linear(x[first : first + m], form, output))
+                    wrong += int((y != alone[first : first + m]).sum())
                     count += y.numel()
     finally:
         torch.set_num_threads(before)
@@ -119,6 +120,36 @@ class TestRows(unittest.TestCase):
         for k, n in ((128, 33), (832, 97)):
             wrong, count = differing(level, left, right, range(1, 257), k, n, (1, 2, 3), (torch.float32,))
             assert count and not wrong, f"{k}x{n}: {wrong} of {count}"
+
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PAIRS[3:10]])
+    def test_few_rows_in_an_order_of_their_own(self, level, left, right):
+        """Where it is asked for, at the level that has one; at others nothing changes."""
+        torch.manual_seed(0)
+        x, w = torch.randn(2, 704), hop.pack(hop.quantize(QUANTIZERS[right], torch.randn(72, 704)))
+        x = hop.quantize(QUANTIZERS[left], x) if isinstance(left, str) else x.to(left)
+        with levels.at(level):
+            before = linear(x, w)
+            with native.reordering_few_rows():
+                own = linear(x, w)
+            assert torch.equal(bits(linear(x, w)), bits(before))
+        assert level == "amx" or torch.equal(bits(own), bits(before))
+        factors = [f.dequantize() if isinstance(f, hop.QuantizedTensor) else f for f in (x, w)]
+        exact = [f.double() for f in factors]
+        bound = 704 * 2.0**-23 * (exact[0].abs() @ exact[1].abs().T)
+        assert ((own.double() - exact[0] @ exact[1].T).abs() <= bound).all()
+
+    def test_the_environment_says_0_or_1(self):
+        """A library that is loaded reads it once."""
+        for said, words in (("1", ""), ("yes", "HOP_REORDER_FEW_ROWS must be 0 or 1, got 'yes'")):
+            program = "from hop.kernels.cpu import native; print(native.library().functions.hop_reorder_few_rows(0))"
+            found = subprocess.run(
+                [sys.executable, "-c", program],
+                env=os.environ | {"HOP_REORDER_FEW_ROWS": said},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert found.stdout.strip() == ("1" if not words else "") and words in found.stderr
 
     @parameterized.expand([("FP8_ROW", "FP8_ROW"), (torch.bfloat16, "INT8_ROW")])
     @pytest.mark.full

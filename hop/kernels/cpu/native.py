@@ -35,7 +35,7 @@ from hop.dispatch import plan
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 11  # of the C interface
+_VERSION = 12  # of the C interface
 LEVELS_OF = {
     "x86_64": ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),
@@ -50,6 +50,7 @@ def levels_of(machine: str) -> tuple[str, ...]:
 
 LEVELS = levels_of(platform.machine())
 _OFF = "off"
+_REORDER = "HOP_REORDER_FEW_ROWS"
 
 
 class Library:
@@ -63,6 +64,10 @@ class Library:
         if self.functions is not None:
             asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
             self.set(self.checked(asked, "environment variable HOP_NATIVE"))
+            said = os.environ.get(_REORDER, "0")
+            if said not in ("0", "1"):
+                raise ValueError(f"environment variable {_REORDER} must be 0 or 1, got {said!r}")
+            self.functions.hop_reorder_few_rows(int(said))
 
     def set(self, path: str) -> None:
         """Use `path`, one of LEVELS or "off"."""
@@ -134,6 +139,20 @@ def use(path: str) -> Iterator[None]:
         yield
     finally:
         one.set(before)
+
+
+@contextlib.contextmanager
+def reordering_few_rows() -> Iterator[None]:
+    """Within it, one or two rows of floats by a packed weight may be summed in another order than more rows, in all
+    threads of this process: at level amx, where it is faster. Other levels have no such order. Elsewhere the
+    environment variable HOP_REORDER_FEW_ROWS says so, by 1; it is 0 unless set."""
+    functions = library().functions
+    before = 0 if functions is None else functions.hop_reorder_few_rows(1)
+    try:
+        yield
+    finally:
+        if functions is not None:
+            functions.hop_reorder_few_rows(before)
 
 
 def declines_here() -> str | None:
