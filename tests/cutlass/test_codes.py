@@ -128,6 +128,8 @@ class TestCodes(unittest.TestCase):
         assert torch.equal(got, bytes_of(f, ours(f).encode(x)))
 
     @parameterized.expand([(f.name, f) for f in FLOATS])
+    @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_floats_with_noise(self, _, f):
         x = numbers(f).repeat(2)
         noise = torch.randint(0, 256, (len(x),), dtype=torch.uint8)
@@ -135,6 +137,8 @@ class TestCodes(unittest.TestCase):
         assert torch.equal(got, bytes_of(f, ours(f).encode(x, noise)))
 
     @parameterized.expand([(f.name, f) for f in INTEGERS])
+    @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_integers(self, _, f):
         for scale in (1.0, 0.37, 3e-5, 1e-44, 2.0**-110, 3e38):
             x = numbers(f) * scale
@@ -144,6 +148,8 @@ class TestCodes(unittest.TestCase):
                 assert torch.equal(got, bytes_of(f, wanted)), (scale, zero)
 
     @parameterized.expand([(f.name, f) for f in INTEGERS])
+    @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_integers_with_noise(self, _, f):
         for scale in (1.0, 0.37, 3e-5):
             x = numbers(f) * scale
@@ -155,6 +161,8 @@ class TestCodes(unittest.TestCase):
             assert torch.equal(got, bytes_of(f, wanted)), scale
 
     @parameterized.expand([(f.name, f) for f in FORMATS.values()])
+    @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_numbers(self, _, f):
         every = torch.arange(256, dtype=torch.uint8).repeat(16)
         x, zero = torch.zeros(len(every) * f.per_byte), float(f.zero + 2 if f.is_integer else 0)
