@@ -48,7 +48,7 @@ _NAME = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]+)")
 def cases() -> Iterator[tuple[str, Tile, Variant]]:
     """Forms by name, each with its tiles of many rows; some with those of few. Clusters change nothing in the loop, and
     of tiles that differ in them alone the last comes."""
-    alike = {(t.m, t.n, t.pingpong, t.swap): t for t in TILES if t.split == 1}
+    alike = {(t.m, t.n, t.pingpong, t.swap): t for t in sorted(TILES, key=lambda t: t.cluster) if t.split == 1}
     for form in FORMS:
         for tile in alike.values():
             large, small = tile.m * tile.n >= 128 * 128, form in ("int8 to bf16", "fp8") and tile.n in (16, 64)
