@@ -109,7 +109,7 @@ def _form_of(v: Variant) -> Form:
         v.bias,
         v.requantize,
         v.bounded,
-        fast=not (v.is_integer or v.summed),
+        fast=not (v.is_integer or v.adds_up),
         zero=v.lhs_zero or v.rhs_zero or S32,
         out_zero=v.out_zero if v.requantize else S32,
         batch=2 if v.batched else 0,
@@ -123,7 +123,11 @@ def _alike(form: Form) -> Form:
 
 
 _NAMED = {_alike(form) for form in (*BASIC, *OTHER)}
-FORMS = (*BASIC, *OTHER, *(form for form in map(_form_of, forms.FORMS) if _alike(form) not in _NAMED))
+FORMS = (
+    *BASIC,
+    *OTHER,
+    *(form for form in map(_form_of, (f for f in forms.FORMS if not f.group)) if _alike(form) not in _NAMED),
+)
 
 
 @dataclass(frozen=True)

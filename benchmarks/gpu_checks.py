@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu_cases as g
+from benchmarks import gpu_nibbles
 from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles
@@ -38,7 +39,12 @@ def names() -> list[str]:
     """The groups of checks, the most important first."""
     own = "benchmarks.gpu_checks"
     forms = [f"{own}:check:{first}" for first in range(0, len(g.FORMS), CHUNK)]
-    return [forms[0], f"{own}:surroundings", f"{own}:large", *forms[1:]]
+    return [forms[0], f"{own}:surroundings", f"{own}:large", *forms[1:], f"{own}:nibbles"]
+
+
+def nibbles() -> Cases:
+    """Weights of 4 bits beside bfloat16."""
+    yield from gpu_nibbles.check()
 
 
 # ---- the first tiles, and the sanitizer

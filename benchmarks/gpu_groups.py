@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_checks, gpu_quantize, gpu_times
+from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_times
 from benchmarks.isolated import Cases
-from cutlass_kernels import ahead, cache, hopper, prebuilt, tiles
+from cutlass_kernels import ahead, cache, hopper, nibbles, prebuilt, tiles
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
@@ -65,6 +65,20 @@ def grouped() -> list[Variant]:
     return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
 
 
+def four_bits() -> list[Variant]:
+    """What the checks and timings of codes of 4 bits run."""
+    bf16, f32, found = torch.bfloat16, torch.float32, []
+    for out, shapes, groups, kinds in (
+        (f32, gpu_nibbles.CHECKED, nibbles.GROUPS, (None, True)),
+        (bf16, gpu_nibbles.TIMED, (128,), (None,)),
+    ):
+        tiles_of = {nibbles.tile_for(m, n, hopper.multiprocessors(torch.device("meta"))) for m, n, _ in shapes}
+        found += [
+            nibbles.variant(zero, None, g, out, t) for t in sorted(tiles_of, key=str) for g in groups for zero in kinds
+        ]
+    return _unique(found)
+
+
 GROUPS: dict[str, Callable[[], list[Any]]] = {
     "first-tile": first_tile,
     "tiles": each_tile,
@@ -74,6 +88,7 @@ GROUPS: dict[str, Callable[[], list[Any]]] = {
     "fp8": _timed("fp8", "fp8 fast"),
     "fp8_blocks": _timed("fp8 blocks"),
     "groups": grouped,
+    "nibbles": four_bits,
     "quantize": gpu_quantize.variants,
     "by_tile": by_tile,
     "checks": checks,

@@ -15,7 +15,7 @@ from benchmarks.isolated import Outcome
 NOTHING_RAN = 3  # the exit status
 BUILT, CHECKED, WRITTEN = 0.3, 0.6, 0.97  # of the time: until when kernels are built, checks begun, timings begun
 WEIGHTS = {"limits": 1.0, "host": 1.0, "int8": 6.0, "int8_to_bf16": 5.0, "fp8": 5.0, "fp8_blocks": 4.0}
-WEIGHTS |= {"groups": 2.0, "by_tile": 3.0}
+WEIGHTS |= {"groups": 2.0, "nibbles": 1.0, "by_tile": 3.0}
 LEAST = 25.0  # seconds for a group, whose process takes some to start
 SHOWN = 30  # failures that are printed; all are in the results
 SIDE_BY_SIDE = 4  # groups of checks

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu_cases as g
+from benchmarks import gpu_nibbles
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles, tune
 from cutlass_kernels.product import Product
@@ -42,7 +43,7 @@ Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
 
 
 def names() -> list[str]:
-    groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "groups", "by_tile")
+    groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "groups", "nibbles", "by_tile")
     return [f"benchmarks.gpu_times:{group}" for group in groups]
 
 
@@ -232,6 +233,11 @@ def groups() -> Cases:
     for name in GROUPED:
         for count, *shape in EXPERTS:
             yield f"{name}, {count} x {shape}", lambda name=name, c=count, s=shape: timed(name, c, tuple(s))
+
+
+def nibbles() -> Cases:
+    """Weights of 4 bits beside bfloat16."""
+    yield from gpu_nibbles.times()
 
 
 def by_tile() -> Cases:

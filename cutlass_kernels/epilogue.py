@@ -8,6 +8,7 @@ A wgmma leaves the sums of 64 rows with the 128 threads of a warpgroup, in pairs
     row = 16 · warp + lane / 4 + 8 · (pair % 2)         column = 8 · (pair / 2) + 2 · (lane % 4)
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,10 +106,13 @@ def share(v: cutlass.Constexpr, at: Any, ahead: Any, sV: Any):
 
 def block_of(v: Variant, i: int) -> int:
     """Which of a thread's factors of blocks belongs to its sum `i`."""
-    if v.scales == "1x128" or not v.tile.swap:  # one for each of its rows
-        return 2 * (i // (v.tile.n // 2)) + i // 2 % 2
-    within = i % (v.tile.n // 2)  # one for each of its columns
-    return 2 * (within // 4) + within % 2
+    within = i % (v.tile.n // 2)
+    if v.tile.swap and v.scales == "block":  # one for each of its columns
+        return 2 * (within // 4) + within % 2
+    row = 2 * (i // (v.tile.n // 2)) + within // 2 % 2  # one for each of its rows
+    if v.scales == "1x128":
+        return row
+    return row * (v.tile.n // v.piece) + 8 * (within // 4) // v.piece  # and each piece of the columns
 
 
 def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
@@ -130,13 +134,18 @@ def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
         if v.tile.swap:
             of_rows, of_columns = of_columns, of_rows
         return filled([*map(of_rows, rows), *map(of_columns, columns)])
+
+    def of_rhs(place: Any) -> Any:
+        return rhs[(step, cutlass.min(place // BLOCK, rhs.shape[1] - 1))]
+
     if const_expr(v.tile.swap):
-        of_block = rhs[(step, cutlass.min(row // BLOCK, rhs.shape[1] - 1))]
+        of_columns = [of_rhs(row)]
         places = [column + 8 * (i // 2) + 2 * (at.thread % 4) + i % 2 for i in range(v.tile.n // 4)]
     else:
-        of_block = rhs[(step, cutlass.min(column // BLOCK, rhs.shape[1] - 1))]
+        of_columns = [of_rhs(column + first) for first in range(0, v.tile.n, v.piece)]
         places = rows
-    return filled([mul(lhs[(cutlass.min(place, lhs.shape[0] - 1), step)], of_block) for place in places])
+    of_rows = [lhs[(cutlass.min(place, lhs.shape[0] - 1), step)] for place in places]
+    return filled([mul(a, b) for a, b in itertools.product(of_rows, of_columns)])
 
 
 def filled(values: list[Any]) -> cute.Tensor:
@@ -173,23 +182,26 @@ def put_below(v: cutlass.Constexpr, sS: cute.Tensor, column: Any, where: Any, sc
         sS[(column, *where)] = scale
 
 
-def promote(v: Variant, sums: Any, step: Int32, scales: Any, ahead: Any) -> None:
-    """Add the products of a step to the sums in float32, times the scales of its blocks if there are any; those of the
-    next step take their place. `sums` are the sums, the products, the place, and what is fused."""
+def promote(v: Variant, sums: Any, scales: Any, step: Int32, m: int) -> None:
+    """Add the products of a step to the sums of the m-th 64 rows in float32, times the scales of its blocks, if any.
+    `sums` are the sums, the products, the place, and what is fused."""
     tCrC, tCrP, at, fused = sums
-    seen: dict[int, Any] = {}
-    for i in range(cute.size(tCrC)):
+    first = m * cute.size(tCrP)
+    shared: dict[int, Any] = {}  # the scales of a thread's columns
+    for i in range(first, first + cute.size(tCrP)):
         if v.scales == "1x128":
-            pair = i // 2 % (v.tile.n // 4)
-            column = place_of(at.thread, pair)[1] + i % 2
-            if 2 * (pair // 2) + i % 2 not in seen:
-                seen[2 * (pair // 2) + i % 2] = fused.sS[(column, step % 2, at.consumer)]
-            scale = mul(scales[block_of(v, i)], seen[2 * (pair // 2) + i % 2])
-            tCrC[i] = fma(tCrP[i], scale, tCrC[i])
+            column = 8 * ((i - first) // 4) + i % 2  # beside the first of the thread's
+            if column not in shared:
+                shared[column] = fused.sS[(column + place_of(at.thread, 0)[1], step % 2, at.consumer)]
+            tCrC[i] = fma(tCrP[i - first], mul(scales[block_of(v, i)], shared[column]), tCrC[i])
         elif v.scales == "block":
-            tCrC[i] = fma(tCrP[i], scales[block_of(v, i)], tCrC[i])
+            tCrC[i] = fma(tCrP[i - first], scales[block_of(v, i)], tCrC[i])
         else:
-            tCrC[i] = add(tCrC[i], tCrP[i])
+            tCrC[i] = add(tCrC[i], tCrP[i - first])
+
+
+def replace(scales: Any, ahead: Any) -> None:
+    """Those of the next step take the place of the scales of blocks."""
     if scales is not None:
         for i in range(cute.size(scales)):
             scales[i] = ahead[i]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from cutlass_kernels.tiles import TILES
+from cutlass_kernels.tiles import NIBBLE_TILES, TILES
 from cutlass_kernels.variants import Variant
 
 S8, U8, E4M3, E5M2 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -58,6 +58,8 @@ FORMS: tuple[Variant, ...] = (
     _form(E4M3, E4M3, F32, scales="1x128", groups="k"),
     # blocks of 1 x 128 on both sides
     _form(E4M3, E4M3, F32, scales="1x128"),
+    # codes of 4 bits beside bfloat16
+    *(_form(BF16, U8, BF16, group=group, affine=affine) for group in (32, 128) for affine in (False, True)),
     # blocks of 128
     _form(E4M3, E4M3, BF16, scales="block"),
     _form(E4M3, E4M3, F32, scales="block", bias=F32),
@@ -68,7 +70,7 @@ FORMS: tuple[Variant, ...] = (
 def variants() -> Iterator[Variant]:
     """Every form with every tile that it can have."""
     for form in FORMS:
-        for tile in TILES:
+        for tile in NIBBLE_TILES if form.group else TILES:
             v = replace(form, tile=tile, tma=not tile.swap)
             if v.declines() is None:
                 yield v

@@ -33,7 +33,7 @@ TYPES = {
     torch.float8_e4m3fn: cutlass.Float8E4M3FN,
     torch.float8_e5m2: cutlass.Float8E5M2,
 }
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # of each thread; together those of a multiprocessor
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of each thread; together those of a multiprocessor
 TURN = 1  # the first of the named barriers at which a consumer waits for its turn to multiply; one for each
 K = cute.nvgpu.common.OperandMajorMode.K
 
@@ -47,12 +47,19 @@ class Work(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """What a consumer multiplies, and its sums."""
+    """What a consumer multiplies, its rows in as many parts as are multiplied one after another, and its sums."""
 
     mma: Any
     tCrA: Any
     tCrB: Any
     tCrC: Any
+
+
+class Turn(NamedTuple):
+    """The place of a tile, and whether the other of two consumers that take turns has one to multiply after it."""
+
+    at: Any
+    follows: Any
 
 
 class Store(NamedTuple):
@@ -71,7 +78,6 @@ class Gemm:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         self.tile = variant.tile
-        self.promoted = variant.summed
 
     # ---- launch
 
@@ -292,8 +298,12 @@ class Gemm:
         v, tile, (counts, steps, place) = self.variant, self.tile, work
         thr_mma = mma.get_slice(0)
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
-        sA_own = cute.local_tile(sA, (tile.rows, tile.k, v.stages), (own, 0, 0))
-        tCrA = mma.make_fragment_A(thr_mma.partition_A(sA_own))
+        height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
+        shares = [
+            cute.local_tile(sA, (height, tile.k, v.stages), (own * (tile.rows // height) + m, 0, 0))
+            for m in range(tile.rows // height)
+        ]
+        tCrA = tuple(mma.make_fragment_A(thr_mma.partition_A(share)) for share in shares)
         tCrB = mma.make_fragment_B(thr_mma.partition_B(sB))
         tCrC = cute.make_rmem_tensor(mma.partition_shape_C((tile.rows, tile.n)), TYPES[v.accumulates])
         fragments = Fragments(mma, tCrA, tCrB, tCrC)
@@ -315,11 +325,10 @@ class Gemm:
             ahead = epilogue.fetch(v, at, fused)
             if const_expr(tile.pingpong):
                 cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-            multiply = self.multiply_promoted if const_expr(self.promoted) else self.multiply
-            state = multiply(loaded, state, steps, fragments, at, fused)
+            follows = index + stride // 2 < schedule.total(counts)  # the other one has a tile to multiply
+            multiply = self.multiply_promoted if const_expr(v.adds_up) else self.multiply
+            state = multiply(loaded, state, steps, fragments, Turn(at, follows), fused)
             if const_expr(tile.pingpong):
-                if index + stride // 2 < schedule.total(counts):  # the other one has a tile to multiply
-                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
                 state.advance(steps)
             epilogue.share(v, at, ahead, fused.sV)
             parts = self.store(epilogue.Sums(at, tCrC, ahead, fused), store, parts)
@@ -328,49 +337,67 @@ class Gemm:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def multiply(self, loaded: Any, state: Any, steps: Int32, fragments: Any, at: Any, fused: Any) -> Any:
+    def hand_over(self, turn: Any):
+        """All products of a tile are asked for, and the other consumer's may follow: the matrix unit goes on."""
+        if const_expr(self.tile.pingpong):  # noqa: SIM102 - one is decided when the kernel is compiled
+            if turn.follows:
+                other = TURN + 1 - turn.at.consumer
+                cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * WARPGROUP)
+
+    @cute.jit
+    def multiply(self, loaded: Any, state: Any, steps: Int32, fragments: Any, turn: Any, fused: Any) -> Any:
         """tCrC = A @ B over all of k, with one step's products under way while the next are asked for."""
+        mma, tCrA, tCrB, tCrC = fragments
         last = state.clone()
         loaded.consumer_wait(state)
-        self.issue(fragments, state.index, True)
+        self.issue(mma, tCrA[0], tCrB, tCrC, state.index, True)
         state.advance()
         for _ in range(1, steps):
             loaded.consumer_wait(state)
-            self.issue(fragments, state.index, False)
+            self.issue(mma, tCrA[0], tCrB, tCrC, state.index, False)
             warpgroup.wait_group(1)
             loaded.consumer_release(last)
             last.advance()
             state.advance()
+        self.hand_over(turn)
         warpgroup.wait_group(0)
         loaded.consumer_release(last)
         return state
 
     @cute.jit
-    def multiply_promoted(self, loaded: Any, state: Any, steps: Int32, fragments: Any, at: Any, fused: Any) -> Any:
-        """tCrC = A @ B with the products of each step, times the scales of its blocks, added up in float32."""
-        v, tCrC = self.variant, fragments.tCrC
-        tCrP = cute.make_rmem_tensor(tCrC.shape, Float32)
-        products = fragments._replace(tCrC=tCrP)
+    def multiply_promoted(self, loaded: Any, state: Any, steps: Int32, fragments: Any, turn: Any, fused: Any) -> Any:
+        """tCrC = A @ B with the products of each step, times the scales of its blocks, added up in float32.
+
+        Those of 64 rows at a time are all that is held beside the sums."""
+        v, (mma, tCrA, tCrB, tCrC), parts = self.variant, fragments, self.tile.rows // 64
+        tCrP = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tile.n)), Float32)
         tCrC.fill(0.0)
-        scales = epilogue.fetch_blocks(v, at, fused, Int32(0))
-        epilogue.begin_blocks(v, at)
+        scales = epilogue.fetch_blocks(v, turn.at, fused, Int32(0))
+        epilogue.begin_blocks(v, turn.at)
         for step in range(steps):
             loaded.consumer_wait(state)
-            self.issue(products, state.index, True)
-            ahead = epilogue.fetch_blocks(v, at, fused, cutlass.min(step + 1, steps - 1))
-            epilogue.share_blocks(v, at, fused, step, scales)
-            warpgroup.wait_group(0)
-            loaded.consumer_release(state)
+            ahead = scales
+            for m in cutlass.range_constexpr(parts):
+                self.issue(mma, tCrA[m], tCrB, tCrP, state.index, True)
+                if const_expr(m == 0):
+                    ahead = epilogue.fetch_blocks(v, turn.at, fused, cutlass.min(step + 1, steps - 1))
+                    epilogue.share_blocks(v, turn.at, fused, step, scales)
+                if const_expr(m == parts - 1):  # noqa: SIM102 - as in hand_over
+                    if step == steps - 1:
+                        self.hand_over(turn)
+                warpgroup.wait_group(0)
+                if const_expr(m == parts - 1):
+                    loaded.consumer_release(state)
+                epilogue.promote(v, (tCrC, tCrP, turn.at, fused), scales, step, m)
+            epilogue.replace(scales, ahead)
             state.advance()
-            epilogue.promote(v, (tCrC, tCrP, at, fused), step, scales, ahead)
         return state
 
     @cute.jit
-    def issue(self, fragments: Any, stage: Int32, fresh: cutlass.Constexpr):
+    def issue(self, mma: Any, tCrA: Any, tCrB: Any, tCrC: Any, stage: Int32, fresh: cutlass.Constexpr):
         """Ask for the products of one stage; `fresh` sums begin at zero."""
-        mma, tCrA, tCrB, tCrC = fragments
         warpgroup.fence()
-        for i in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        for i in cutlass.range_constexpr(cute.size(tCrB, mode=[2])):
             mma.set(warpgroup.Field.ACCUMULATE, not (fresh and i == 0))
             cute.gemm(mma, tCrC, tCrA[(None, None, i, stage)], tCrB[(None, None, i, stage)], tCrC)
         warpgroup.commit_group()

@@ -28,6 +28,7 @@ from cutlass_kernels.gemm_sm90 import (
     Gemm,
     K,
     Store,
+    Turn,
     with_batch,
 )
 from cutlass_kernels.variants import MOST_GROUPS, WARPGROUP
@@ -336,8 +337,12 @@ class GroupedGemm(Gemm):
         v, tile = self.variant, self.tile
         thr_mma = mma.get_slice(0)
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
-        sA_own = cute.local_tile(sA, (tile.rows, tile.k, v.stages), (own, 0, 0))
-        tCrA = mma.make_fragment_A(thr_mma.partition_A(sA_own))
+        height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
+        shares = [
+            cute.local_tile(sA, (height, tile.k, v.stages), (own * (tile.rows // height) + m, 0, 0))
+            for m in range(tile.rows // height)
+        ]
+        tCrA = tuple(mma.make_fragment_A(thr_mma.partition_A(share)) for share in shares)
         tCrB = mma.make_fragment_B(thr_mma.partition_B(sB))
         tCrC = cute.make_rmem_tensor(mma.partition_shape_C((tile.rows, tile.n)), TYPES[v.accumulates])
         fragments = Fragments(mma, tCrA, tCrB, tCrC)
@@ -359,15 +364,16 @@ class GroupedGemm(Gemm):
                 cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
             if const_expr(self.along == 2):
                 tCrC.fill(0)
+            turn = Turn(at, index + grid < total)  # whether the other one has a tile to multiply
             if where.steps > 0:
                 if const_expr(self.along == 2):
-                    state = self.multiply_part(loaded, state, where, fragments, at, fused, (sA, sB))
+                    state = self.multiply_part(loaded, state, where, fragments, turn, fused, (sA, sB))
                 else:
-                    multiply = self.multiply_promoted if const_expr(self.promoted) else self.multiply
-                    state = multiply(loaded, state, where.steps, fragments, at, fused)
+                    multiply = self.multiply_promoted if const_expr(v.adds_up) else self.multiply
+                    state = multiply(loaded, state, where.steps, fragments, turn, fused)
+            else:
+                self.hand_over(turn)
             if const_expr(tile.pingpong):
-                if index + grid < total:  # the other one has a tile to multiply
-                    cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
                 state.advance(self.steps_of(groups, index + grid, total))
             epilogue.share(v, at, ahead, fused.sV)
             if group < groups.count:
@@ -398,30 +404,35 @@ class GroupedGemm(Gemm):
 
     @cute.jit
     def multiply_part(
-        self, loaded: Any, state: Any, where: Any, fragments: Any, at: Any, fused: Any, shared: Any
+        self, loaded: Any, state: Any, where: Any, fragments: Any, turn: Any, fused: Any, shared: Any
     ) -> Any:
         """tCrC += A @ B over a group's part of K: each step's products are waited for, and added up outside of the
-        matrix unit if they are to be."""
-        v, tCrC = self.variant, fragments.tCrC
-        tCrP = cute.make_rmem_tensor(tCrC.shape, TYPES[v.accumulates]) if const_expr(self.promoted) else tCrC
-        products = fragments._replace(tCrC=tCrP)
-        last = where.first + where.steps - 1
-        scales = epilogue.fetch_blocks(v, at, fused, where.first)
-        epilogue.begin_blocks(v, at)
+        matrix unit if they are to be, those of 64 rows at a time."""
+        v, (mma, tCrA, tCrB, tCrC), size = self.variant, fragments, self.tile.k
+        tCrP = cute.make_rmem_tensor(mma.partition_shape_C((64, self.tile.n)), cutlass.Float32)
+        sums, last = (tCrP if const_expr(v.adds_up) else tCrC), where.first + where.steps - 1
+        scales = epilogue.fetch_blocks(v, turn.at, fused, where.first)
+        epilogue.begin_blocks(v, turn.at)
         for step in range(where.first, where.first + where.steps):
             loaded.consumer_wait(state)
             if step == where.first or step == last:
-                self.put_zeros(
-                    shared, state.index, where.start - step * self.tile.k, where.end - step * self.tile.k, at
-                )
-            self.issue(products, state.index, self.promoted)
-            ahead = epilogue.fetch_blocks(v, at, fused, cutlass.min(step + 1, last))
-            epilogue.share_blocks(v, at, fused, step, scales)
-            warpgroup.wait_group(0)
-            loaded.consumer_release(state)
+                self.put_zeros(shared, state.index, where.start - step * size, where.end - step * size, turn.at)
+            ahead = scales
+            for m in cutlass.range_constexpr(len(tCrA)):
+                self.issue(mma, tCrA[m], tCrB, sums, state.index, v.adds_up)
+                if const_expr(m == 0):
+                    ahead = epilogue.fetch_blocks(v, turn.at, fused, cutlass.min(step + 1, last))
+                    epilogue.share_blocks(v, turn.at, fused, step, scales)
+                if const_expr(m == len(tCrA) - 1):  # noqa: SIM102 - one is decided when the kernel is compiled
+                    if step == last:
+                        self.hand_over(turn)
+                warpgroup.wait_group(0)
+                if const_expr(m == len(tCrA) - 1):
+                    loaded.consumer_release(state)
+                if const_expr(v.adds_up):
+                    epilogue.promote(v, (tCrC, tCrP, turn.at, fused), scales, step, m)
+            epilogue.replace(scales, ahead)
             state.advance()
-            if const_expr(self.promoted):
-                epilogue.promote(v, (tCrC, tCrP, at, fused), step, scales, ahead)
         return state
 
     @cute.jit

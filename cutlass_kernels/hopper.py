@@ -98,6 +98,10 @@ def build(variant: Variant, options: str = "") -> Any:
     from cutlass_kernels.gemm_sm90 import Gemm
     from cutlass_kernels.grouped_sm90 import GroupedGemm
 
+    if variant.group:
+        from cutlass_kernels import nibbles
+
+        return nibbles.build(variant, options)
     gemm = GroupedGemm(variant) if variant.groups else Gemm(variant)
     return cute.compile(gemm, *_described(variant), options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
 

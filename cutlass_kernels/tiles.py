@@ -1,7 +1,7 @@
 """Which tile a product is computed with: the one that was measured best, or whose time is least by a model of the GPU.
 
-A block multiplies and loads at once, so a step of a tile takes as long as the longer of the two; the blocks of a wave
-share the GPU's memory. Measured times, if there are any (cutlass_kernels.tune), go before the model.
+A multiprocessor multiplies, loads and finishes at once, so a step of a tile takes as long as the longest of these; the
+blocks of a wave share the GPU's memory. Measured times, if there are any (cutlass_kernels.tune), go before the model.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,33 @@ TILES = (
     Tile(128, 128, cluster=(1, 2)),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster=(2, 1), pingpong=True),
+    Tile(128, 160),
+    Tile(128, 192),
+    Tile(128, 192, cluster=(2, 1)),
+    Tile(128, 192, cluster=(2, 1), pingpong=True),
     Tile(128, 256),
     Tile(128, 256, cluster=(2, 1)),
+    Tile(256, 128, cluster=(1, 2)),
 )
 
 
+NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
+"""Those of weights of 4 bits beside bfloat16."""
+
+
 class Model(NamedTuple):
-    """A GPU, by cycle and multiprocessor."""
+    """A GPU, by cycle and multiprocessor. The first is of the data sheet; the others are assumed, and named so that
+    measurements can correct them."""
 
     products: float = 4096.0  # multiply-adds of 8-bit numbers that the matrix unit does in a cycle
-    shared: float = 128.0  # bytes that it reads from shared memory
+    shared: float = 128.0  # bytes of shared memory that it reads, and that copies write
     loads: float = 48.0  # bytes that come from the L2 cache
     memory: float = 2400.0  # bytes that come from memory to the whole GPU
     cache: float = 5500.0  # bytes that come from the L2 cache to the whole GPU
     start: float = 1500.0  # cycles before the first products, and after the last
+    wait: float = 100.0  # cycles between the end of a consumer's products and what it does next
+    issue: float = 40.0  # instructions of a consumer's warp in a step, beside products and sums
+    sent: float = 32.0  # bytes that a block sends to others of its cluster
 
 
 HOPPER = Model()
@@ -52,24 +65,53 @@ def sizes(p: Product) -> tuple[int, int, int, int]:
     return (*of_each.values(), p.count)  # type: ignore[return-value]
 
 
+class Step(NamedTuple):
+    """What a step of a tile along K would take by each unit alone, in cycles; the longest counts."""
+
+    multiply: float  # the matrix unit
+    shared: float  # shared memory
+    load: float  # the L2 cache
+    slots: float  # the schedulers
+    chain: float  # one consumer's products, the wait for them, and their sums in float32, one after another
+
+    @property
+    def limit(self) -> str:
+        return max(self._fields, key=lambda name: getattr(self, name))
+
+
+def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
+    """An estimate of the parts of a step of K in a tile."""
+    t = v.tile
+    multiply = t.m * t.n * t.k / gpu.products
+    shared = (t.m // 64 * (64 + t.n) + t.m + t.n) * t.k / gpu.shared
+    load = (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.loads
+    added = t.rows * t.n / 128 if v.adds_up else 0  # additions in float32, each an instruction
+    scales = 14 * (t.rows // 32 + t.n // v.piece) if v.scales == "block" else 0
+    if v.scales == "1x128":  # a multiplication for each sum, and the columns' from shared memory
+        scales = t.rows * t.n / 128 + 14 * (t.rows // 32 + 2) + t.rows // 64 * t.n / 4
+    instructions = added + scales + gpu.issue
+    together = 1 if t.pingpong else t.consumers  # consumers that are in their steps at once
+    own = multiply / together
+    chain = own + t.rows // 64 * gpu.wait + added + scales if v.adds_up else 0.0
+    return Step(multiply, shared, load, together * instructions, chain)
+
+
 def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int = 1, gpu: Model = HOPPER) -> float:
     """An estimate of the time of so many products, in cycles of the GPU."""
     t = v.tile
     rows, columns = (n, m) if t.swap else (m, n)
-    blocks = (
-        -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.cluster[0] * t.cluster[1] * batch
-    )
-    waves = -(-blocks // multiprocessors)
-    steps = -(-k // t.k)
-    multiply = max(t.m * t.n * t.k / gpu.products, (t.m // 64) * (64 + t.n) * t.k / gpu.shared)
-    if v.summed:  # additions in float32, 128 a cycle, beside the products of another consumer
-        added = 1.1 * t.m * t.n / 128
-        multiply = multiply + added if t.pingpong or t.consumers == 1 else max(multiply, added)
-    load = (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.loads
+    blocks = batch * -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.blocks
+    waves = -(-blocks // (multiprocessors // t.blocks * t.blocks))
+    steps = -(-k // (t.k * t.split))
+    products = steps * max(step_of(v, gpu))
     instructions = 8 if not v.requantize else 40 if v.requantize == "division" else 60  # for an element of the result
-    write = t.m * t.n * v.out.itemsize / 32 + t.m * t.n * instructions / 128
-    products = steps * max(multiply, load)
-    tile = max(products, (products + write) / 2) if t.pingpong and waves > 1 else products + write
+    write = t.m * t.n / t.split * (v.out.itemsize / 32 + instructions / 128)
+    if t.split > 1:  # sums go to the others of the cluster, and theirs come
+        write += t.m * t.n * 4 * (t.split - 1) / t.split / gpu.sent + 2 * gpu.start / 3
+    if t.pingpong and waves > 1:
+        tile = max(products, (products + write + gpu.wait) / 2)
+    else:
+        tile = products + write + gpu.wait
     traffic = batch * (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
     again = blocks * steps * (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.cache  # by some blocks anew
     return max(waves * tile, traffic, again) + again / 8 + gpu.start

@@ -3,11 +3,12 @@
 A product is (M, K) @ (K, N) -> (M, N). A kernel computes tiles of the result, tile.m · tile.n at a time, by one
 producer, which loads, and one or two consumer warpgroups, which multiply:
 
-    cooperative   each consumer has 64 rows of the tile
+    cooperative   consumers share the rows of the tile: 64, or of a tile of 256 rows 128, each
     ping-pong     each consumer has a tile of its own; one multiplies while the other writes its results
 
-`swap` multiplies the transposed factors, (N, K) @ (K, M) -> (N, M): the rows of a tile are then columns of the result,
-so that a product of few rows fills the matrix unit with weights, and nothing is padded.
+`split` blocks of a cluster share a tile along K, and add up their sums of integers, which are exact in any order
+(cutlass_kernels.split). `swap` multiplies the transposed factors, (N, K) @ (K, M) -> (N, M): the rows of a tile are
+then columns of the result, so that a product of few rows fills the matrix unit with weights, and nothing is padded.
 """
 
 import math
@@ -20,6 +21,8 @@ from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
 MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
+MOST_ACCUMULATORS = 192  # registers of a thread that sums may take
+MOST_PIECES = 5  # of a tile's columns, with scales of their own
 _LARGEST = {torch.int8: 128, torch.uint8: 255}
 
 
@@ -33,16 +36,22 @@ class Tile:
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
     swap: bool = False
+    split: int = 1  # blocks that share the sum along K
 
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return 2 if self.pingpong else self.m // 64
+        return 2 if self.pingpong else min(self.m // 64, 2)
 
     @property
     def rows(self) -> int:
         """Of the tile, that one consumer has."""
-        return self.m if self.pingpong else 64
+        return self.m if self.pingpong else self.m // self.consumers
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.split
 
     @property
     def threads(self) -> int:
@@ -50,7 +59,8 @@ class Tile:
 
     def __str__(self) -> str:
         cluster = "" if self.cluster == (1, 1) else f"_c{self.cluster[0]}x{self.cluster[1]}"
-        return f"{self.m}x{self.n}x{self.k}{cluster}{'_pingpong' * self.pingpong}{'_swap' * self.swap}"
+        split = "" if self.split == 1 else f"_split{self.split}"
+        return f"{self.m}x{self.n}x{self.k}{cluster}{split}{'_pingpong' * self.pingpong}{'_swap' * self.swap}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Variant:
     batched       whether there are several products, of factors in a batch
     groups        "" none, or what the device's offsets divide: "rows", whose groups have a matrix of rhs each,
                   "columns", which have one of lhs, or "k", whose groups have a result each
+    group         0, or how many elements of a row of rhs share a scale, where it has codes of 4 bits and lhs numbers in
+                  bfloat16 (cutlass_kernels.nibbles); affine, whether they share a zero point too
     scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
                   of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both
     bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
@@ -89,6 +101,8 @@ class Variant:
     promoted: bool = False
     tma: bool = True
     groups: str = ""
+    group: int = 0
+    affine: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -98,11 +112,6 @@ class Variant:
     def stacked(self) -> bool:
         """Whether there are several products, so that vectors have a row for each, or one for all."""
         return self.batched or self.groups != ""
-
-    @property
-    def summed(self) -> bool:
-        """Whether the products of each step are added up outside the matrix unit."""
-        return self.promoted or self.scales in ("block", "1x128")
 
     @property
     def accumulates(self) -> torch.dtype:
@@ -148,6 +157,23 @@ class Variant:
         """The vectors that run along the columns of a tile; they are kept in shared memory."""
         return tuple(name for name in self.vectors if not (self.along_rows(name) or self.in_blocks(name)))
 
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread for sums: of its rows, and of the products of 64 of them where those are added up in
+        float32."""
+        of_64_rows = 64 * self.tile.n // WARPGROUP
+        return self.tile.rows // 64 * of_64_rows + (of_64_rows if self.adds_up else 0)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the products of each step are added up outside of the matrix unit."""
+        return self.promoted or self.scales in ("block", "1x128")
+
+    @property
+    def piece(self) -> int:
+        """Columns of a tile that always share the scale of a block of rhs."""
+        return math.gcd(self.tile.n, BLOCK)
+
     # ---- shared memory, in bytes
 
     @property
@@ -174,31 +200,54 @@ class Variant:
         return 2 * 4 * (MOST_GROUPS + 1) if self.groups else 0
 
     @property
+    def split_bytes(self) -> int:
+        """Sums that other blocks of the cluster send."""
+        return (self.tile.split - 1) * self.tile.m * self.tile.n * 4
+
+    @property
     def stages(self) -> int:
         """Pairs of tiles of the factors that are in shared memory at once."""
         rows, columns = self.part
         results = rows * columns * self.out.itemsize * self.part_stages * self.tile.consumers
-        vectors = self.column_bytes + self.step_bytes + self.table_bytes
+        vectors = self.column_bytes + self.step_bytes + self.table_bytes + self.split_bytes
         free = SHARED_MEMORY - 2048 - results - vectors  # 2048: barriers, and the tiles' alignment
-        return min(12, free // ((self.tile.m + self.tile.n) * self.tile.k))
+        return min(12, free // self.factor_bytes)
+
+    @property
+    def factor_bytes(self) -> int:
+        """Tiles of both factors, of one step."""
+        if self.group:
+            return self.tile.k * (self.tile.m // 2 + self.tile.n * 2)
+        return (self.tile.m + self.tile.n) * self.tile.k
 
     # ---- what may be asked
 
     def declines(self) -> str | None:
         """Why no kernel can be made so, or None."""
-        t, accumulators = self.tile, self.tile.rows * self.tile.n // WARPGROUP
+        t = self.tile
+        if self.group:
+            fits = t.swap and t.n in (8, 16, 32, 64, 128) and t.m in (64, 128) and t.cluster == (1, 1)
+            return None if fits and not t.pingpong else f"codes of 4 bits are the rows of a cooperative tile; got {t}"
         if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
             return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
-        if t.m not in (64, 128) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
-            return f"a tile has 64 or 128 rows, and 8 to 256 columns in steps of 8, or of 16 for integers; got {t}"
-        if accumulators * (2 if self.summed else 1) > 160:
+        if t.m not in (64, 128, 256) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
+            return f"a tile has 64, 128 or 256 rows, and 8 to 256 columns in steps of 8, of 16 for integers; got {t}"
+        if self.accumulators > MOST_ACCUMULATORS:
             return f"{t}: too many accumulators for the registers"
-        if self.scales == "block" and (self.is_integer or t.k != BLOCK or BLOCK % t.m or (not t.swap and BLOCK % t.n)):
+        if self.adds_up and t.pingpong and t.rows > 64:
+            return f"{t}: sums in float32 of 128 rows are hidden by nothing while consumers take turns"
+        if self.scales == "block" and (self.is_integer or t.k != BLOCK or (t.swap and BLOCK % t.m)):
             return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
         if self.scales == "1x128" and (self.is_integer or t.k != BLOCK):
             return f"block scales are for floats, and steps of {BLOCK}; got {t}"
+        if self.groups and t.split > 1:
+            return f"groups have no parts of K that blocks share; got {t}"
         if self.groups in ("rows", "columns") and t.cluster[(self.groups == "columns") != t.swap] > 1:
             return f"blocks of a cluster are beside each other where groups do not divide the result; got {t}"
+        if self.scales == "block" and not t.swap and t.n > MOST_PIECES * self.piece:
+            return f"{t}: too many columns with scales of their own"
+        if t.split > 1 and (not self.is_integer or t.cluster != (1, 1) or t.pingpong):
+            return f"blocks share sums of integers, by cooperative tiles in no other cluster; got {t}"
         if t.swap and self.tma:
             return "transposed tiles are written by threads"
         if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,7 +10,8 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import gpu, gpu_report, gpu_stages
+from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages
+from benchmarks.gpu_times import FORMS as TIMED
 from cutlass_kernels import operators, registry, tiles
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
 from cutlass_kernels.product import FLOAT4, Product
@@ -27,6 +29,7 @@ GPUS = {
 }
 WEIGHTS = {"Llama-3 8B": ((6144, 4096), (28672, 4096), (4096, 14336)), "70B": ((10240, 8192), (8192, 28672))}
 ROWS = (1, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+CLOCK = 1.55e9  # cycles a second, assumed of a GPU that multiplies at the limit of its power
 
 
 def _products() -> Iterator[tuple[str, Product]]:
@@ -96,6 +99,9 @@ def _fused(v: Variant) -> Iterator[str]:
     scales = {"vector": "scales of rows and columns", "block": "scales of blocks", "1x128": "scales of 1 x 128 of both"}
     if v.batched:
         yield "batches"
+    if v.group:
+        yield f"codes of 4 bits in groups of {v.group}{' with zero points' * v.affine}"
+        return
     if v.groups:
         yield f"groups of {v.groups if v.groups != 'k' else 'K'}"
     if v.scales:
@@ -116,11 +122,56 @@ def chosen() -> str:
     rows = [["N, K", *(f"M = {m}" for m in ROWS)]]
     for model, shapes in WEIGHTS.items():
         for n, k in shapes:
-            fitting = [v for t in tiles.TILES if (v := Variant(S8, S8, BF16, t, scales="vector", tma=not t.swap))]
-            fitting = [v for v in fitting if v.declines() is None]
-            best = [str(tiles.best(fitting, m, n, k, 132).tile).replace("_", " ") for m in ROWS]
+            best = [str(tiles.best(_fitting("int8 to bf16"), m, n, k, 132).tile).replace("_", " ") for m in ROWS]
             rows.append([f"{n}, {k} ({model})", *best])
     return pages.table(rows)
+
+
+def _fitting(form: str) -> list[Variant]:
+    """The variants of a form of benchmarks.gpu_times, one for each tile."""
+    one = gpu_cases.Case(TIMED[form], tiles.SMALLEST, (64, 64, 512)).variant()
+    assert isinstance(one, Variant), one
+    made = [replace(one, tile=t, tma=not t.swap) for t in tiles.TILES]
+    return [v for v in made if v.declines() is None]
+
+
+def steps() -> str:
+    """What the model says of a step of the largest tiles."""
+    rows = [["", "tile", *(f.replace("_", " ") for f in tiles.Step._fields), "limit", "of the matrix unit, %"]]
+    for form in TIMED:
+        for v in _fitting(form):
+            if v.tile.m * v.tile.n >= 128 * 128 and v.tile.split == 1:
+                step = tiles.step_of(v)
+                share = f"{100 * step.multiply / max(step):.0f}"
+                rows.append([form, str(v.tile).replace("_", " "), *(f"{x:.0f}" for x in step), step.limit, share])
+    return pages.table(rows)
+
+
+def predicted() -> str:
+    """Of each form, over the layers of WEIGHTS: for few rows the part of the memory's bandwidth, else operations."""
+    rows = [["", *(f"M = {m}" for m in ROWS)]]
+    for form in TIMED:
+        fitting = _fitting(form)
+        cells = []
+        for m in ROWS:
+            found = [_predicted(fitting, m, n, k) for shapes in WEIGHTS.values() for n, k in shapes]
+            low, high = (f"{f([x[m > 64] for x in found]):,.0f}" for f in (min, max))
+            cells.append(f"{low} to {high}{'' if m > 64 else ' %'}")
+        rows.append([form, *cells])
+    return pages.table(rows)
+
+
+def _predicted(fitting: list[Variant], m: int, n: int, k: int) -> tuple[float, float]:
+    """Percent of the memory's bandwidth, and tera-operations a second."""
+    v = tiles.best(fitting, m, n, k, 132)
+    cycles = tiles.cycles(v, m, n, k, 132)
+    size = m * k + n * k + m * n * v.out.itemsize
+    return 100 * size / tiles.HOPPER.memory / cycles, 2 * m * n * k / cycles * CLOCK / 1e12
+
+
+def instructions(path: Path = gpu_instructions.OUTPUT) -> str:
+    """What benchmarks.gpu_instructions has counted."""
+    return gpu_instructions.table(json.loads(path.read_text())["rows"])
 
 
 def stages() -> str:
@@ -138,4 +189,13 @@ def measured(path: Path = gpu.OUTPUT) -> str:
     return gpu_report.stages(results) + ("\n" + gpu_report.markdown(results) if results["rows"] else "")
 
 
-TABLES = {": routes": routes, ": forms": forms, ": tiles": chosen, ": stages": stages, ": measured": measured}
+TABLES = {
+    ": routes": routes,
+    ": forms": forms,
+    ": tiles": chosen,
+    ": steps": steps,
+    ": predicted": predicted,
+    ": instructions": instructions,
+    ": stages": stages,
+    ": measured": measured,
+}

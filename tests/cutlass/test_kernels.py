@@ -26,12 +26,13 @@ from tests.ptx import HABITS, contractable, habits
 from tests.support import emulated, registers
 from tests.support.kernel_products import check, fitting, floats, integers, product
 
+GEMMS = tuple(f for f in FORMS if not f.group)  # others are for tests/cutlass/test_nibbles.py
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 
 
 def cases() -> list[tuple[str, Variant]]:
     """Each form with one tile, each tile with one form."""
-    mixed = [next(v for t in TILES[i % 7 :] + TILES if (v := fitting(f, t))) for i, f in enumerate(FORMS)]
+    mixed = [next(v for t in TILES[i % 7 :] + TILES if (v := fitting(f, t))) for i, f in enumerate(GEMMS)]
     tiles = [v for t in TILES for f in (FORM, FORMS[-3]) if (v := fitting(f, t))]
     return [(v.name, v) for v in dict.fromkeys([*mixed, *tiles])]
 
@@ -79,10 +80,12 @@ class TestVariants(unittest.TestCase):
     @parameterized.expand(
         [
             (replace(FORM, lhs=torch.float8_e4m3fn), "factors are two of"),
-            (replace(FORM, tile=Tile(96, 64)), "a tile has 64 or 128 rows"),
-            (replace(FORM, tile=Tile(64, 40)), "a tile has 64 or 128 rows"),
+            (replace(FORM, tile=Tile(96, 64)), "a tile has 64, 128 or 256 rows"),
+            (replace(FORM, tile=Tile(64, 40)), "a tile has 64, 128 or 256 rows"),
             (replace(FORM, tile=Tile(128, 256, pingpong=True)), "accumulators"),
             (replace(FORMS[-1], tile=Tile(128, 256)), "accumulators"),
+            (replace(FORMS[-1], tile=Tile(128, 136)), "scales of their own"),
+            (replace(FORMS[-1], tile=Tile(128, 64, pingpong=True)), "hidden by nothing"),
             (replace(FORM, tile=Tile(64, 32, swap=True)), "written by threads"),
             (replace(FORM, out=torch.int32, tma=False), "the result"),
             (replace(FORM, requantize="division", tma=False), "requantized results"),
@@ -119,7 +122,7 @@ class TestEmulated(unittest.TestCase):
         rows, columns = (tile.n + 5, 5 * tile.m - 30) if tile.swap else (2 * tile.m - 20, 2 * tile.n - 48)
         check(product(FORM, rows, columns, 400), tile, multiprocessors=tile.cluster[0] * tile.cluster[1])
 
-    @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(FORMS)])
+    @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(GEMMS)])
     @pytest.mark.sampled(3)
     @pytest.mark.full
     def test_each_form(self, _, i, form):
@@ -127,7 +130,7 @@ class TestEmulated(unittest.TestCase):
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
         check(product(form, 70, 80, 272), tile)
 
-    @parameterized.expand([(str(t), t, FORMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
+    @parameterized.expand([(str(t), t, GEMMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
     @pytest.mark.full
     @pytest.mark.sampled(3)
     def test_each_tile_with_some_forms(self, _, tile, forms):
@@ -136,7 +139,7 @@ class TestEmulated(unittest.TestCase):
     @parameterized.expand([(str(t), t) for t in TILES])
     @pytest.mark.exhaustive
     def test_each_form_with_each_tile(self, _, tile):
-        self._check_all(FORMS, tile)
+        self._check_all(GEMMS, tile)
 
     def _check_all(self, forms, tile):
         for form in forms:
@@ -207,7 +210,9 @@ class TestEmulated(unittest.TestCase):
         """The kernels that tests.mutations has none of: sums in float32, scales of blocks, batches, zero points."""
         for form, tile in (
             (FORMS[23], Tile(64, 64)),
+            (FORMS[23], Tile(256, 64)),
             (FORMS[-3], Tile(64, 64, pingpong=True)),
+            (FORMS[-3], Tile(128, 96)),
             (FORMS[-3], Tile(64, 16, swap=True)),
             (FORMS[4], Tile(128, 64, cluster=(2, 1), pingpong=True)),
             (FORMS[14], Tile(64, 64)),
@@ -215,7 +220,11 @@ class TestEmulated(unittest.TestCase):
             check(product(form, 140, 72, 272), tile, habits=habits(name))
 
     def test_consumers_of_128_rows_have_scales_for_each(self):
-        check(product(FORMS[-3], 140, 80, 272), Tile(128, 64, pingpong=True))
+        check(product(FORMS[-3], 300, 80, 272), Tile(256, 64))
+
+    def test_columns_of_a_tile_have_scales_of_several_blocks(self):
+        for n in (48, 96):  # tiles that begin anywhere in a block, and lie in two
+            check(product(FORMS[-3], 70, 400, 272), Tile(64, n))
 
     def test_sums_of_floats_are_promoted_unless_one_step_is_all(self):
         assert hopper.variant_of(product(FORMS[19], 64, 64, 512), Tile(64, 64)).promoted

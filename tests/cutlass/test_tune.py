@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import unittest
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from parameterized import parameterized
 
 from cutlass_kernels import cache, hopper, measured, missing, tiles, tune
 from cutlass_kernels.product import Product
+from cutlass_kernels.variants import Tile, Variant
 from tests.support.files import InFolder
 
 PLAN = hopper.plan
@@ -143,6 +145,31 @@ class TestTune(InFolder):
             tile = tune.tune(p)
         variant = hopper.variant_of(p)
         assert not isinstance(variant, str) and variant.tile == tile
+
+
+class TestModel(unittest.TestCase):
+    FORM = Variant(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16, Tile(128, 192), scales="vector")
+
+    def test_steps_by_hand(self):
+        """Bytes of shared memory: of two consumers' products in 4 instructions, and what the copy engine writes."""
+        read = 2 * 4 * (64 + 192) * 32
+        step = tiles.step_of(replace(self.FORM, promoted=True))
+        self.assertEqual(step[:3], (768, (read + (128 + 192) * 128) / 128, (128 + 192) * 128 / 48))
+        self.assertEqual((step.slots, step.chain, step.limit), (2 * (96 + 40), 384 + 100 + 96, "load"))
+        self.assertEqual(tiles.step_of(replace(self.FORM, tile=Tile(128, 256, cluster=(2, 1)))).limit, "multiply")
+
+    def test_larger_tiles_are_faster_where_there_are_many_rows(self):
+        for form in (replace(self.FORM, promoted=True), replace(self.FORM, scales="block")):
+            small, large = (replace(form, tile=Tile(128, n, cluster=(2, 1))) for n in (128, 192))
+            times = [tiles.cycles(v, 8192, 8192, 8192, 132) for v in (small, large)]
+            self.assertGreater(times[0], 1.1 * times[1])
+
+    def test_no_product_is_faster_than_its_parts(self):
+        for tile in tiles.TILES:
+            v = replace(self.FORM, tile=tile, tma=not tile.swap)
+            for m, n, k in ((1, 4096, 4096), (300, 200, 4096), (8192, 8192, 8192)):
+                self.assertGreater(tiles.cycles(v, m, n, k, 132), m * n * k / tiles.HOPPER.products / 132)
+                self.assertGreater(tiles.cycles(v, m, n, k, 132), (m * k + n * k) / tiles.HOPPER.memory)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,40 @@ class TestMeaning(unittest.TestCase):
         torch.testing.assert_close(by_product(asked), meaning.reference(asked), rtol=1e-5, atol=1e-4)
 
 
+class TestBatches(unittest.TestCase):
+    """Two batches, and blocks of 1 x 128 on both sides."""
+
+    @parameterized.expand(
+        [
+            ("integers", presets.INT8_ROW, presets.INT8_COLUMN),
+            ("floats", presets.FP8_ROW, presets.FP8_COLUMN),
+            ("one scale", presets.INT8_TENSOR, presets.INT8_TENSOR),
+            ("blocks", presets.FP8_1X128, presets.FP8_128X128),
+            ("blocks of rows", presets.FP8_1X128, presets.FP8_1X128.transposed(2)),
+        ]
+    )
+    def test_bmm(self, name, lhs, rhs):
+        x, y = torch.randn(3, 5, 256), torch.randn(3, 256, 144)
+        if name != "one scale":
+            lhs, rhs = lhs.of_batch(2), rhs.of_batch(2)
+        asked = call(aten.bmm.default, torch.float32, hop.quantize(lhs, x), hop.quantize(rhs, y))
+        assert not isinstance(gpu.asked(asked), str), gpu.asked(asked)
+        got, wanted = by_product(asked), meaning.reference(asked)
+        if lhs.format.is_integer:
+            assert torch.equal(got, wanted)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-3)
+
+    def test_blocks_of_rows_on_both_sides(self):
+        x, w = factors(presets.FP8_1X128, presets.FP8_1X128)
+        asked = call(aten.linear.default, torch.float32, x, w)
+        torch.testing.assert_close(by_product(asked), meaning.reference(asked), rtol=1e-5, atol=1e-3)
+
+    def test_zero_points_of_batches_go_elsewhere(self):
+        x, y = torch.randn(3, 5, 64), torch.randn(3, 64, 8)
+        asked = call(aten.bmm.default, torch.float32, *(hop.quantize(presets.INT8_TENSOR_AFFINE, t) for t in (x, y)))
+        assert "zero points" in str(gpu.asked(asked))
+
+
 def planned(op: Any, output: Any, args: Any) -> Any:
     """The plan that the GPU kernels prepare, None if they have none of their own."""
     general = object()
@@ -200,7 +234,7 @@ class TestDeclines(unittest.TestCase):
             aten.linear.default, torch.float32, x, w, torch.randn(48, dtype=torch.float64)
         )
         assert "blocks of 1 x 128" in self.reason(
-            aten.linear.default, torch.float32, *factors(presets.FP8_1X128, presets.FP8_1X128)
+            aten.linear.default, torch.float32, *factors(presets.FP8_128X128, presets.FP8_128X128)
         )
 
     @parameterized.expand(

@@ -29,4 +29,9 @@ HARMLESS: dict[str, Mutation] = {
         "a prefetch is a hint",
         (Edit(r"^\tprefetch\.tensormap.*\n"),),
     ),
+    "turn handed over though no tile follows": Mutation(
+        "pingpong",
+        "the other consumer has ended, and nobody waits at that barrier again",
+        (Edit(r"^\t@%p\d+ bra \t\$L\S+;\n(?=\t// begin inline asm\n\tbar\.arrive %r)"),),
+    ),
 }

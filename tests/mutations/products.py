@@ -196,4 +196,43 @@ PRODUCTS: dict[str, Mutation] = {
         HANGS,
         EVERY,
     ),
+    "turn handed over before a stage is waited for": Mutation(
+        "pingpong",
+        "a consumer takes an old phase for one to come, since the other has not waited for those between",
+        (
+            Edit(r"^\tbar\.arrive %r\d+, 256;\n"),
+            Edit(
+                r"^\tbar\.sync \t(%r\d+), 256;\n", r"\g<0>\t.reg .b32 Q;\n\tsub.s32 Q, 3, \1;\n\tbar.arrive Q, 256;\n"
+            ),
+        ),
+        "|".join((HANGS, WRONG, MISCOUNTED)),
+        EVERY,
+    ),
+    "sums read after the turn, under way": Mutation(
+        "pingpong",
+        "the turn is handed over, but the last products are not waited for",
+        (Edit(r"^\twgmma\.wait_group\.sync\.aligned \t0;\n"),),
+        UNDER_WAY,
+        EVERY,
+    ),
+    "sums of the first half read under way": Mutation(
+        "halves",
+        "products of the first rows are added while wgmma still computes them",
+        (Edit(r"^\twgmma\.wait_group.*\n", which=(0, 1)),),
+        UNDER_WAY,
+        EVERY,
+    ),
+    "release after the first half": Mutation(
+        "halves",
+        "a stage is loaded again while the products of its other rows still read it",
+        (
+            Edit(
+                r"^(\twgmma\.wait_group\S+ \t0;\n)((?:.*\n)*?)(\twgmma\.wait_group\S+ \t0;\n)"
+                r"((?:.*\n){1,6}?\tmbarrier\.arrive.*\n\$L\S+:\n)",
+                r"\1\4\2\3",
+            ),
+        ),
+        WRONG,
+        ("prompt", "late_loads", "reordered_loads", "late_stores", "late_products", "impatient"),
+    ),
 }

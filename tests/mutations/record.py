@@ -85,8 +85,8 @@ def form_of(**fields: object) -> Variant:
 
 
 # Two consumers that share a tile; two with a tile each; blocks that load for each other; results stored by threads;
-# sums in float32, to which the products of each step are added; groups of rows, and of K; scales of 1 x 128 on both
-# sides.
+# sums in float32, to which the products of each step are added, those of 128 rows in two halves; groups of rows, and of
+# K; scales of 1 x 128 on both sides.
 KERNELS = {
     "cooperative": Kernel(Tile(128, 64), 300, 72),
     "pingpong": Kernel(Tile(64, 64, pingpong=True), 300, 72),
@@ -96,6 +96,7 @@ KERNELS = {
     "rows": Kernel(Tile(128, 64), 300, 72, form=form_of(groups="rows", bias=None)),
     "k": Kernel(Tile(128, 64), 140, 72, 600, form_of(groups="k")),
     "lines": Kernel(Tile(64, 16, swap=True), 36, 130, 272, form_of(groups="", scales="1x128")),
+    "halves": Kernel(Tile(256, 64), 300, 72, form=FORMS[23]),
 }
 
 

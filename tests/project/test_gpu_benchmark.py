@@ -20,6 +20,7 @@ from benchmarks import (
     gpu_cases,
     gpu_checks,
     gpu_groups,
+    gpu_instructions,
     gpu_machine,
     gpu_operators,
     gpu_oracle,
@@ -491,3 +492,38 @@ class TestOperators(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+class TestInstructions(unittest.TestCase):
+    SASS = """
+.L_x_1:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_2:
+        /*0010*/              @!P0 SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R2 ;
+        /*0020*/              @P1  BRA `(.L_x_3) ;
+        /*0030*/                   NANOSLEEP 0x100 ;
+.L_x_3:
+        /*0040*/                   WARPGROUP.ARRIVE ;
+        /*0050*/                   QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24 ;
+        /*0060*/                   FADD R100, R24, R100 ;
+        /*0070*/              @!UP0 BRA.U `(.L_x_2) ;
+        /*0080*/                   STS [R3], R100 ;
+        /*0090*/              @P2  BRA `(.L_x_1) ;
+.L_x_4:
+        /*00a0*/                   NOP ;
+        /*00b0*/                   BRA `(.L_x_4) ;
+"""
+
+    def test_loops_that_multiply(self):
+        inner, outer = sorted(gpu_instructions.loops(self.SASS), key=len)
+        self.assertEqual((len(inner), len(outer)), (7, 10))
+        found = {kind: count for kind, count in gpu_instructions.kinds(inner).items() if count}
+        self.assertEqual(found, {"wgmma": 1, "its order": 1, "mbarriers": 1, "float32": 1, "other": 3})
+
+    def test_the_counts_that_are_kept_are_of_the_tiles_that_there_are(self):
+        rows = json.loads(gpu_instructions.OUTPUT.read_text())["rows"]
+        self.assertEqual(
+            {(r["form"], r["tile"]) for r in rows}, {(form, str(tile)) for form, tile, _ in gpu_instructions.cases()}
+        )
+        for row in rows:
+            self.assertEqual((row["step"]["barriers"], row["step"]["spilled"]), (0, 0), row)

@@ -11,7 +11,7 @@ from parameterized import parameterized
 from PIL import Image
 
 import hop
-from docs import algorithms_tables, diagrams, make, optimizers_tables, training_tables
+from docs import algorithms_tables, diagrams, gallery_tables, make, optimizers_tables, training_tables
 from hop import formats, scale_rules
 from hop.compat import versions
 from hop.numerics.quantizer import Quantizer
@@ -46,7 +46,7 @@ class TestGallery(unittest.TestCase):
     def test_one_picture_for_each_format(self):
         names = {f.name for f in formats.FORMATS if not isinstance(f, formats.PowerOfTwo)}
         found = {path.stem for path in (make.DOCS / "gallery").glob("*.png")}
-        assert names < found == set(make.subjects()), "run make tables"
+        assert names < found == set(gallery_tables.subjects()), "run make tables"
 
     def test_pictures_are_small_and_shown(self):
         page = (make.DOCS / "gallery.md").read_text()
@@ -58,14 +58,14 @@ class TestGallery(unittest.TestCase):
     def test_errors_in_the_table(self):
         """One row, measured again."""
         page = (make.DOCS / "gallery.md").read_text()
-        ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in make.errors(make.subjects()["nvfp4"])]
+        ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in gallery_tables.errors(gallery_tables.subjects()["nvfp4"])]
         assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | numbers | {ratios[0]} | {ratios[1]} |" in page, "run make tables"
 
     def test_drawn_alike(self):
         """From the same numbers, the same picture; of a format that the library does not have, too."""
-        subject = make.of_format(E3M2)
-        picture = make.draw(subject)
-        assert picture == make.draw(subject) and picture.startswith(b"\x89PNG") and len(picture) < 40_000
+        subject = gallery_tables.of_format(E3M2)
+        picture = gallery_tables.draw(subject)
+        assert picture == gallery_tables.draw(subject) and picture.startswith(b"\x89PNG") and len(picture) < 40_000
 
 
 def assert_shown(draw: Callable[[], bytes], name: str, page: str) -> None:

@@ -50,11 +50,12 @@ def asked(call: Call) -> "Asked | str":
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if not (isinstance(lhs, Operand) and isinstance(rhs, Operand)):
         return "for two quantized factors"
-    if lhs.dim() < 2 or is_batch(call) or rhs.dim() != 2:
-        return "for a matrix on the right, and rows of any dimensions on the left"
+    batched = call.op is aten.bmm.default
+    if not batched and (lhs.dim() < 2 or is_batch(call) or rhs.dim() != 2):
+        return "for a matrix on the right, and rows of any dimensions on the left, or two batches of bmm"
     if (reason := misfit(call, lhs, rhs)) is not None:
         return reason
-    sides = _sides(call, lhs, rhs)
+    sides = _batches(call, lhs, rhs) if batched else _sides(call, lhs, rhs)
     if isinstance(sides, str):
         return sides
     result = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
@@ -90,6 +91,29 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
 
 
+def _batches(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    """Two batches of matrices, (B, M, K) and (B, K, N), with their scales."""
+    for x, role in ((lhs, LHS), (rhs, RHS)):
+        q = x.quantizer
+        compound = q.scale.is_compound or q.scale.block_scale_format is not None or q.scale.has_offset()
+        if q.flat or q.layout is not None or compound or usage(call, role) != copies.ROWWISE or q.hadamard is not None:
+            return f"for the plain form of blocks of a batch's dimensions, not {q}"
+    formats = (lhs.quantizer.format, rhs.quantizer.format)
+    integers = all(f.is_integer for f in formats)
+    if not integers and not all(f.dtype in _FLOAT8 for f in formats):
+        return f"for two batches of integers or of 8-bit floats, not {formats[0].name} and {formats[1].name}"
+    left, right = plain(lhs, copies.ROWWISE), plain(rhs, copies.ROWWISE)
+    if any(not isinstance(x.zero, int) or x.zero != 0 for x in (left, right)):
+        return "a batch with zero points"
+    found = {"lhs": left.codes, "rhs": right.codes}
+    of_lhs, of_rhs = block_of(lhs, copies.ROWWISE), block_of(rhs, copies.ROWWISE)
+    if of_lhs[-1] == -1 and of_rhs[-2] == -1:
+        return found | {"lhs_scale": group_scale(left, -1, 0), "rhs_scale": group_scale(right, -2, 0)}
+    if integers or of_lhs != (1, 1, BLOCK) or of_rhs not in ((1, BLOCK, BLOCK), (1, BLOCK, 1)):
+        return f"for scales of rows and columns, or blocks of 1 x {BLOCK} on the left, not {of_lhs} and {of_rhs}"
+    return found | {"lhs_scale": left.scale, "rhs_scale": right.scale}
+
+
 def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
     left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
@@ -118,8 +142,9 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
     if of_lhs[-1] == -1 and of_rhs[along] == -1:
         return fused | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
-    if of_lhs[-2:] != (1, BLOCK) or of_rhs != (BLOCK, BLOCK):
-        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {of_lhs} and {of_rhs}"
+    across = (1, BLOCK) if along == -1 else (BLOCK, 1)
+    if of_lhs[-2:] != (1, BLOCK) or of_rhs not in ((BLOCK, BLOCK), across):
+        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, or {across}, not {of_lhs} and {of_rhs}"
     step = right.scale if along == -2 else right.scale.mT
     return fused | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
@@ -228,7 +253,7 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     transposed, p, output = call.op is aten.linear.default, request.product, call.output
     if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
         return None
-    multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling == "block"
+    multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
     of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
                     native product in parts, of plain floats with more bits than bfloat16 (native_parts.py);
                     native group product, by weights as files hold them (native_groups.py)
-GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py)
+GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py; weights of 4 bits in gpu_nibbles.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
 rows                an embedding that dequantizes the rows that it takes
@@ -21,6 +21,7 @@ from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.gpu import GPU
+from hop.impls.scaled.gpu_nibbles import NIBBLES
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_groups import GROUPS
 from hop.impls.scaled.native_parts import PARTS
@@ -300,6 +301,7 @@ TABLE: tuple[Kernel, ...] = (
     PARTS,
     GROUPS,
     GPU,
+    NIBBLES,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,

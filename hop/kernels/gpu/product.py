@@ -41,6 +41,18 @@ def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor
     return kernels().mm(lhs, rhs, out_dtype, **fused)
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a GPU of compute capability 9.0."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
+    """A product of bfloat16 by codes of 4 bits, as cutlass_kernels.nibbles.mm says."""
+    from cutlass_kernels import nibbles
+
+    return nibbles.mm(*args, **kwargs)
+
+
 def run(product: "Product") -> Tensor:
     """What `mm` gives for a product."""
     given = {name: value for name, value in vars(product).items() if name not in ("lhs", "rhs", "out")}
