@@ -69,7 +69,7 @@ class TestVariants(unittest.TestCase):
         for v in variants():
             rows, columns = v.part
             results = rows * columns * v.out.itemsize * v.part_stages * v.tile.consumers
-            factors = v.stages * (v.tile.m + v.tile.n) * v.tile.k
+            factors = v.stages * v.factor_bytes
             barriers = 2 * 8 * v.stages
             vectors = v.column_bytes + v.step_bytes + v.table_bytes + v.split_bytes
             assert factors + results + vectors + barriers + 3 * 1024 <= SHARED_MEMORY + 2048, v.name
