@@ -17,16 +17,16 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cutlass_kernels import cache, hopper, prebuilt
-from cutlass_kernels.ahead import Kernel
 from cutlass_kernels.prebuilt import KERNELS, LAUNCHER, LIBRARY, MANIFEST, RUNTIME, Pack
 
 _LINKERS = ("cc", "gcc", "clang")
 _PYTHON = re.compile(r"3\.\d+")
 
 
-def write(variants: Sequence[Kernel], folder: Path, python: str, groups: Sequence[str]) -> Iterator[str]:
+def write(variants: Sequence[Any], folder: Path, python: str, groups: Sequence[str]) -> Iterator[str]:
     """Link kernels that cache.keep has on disk, and pack them with what loads them; gives each name as it is done.
 
     Args:
@@ -108,7 +108,7 @@ def _linker() -> str:
     return found
 
 
-def _linked(v: Kernel, made: Path) -> Path:
+def _linked(v: Any, made: Path) -> Path:
     """A kernel's library, out of its object file."""
     kept = cache.file_of(v.name, v.target)
     if kept is None:
