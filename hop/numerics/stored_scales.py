@@ -70,7 +70,7 @@ class StoredScales(Rule):
     divided: bool = False
 
     def __post_init__(self) -> None:
-        if self._format is None and self.scale not in _DTYPES:
+        if _format_of(self.scale) is None and self.scale not in _DTYPES:
             raise TypeError(
                 f"StoredScales: scale must be a format or one of {_DTYPES}, got {spelling.shown(self.scale)}; give one "
                 "such as torch.float16"
@@ -88,18 +88,13 @@ class StoredScales(Rule):
                 )
             return
         object.__setattr__(self, "outer", blocks.checked(self.outer, "StoredScales: outer"))
-        if self._format is None:
+        if _format_of(self.scale) is None:
             raise ValueError(
                 f"StoredScales: outer={self.outer} is for scales that are codes, and scale is {self.scale}; give a "
                 "format such as hop.formats.INT8, or leave outer out"
             )
 
     # ---- what it stores
-
-    @property
-    def _format(self) -> Format | None:
-        """Of scales that are codes."""
-        return self.scale if isinstance(self.scale, Format) else None
 
     @property
     def given_name(self) -> str:  # type: ignore[override]
@@ -129,7 +124,7 @@ class StoredScales(Rule):
         return self if self.outer is None else replace(self, outer=change(self.outer))
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
-        dtype: Any = self.scale if self._format is None else self._format.dtype
+        dtype: Any = self.scale if (codes := _format_of(self.scale)) is None else codes.dtype
         names = ["scale", "offset"] if self.offset else ["scale"]
         stored = dict.fromkeys(names, (dtype, block))
         if self.outer is None:
@@ -162,7 +157,8 @@ class StoredScales(Rule):
 
     def _number(self, tensors: Sequence[Tensor], which: int) -> Tensor:
         stored = tensors[which]
-        number = stored.to(torch.float32) if self._format is None else self._format.decode(stored)
+        codes = _format_of(self.scale)
+        number = stored.to(torch.float32) if codes is None else codes.decode(stored)
         if self.outer is None:
             return number
         outer = tensors[1 + self.offset + which].to(torch.float32)
@@ -189,7 +185,7 @@ class StoredScales(Rule):
 
     def _rounded(self, parts: Blocks, number: Tensor) -> tuple[Tensor, Tensor | None]:
         """A number of each block as it is stored, and the float of several blocks."""
-        format, dtype = self._format, cast(torch.dtype, self.scale)
+        format, dtype = _format_of(self.scale), cast(torch.dtype, self.scale)
         if format is None:
             return _as(number, dtype, parts), None
         if self.outer is None:
@@ -206,6 +202,11 @@ class StoredScales(Rule):
         (unit,) = blocks.served([outer], [(self.outer_dtype, self.outer)], parts.block, parts.places, number.shape)
         unit = 1 / unit.to(torch.float32) if self.divided else unit.to(torch.float32)
         return format.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
+
+
+def _format_of(scale: Any) -> Format | None:
+    """Of scales that are codes. A function, since Dynamo reads no property of a value that it has made."""
+    return scale if isinstance(scale, Format) else None
 
 
 def _largest(x: Tensor, place: int, count: int) -> Tensor:
