@@ -181,6 +181,7 @@ class TestChoice(unittest.TestCase):
         assert [nibbles.tile_for(m, 4096, 132).n for m in (1, 9, 64, 65, 4096)] == [8, 16, 64, 128, 128]
         assert (nibbles.tile_for(1, 4096, 132).m, nibbles.tile_for(1, 28672, 132).m) == (64, 128)
 
+    @needs_dsl
     def test_hopper_builds_them(self):
         with mock.patch.object(nibble_kernel, "build", lambda v, options: (v, options)):
             form = next(f for f in FORMS if f.group)

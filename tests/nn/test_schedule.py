@@ -172,7 +172,9 @@ class TestSchedule(unittest.TestCase):
             compiled(x).sum().backward()
             seen.append(counter.frame_count)
             schedule.step()
-        assert seen == sorted([1, 2, 3, 4, 5] * 3)
+        of_stages = [set(seen[first : first + 3]) for first in range(0, 15, 3)]
+        assert all(len(counts) == 1 for counts in of_stages), seen  # the first step of a stage compiles, if one does
+        assert (seen[0], seen[-1]) == (1, 5), seen
 
     @parameterized.expand([*ESTIMATORS.items()])
     def test_trained_frozen_and_exported(self, _, estimator):
