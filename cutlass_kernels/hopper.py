@@ -238,8 +238,9 @@ def _kept_flat() -> Callable[[Tensor], Tensor]:
             of, view = last[0]
             if of() is x and view.data_ptr() == x.data_ptr() and view.numel() == x.numel():
                 return view
-        last[:] = [(weakref.ref(x), _flat(x))]
-        return last[0][1]
+        view = _flat(x)  # returned as it is: another thread may put its own in `last` meanwhile
+        last[:] = [(weakref.ref(x), view)]
+        return view
 
     return flat
 
