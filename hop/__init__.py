@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hop import _aliases
-from hop.buffers.noise import noise as noise
+from hop.tensor.buffers.noise import noise as noise
 from hop.dispatch.decompositions import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
+from hop.tensor.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.dispatch.composite import Composite

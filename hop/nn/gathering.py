@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hop.buffers.sharding import keeps_blocks
+from hop.tensor.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.nn.contexts import WEIGHT
 from hop.nn.layer import Layer, modules_of, not_a_model

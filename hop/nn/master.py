@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.buffers.sharding import quantize_shared, reduction
+from hop.tensor.buffers.sharding import quantize_shared, reduction
 from hop.compat import dtensor, process_groups, subclasses
 from hop.compat.pytree import tree_map_only
 from hop.impls.quantize import quantize

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat import dynamo, eager, memory
 from hop.kernels.cpu import step as native
 from hop.kernels.gpu import step as gpu

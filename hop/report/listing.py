@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
+from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand, decode
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
+from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.compat import eager, memory, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key

@@ -1,4 +1,4 @@
-// Random bits of stochastic rounding: Philox4x32-10, as hop/buffers/noise.py defines it.
+// Random bits of stochastic rounding: Philox4x32-10, as hop/tensor/buffers/noise.py defines it.
 #include <algorithm>
 #include <cstring>
 

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hop
 from hop import presets
-from hop.buffers.operators import dequantize_buffers, dequantize_operator, quantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.impls.quantize import quantize_operator
 from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.numerics.formats import INT8

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hop
 from hop import formats, presets
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.impls.quantize import fake_quantize_operator
 from hop.kernels.cpu import native
 from hop.kernels.cpu import quantize as native_quantize

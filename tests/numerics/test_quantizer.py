@@ -22,7 +22,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 import hop
 from hop import presets
-from hop.buffers import operators as leaves
+from hop.tensor.buffers import operators as leaves
 from hop.impls.quantize import fake_quantize_operator
 from hop.kernels.aten.quantize import FastBlocks
 from hop.kernels.cpu import native

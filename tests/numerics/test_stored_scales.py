@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hop
 from hop import Quantizer, formats
-from hop.buffers import operators as leaves
+from hop.tensor.buffers import operators as leaves
 from hop.numerics.formats import E4M3, INT3, INT5, INT6, INT8, UINT2, UINT4, UINT5, UINT6, Codebook, Float, Integer
 from hop.numerics.layouts import Decoded, Planes, Tiled
 from hop.numerics.scale_rules import StoredScales

@@ -21,7 +21,6 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.numerics",),
     ("hop.dispatch",),
     ("hop.kernels",),
-    ("hop.buffers",),
     ("hop.tensor",),
     ("hop.impls", "hop.checkpoint", "hop.interchange"),
     ("hop.nn", "hop.optim", "hop.export"),
@@ -31,8 +30,9 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.cli",),
 )
 LOOSE = {"hop", "hop.__main__", "hop._aliases", "hop.distributed"}  # files that lie in no folder
-# Which floors of export and kernels lie above which.
+# Which floors of tensor, export and kernels lie above which.
 INNER = (
+    (("hop.tensor.buffers",), ("hop.tensor",)),
     (
         ("hop.kernels.cpu", "hop.kernels.gpu"),
         ("hop.kernels.aten",),

@@ -16,7 +16,7 @@ import hop
 import hop.export
 import hop.report
 from hop import presets
-from hop.buffers.operators import quantize_buffers
+from hop.tensor.buffers.operators import quantize_buffers
 from hop.numerics import copies
 from hop.numerics.schemes import Scheme
 from hop.report import page

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hop
 from hop import presets
-from hop.buffers.operators import dequantize_buffers, dequantize_operator
+from hop.tensor.buffers.operators import dequantize_buffers, dequantize_operator
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.numerics import copies
 from hop.numerics.formats import E4M3, E8M0, UINT5, UINT6, Integer

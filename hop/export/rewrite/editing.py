@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.buffers.operators import quantize_buffers
+from hop.tensor.buffers.operators import quantize_buffers
 from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operators import aten

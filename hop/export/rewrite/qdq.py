@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
 from hop.dispatch.operand import Operand, decode

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.buffers import sharding
-from hop.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
+from hop.tensor.buffers import sharding
+from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.compat.pytree import tree_map_only

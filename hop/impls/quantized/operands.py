@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.noise import noise
-from hop.buffers.operators import quantize_buffers
+from hop.tensor.buffers.noise import noise
+from hop.tensor.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
 from hop.dispatch.operators import LHS
 from hop.impls.pack import unpack

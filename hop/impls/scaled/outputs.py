@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import quantize_buffers
+from hop.tensor.buffers.operators import quantize_buffers
 from hop.compat import eager
 from hop.compat.memory import PLAIN
 from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function, tensors

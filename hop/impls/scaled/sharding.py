@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import quantize_buffers
-from hop.buffers.sharding import keeps_blocks
+from hop.tensor.buffers.operators import quantize_buffers
+from hop.tensor.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import calls, meaning, summing

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hop.buffers import sharding
+from hop.tensor.buffers import sharding
 from hop.compat import dtensor, process_groups, tracing
 from hop.dispatch.operand import Operand, encode
 from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers
 from hop.compat import memory, process_groups
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
+from hop.tensor.buffers.operators import dequantize_buffers
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operators import EMBEDDING
 from hop.impls.scaled.calls import Call, values

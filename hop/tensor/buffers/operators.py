@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers import sharding
-from hop.buffers.noise import noise as random_bits
+from hop.tensor.buffers import sharding
+from hop.tensor.buffers.noise import noise as random_bits
 from hop.compat import dtensor, eager, tracing
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
