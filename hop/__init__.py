@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hop.export.rewrite.patching import patch_torch as patch_torch
     from hop.integrations import compile_decode as compile_decode
     from hop.integrations import load_model as load_model
+    from hop.nn import distributed as distributed
     from hop.nn.quantizing import quantize_ as quantize_
     from hop.numerics import calibration as calibration
     from hop.numerics import estimators as estimators
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from hop.tensor import storage as storage
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
+_LATER = ("algorithms", "checkpoint", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
     "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",

@@ -24,12 +24,11 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.tensor",),
     ("hop.impls", "hop.checkpoint", "hop.interchange"),
     ("hop.nn", "hop.optim", "hop.export"),
-    ("hop.distributed",),
     ("hop.integrations", "hop.algorithms"),
     ("hop.report",),
     ("hop.cli",),
 )
-LOOSE = {"hop", "hop.__main__", "hop._aliases", "hop.distributed"}  # files that lie in no folder
+LOOSE = {"hop", "hop.__main__", "hop._aliases"}  # files that lie in no folder
 # Which floors of tensor, export and kernels lie above which.
 INNER = (
     (("hop.tensor.buffers",), ("hop.tensor",)),
@@ -152,7 +151,7 @@ def run(code: str, env: dict[str, str] | None = None) -> str:
 class TestImports(unittest.TestCase):
     def test_run_one_way(self):
         for path, own in modules():
-            if own in LOOSE - {"hop.distributed"}:
+            if own in LOOSE:
                 continue
             for module in imports(path) - {"hop"}:
                 if module.split(".")[0] in ("hop", "cutlass_kernels"):

@@ -18,7 +18,6 @@ MODULES = (
     "hop",
     "hop.algorithms",
     "hop.checkpoint",
-    "hop.distributed",
     "hop.export",
     "hop.nn",
     "hop.optim",
