@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hop import _aliases
+from hop.compat import aliases as _aliases
 from hop.tensor.buffers.noise import noise as noise
 from hop.dispatch.decompositions import decompositions as decompositions
 from hop.impls.explain import explain as explain
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hop.numerics import scale_rules as scale_rules
     from hop.tensor import storage as storage
 
-# Imported when they are first asked for; and what has another name (hop/_aliases.py).
+# Imported when they are first asked for; and what has another name (hop/compat/aliases.py).
 _LATER = ("algorithms", "checkpoint", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
     "compile_decode": "hop.integrations",

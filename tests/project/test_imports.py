@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hop import _aliases
+from hop.compat import aliases
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (  # each folder may import itself and those of the floors below
@@ -28,7 +28,7 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.report",),
     ("hop.cli",),
 )
-LOOSE = {"hop", "hop.__main__", "hop._aliases"}  # files that lie in no folder
+LOOSE = {"hop", "hop.__main__"}  # files that lie in no folder
 # Which floors of tensor, export and kernels lie above which.
 INNER = (
     (("hop.tensor.buffers",), ("hop.tensor",)),
@@ -261,8 +261,8 @@ class TestAliases(unittest.TestCase):
     def test_public_names(self):
         """One module, by attribute and by import, which stays what it is."""
         same = "print({0} is {1} is sys.modules['{0}'], {0}.__spec__.name)"
-        programs = [f"import {old}, {new}, sys; {same.format(old, new)}" for old, new in _aliases.PUBLIC.items()]
-        for (_, module), said in zip(_aliases.PUBLIC.items(), run_each(programs), strict=True):
+        programs = [f"import {old}, {new}, sys; {same.format(old, new)}" for old, new in aliases.PUBLIC.items()]
+        for (_, module), said in zip(aliases.PUBLIC.items(), run_each(programs), strict=True):
             assert said == (f"True {module}\n", ""), said
         assert (
             run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
@@ -270,24 +270,24 @@ class TestAliases(unittest.TestCase):
 
     def test_attributes(self):
         """As they were reached before: after `import hop` alone. A warning names the line that asks."""
-        names = (*_aliases.PUBLIC, *_aliases.RENAMED)
+        names = (*aliases.PUBLIC, *aliases.RENAMED)
         said = run_each([f"import hop\nfound = {name}\nprint(found.__name__)" for name in names])
         for name, (printed, warned) in zip(names, said, strict=True):
-            assert printed.strip() == (_aliases.PUBLIC.get(name) or _aliases.RENAMED[name])
-            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in _aliases.RENAMED), (
+            assert printed.strip() == (aliases.PUBLIC.get(name) or aliases.RENAMED[name])
+            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in aliases.RENAMED), (
                 warned
             )
 
     def test_names_of_earlier_versions(self):
-        said = run_each([f"import {name}; print({name}.__name__)" for name in _aliases.RENAMED])
-        for (name, module), (printed, warned) in zip(_aliases.RENAMED.items(), said, strict=True):
+        said = run_each([f"import {name}; print({name}.__name__)" for name in aliases.RENAMED])
+        for (name, module), (printed, warned) in zip(aliases.RENAMED.items(), said, strict=True):
             assert f"DeprecationWarning: {name} is now hop." in warned and printed.strip() == module, warned
 
     def test_names_in_modules(self):
-        pairs = [(module, old, new) for module, names in _aliases.NAMES.items() for old, new in names.items()]
+        pairs = [(module, old, new) for module, names in aliases.NAMES.items() for old, new in names.items()]
         programs = [f"import hop; from {module} import {old} as old; print(old is {new})" for module, old, new in pairs]
         for (_, old, new), (printed, warned) in zip(pairs, run_each(programs), strict=True):
             assert printed.strip() == "True" and f"{old} is now {new}" in warned, (printed, warned)
         missing = "import {} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
-        for printed, _ in run_each([missing.format(module) for module in _aliases.NAMES]):
+        for printed, _ in run_each([missing.format(module) for module in aliases.NAMES]):
             assert "has no attribute 'nothing'; " in printed

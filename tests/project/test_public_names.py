@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from parameterized import parameterized
 
-from hop import _aliases
+from hop.compat import aliases
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -23,7 +23,7 @@ MODULES = (
     "hop.optim",
     "hop.report",
 )
-PUBLIC = sorted({*MODULES, *_aliases.PUBLIC})
+PUBLIC = sorted({*MODULES, *aliases.PUBLIC})
 EACH = parameterized.expand([(name,) for name in PUBLIC])
 LISTS = (
     "ATTENTION_SCHEMES",
