@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from hop.compat import aliases as _aliases
 from hop.tensor.buffers.noise import noise as noise
-from hop.dispatch.decompositions import decompositions as decompositions
+from hop.impls.decompositions import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack

@@ -2,7 +2,7 @@
 
 from torch.export import ExportedProgram
 
-from hop.dispatch.decompositions import decompositions
+from hop.impls.decompositions import decompositions
 from hop.export.rewrite.program import check_program
 from hop.kernels.cpu import native as native_kernels
 

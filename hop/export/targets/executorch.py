@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hop.compat.pytree import tree_leaves
-from hop.dispatch.decompositions import decompositions
+from hop.impls.decompositions import decompositions
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import folded

@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hop.compat.export import as_decomposition
-from hop.dispatch.decompositions import decompositions
+from hop.impls.decompositions import decompositions
 from hop.export.rewrite.numbers import numbers_held
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.constants import INT4
