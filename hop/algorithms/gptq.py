@@ -18,7 +18,7 @@ from hop.nn.freezing import freeze, quantized_weight
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.selectors import Selector
-from hop.numerics.grid import Grid
+from hop.algorithms.grid import Grid
 from hop.tensor import QuantizedTensor
 
 
