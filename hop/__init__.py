@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from hop.integrations import load_model as load_model
     from hop.nn import distributed as distributed
     from hop.nn.quantizing import quantize_ as quantize_
+    from hop.numerics import attention_schemes as attention_schemes
     from hop.numerics import calibration as calibration
     from hop.numerics import estimators as estimators
     from hop.numerics import formats as formats

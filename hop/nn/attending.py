@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hop.dispatch.hadamard import HADAMARD
 from hop.impls.quantize import quantize
 from hop.impls.scaled import scaled
 from hop.nn.contexts import asks_for_floats
@@ -103,7 +102,7 @@ def prepared(q: Quantizer | None, x: Tensor, rotated: bool = False) -> Tensor:
     """
     if not rotated:
         return x if q is None else quantize(q, x)
-    return scaled(HADAMARD, x.dtype if q is None else q, x, rotated_size(x.shape[-1]))
+    return scaled(torch.ops.hop.hadamard.default, x.dtype if q is None else q, x, rotated_size(x.shape[-1]))
 
 
 def rotated_size(width: int) -> int:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from hop.dispatch import plan
-from hop.impls.quantize import quantize
+from hop.impls.quantize import is_plain, quantize
 from hop.numerics.quantizer import Quantizer
 
 
@@ -46,7 +45,7 @@ class SharedInput:
     def codes(self, layer: nn.Module, q: Quantizer, x: Tensor) -> Tensor:
         """hop.quantize(q, x): what another layer found of this very tensor, or found now. x itself where something
         watches or transforms the call, and the layer quantizes by itself."""
-        if plan.key((q,), (x,)) is None:
+        if not is_plain(q, x):
             return x
         last = self._last
         if last is not None and last.fits(x, q) and id(layer) not in last.taken:
@@ -115,7 +114,7 @@ class Source:
     def codes(q: Quantizer, x: Any) -> Tensor | None:
         """hop.quantize(q, x), if what has computed x has left it; or else it is asked to, from the next time on."""
         left: _Left | None = getattr(x, "_hop_left", None)
-        if left is None or plan.key((q,), (x,)) is None or left.of() is not x:
+        if left is None or not is_plain(q, x) or left.of() is not x:
             return None
         source = left.source
         if left.quantizer is None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.nn", "hop.optim", "hop.export"),
     ("hop.integrations", "hop.algorithms"),
     ("hop.report",),
+    ("hop",),  # the names that users take, as the command line does
     ("hop.cli",),
 )
 LOOSE = {"hop", "hop.__main__"}  # files that lie in no folder
+ROOMS, STOREYS, ARROWS = 19, 11, 75  # what the folders are at most, with benchmarks/
 # Which floors of tensor, export and kernels lie above which.
 INNER = (
     (("hop.tensor.buffers",), ("hop.tensor",)),
@@ -41,12 +44,28 @@ INNER = (
 
 
 def place(module: str, floors: Sequence[Sequence[str]]) -> tuple[int, str] | None:
-    """The floor and the folder of a module."""
+    """The floor and the folder of a module. What lies in no folder is a name of hop itself."""
     for floor, folders in enumerate(floors):
         for folder in folders:
-            if module == folder or module.startswith(folder + "."):
+            if folder != "hop" and (module == folder or module.startswith(folder + ".")):
                 return floor, folder
-    return None
+    names = [floor for floor, folders in enumerate(floors) if "hop" in folders]
+    return (names[0], "hop") if names and module.count(".") < 2 else None
+
+
+def room(module: str) -> str:
+    """The folder of a module; a loose file is one by itself."""
+    return ".".join(module.split(".")[: 2 if module.startswith("hop.") else 1])
+
+
+def storeys(edges: Mapping[str, set[str]]) -> int:
+    """How many stand above one another, each importing the next."""
+
+    @cache
+    def height(node: str) -> int:
+        return 1 + max((height(other) for other in edges.get(node, ())), default=0)
+
+    return max(map(height, edges))
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
@@ -136,10 +155,16 @@ def private_attributes(tree: ast.AST) -> set[str]:
     }
 
 
-def modules() -> list[tuple[Path, str]]:
+def modules(*folders: str) -> list[tuple[Path, str]]:
     """Each file, and the name of its module."""
-    paths = [*ROOT.glob("hop/**/*.py"), *ROOT.glob("cutlass_kernels/**/*.py")]
+    paths = [path for folder in folders or ("hop", "cutlass_kernels") for path in ROOT.glob(f"{folder}/**/*.py")]
     return [(p, ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")) for p in paths]
+
+
+def imported(files: Sequence[tuple[Path, str]]) -> dict[str, set[str]]:
+    """Which of these modules each of them imports."""
+    known = {own for _, own in files}
+    return {own: {i if i in known else i.rpartition(".")[0] for i in imports(path)} & known for path, own in files}
 
 
 def run(code: str, env: dict[str, str] | None = None) -> str:
@@ -151,9 +176,9 @@ def run(code: str, env: dict[str, str] | None = None) -> str:
 class TestImports(unittest.TestCase):
     def test_run_one_way(self):
         for path, own in modules():
-            if own in LOOSE:
+            if own == "hop.__main__":
                 continue
-            for module in imports(path) - {"hop"}:
+            for module in imports(path):
                 if module.split(".")[0] in ("hop", "cutlass_kernels"):
                     for floors in (FLOORS, *INNER):
                         here, there = place(own, floors), place(module, floors)
@@ -164,12 +189,17 @@ class TestImports(unittest.TestCase):
                             assert there[0] < here[0] or there == here, f"{path} imports {module}"
 
     def test_no_circles(self):
-        known = {own for _, own in modules()}
-        edges = {
-            own: {i if i in known else i.rpartition(".")[0] for i in imports(path)} & known for path, own in modules()
-        }
-        assert len(known) > 200 and not circles(edges), circles(edges)
+        edges = imported(modules())
+        assert len(edges) > 200 and not circles(edges), circles(edges)
         assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["c", "b"]]
+
+    def test_few_arrows_between_few_rooms(self):
+        edges: dict[str, set[str]] = {}
+        for own, others in imported(modules("hop", "cutlass_kernels", "benchmarks")).items():
+            edges.setdefault(room(own), set()).update({room(other) for other in others} - {room(own)})
+        arrows = sorted((a, b) for a, others in edges.items() for b in others)
+        assert len(edges) <= ROOMS and storeys(edges) <= STOREYS and len(arrows) <= ARROWS, arrows
+        assert storeys({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == 3
 
     def test_few_modules_are_loose(self):
         assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE

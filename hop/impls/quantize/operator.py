@@ -282,6 +282,11 @@ def quantize(
     return _traced_quantize(q, x, **named)
 
 
+def is_plain(q: Quantizer, x: Any) -> bool:
+    """Whether hop.quantize(q, x) runs a plan: nothing watches or transforms the call, and x needs no gradient."""
+    return _key((q,), (x,)) is not None
+
+
 def _traced_quantize(
     q: Quantizer,
     x: Tensor,
