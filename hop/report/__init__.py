@@ -24,7 +24,7 @@ from hop.report.sweep_result import Sweep as Sweep
 from hop.report.sweeps import CANDIDATES as CANDIDATES
 from hop.report.sweeps import Options as Options
 from hop.report.sweeps import sweep as sweep
-from hop.report.values import Spread as Spread
+from hop.report.spread import Spread as Spread
 from hop.report.values import Type as Type
 
 __all__ = [
