@@ -15,7 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
-from hop.nn.attending import KINDS, Kind, attend, forget, scheme_of
+from hop.nn.attending import KINDS, Kind, attend, scheme_of, take
 from hop.nn.contexts import WEIGHT
 from hop.nn.layer import of_class
 from hop.nn.layers import Linear
@@ -167,7 +167,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def to_float(self) -> nn.Module:
         """The float attention, as Layer.to_float has it."""
         result = of_class(nn.MultiheadAttention, self)
-        forget(result)
+        take(result, None)
         for projection in self.projections():
             result.__dict__["_modules"].pop(projection.weight_name.removesuffix("_weight"))
             if isinstance(projection.weight, QuantizedTensor):
