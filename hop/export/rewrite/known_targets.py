@@ -255,26 +255,11 @@ multiplied by 15."""
 
 
 def _everything(name: str, convention: requantization.Requantization, source: str) -> Target:
-    """One convention for all operators that scaled has, with floats for what nothing quantizes."""
-    every: tuple[families.Family, ...] = (
-        *(
-            families.MATRIX,
-            families.CONVOLUTION,
-            families.EMBEDDING,
-            families.MULTIPLY,
-            families.DIVIDE,
-            families.CHOICE,
-            families.FUNCTION,
-            families.GATED,
-            families.SOFTMAX,
-            families.NORM,
-            families.ADD,
-            families.MEAN,
-            families.INTERPOLATE,
-        ),
-        *(families.CONCATENATE, families.BOUND, families.MAXIMUM, families.NEAREST, families.VIEW),
-    )
-    rows = tuple(Row(_names(f), convention, source) for f in every)
+    """One convention for all operators that scaled has, but attention and transforms, with floats for what nothing
+    quantizes."""
+    other = (families.ATTENTION, families.TRANSFORM)
+    every = dict.fromkeys(row.family for row in families.SCALED.values() if row.family not in other)
+    rows = tuple(Row(_names(family), convention, source) for family in every)
     return Target(name, rows, False, ("int8", "uint8", "int16"))
 
 
