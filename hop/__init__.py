@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hop.compat import aliases as _aliases
-from hop.tensor.buffers.noise import noise as noise
 from hop.impls.decompositions import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
@@ -22,6 +21,7 @@ from hop.numerics import schemes as schemes
 from hop.numerics.quantizer import Quantizer as Quantizer
 from hop.numerics.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
+from hop.tensor.buffers.noise import noise as noise
 from hop.tensor.proto import TensorProto as TensorProto
 
 __all__ = [

@@ -104,9 +104,7 @@ def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Te
     return group, parts.fits("scales", scales, (-(-size // max(group, 1)), rows))
 
 
-def _built(
-    bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None
-) -> Weight:
+def _built(bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None) -> Weight:
     q = quantizer_of(bits, (1, -1 if group == size else group), affine=True)
     shape = (scales.shape[1], size)
     return Weight(assembled(q, shape, scales.dtype, codes, scale=scales.t(), zero_point=zeros.t()), order)

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hop.numerics import integer_families as families
 from hop.numerics.fixed_point import high_product, shifted_right
 from hop.numerics.integer_convention import Units
-from hop.numerics import integer_families as families
 from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
 _INPUTS = (torch.int8, torch.uint8, torch.int16)

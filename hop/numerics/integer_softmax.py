@@ -17,8 +17,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
-from hop.numerics import lookup_tables
-from hop.numerics import spelling
+from hop.numerics import lookup_tables, spelling
 from hop.numerics.formats import Integer
 from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two

@@ -130,7 +130,9 @@ class TfliteRsqrt(IntegerFunction):
         def function(x: Tensor) -> Tensor:
             return torch.where(x > 0, torch.ones_like(x) / torch.where(x > 0, x, 1.0).sqrt(), most)
 
-        return lookup_tables.interpolated(lookup_tables.table_513(function, scale, zero, out, out_zero), x.to(torch.int64))
+        return lookup_tables.interpolated(
+            lookup_tables.table_513(function, scale, zero, out, out_zero), x.to(torch.int64)
+        )
 
 
 # fmt: off

@@ -1,5 +1,4 @@
-"""Tables of functions of int16 codes, of 513 entries between which one interpolates: TFLite's, kernels/internal/common.h.
-"""
+"""Tables of functions of int16 codes: 513 entries, between which one interpolates. TFLite, kernels/internal/common.h."""
 
 from collections.abc import Callable
 

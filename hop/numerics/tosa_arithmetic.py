@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hop.numerics import integer_families as families
 from hop.numerics.fixed_point import bit_length
 from hop.numerics.integer_arithmetic import windows
 from hop.numerics.integer_convention import Units, scalar
-from hop.numerics import integer_families as families
 from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.requantization import FixedPoint, fixed_point, floor_quotient, nearest, power_of_two
 

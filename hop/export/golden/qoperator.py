@@ -68,9 +68,9 @@ class _Runtime:
             import onnxruntime
         except ImportError as error:
             raise ImportError(f"{_CALLER} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
-        content, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
+        data, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
         try:
-            its = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+            its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's, by its version
             raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
         self.graph = _graph(its)

@@ -11,11 +11,17 @@ from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
 from hop.export.rewrite.known_targets import TARGETS
 from hop.numerics import integer_functions as integers
-from hop.numerics.quantizer import Quantizer
 from hop.numerics import requantization
+from hop.numerics.quantizer import Quantizer
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of conventions that an operator has not
-_MULTIPLIERS = (requantization.Reciprocal(), requantization.Division(), requantization.FloatMultiplier(), requantization.DoubleMultiplier(), requantization.WideFixedPoint())
+_MULTIPLIERS = (
+    requantization.Reciprocal(),
+    requantization.Division(),
+    requantization.FloatMultiplier(),
+    requantization.DoubleMultiplier(),
+    requantization.WideFixedPoint(),
+)
 _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
 
 
@@ -89,9 +95,20 @@ def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
             yield target.name, row.convention
             if row.per_tensor is not None:
                 yield target.name, row.per_tensor
-    functions: list[integers.IntegerFunction] = [integers.TfliteAdd(), integers.TfliteMean(), integers.TfliteAveragePool(), integers.TfliteConcatenation()]
+    functions: list[integers.IntegerFunction] = [
+        integers.TfliteAdd(),
+        integers.TfliteMean(),
+        integers.TfliteAveragePool(),
+        integers.TfliteConcatenation(),
+    ]
     functions += [integers.Pt2eMean(), integers.Pt2eAveragePool()]
-    functions += [integers.OrtAdd(), integers.OrtMultiply(), integers.OrtMean(), integers.OrtAveragePool(), integers.OrtSoftmax()]
+    functions += [
+        integers.OrtAdd(),
+        integers.OrtMultiply(),
+        integers.OrtMean(),
+        integers.OrtAveragePool(),
+        integers.OrtSoftmax(),
+    ]
     functions += [integers.TosaAdd(), integers.TosaMean(), integers.TosaAveragePool(), integers.TosaConcatenation()]
     functions += [
         integers.TfliteSoftmax(),
@@ -102,11 +119,19 @@ def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
     ]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)
-    multipliers = requantization.MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else requantization.MULTIPLIERS[:1]
-    yield from (("", requantization.FixedPoint(rounding=r, multiplier=m)) for r in requantization.ROUNDINGS for m in multipliers)
+    multipliers = (
+        requantization.MULTIPLIERS
+        if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY)
+        else requantization.MULTIPLIERS[:1]
+    )
+    yield from (
+        ("", requantization.FixedPoint(rounding=r, multiplier=m)) for r in requantization.ROUNDINGS for m in multipliers
+    )
 
 
-def _differing(node: Node, quantizer: Quantizer, convention: requantization.Convention, samples: Sequence[Sample]) -> int | None:
+def _differing(
+    node: Node, quantizer: Quantizer, convention: requantization.Convention, samples: Sequence[Sample]
+) -> int | None:
     """How many codes differ; None where the operator has no such convention."""
     spelled = str(replace(quantizer, scale=replace(quantizer.scale, requantize=convention)))
     count = 0

@@ -22,8 +22,8 @@ from torch.fx import Graph, Node
 from hop.compat.pytree import tree_map_only
 from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
-from hop.dispatch.hop import Hop
 from hop.dispatch import operators as families
+from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten, of
 from hop.export.rewrite import encodings
 from hop.export.rewrite.code_floats import (
@@ -65,7 +65,12 @@ from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (families.MATRIX, families.CONVOLUTION)
-VALUES = (families.VIEW, families.BOUND, families.MAXIMUM, families.NEAREST)  # each element of the result is one of the operand's, or a bound
+VALUES = (
+    families.VIEW,
+    families.BOUND,
+    families.MAXIMUM,
+    families.NEAREST,
+)  # each element of the result is one of the operand's, or a bound
 _KNOWN_CODES = f"known are {', '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not

@@ -49,7 +49,11 @@ TFLITE = Target(
             requantization.FixedPoint(rounding="gemmlowp", multiplier="float32"),
             f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
         ),
-        Row(("add.Tensor", "sub.Tensor"), integers.TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
+        Row(
+            ("add.Tensor", "sub.Tensor"),
+            integers.TfliteAdd(),
+            f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise",
+        ),
         Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
         Row(
             _POOLS,
@@ -63,7 +67,11 @@ TFLITE = Target(
             requantization.GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
-        Row(("softmax.int", "_softmax.default"), integers.TfliteSoftmax(), "kernels/internal/reference/softmax.h Softmax"),
+        Row(
+            ("softmax.int", "_softmax.default"),
+            integers.TfliteSoftmax(),
+            "kernels/internal/reference/softmax.h Softmax",
+        ),
         *(
             Row((name,), integers.TfliteTable(function=name.partition(".")[0]), f"kernels/{file}; common.h LUTPopulate")
             for name, file in (
@@ -87,7 +95,11 @@ TFLITE_16X8 = Target(
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
         ),
-        Row(("conv_transpose2d.input",), requantization.WideFixedPoint(), f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16"),
+        Row(
+            ("conv_transpose2d.input",),
+            requantization.WideFixedPoint(),
+            f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16",
+        ),
         Row(
             ("linear.default",),
             requantization.DoubleMultiplier(),
@@ -103,7 +115,11 @@ TFLITE_16X8 = Target(
             requantization.WideFixedPoint(),
             "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
         ),
-        Row(("add.Tensor", "sub.Tensor"), integers.TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
+        Row(
+            ("add.Tensor", "sub.Tensor"),
+            integers.TfliteAdd(),
+            f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise",
+        ),
         Row(
             (*_SAME, *_VIEWS),
             requantization.GEMMLOWP,
@@ -126,9 +142,17 @@ TFLITE_16X8 = Target(
             Row((f"{name}.default",), integers.TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
             for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
         ),
-        Row(("rsqrt.default",), integers.TfliteRsqrt(), "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16"),
+        Row(
+            ("rsqrt.default",),
+            integers.TfliteRsqrt(),
+            "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16",
+        ),
         *(
-            Row((f"{name}.default",), integers.TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
+            Row(
+                (f"{name}.default",),
+                integers.TfliteTable(function=name),
+                f"kernels/{file}; common.h LUTPopulate of int16",
+            )
             for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))
         ),
     ),
@@ -218,7 +242,11 @@ TOSA_1_0 = Target(
             "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp",
         ),
         *(
-            Row((f"{name}.default",), integers.TfliteTable(function=name), f"{_SPECIFICATION}, TABLE; its entries as TFLite's")
+            Row(
+                (f"{name}.default",),
+                integers.TfliteTable(function=name),
+                f"{_SPECIFICATION}, TABLE; its entries as TFLite's",
+            )
             for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
         ),
     ),
@@ -284,7 +312,9 @@ PT2E = _with(
 )
 """PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
 
-ONNX_QDQ = _everything("ONNX_QDQ", requantization.Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
+ONNX_QDQ = _everything(
+    "ONNX_QDQ", requantization.Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even"
+)
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
 
 _MLAS, _CONTRIB = "onnxruntime/core/mlas/lib", "onnxruntime/contrib_ops/cpu/quantization"
@@ -305,14 +335,20 @@ ONNX_INTEGER = Target(
             integers.OrtAveragePool(),
             f"{_CONTRIB}/qlinear_pool.cc; QLinearAveragePool",
         ),
-        Row(("softmax.int", "_softmax.default"), integers.OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"),
+        Row(
+            ("softmax.int", "_softmax.default"), integers.OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"
+        ),
         Row(
             ("cat.default", *(name for name in _SAME if name not in ("relu.default", "max_pool1d.default")), *_VIEWS),
             requantization.Division(),
             f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
         ),
         Row(("sub.Tensor",), requantization.Division(), "ONNX operators, DequantizeLinear, Sub, QuantizeLinear"),
-        Row((*_names(families.FUNCTION), *_names(families.BOUND)), requantization.Division(), "ONNX operators, Gather from a table of all codes; Clip"),
+        Row(
+            (*_names(families.FUNCTION), *_names(families.BOUND)),
+            requantization.Division(),
+            "ONNX operators, Gather from a table of all codes; Clip",
+        ),
     ),
     dtypes=("int8", "uint8"),
 )

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.tensor.buffers import sharding
-from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.compat.pytree import tree_map_only
@@ -27,6 +25,8 @@ from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers import sharding
+from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 
 _Optional = Tensor | None
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.tensor.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
@@ -28,6 +27,7 @@ from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import buffers_operator
 
 _Optional = Tensor | None
 _SCALES = 4  # where the scales begin among the arguments
@@ -60,7 +60,9 @@ class Quantized(Composite):
         """Which kernel the product of the codes takes."""
         (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
         args, named = _to_scaled(taken(op, scheme, dtype, rest, kwargs))
-        return explain_scaled(*args, **named) if any(isinstance(x, QuantizedTensor) for x in args) else "reference: chosen"
+        return (
+            explain_scaled(*args, **named) if any(isinstance(x, QuantizedTensor) for x in args) else "reference: chosen"
+        )
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True

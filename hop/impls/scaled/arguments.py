@@ -8,13 +8,12 @@ from torch import Tensor
 
 from hop.compat import dtensor, eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operand import Operand
 from hop.dispatch import operators as families
+from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, CONDITION, INDEX, LHS, MASK, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled import meaning
-from hop.impls.scaled import calls
+from hop.impls.scaled import calls, meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
@@ -177,8 +176,8 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
         if call.roles.family is families.NORM and x is not call.args[0]:
             continue  # a norm's own factors are checked by its family
         raise ValueError(
-            f"scaled: output {call.output} is found from integers with one scale, got {calls.described(x)}; quantize it by "
-            "one such as hop.presets.INT8_TENSOR"
+            f"scaled: output {call.output} is found from integers with one scale, got {calls.described(x)}; quantize "
+            "it by one such as hop.presets.INT8_TENSOR"
         )
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from hop.kernels.cpu import native
+from hop.numerics import scale_rules
 from hop.numerics.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal
-from hop.numerics import scale_rules
 
 _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
