@@ -1,4 +1,4 @@
-"""Tables of functions of int16 codes: 513 entries, between which one interpolates. TFLite, kernels/internal/common.h."""
+"""Tables of functions of int16 codes: 513 entries, between which one interpolates (TFLite, internal/common.h)."""
 
 from collections.abc import Callable
 
