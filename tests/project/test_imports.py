@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.module_tables import FOLDERS
 from hop.compat import aliases
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +201,9 @@ class TestImports(unittest.TestCase):
         arrows = sorted((a, b) for a, others in edges.items() for b in others)
         assert len(edges) <= ROOMS and storeys(edges) <= STOREYS and len(arrows) <= ARROWS, arrows
         assert storeys({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == 3
+
+    def test_every_folder_is_on_the_map(self):
+        assert {name.replace("/", ".") for name in FOLDERS} == {name for folders in FLOORS for name in folders}
 
     def test_few_modules_are_loose(self):
         assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE
