@@ -21,26 +21,26 @@ import hop
 from benchmarks.isolated import Cases
 from cutlass_kernels import steps, tune
 from cutlass_kernels.updates import UNIT, WARPS, Update
-from hop import optim, presets
+from hop import presets
 from hop.kernels.gpu import step as gpu
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 MIXED = {"exp_avg": presets.STATE4, "exp_avg_sq": presets.STATE8_UNSIGNED}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "adamw8": lambda p: optim.AdamW8bit(p, lr=1e-2),
-    "adamw4": lambda p: optim.AdamW4bit(p, lr=1e-2),
-    "adamw_fp8": lambda p: optim.AdamWFp8(p, lr=1e-2),
-    "coupled": lambda p: optim.Adam(p, lr=1e-2, weight_decay=0.1, maximize=True),
-    "amsgrad": lambda p: optim.AdamW8bit(p, lr=1e-2, amsgrad=True),
-    "mixed": lambda p: optim.AdamW(p, lr=1e-2, state=MIXED),
-    "signed_squares": lambda p: optim.AdamW(p, lr=1e-2, state=presets.STATE8),
-    "floats": lambda p: optim.AdamW(p, lr=1e-2, amsgrad=True, state=None),
-    "blocks_of_16": lambda p: optim.AdamW(p, lr=1e-2, state=dataclasses.replace(presets.STATE8, block=(16,))),
-    "sgd": lambda p: optim.SGD(p, lr=1e-2, weight_decay=0.1),
-    "momentum": lambda p: optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.2, weight_decay=0.1),
-    "nesterov": lambda p: optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, state=optim.FP8),
-    "lion": lambda p: optim.Lion(p, lr=1e-2, weight_decay=0.1),
-    "stochastic": lambda p: optim.AdamW8bit(p, lr=1e-3, stochastic_rounding=True, seed=2**62 - 3),
+    "adamw8": lambda p: hop.optim.AdamW8bit(p, lr=1e-2),
+    "adamw4": lambda p: hop.optim.AdamW4bit(p, lr=1e-2),
+    "adamw_fp8": lambda p: hop.optim.AdamWFp8(p, lr=1e-2),
+    "coupled": lambda p: hop.optim.Adam(p, lr=1e-2, weight_decay=0.1, maximize=True),
+    "amsgrad": lambda p: hop.optim.AdamW8bit(p, lr=1e-2, amsgrad=True),
+    "mixed": lambda p: hop.optim.AdamW(p, lr=1e-2, state=MIXED),
+    "signed_squares": lambda p: hop.optim.AdamW(p, lr=1e-2, state=presets.STATE8),
+    "floats": lambda p: hop.optim.AdamW(p, lr=1e-2, amsgrad=True, state=None),
+    "blocks_of_16": lambda p: hop.optim.AdamW(p, lr=1e-2, state=dataclasses.replace(presets.STATE8, block=(16,))),
+    "sgd": lambda p: hop.optim.SGD(p, lr=1e-2, weight_decay=0.1),
+    "momentum": lambda p: hop.optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.2, weight_decay=0.1),
+    "nesterov": lambda p: hop.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, state=hop.optim.FP8),
+    "lion": lambda p: hop.optim.Lion(p, lr=1e-2, weight_decay=0.1),
+    "stochastic": lambda p: hop.optim.AdamW8bit(p, lr=1e-3, stochastic_rounding=True, seed=2**62 - 3),
 }
 # Units that are whole, that end within 256 elements, within a block, and a byte; small ones have states in floats.
 SHAPES = ((4, 1031), (2048, 3), (5000,), (7,), (3, 300), (1,))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_operator
 from hop.checkpoint.entries import entry_name
 from hop.checkpoint.shards import Chunk, Part
 from hop.numerics import copies
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import dequantize_operator
 
 Range = tuple[int, int]
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.dispatch.composite import Composite
@@ -20,6 +19,7 @@ from hop.numerics import blocks, copies, spelling
 from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import buffers_operator
 
 
 def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:

@@ -15,8 +15,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
-from hop.nn.attending import KINDS, Kind, attend, forget, scheme_of
+from hop.nn.attending import KINDS, Kind, attend, scheme_of, take
 from hop.nn.contexts import WEIGHT
+from hop.nn.layer import of_class
 from hop.nn.layers import Linear
 from hop.nn.masks import merged
 from hop.numerics import blocks
@@ -150,9 +151,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "MultiheadAttention.from_float: module must be a torch.nn.MultiheadAttention itself, whose forward is "
                 f"known; got {type(module).__name__}"
             )
-        result = cls.__new__(cls)
-        for name, value in module.__dict__.items():
-            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result = of_class(cls, module)
         result._begin(scheme, learn_scales)
         return result
 
@@ -167,10 +166,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def to_float(self) -> nn.Module:
         """The float attention, as Layer.to_float has it."""
-        result: Any = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        for name, value in self.__dict__.items():
-            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
-        forget(result)
+        result = of_class(nn.MultiheadAttention, self)
+        take(result, None)
         for projection in self.projections():
             result.__dict__["_modules"].pop(projection.weight_name.removesuffix("_weight"))
             if isinstance(projection.weight, QuantizedTensor):
