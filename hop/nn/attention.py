@@ -21,7 +21,6 @@ from hop.nn.layer import of_class
 from hop.nn.layers import Linear
 from hop.nn.masks import merged
 from hop.numerics import blocks
-from hop.numerics.layouts import ROWS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -103,7 +102,7 @@ class InputProjection(Linear):
 def _has_rows(q: Quantizer, count: int) -> bool:
     """Whether `count` rows of a matrix have codes and scales of their own."""
     layout: Any = q.layout
-    fits = layout is None or (q.is_tiled() and not layout.columns and count % ROWS == 0)
+    fits = layout is None or (q.is_tiled() and not layout.columns and count % layout.panel == 0)
     stored = q.stored().values()
     return fits and not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in stored)
 
@@ -113,7 +112,9 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
     if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
         return weight[start:stop]
     buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
-    buffers["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
+    layout: Any = weight.quantizer.layout
+    panel = layout.panel
+    buffers["codes"] = weight.buffers()["codes"][start // panel : stop // panel]
     return weight.rebuilt(buffers, shape=(stop - start, weight.shape[1]))
 
 

@@ -203,6 +203,10 @@ class Layer(ScaleState):
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
 
+    def reads_sums(self) -> bool:
+        scheme = self.plan().scheme
+        return scheme is not None and scheme.lhs is not None and scheme.lhs.scale.has_zero_point()
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"
 

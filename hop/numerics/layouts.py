@@ -1,6 +1,6 @@
 """Layouts: other forms of the codes of a quantized tensor, which a kernel reads faster. None is the plain form.
 
-A layout is a frozen value, a field of the quantizer; hop.pack brings a tensor to one.
+hop.pack brings a tensor to one.
 """
 
 import math
@@ -14,83 +14,11 @@ from torch import Tensor
 from hop.numerics import packing, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Format
+from hop.numerics.layout import Layout
 from hop.numerics.packing import PACKED
 from hop.numerics.scale_rules import Rule
-from hop.numerics.spelling import Value
 
-__all__ = ["Decoded", "Layout", "Planes", "Stacked", "Tiled"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Layout(Value):
-    """What all layouts share: how the codes of a tensor are held."""
-
-    tiled: ClassVar[bool] = False
-    """Whether what is held has other dimensions than the tensor, so that no view of it is a view of the tensor."""
-
-    is_decoded: ClassVar[bool] = False
-    """Whether what is held are numbers, which do not become codes again."""
-
-    is_dense: ClassVar[bool] = False
-    """Whether it takes fewer bytes than the plain form, so that files hold it too."""
-
-    @property
-    def tiles(self) -> "Tiled | None":
-        """The tiles that the native kernels read, if it is of such."""
-        return None
-
-    @property
-    def of_matrix(self) -> "Tiled | None":
-        """The layout of each matrix of a stack, if it is one for stacks."""
-        return None
-
-    def transposed(self) -> "Layout | None":
-        """The layout in which what is held of a matrix is what is held of the transposed one; None if there is none."""
-        return None
-
-    def check(self, format: Format, rule: Rule) -> None:
-        """Raise ValueError if tensors of `format` cannot be laid out so."""
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Raise ValueError if a tensor of `shape` cannot."""
-
-    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of what is held of the codes of a tensor of `shape`."""
-        raise NotImplementedError
-
-    def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """What stands for each of `codes`; `tensors` are those beside them, in shapes that broadcast."""
-        return codes
-
-    def arrange(self, packed: Tensor, format: Format) -> Tensor:
-        """What is held of what stands for each element of the tensor."""
-        return packed
-
-    def restore(
-        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        """The inverse of `arrange`, for a tensor of `shape`; `beside` is what is stored beside the codes."""
-        return packed
-
-    def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
-        raise NotImplementedError
-
-    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
-        """The name, dtype and block of what is stored beside the codes and what the rule stores."""
-        return {}
-
-    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
-        """That, of the codes of a tensor, one to an element."""
-        return {}
-
-    def per_byte(self, format: Format) -> int:
-        """How many codes share an element of what is held, along the last dimension."""
-        return 1
-
-    def suits(self, device: torch.device) -> bool:
-        """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
-        return True
+__all__ = ["Decoded", "Layout", "Planes", "Stacked", "Summed", "Tiled"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,18 +83,17 @@ class Tiled(Layout):
     sums: bool = False
 
     tiled: ClassVar[bool] = True
+    panel: ClassVar[int] = ROWS
 
     def __post_init__(self) -> None:
         spelling.flag(self.columns, "Tiled: columns")
         spelling.flag(self.sums, "Tiled: sums")
 
     def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
-        return {"code_sums": (torch.int32, (-1, 1) if self.columns else (1, -1))} if self.sums else {}
+        return _sums_described(self.columns) if self.sums else {}
 
     def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
-        if not self.sums:
-            return {}
-        return {"code_sums": codes.sum(0 if self.columns else 1, keepdim=True, dtype=torch.int32)}
+        return _sums_of(codes, self.columns) if self.sums else {}
 
     @property
     def tiles(self) -> "Tiled":
@@ -245,6 +172,70 @@ class Tiled(Layout):
             return matrix.t().contiguous()
         first, second, *kernel = shape
         return matrix.reshape(first, *kernel, second).movedim(-1, 1).contiguous()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Summed(Layout):
+    """Codes of integers of 8 bits in the plain form, and code_sums beside them, as Tiled has them: Σ codes of each row
+    of a matrix, int32, by which a product on a GPU multiplies a zero point of the other factor.
+
+    Whoever writes to the codes writes the sums too, as operators in place of the tensor do. A part of a row has other
+    sums, so that views of such a tensor, but the transpose, are plain, dequantized tensors.
+
+    Args:
+        columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
+    """
+
+    columns: bool = False
+
+    tiled: ClassVar[bool] = True
+    has_plain_codes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        spelling.flag(self.columns, "Summed: columns")
+
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
+        return _sums_described(self.columns)
+
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+        return _sums_of(codes, self.columns)
+
+    def transposed(self) -> "Summed":
+        return replace(self, columns=not self.columns)
+
+    def of_transposed(self, held: Tensor) -> Tensor:
+        return held.t()
+
+    def check(self, format: Format, rule: Rule) -> None:
+        if not format.is_integer or format.bits != 8:
+            raise ValueError(
+                f"layout={self} keeps sums of integers of 8 bits, and {format.name} has none; take layout=None"
+            )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) != 2:
+            raise ValueError(
+                f"layout={self} is for matrices; got shape {tuple(shape)}; give such a tensor, or take layout=None"
+            )
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(shape), format.dtype
+
+    def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
+        """Codes of some rows of a matrix, as Tiled.rows."""
+        return packed.index_select(0, at)
+
+    def suits(self, device: torch.device) -> bool:
+        return device.type in ("cuda", "meta")
+
+
+def _sums_described(columns: bool) -> dict[str, tuple[torch.dtype, Block]]:
+    return {"code_sums": (torch.int32, (-1, 1) if columns else (1, -1))}
+
+
+def _sums_of(codes: Tensor, columns: bool) -> dict[str, Tensor]:
+    """Σ codes of each row of a matrix, (R, 1), or (1, R) of its columns."""
+    return {"code_sums": codes.sum(0 if columns else 1, keepdim=True, dtype=torch.int32)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -363,6 +354,11 @@ def check(layout: Layout, format: Format, scale: Rule, flat: bool) -> None:
     layout.check(format, scale)
     if flat and (layout.tiled or layout.stored(format)):
         raise ValueError(f"flat=True: layout={layout} is for blocks of dimensions; take layout=None")
+
+
+def has_plain_codes(layout: Layout | None) -> bool:
+    """Whether codes lie as in the plain form, whatever is stored beside them."""
+    return layout is None or layout.has_plain_codes
 
 
 def dense(format: Format) -> Planes | None:

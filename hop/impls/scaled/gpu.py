@@ -18,6 +18,7 @@ from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0
+from hop.numerics.layouts import has_plain_codes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FloatMultiplier
 
@@ -79,7 +80,7 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     """The factors, (M, K) and (K, N), with their scales and zero points."""
     for x, role in ((lhs, LHS), (rhs, RHS)):
         q, used = x.quantizer, usage(call, role)
-        if q.flat or q.layout is not None or q.scale.is_compound:
+        if q.flat or not has_plain_codes(q.layout) or q.scale.is_compound:
             return f"for the plain form of blocks of a tensor's dimensions, not {q}"
         if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
             return "the copy of a factor is transformed, or of more than two dimensions"
@@ -127,7 +128,15 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
             result[name] = zero.reshape(-1)
         elif zero:
             result[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
+    if "lhs_zero" in result and has_sums(rhs, along):
+        result["rhs_sum"] = rhs.code_sums.reshape(-1)
     return result
+
+
+def has_sums(x: Operand, along: int) -> bool:
+    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
+    stored = x.quantizer.stored().get("code_sums")
+    return stored is not None and stored[1][along] == -1
 
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -255,6 +264,7 @@ def _planned(call: Call, general: Plan) -> Plan | None:
         return None
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
     of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
+    of_sums = of_lhs and has_sums(rhs, call.roles.rhs_sums)
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
         a, b, of_columns = lhs.codes, rhs.codes, rhs.scale
@@ -270,6 +280,8 @@ def _planned(call: Call, general: Plan) -> Plan | None:
             fused["lhs_zero"] = lhs.zero_point
         if of_rhs:
             fused["rhs_zero"] = rhs.zero_point
+        if of_sums:
+            fused["rhs_sum"] = rhs.code_sums
         if bias is not None:
             fused["bias"] = bias
         return multiply(a, b, output, **fused)
@@ -280,7 +292,9 @@ def _planned(call: Call, general: Plan) -> Plan | None:
 def _lies_plainly(x: Operand) -> bool:
     """Whether a factor's buffers are what the kernels read."""
     q = x.quantizer
-    is_plain = (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    is_plain = (
+        (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and has_plain_codes(q.layout) and not q.flat
+    )
     own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
     is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None
     return is_plain and not own_zero and is_alone and q.scale.scale_is_stored
