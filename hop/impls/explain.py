@@ -5,13 +5,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_operator
 from hop.impls.out_dtype import explain as explain_out_dtype
 from hop.impls.quantize import dequantize, fake_quantize, fake_quantize_operator, quantize, quantize_operator
 from hop.impls.scaled import explain as explain_scaled
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import dequantize_operator
 
 
 def _of_quantize(
