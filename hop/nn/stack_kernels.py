@@ -101,8 +101,8 @@ def is_by_group(q: Quantizer) -> bool:
 
 
 def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTensor, Tensor | None]:
-    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1). The groups may be left
-    out where each row is by itself."""
+    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1). The groups may be
+    left out where each row is by itself."""
     if is_by_rows(q):
         return quantize(q, x), None
     assert groups is not None
