@@ -4,7 +4,8 @@
 
 Counted are those of PTX that the emulator of tests.ptx executes, for 16 elements, without moves between registers,
 which the assembler leaves out. The prediction is a model's, not a measurement: a multiprocessor issues four warps'
-instructions a cycle, of which SHARE is reached, and memory moves at a copy's bandwidth.
+instructions a cycle, of which SHARE is reached, those of float64 take several slots, and memory moves at a copy's
+bandwidth.
 """
 
 import json
@@ -32,8 +33,17 @@ DEQUANTIZED = tuple(Case(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW
 BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: a copy's bytes and the cycles a second
 
 
+DOUBLE, CONVERSION, SEVERAL = (
+    2,
+    8,
+    20,
+)  # issue slots: half and an eighth of the rate, and some ten operations of float64
+
+
 def name_of(case: Case) -> str:
-    return f"`{case.name}`, {str(case.dtype).removeprefix('torch.')}, {case.copies}"
+    operation = getattr(case, "operation", "")  # of what is computed and quantized in one kernel
+    before = f"{operation} to " if operation else ""
+    return f"{before}`{case.name}`, {str(case.dtype).removeprefix('torch.')}, {case.copies}"
 
 
 def numbers_of(case: Case) -> str:
@@ -45,25 +55,35 @@ def names() -> list[str]:
     return [*map(name_of, CASES), *map(numbers_of, DEQUANTIZED)]
 
 
-def executed(reports: list) -> int:
-    return sum(n for r in reports for name, n in r.instructions.items() if not name.startswith("mov"))
+def executed(reports: list) -> dict[str, int]:
+    return {
+        f"{i} {name}": n
+        for i, r in enumerate(reports)
+        for name, n in r.instructions.items()
+        if not name.startswith("mov")
+    }
+
+
+def slots(name: str) -> int:
+    """Of an instruction: more than one where it is of float64."""
+    if "f64" not in name or any(word in name for word in ("setp", "selp", "neg")):
+        return 1
+    return CONVERSION if "cvt" in name else SEVERAL if any(w in name for w in ("div", "sqrt", "rcp")) else DOUBLE
 
 
 def counted(case: Case) -> dict[str, Any]:
-    """A row: instructions of a thread for 16 elements, and bytes of an element that are read and written."""
+    """A row: instructions of a thread for 16 elements, the slots that they take, and bytes of an element that are read
+    and written."""
     from tests.support import emulated_quantize as emulated
 
     torch.manual_seed(0)
-    x, reports, variants = (
-        torch.randn(case.shape).to(case.dtype),
-        [],
-        quantize.kernels_of(case.request(case.numbers("meta"))),
-    )
+    request, reports = case.request(torch.randn(case.shape).to(case.dtype)), []
+    variants = quantize.kernels_of(case.request(case.numbers("meta")))
     with emulated.here(reports):
-        made = quantize.run(case.request(x))
-    passes = 1 + isinstance(variants[0], Largest)
-    moved = passes * x.nbytes + sum(t.nbytes for t in made)
-    return _row(name_of(case), reports, x.numel(), moved)
+        made = quantize.run(request)
+    passes = 1 + isinstance(variants[0], Largest) + (getattr(request, "other", None) is not None)
+    moved = passes * request.x.nbytes + sum(t.nbytes for t in made)
+    return _row(name_of(case), reports, request.x.numel(), moved)
 
 
 def counted_back(case: Case) -> dict[str, Any]:
@@ -78,12 +98,20 @@ def counted_back(case: Case) -> dict[str, Any]:
 
 
 def _row(name: str, reports: list, count: int, moved: int) -> dict[str, Any]:
-    return {"name": name, "instructions": executed(reports) * 32 / count * 16, "bytes": moved / count}
+    own = executed(reports)
+    instructions, issued = sum(own.values()), sum(n * slots(name) for name, n in own.items())
+    per_chunk = 32 / count * 16
+    return {
+        "name": name,
+        "instructions": instructions * per_chunk,
+        "slots": issued * per_chunk,
+        "bytes": moved / count,
+    }
 
 
-def share(instructions: float, size: float) -> float:
-    """Of a copy's bandwidth, at most: what memory takes of the longer of memory and instructions."""
-    memory, issue = size / BANDWIDTH, instructions / 16 / (PROCESSORS * 128 * CLOCK * SHARE)
+def share(issued: float, size: float) -> float:
+    """Of a copy's bandwidth, at most: what memory takes of the longer of memory and the slots of 16 elements."""
+    memory, issue = size / BANDWIDTH, issued / 16 / (PROCESSORS * 128 * CLOCK * SHARE)
     return memory / max(memory, issue)
 
 
@@ -98,7 +126,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         count, size = row["instructions"], row["bytes"]
-        lines.append([row["name"], f"{count:.0f}", f"{size:.2f}", f"{share(count, size):.0%}"])
+        lines.append([row["name"], f"{count:.0f}", f"{size:.2f}", f"{share(row['slots'], size):.0%}"])
     return pages.table(lines)
 
 

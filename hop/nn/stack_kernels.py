@@ -100,10 +100,12 @@ def is_by_group(q: Quantizer) -> bool:
     return type(q.scale) in _BY_AMAX and not q.flat and q.shares_scale() and q.per_byte() == 1 and not q.is_random()
 
 
-def of_rows(q: Quantizer, x: Tensor, groups: Groups) -> tuple[QuantizedTensor, Tensor | None]:
-    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1)."""
+def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTensor, Tensor | None]:
+    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1). The groups may be
+    left out where each row is by itself."""
     if is_by_rows(q):
         return quantize(q, x), None
+    assert groups is not None
     by_row = replace(q, block=(1, -1))
     amax = groups.amax(torch.where(x == x, x.abs(), 0.0).amax(1, keepdim=True))
     beside = x.new_zeros(len(x), _BESIDE)

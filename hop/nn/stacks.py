@@ -119,10 +119,11 @@ def _on_gpu(
     each group."""
     if scheme is None or (q := scheme.lhs) is None or _is_recorded(x, stacks):
         return None
-    if not (kernels.is_by_rows(q) or kernels.is_by_group(q)):
+    by_rows = kernels.is_by_rows(q)
+    if not by_rows and not kernels.is_by_group(q):
         return None
-    groups = Groups.of(ends, len(x) if rows is None else len(rows))
-    if kernels.is_by_rows(q):
+    groups = None if by_rows else Groups.of(ends, len(x) if rows is None else len(rows))
+    if by_rows:
         given: Any = quantize(q, x)
         given = given if rows is None else _gathered(given, rows)
     else:

@@ -9,10 +9,12 @@ import dataclasses
 import itertools
 import math
 import re
+import tempfile
 import unittest
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -2255,6 +2257,28 @@ class TestPack(unittest.TestCase):
         x = hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(5, packed.shape[along]))
         op = aten.mm.default if columns else aten.linear.default
         assert_bits(hop.scaled(op, torch.float32, x, packed), array(hop.scaled(op, torch.float32, x, plain)))
+
+    def test_sums_beside_plain_codes_in_programs_and_files(self):
+        q = dataclasses.replace(presets.INT8_ROW, layout=Summed())
+        w, x = hop.quantize(q, torch.randn(24, 40)), hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(5, 40))
+        want = hop.scaled(aten.linear.default, torch.float32, x, hop.unpack(w))
+
+        def linear(x, w):
+            return hop.scaled(aten.linear.default, torch.float32, x, w)
+
+        def mm(x, w):
+            return hop.scaled(aten.mm.default, torch.float32, x, w.t())
+
+        for product in (linear, mm):
+            assert_bits(torch.compile(product, fullgraph=True, backend="aot_eager")(x, w), array(want))
+        turned = w.clone().t()
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "w.safetensors"))
+            hop.storage.save_file({"w": w, "turned": turned}, path)
+            of_file = hop.storage.load_file(path)
+        for found, t in ((of_file["w"], w), (of_file["turned"], turned), (read_back({"w": w})["w"], w)):
+            assert found.quantizer == t.quantizer and torch.equal(found.codes, t.codes)
+            assert torch.equal(found.code_sums, t.code_sums)
 
     def test_what_has_no_sums_beside_it(self):
         for make, words in (

@@ -86,7 +86,7 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
             return "the copy of a factor is transformed, or of more than two dimensions"
     formats = (lhs.quantizer.format, rhs.quantizer.format)
     if all(f.is_integer for f in formats):
-        return _integers(call, lhs, rhs)
+        return _with_sums(call, _integers(call, lhs, rhs), rhs)
     if all(f.is_float for f in formats):
         return _floats(call, lhs, rhs)
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
@@ -128,15 +128,7 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
             result[name] = zero.reshape(-1)
         elif zero:
             result[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
-    if "lhs_zero" in result and has_sums(rhs, along):
-        result["rhs_sum"] = rhs.code_sums.reshape(-1)
     return result
-
-
-def has_sums(x: Operand, along: int) -> bool:
-    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
-    stored = x.quantizer.stored().get("code_sums")
-    return stored is not None and stored[1][along] == -1
 
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -183,6 +175,19 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
         fused |= {name: codes, f"{name}_scale": scale}
     return fused if outer is None else fused | {"global_scale": outer}
+
+
+def _with_sums(call: Call, sides: "dict[str, Any] | str", rhs: Operand) -> "dict[str, Any] | str":
+    """The sides with the sums of the weight's codes, where it has them and zero points are multiplied by them."""
+    if not isinstance(sides, str) and "lhs_zero" in sides and has_sums(rhs, call.roles.rhs_sums):
+        sides["rhs_sum"] = rhs.code_sums.reshape(-1)
+    return sides
+
+
+def has_sums(x: Operand, along: int) -> bool:
+    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
+    stored = x.quantizer.stored().get("code_sums")
+    return stored is not None and stored[1][along] == -1
 
 
 def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
