@@ -4,9 +4,7 @@ from typing import Any
 
 import torch
 
-from cutlass_kernels.variants import Variant
-
-TARGET = "sm_90a"
+from cutlass_kernels.variants import TARGET, Variant
 
 
 def build(v: Variant, options: str = "") -> Any:
@@ -15,7 +13,7 @@ def build(v: Variant, options: str = "") -> Any:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    from cutlass_kernels.gemm_sm90 import TYPES
+    from cutlass_kernels.frame_sm90 import TYPES
     from cutlass_kernels.nibbles_sm90 import NibbleGemm
 
     m, n, k, half, steps = (cute.sym_int32() for _ in range(5))

@@ -14,13 +14,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint32, const_expr, pipeline
-from cutlass.cute.nvgpu import cpasync, warpgroup
-from cutlass.utils import hopper_helpers
+from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_kernels import epilogue, schedule
-from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS, Gemm, K, with_batch
+from cutlass_kernels.frame_sm90 import Frame
 from cutlass_kernels.results import Store
-from cutlass_kernels.variants import WARPGROUP
 
 DEPTH = 16  # of K, that one wgmma multiplies
 BIASED = 0x43004300  # two times 128 in bfloat16, whose last bits are ones
@@ -28,7 +26,7 @@ SUBTRACT = "{ .reg .b32 by; mov.b32 by, {$r1}; sub.bf16x2 {$w0}, {$r0}, by; }"  
 SIGNED = 0x43084308  # and 8 more: a signed code with its highest bit flipped is the code + 8
 
 
-class NibbleGemm(Gemm):
+class NibbleGemm(Frame):
     """The kernel of one variant."""
 
     @cute.jit
@@ -45,92 +43,48 @@ class NibbleGemm(Gemm):
     ):
         """x (m, k) bfloat16, codes (n, k / 2) of two, scale (n, k / group), zero likewise or None, out (m, n)."""
         tile = self.tile
-        mA, mB = with_batch(codes), with_batch(x)
-        mA, mB = (cute.make_tensor(t.iterator, cute.select(t.layout, [1, 2, 0])) for t in (mA, mB))
-        mD = cute.make_tensor(out.iterator, cute.select(with_batch(out).layout, [2, 1, 0]))
-        kinds = warpgroup.SmemLayoutAtomKind
-        a_layout = self.layout_of(mA, kinds.K_SW64, tile.m, tile.k // 2)
-        b_layout = self.layout_of(mB, kinds.K_SW128, tile.n, tile.k)
-        op = cpasync.CopyBulkTensorTileG2SOp()
-        tma_a, tA = cpasync.make_tiled_tma_atom(
-            op, mA, cute.slice_(a_layout, (None, None, 0)), (tile.m, tile.k // 2), num_multicast=1
-        )
-        tma_b, tB = cpasync.make_tiled_tma_atom(
-            op, mB, cute.slice_(b_layout, (None, None, 0)), (tile.n, tile.k), num_multicast=1
-        )
-        mma = hopper_helpers.make_trivial_tiled_mma(
-            BFloat16, BFloat16, K, K, Float32, (1, 1, 1), (64, tile.n), warpgroup.OperandSource.RMEM
-        )
+        mA, mB, mD = self.operands(x, cute.make_tensor(codes.iterator, cute.select(codes.layout, [1, 0])), out)
+        a, b = self.factor(mA, tile.m, tile.k // 2), self.factor(mB, tile.n, tile.k)
+        mma = self.products(self.b_type, warpgroup.OperandSource.RMEM)
         counts = (cute.ceil_div(cute.size(mA, mode=[0]), tile.m), cute.ceil_div(cute.size(mB, mode=[0]), tile.n), 1)
-        self.kernel(tma_a, tA, tma_b, tB, mD, mma, a_layout, b_layout, counts, scale, zero, vectors).launch(
+        self.kernel(a, b, mD, mma, counts, scale, zero, vectors).launch(
             grid=(1, 1, cutlass.max(cutlass.min(schedule.total(counts), multiprocessors), 1)),
             block=[tile.threads, 1, 1],
             min_blocks_per_mp=1,
             stream=stream,
         )
 
-    def layout_of(self, t: cute.Tensor, kind: Any, rows: int, columns: int) -> cute.ComposedLayout:
-        atom = warpgroup.make_smem_layout_atom(kind, t.element_type)
-        return cute.tile_to_shape(atom, (rows, columns, self.variant.stages), order=(0, 1, 2))
-
     @cute.kernel
     def kernel(
         self,
-        tma_a: cute.CopyAtom,
-        tA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        tB: cute.Tensor,
+        a: Any,
+        b: Any,
         mD: cute.Tensor,
         mma: cute.TiledMma,
-        a_layout: cute.ComposedLayout,
-        b_layout: cute.ComposedLayout,
         counts: Any,
         scale: cute.Tensor,
         zero: Any,
         vectors: Any,
     ):
-        v, tile = self.variant, self.tile
-        thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
-        smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * v.stages)
-        sA = smem.allocate_tensor(Uint8, a_layout.outer, 1024, a_layout.inner)
-        sB = smem.allocate_tensor(BFloat16, b_layout.outer, 1024, b_layout.inner)
-        loaded = pipeline.PipelineTmaAsync.create(
-            barrier_storage=barriers,
-            num_stages=v.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, tile.consumers * 4),  # warps
-            tx_count=v.factor_bytes,
-            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
-            defer_sync=True,
-        )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
-
-        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        steps = cute.ceil_div(cute.size(tB, mode=[1]), tile.k)
-        if group == 0:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == 0:
-                self.load(loaded, (counts, steps), (tma_a, tA, sA), (tma_b, tB, sB))
-        else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            self.compute(loaded, (counts, steps), (mma, sA, sB), mD, (scale, zero), vectors)
+        shared = self.begin(warp, a, b, (None, None, None))
+        self.meet()
+        group = self.warpgroup()
+        steps = cute.ceil_div(cute.size(b[1], mode=[1]), self.tile.k)
+        store, fused = Store(None, None, None, None, mD), epilogue.Fused(vectors, None, shared.sV)
+        loading = (shared.loaded, (*a[:2], shared.sA), (*b[:2], shared.sB))
+        multiplying = (shared.loaded, (mma, shared.sA, shared.sB), store, fused)
+        self.divide(group, warp, (counts, steps, scale, zero), loading, multiplying)
 
     @cute.jit
-    def load(self, loaded: Any, work: Any, a: Any, b: Any):
-        """The producer: tiles of both factors, as far ahead of the consumers as there are stages."""
-        tile, (counts, steps) = self.tile, work
+    def produce(self, work: Any, loaded: Any, a: Any, b: Any):
+        """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
+        tile, (counts, steps, _, _) = self.tile, work
         (tma_a, tA, sA), (tma_b, tB, sB) = a, b
         gA = cute.local_tile(tA, (tile.m, tile.k // 2), (None, None, None))
         gB = cute.local_tile(tB, (tile.n, tile.k), (None, None, None))
-        one = cute.make_layout(1)
-        tAsA, tAgA = cpasync.tma_partition(tma_a, 0, one, cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2))
-        tBsB, tBgB = cpasync.tma_partition(tma_b, 0, one, cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2))
+        tAsA, tAgA = self.partitioned(tma_a, sA, gA)
+        tBsB, tBgB = self.partitioned(tma_b, sB, gB)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.variant.stages)
         for index in range(cute.arch.block_idx()[2], schedule.total(counts), cute.arch.grid_dim()[2]):
             row, column, _ = schedule.at(counts, index)
@@ -144,23 +98,20 @@ class NibbleGemm(Gemm):
         loaded.producer_tail(state)
 
     @cute.jit
-    def compute(self, loaded: Any, work: Any, factors: Any, mD: Any, groups: Any, vectors: Any):
-        """A consumer: 64 rows of the weight."""
-        v, tile, (counts, steps), (mma, sA, sB) = self.variant, self.tile, work, factors
-        consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
+    def consume(self, work: Any, loaded: Any, factors: Any, store: Any, fused: Any):
+        """Multiply the tiles that are loaded, and write their results: 64 rows of the weight."""
+        v, tile, (counts, steps, *groups), (mma, sA, sB) = self.variant, self.tile, work, factors
+        consumer, thread = self.who()
         tCrB = mma.make_fragment_B(mma.get_slice(0).partition_B(sB))
         tCrA = cute.make_rmem_tensor(mma.partition_shape_A((64, tile.k)), BFloat16)
         tCrC, tCrP = (cute.make_rmem_tensor(mma.partition_shape_C((64, tile.n)), Float32) for _ in range(2))
         words = cute.recast_tensor(sA, Uint8)
         plain = cute.make_tensor(cute.recast_ptr(words.iterator, None), words.layout)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
-        store = Store(None, None, None, None, mD)
-        fused = epilogue.Fused(vectors, None, None)
         for index in range(cute.arch.block_idx()[2], schedule.total(counts), cute.arch.grid_dim()[2]):
             row, column, _ = schedule.at(counts, index)
             first = (row * tile.m + consumer * 64, column * tile.n, 0)
-            at = epilogue.Place(first, thread, consumer, mD.shape[:2])
+            at = epilogue.Place(first, thread, consumer, store.mD.shape[:2])
             beside = epilogue.fetch(v, at, fused)
             tCrC.fill(0.0)
             scales, offsets = self.fetch_groups(at, groups, Int32(0))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache, missing, prebuilt
+from cutlass_kernels.variants import TARGET
 
-NAME, TARGET = "transpose_8", "sm_90a"
+NAME = "transpose_8"
 
 
 def declines(x: Tensor) -> str | None:

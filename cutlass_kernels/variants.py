@@ -19,6 +19,7 @@ import torch
 
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
 
+TARGET = "sm_90a"  # the GPU that kernels are compiled for, but for steps of optimizers (cutlass_kernels.updates)
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
 MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
@@ -105,7 +106,7 @@ class Variant:
     group: int = 0
     affine: bool = False
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
     """The GPU that it is compiled for."""
 
     @property
