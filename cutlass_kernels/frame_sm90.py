@@ -226,3 +226,10 @@ class Frame(Results):
 
 def with_batch(t: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(t.iterator, cute.prepend(t.layout, cute.make_layout(1), up_to_rank=3))
+
+
+def follow() -> None:
+    """Wait for the kernel before, which so far may have run, and whose results now may be read; and let the next one
+    begin, which waits for this one alone. A launch with use_pdl=True does so before it touches global memory."""
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()

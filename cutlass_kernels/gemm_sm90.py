@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_kernels import epilogue, schedule, split
-from cutlass_kernels.frame_sm90 import Frame
+from cutlass_kernels.frame_sm90 import Frame, follow
 from cutlass_kernels.results import Store
 from cutlass_kernels.variants import WARPGROUP
 
@@ -93,8 +93,7 @@ class Gemm(Frame):
         shared = self.begin(warp, a, b, d)
         sums, place = shared.own
         self.meet()
-        cute.arch.griddepcontrol_wait()  # so far the kernel before may have run; now what it writes may be read
-        cute.arch.griddepcontrol_launch_dependents()
+        follow()
 
         group = self.warpgroup()
         steps = cute.ceil_div(k, tile.k * tile.split)  # what they load beyond k are zeros

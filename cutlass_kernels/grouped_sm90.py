@@ -18,6 +18,7 @@ from cutlass import Int32, Uint32, const_expr, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_kernels import epilogue
+from cutlass_kernels.frame_sm90 import follow
 from cutlass_kernels.gemm_sm90 import TURN, Gemm, Turn
 from cutlass_kernels.group_schedule import Groups, GroupSchedule, Where
 from cutlass_kernels.results import Store
@@ -55,6 +56,7 @@ class GroupedGemm(GroupSchedule, Gemm):
             cluster=(*self.blocks, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     # ---- the kernel
@@ -70,6 +72,7 @@ class GroupedGemm(GroupSchedule, Gemm):
         (tma_a, tA, _), (tma_b, tB, _) = a, b
         extent = (cute.size(tA, mode=[0]), cute.size(tB, mode=[0]), cute.size(tA, mode=[1]))[self.along]
         count = cute.size(offs)
+        follow()
         if warp == 0:
             self.count_groups(offs, extent, ends, tiles)
         if const_expr(tile.cluster != (1, 1)):

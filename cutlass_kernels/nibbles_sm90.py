@@ -1,29 +1,25 @@
-"""The Hopper kernel for weights of 4 bits beside numbers in bfloat16: codes become bfloat16 in registers.
+"""The Hopper kernel for weights of 4 bits beside bfloat16 or 8 bits: codes become numbers in registers.
 
 The weight's rows are those of a tile (swap), so that wgmma takes them from registers; x is read from shared memory. A
-code less its zero point is a whole number of few bits, exact in bfloat16. The products of a group's codes are summed by
-the matrix unit, and multiplied by the group's scale in float32, so that no scale is rounded.
+code less its zero point is a whole number of few bits, exact in bfloat16, int8 and e4m3 (nibble_words.py). The products
+of a group are summed by the matrix unit, and multiplied by the group's scale in float32, so that no scale is rounded:
 
-A thread's part of 16 codes along K, of one row, are two bytes, 4 bytes apart, each of two neighbours:
-
-    byte · 4097 -> a code in the low bits of each half   & 000f000f, ^ 4308 4308 -> 128 + 8 + code   - 136 -> code
+    bfloat16   y += sum · scale
+    e4m3, e5m2 y += sum · scale, and at the end y · 512 · x_scale, as the weight's numbers are in units of 2^-9
+    integers   y += (float32(sum - x_zero · sum of the codes) · x_scale) · scale, each operation rounded by itself:
+               what hop's reference computes; the codes are summed while they are decoded
 """
 
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Uint8, Uint32, const_expr, pipeline
+from cutlass import Float32, Int32, Uint8, Uint16, Uint32, const_expr, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from cutlass_kernels import epilogue, schedule
-from cutlass_kernels.frame_sm90 import Frame
+from cutlass_kernels import epilogue, nibble_words, schedule
+from cutlass_kernels.frame_sm90 import TYPES, Frame, follow
 from cutlass_kernels.results import Store
-
-DEPTH = 16  # of K, that one wgmma multiplies
-BIASED = 0x43004300  # two times 128 in bfloat16, whose last bits are ones
-SUBTRACT = "{ .reg .b32 by; mov.b32 by, {$r1}; sub.bf16x2 {$w0}, {$r0}, by; }"  # which takes no constants
-SIGNED = 0x43084308  # and 8 more: a signed code with its highest bit flipped is the code + 8
 
 
 class NibbleGemm(Frame):
@@ -41,17 +37,18 @@ class NibbleGemm(Frame):
         multiprocessors: Int32,
         stream: Any,
     ):
-        """x (m, k) bfloat16, codes (n, k / 2) of two, scale (n, k / group), zero likewise or None, out (m, n)."""
+        """x (m, k), codes (n, k / 2) of two, scale (n, k / group), zero likewise or None, out (m, n)."""
         tile = self.tile
         mA, mB, mD = self.operands(x, cute.make_tensor(codes.iterator, cute.select(codes.layout, [1, 0])), out)
         a, b = self.factor(mA, tile.m, tile.k // 2), self.factor(mB, tile.n, tile.k)
-        mma = self.products(self.b_type, warpgroup.OperandSource.RMEM)
+        mma = self.products(self.variant.held, warpgroup.OperandSource.RMEM)
         counts = (cute.ceil_div(cute.size(mA, mode=[0]), tile.m), cute.ceil_div(cute.size(mB, mode=[0]), tile.n), 1)
         self.kernel(a, b, mD, mma, counts, scale, zero, vectors).launch(
             grid=(1, 1, cutlass.max(cutlass.min(schedule.total(counts), multiprocessors), 1)),
             block=[tile.threads, 1, 1],
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -69,6 +66,7 @@ class NibbleGemm(Frame):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         shared = self.begin(warp, a, b, (None, None, None))
         self.meet()
+        follow()
         group = self.warpgroup()
         steps = cute.ceil_div(cute.size(b[1], mode=[1]), self.tile.k)
         store, fused = Store(None, None, None, None, mD), epilogue.Fused(vectors, None, shared.sV)
@@ -103,9 +101,10 @@ class NibbleGemm(Frame):
         v, tile, (counts, steps, *groups), (mma, sA, sB) = self.variant, self.tile, work, factors
         consumer, thread = self.who()
         tCrB = mma.make_fragment_B(mma.get_slice(0).partition_B(sB))
-        tCrA = cute.make_rmem_tensor(mma.partition_shape_A((64, tile.k)), BFloat16)
-        tCrC, tCrP = (cute.make_rmem_tensor(mma.partition_shape_C((64, tile.n)), Float32) for _ in range(2))
-        words = cute.recast_tensor(sA, Uint8)
+        tCrA = mma.make_fragment_A(mma.partition_shape_A((64, tile.k)))
+        shape = mma.partition_shape_C((64, tile.n))
+        tCrC, tCrP = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, TYPES[v.accumulates])
+        words = cute.recast_tensor(sA, Uint8 if const_expr(nibble_words.in_register(v) == 2) else Uint16)
         plain = cute.make_tensor(cute.recast_ptr(words.iterator, None), words.layout)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
         for index in range(cute.arch.block_idx()[2], schedule.total(counts), cute.arch.grid_dim()[2]):
@@ -113,39 +112,76 @@ class NibbleGemm(Frame):
             first = (row * tile.m + consumer * 64, column * tile.n, 0)
             at = epilogue.Place(first, thread, consumer, store.mD.shape[:2])
             beside = epilogue.fetch(v, at, fused)
-            tCrC.fill(0.0)
+            tCrC.fill(-0.0)  # which changes no number that is added to it, not -0 either
             scales, offsets = self.fetch_groups(at, groups, Int32(0))
+            epilogue.share(v, at, beside, fused.sV)
+            columns = self.of_columns(at, fused)
             for step in range(steps):
                 loaded.consumer_wait(state)
-                self.decode(plain, state.index, at, offsets, tCrA)
+                totals = self.decode(plain, state.index, at, offsets, tCrA)
                 ahead = self.fetch_groups(at, groups, cutlass.min(step + 1, steps - 1))
                 for g in cutlass.range_constexpr(tile.k // v.group):
                     self.multiply_group(mma, tCrA, tCrB, tCrP, state.index, g)
                     warpgroup.wait_group(0)
-                    self.add(tCrC, tCrP, scales, g)
+                    if const_expr(v.group == tile.k):
+                        self.add(tCrC, tCrP, scales, totals, columns, g)
+                    else:
+                        if step * (tile.k // v.group) + g < groups[0].shape[1]:  # the last step may have fewer
+                            self.add(tCrC, tCrP, scales, totals, columns, g)
                 loaded.consumer_release(state)
                 state.advance()
                 epilogue.replace(scales, ahead[0])
                 if const_expr(v.affine):
                     epilogue.replace(offsets, ahead[1])
-            epilogue.share(v, at, beside, None)
+            self.finish(tCrC, columns)
             for n in cutlass.range_constexpr(tile.n // v.part[1]):
                 self.store_elements(epilogue.Sums(at, tCrC, beside, fused), store, 0, n)
 
     @cute.jit
     def multiply_group(self, mma: Any, tCrA: Any, tCrB: Any, tCrP: Any, stage: Int32, g: cutlass.Constexpr):
         """Ask for the products of a group."""
+        count = self.variant.group // self.variant.depth
         warpgroup.fence()
-        for i in cutlass.range_constexpr(self.variant.group // DEPTH):
+        for i in cutlass.range_constexpr(count):
             mma.set(warpgroup.Field.ACCUMULATE, i > 0)
-            at = g * (self.variant.group // DEPTH) + i
+            at = g * count + i
             cute.gemm(mma, tCrP, tCrA[(None, None, at)], tCrB[(None, None, at, stage)], tCrP)
         warpgroup.commit_group()
 
-    def add(self, tCrC: Any, tCrP: Any, scales: Any, g: int) -> None:
+    # ---- what belongs to a column: a row of x
+
+    def of_columns(self, at: Any, fused: Any) -> dict[str, Any]:
+        """The scales and zero points of a thread's columns, in registers."""
+        v = self.variant
+        found = {}
+        for name in v.by_column:
+            real = epilogue.is_real(v, name)
+            own = cute.make_rmem_tensor(self.tile.n // 4, Float32 if real else Int32)
+            for i in range(self.tile.n // 4):
+                element = fused.sV[(column_of(at.thread, i), v.by_column.index(name), at.consumer)]
+                own[i] = element.bitcast(Float32) if real else element
+            found[name] = own
+        return found
+
+    def add(self, tCrC: Any, tCrP: Any, scales: Any, totals: Any, columns: Any, g: int) -> None:
         """Add the products of a group to the sums, times the scale of each row."""
         for i in range(cute.size(tCrP)):
-            tCrC[i] = epilogue.fma(tCrP[i], scales[2 * g + i // 2 % 2], tCrC[i])
+            row, column = 2 * g + i // 2 % 2, 2 * (i // 4) + i % 2
+            if not self.variant.is_integer:
+                tCrC[i] = epilogue.fma(tCrP[i], scales[row], tCrC[i])
+                continue
+            total = tCrP[i] if totals is None else tCrP[i] - columns["lhs_zero"][column] * totals[row]
+            term = epilogue.mul(epilogue.mul(total.to(Float32), columns["lhs_scale"][column]), scales[row])
+            tCrC[i] = epilogue.add(tCrC[i], term)
+
+    def finish(self, tCrC: Any, columns: Any) -> None:
+        """What the sums of floats of 8 bits are multiplied by at last."""
+        if columns and not self.variant.is_integer:
+            for i in range(cute.size(tCrC)):
+                whole = epilogue.mul(tCrC[i], Float32(1 / nibble_words.UNIT))
+                tCrC[i] = epilogue.mul(whole, columns["lhs_scale"][2 * (i // 4) + i % 2])
+
+    # ---- what belongs to a row: of the weight
 
     def fetch_groups(self, at: Any, groups: Any, step: Any) -> tuple[Any, Any]:
         """The scales of a step's groups, of both rows of a thread; and what is to be taken off their codes."""
@@ -158,18 +194,35 @@ class NibbleGemm(Frame):
             return scales, None
         offsets = cute.make_rmem_tensor(len(places), Uint32)
         for i, place in enumerate(places):
-            offsets[i] = (zero[place].to(Uint32) & Uint32(0x7F)) * Uint32(0x10001) + Uint32(BIASED)
+            offsets[i] = nibble_words.offset_of(self.variant, zero[place])
         return scales, offsets
 
-    def decode(self, plain: Any, stage: Any, at: Any, offsets: Any, tCrA: Any) -> None:
-        """A stage's codes, in the rows of a thread, as two bfloat16 a register."""
-        found = cute.recast_tensor(tCrA, Uint32)
+    def decode(self, plain: Any, stage: Any, at: Any, offsets: Any, tCrA: Any) -> Any:
+        """A stage's codes, in the rows of a thread, as numbers; and the sums of each group's, where they are wanted."""
+        v, found = self.variant, cute.recast_tensor(tCrA, Uint32)
+        count = nibble_words.in_register(v)
+        fixed, sums = nibble_words.offset_of(v, None), {}
         for h in range(2):
             row = at.consumer * 64 + epilogue.place_of(at.thread, h)[0]
-            swizzle = row // 2 % 4 * 16  # of rows of 64 bytes
-            for i in range(self.tile.k // 8):  # bytes 4 · i + thread % 4, in halves of 16 codes
-                byte = plain[(row, (4 * i + at.thread % 4) ^ swizzle, stage)].to(Uint32)
-                flipped = Uint32(BIASED if self.variant.affine else SIGNED)
-                biased = (byte * Uint32(0x1001) & Uint32(0x000F000F)) ^ flipped
-                offset = offsets[2 * (8 * i // self.variant.group) + h] if self.variant.affine else Uint32(SIGNED)
-                found[4 * (i // 2) + 2 * (i % 2) + h] = epilogue.ptx(SUBTRACT, Uint32, biased, offset)
+            swizzle = row // 2 % 4 * (32 // count)  # 16 bytes of rows of 64
+            for i in range(self.tile.k // (4 * count)):  # of every four parts a thread has one
+                codes = plain[(row, (4 * i + at.thread % 4) ^ swizzle, stage)].to(Uint32)
+                group = 2 * (4 * count * i // v.group) + h
+                word = nibble_words.numbers(v, codes, offsets[group] if v.affine else fixed)
+                found[4 * (i // 2) + 2 * (i % 2) + h] = word
+                if v.lhs_zero is not None:
+                    sums[group] = nibble_words.added(sums.get(group, Int32(0)), word)
+        return self.over_lanes(sums) if sums else None
+
+    def over_lanes(self, sums: dict[int, Any]) -> Any:
+        """Those of the four threads that have parts of a row."""
+        found = cute.make_rmem_tensor(len(sums), Int32)
+        for group, own in sums.items():
+            pair = own + cute.arch.shuffle_sync_bfly(own, 1)
+            found[group] = pair + cute.arch.shuffle_sync_bfly(pair, 2)
+        return found
+
+
+def column_of(thread: Any, i: int) -> Any:
+    """A thread's i-th column of a tile."""
+    return 8 * (i // 2) + 2 * (thread % 4) + i % 2
