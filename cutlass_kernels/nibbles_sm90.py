@@ -5,7 +5,7 @@ code less its zero point is a whole number of few bits, exact in bfloat16, int8 
 of a group are summed by the matrix unit, and multiplied by the group's scale in float32, so that no scale is rounded:
 
     bfloat16   y += sum · scale
-    e4m3, e5m2 y += sum · scale, and at the end y · 512 · x_scale, as the weight's numbers are in units of 2^-9
+    e4m3, e5m2 y += sum · scale, and at the end y / unit · x_scale: with zero points the weight is in units of 2^-9
     integers   y += (float32(sum - x_zero · sum of the codes) · x_scale) · scale, each operation rounded by itself:
                what hop's reference computes; the codes are summed while they are decoded
 """
@@ -176,9 +176,10 @@ class NibbleGemm(Frame):
 
     def finish(self, tCrC: Any, columns: Any) -> None:
         """What the sums of floats of 8 bits are multiplied by at last."""
+        unit = nibble_words.unit_of(self.variant)
         if columns and not self.variant.is_integer:
             for i in range(cute.size(tCrC)):
-                whole = epilogue.mul(tCrC[i], Float32(1 / nibble_words.UNIT))
+                whole = tCrC[i] if unit == 1 else epilogue.mul(tCrC[i], Float32(1 / unit))
                 tCrC[i] = epilogue.mul(whole, columns["lhs_scale"][2 * (i // 4) + i % 2])
 
     # ---- what belongs to a row: of the weight

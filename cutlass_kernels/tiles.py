@@ -116,7 +116,7 @@ def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
 
 _FETCHED = 60.0  # instructions for the scales of a step of codes of 4 bits, counted by benchmarks.gpu_instructions
 # By what such codes become, how many make a register, and the instructions for it, the load among them.
-_DECODES = {torch.bfloat16: (2, 4), torch.int8: (4, 7), torch.float8_e4m3fn: (4, 10)}
+_DECODES = {torch.bfloat16: (2, 4), torch.int8: (4, 7), torch.float8_e4m3fn: (4, 7)}
 
 
 def _step_of_nibbles(v: Variant, gpu: Model) -> Step:
@@ -125,6 +125,7 @@ def _step_of_nibbles(v: Variant, gpu: Model) -> Step:
     multiply = t.m * t.n * t.k * v.lhs.itemsize / gpu.products
     shared = (t.m * t.k + (1 + t.m // 64) * t.n * t.k * v.lhs.itemsize) / gpu.shared
     codes, instructions = _DECODES[v.held]
+    instructions += 3 * (v.affine and v.held == torch.float8_e4m3fn)  # signed codes become e4m3 by tables
     decoded = 64 * t.k / 128 / codes * (instructions + (v.lhs_zero is not None))
     of_each = 1 if not v.is_integer else 4 + (v.lhs_zero is not None)  # for the sum of a group: integers are converted
     added = groups * t.n / 2 * of_each + _FETCHED
