@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels.elements import FORMATS, Format
+from cutlass_kernels.variants import TARGET
 
 CHUNK = 16  # elements that a thread takes at a time
 MEMORY = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -147,7 +148,7 @@ class Rows:
     power_of_two, most_of_dtype, rounding   of the rules
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -201,7 +202,7 @@ class Tiles:
     The others are those of Rows; reads: whether amax was found before, for the tensor.
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -251,7 +252,7 @@ class Tiles:
 class Largest:
     """A kernel that finds the largest magnitude of a tensor, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -272,7 +273,7 @@ class Largest:
 class Columns:
     """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -299,7 +300,7 @@ class Numbers:
     zero            whether blocks have codes of zero
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     out: torch.dtype
     format: Format

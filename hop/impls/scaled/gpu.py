@@ -121,14 +121,19 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     if left.block[-1] != -1 or right.block[along] != -1:
         return "a scale of integers changes along the summed dimension"
     result = _transposed(call, left, right)
-    result |= {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    result |= {"lhs_scale": scale_of_rows(left), "rhs_scale": _columns(right, along)}
     for name, side, dim in (("lhs_zero", left, -1), ("rhs_zero", right, along)):
-        zero = zeros(side, dim)
-        if isinstance(zero, Tensor):
-            result[name] = zero.reshape(-1)
-        elif zero:
-            result[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
+        if (zero := zero_of(side, dim)) is not None:
+            result[name] = zero
     return result
+
+
+def zero_of(side: Operand, along: int) -> Tensor | None:
+    """The zero point of each row or column of a plain factor, or of all, if there is any."""
+    zero = zeros(side, along)
+    if isinstance(zero, Tensor):
+        return zero.reshape(-1)
+    return torch.full((1,), zero, dtype=torch.int32, device=side.codes.device) if zero else None
 
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -142,7 +147,7 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     fused = _transposed(call, left, right)
     of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
     if of_lhs[-1] == -1 and of_rhs[along] == -1:
-        return fused | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+        return fused | {"lhs_scale": scale_of_rows(left), "rhs_scale": _columns(right, along)}
     across = (1, BLOCK) if along == -1 else (BLOCK, 1)
     if of_lhs[-2:] != (1, BLOCK) or of_rhs not in ((BLOCK, BLOCK), across):
         return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, or {across}, not {of_lhs} and {of_rhs}"
@@ -194,8 +199,8 @@ def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
 
-def _rows(left: Operand) -> Tensor:
-    """The scale of each row, or of all."""
+def scale_of_rows(left: Operand) -> Tensor:
+    """The scale of each row of a plain factor, or of all."""
     scale = group_scale(left, -1, 0)
     return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.shape[:-1], 1]).reshape(-1)
 
