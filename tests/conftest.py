@@ -1,5 +1,6 @@
 """Options and state shared by all tests."""
 
+import gc
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     case.DEVICE = config.getoption("--device")
+    gc.disable()  # until all is imported, of which nothing is garbage
     if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are busy with other tests
         torch.set_num_threads(1)
     if case.DEVICE == "cuda" and not torch.cuda.is_available():
@@ -52,6 +54,11 @@ def pytest_collection_modifyitems(config, items):
         for mark in item.iter_markers("works"):
             if (lack := LACKS[mark.args[0]]).shows():
                 item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} lacks it: {lack.what}"))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported stays, and is not looked at again
+    gc.enable()
 
 
 def pytest_collectstart(collector):
