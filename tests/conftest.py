@@ -30,18 +30,24 @@ def pytest_configure(config):
         pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
-def pytest_collection_modifyitems(config, items):
+def left_out(items, mark):
+    """Those with the mark that are not the one in n."""
     families = {}
     for item in items:
-        if mark := item.get_closest_marker("sampled"):
+        if found := item.get_closest_marker(mark):
             name = re.sub(r"_\d.*", "", getattr(item, "originalname", item.name))
-            families.setdefault((item.parent.nodeid, name, *mark.args), []).append(item)
+            families.setdefault((item.parent.nodeid, name, *found.args), []).append(item)
     for (*_, n), family in families.items():
         # By a hash of the names, since every n-th of a product may leave out a whole row of it.
         family.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        for item in family[-(-len(family) // n) :]:
-            item.add_marker(pytest.mark.exhaustive)
+        yield from family[-(-len(family) // n) :]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config, items):
+    for mark, longer in (("quick", pytest.mark.full), ("sampled", pytest.mark.exhaustive)):
+        for item in left_out(items, mark):
+            item.add_marker(longer)
     if part := config.getoption("--part"):
         chosen, parts = map(int, part.split("/"))
         left = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != chosen]

@@ -504,11 +504,19 @@ class TestProductsOfTorchao(unittest.TestCase):
         module.recompile()
         return module
 
-    @parameterized.expand([(f"{cpu}_{dtype}", cpu, dtype) for cpu in CPUS for dtype in ("float32", "bfloat16")])
-    def test_quantize_(self, _name, cpu, dtype):
-        model = linear_layers(getattr(torch, dtype))
+    @parameterized.expand([(cpu,) for cpu in CPUS])
+    def test_quantize_(self, cpu):
+        self.check_quantized(cpu, torch.float32)
+
+    @parameterized.expand([(cpu,) for cpu in CPUS])
+    @pytest.mark.full
+    def test_quantize_in_bfloat16(self, cpu):
+        self.check_quantized(cpu, torch.bfloat16)
+
+    def check_quantized(self, cpu: str, dtype: torch.dtype) -> None:
+        model = linear_layers(dtype)
         torchao.quantize_(model, TORCHAO["int8_dynamic"]())
-        x = torch.randn(4, 3, 64).to(getattr(torch, dtype))
+        x = torch.randn(4, 3, 64).to(dtype)
         with mock.patch.multiple(intmm, **{name: lambda v=v: v for name, v in CPUS[cpu].items()}):
             program = exported(model, x, dynamic=({0: Dim("batch", min=1)},))
         own = operators(program.run_decompositions({}))
