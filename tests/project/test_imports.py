@@ -1,6 +1,7 @@
 """The house's import order, and what `import hop` costs."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -101,10 +102,16 @@ def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
     return [part for part in parts if len(part) > 1]
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.AST:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Modules that a file imports anywhere, `from hop import x` counted as hop.x."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -211,11 +218,11 @@ class TestImports(unittest.TestCase):
     def test_private_torch_is_named_in_one_folder(self):
         for path in ROOT.glob("hop/**/*.py"):
             if path.parent.name != "compat":
-                assert not (found := private_torch(ast.parse(path.read_text()))), f"{path} names {sorted(found)}"
+                assert not (found := private_torch(tree_of(path))), f"{path} names {sorted(found)}"
 
     def test_private_attributes_are_read_in_one_folder(self):
         """Attributes with an underscore that nothing of ours defines are PyTorch's."""
-        trees = {path: ast.parse(path.read_text()) for path in ROOT.glob("hop/**/*.py")}
+        trees = {path: tree_of(path) for path in ROOT.glob("hop/**/*.py")}
         own = set().union(*map(defined, trees.values()))
         for path, tree in trees.items():
             if path.parent.name != "compat":
@@ -271,7 +278,7 @@ class TestImports(unittest.TestCase):
 
 
 FORKS = """
-import contextlib, io, json, os, sys, torch
+import contextlib, io, json, os, sys, hop
 for code in json.load(sys.stdin):
     if child := os.fork():
         if os.waitpid(child, 0)[1]:
@@ -285,7 +292,8 @@ for code in json.load(sys.stdin):
 
 
 def run_each(programs: list[str]) -> list[tuple[str, str]]:
-    """What each prints, and its warnings, by itself: in forks of one process, which has imported torch alone."""
+    """What each prints, and its warnings, by itself: in forks of one process that has imported `hop` alone, which an
+    import of any of its modules does first."""
     command = [sys.executable, "-W", "always", "-c", FORKS]
     done = subprocess.run(command, input=json.dumps(programs), stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
