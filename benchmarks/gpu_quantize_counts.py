@@ -7,7 +7,7 @@ instructions a cycle, of which SHARE is reached, and memory moves at a copy's ba
 
 import torch
 
-from benchmarks.gpu_quantize import Case
+from benchmarks.gpu_quantize import Case, Computed
 from cutlass_kernels import dequantize, quantize
 from cutlass_kernels.quantizing import Largest
 
@@ -19,6 +19,8 @@ CASES = (
     Case("MXFP8", torch.bfloat16, (128, 1024), "both"),
     Case("MXFP8", torch.bfloat16, (128, 1024), "columnwise"),
     Case("FP8_ROW", torch.float32, (8, 4096)),
+    *(Computed(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP8")),
+    Computed("INT8_ROW", torch.bfloat16, (8, 4096), operation="layer_norm"),
 )
 BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: a copy's bytes and the cycles a second
 
@@ -41,7 +43,9 @@ def line(case: Case) -> str:
         made = quantize.run(case.request(x))
     passes = 1 + isinstance(variants[0], Largest)
     moved = (passes * x.nbytes + sum(t.nbytes for t in made)) / x.numel()
-    return row(f"`{case.name}`, {str(x.dtype).removeprefix('torch.')}, {case.copies}", reports, x.numel(), moved)
+    before = f"{case.operation} to " if isinstance(case, Computed) else ""
+    named = f"{before}`{case.name}`, {str(x.dtype).removeprefix('torch.')}, {case.copies}"
+    return row(named, reports, x.numel(), moved)
 
 
 def row(name: str, reports: list, count: int, moved: float) -> str:

@@ -28,6 +28,8 @@ class Addresses(NamedTuple):
     second: Any
     amax: Any
     noise: Any
+    weight: Any = None
+    bias: Any = None
 
 
 def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
@@ -54,6 +56,8 @@ def row_stride(x: Any) -> Any:
 class Quantize:
     """The kernel of a variant."""
 
+    shared_words = 64  # 32 of each number that the warps of a row exchange
+
     def __init__(self, variant: Rows) -> None:
         self.variant = variant
 
@@ -62,10 +66,10 @@ class Quantize:
         self, x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor, others: Any, numbers: Any, shift: Int32, stream: Any
     ):
         """x (rows, columns), columns innermost; the codes, contiguous bytes; the scales, one for each block; `others`:
-        second, amax and noise, or None; `numbers`: the least amax, the stream of noise."""
+        second, amax, noise, weight and bias, or None; `numbers`: the least amax, the stream of noise, eps of norms."""
         v = self.variant
-        second, amax, noise = others if const_expr(others is not None) else (None, None, None)
-        at = Addresses(*[None if t is None else t.iterator.toint() for t in (x, out, scale, second, amax, noise)])
+        given = others if const_expr(others is not None) else (None,) * 5
+        at = Addresses(*[None if t is None else t.iterator.toint() for t in (x, out, scale, *given)])
         shape = Shape(cute.size(x, mode=[0]), cute.size(x, mode=[1]), row_stride(x), shift)
         tiles = Int32(1)
         if const_expr(v.in_tiles):
@@ -76,7 +80,7 @@ class Quantize:
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32, numbers: Any):
         v = self.variant
-        shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, 64)
+        shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, self.shared_words)
         thread = cute.arch.thread_idx()[0]
         across = Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0], Int32(0)
@@ -102,13 +106,14 @@ class Quantize:
         raws = [cute.make_rmem_tensor(chunks.words_in(v.memory), Uint32) for _ in places]
         for j in cutlass.range_constexpr(v.held):
             self.load(at, shape, row, places[j], columns, raws[j])
-        known = [known_of(v, raw) for raw in raws]
+        raws = self.computed(at, shape, numbers, places, columns, raws, shared)
+        known = [known_of(v.encoded, raw) for raw in raws]
         common = self.common(at, numbers)
         if const_expr(v.span == 0):
             if const_expr(v.rule == "given"):
                 own = self.given(at, Int64(0) if const_expr(v.reads) else cutlass.min(row, Int64(shape.rows - 1)))
             else:
-                own = find(v, self.of_row(at, known, common, shape, shared))
+                own = find(v.encoded, self.of_row(at, known, common, shape, shared))
                 self.note(at, own, row, (place == 0) & (columns > 0))
             for j in cutlass.range_constexpr(v.held):
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -129,7 +134,7 @@ class Quantize:
                     )
                     continue
                 high, low = (None if x is None else chunks.over_lanes(x, v.span // CHUNK) for x in known[j][:2])
-                own = find(v, scales.Known(high, low, common))
+                own = find(v.encoded, scales.Known(high, low, common))
                 is_first = (places[j] % per == 0) & (places[j] * CHUNK < columns)
                 self.note(at, own, index, is_first)
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -157,6 +162,10 @@ class Quantize:
             self.encode(at, shape, numbers, (row, place + i, columns), (raw, known_of(v, raw).worst), scale)
 
     # ---- steps
+
+    def computed(self, at: Any, shape: Any, numbers: Any, places: Any, columns: Any, raws: Any, shared: Any) -> Any:
+        """What is encoded: the words of x, or those of float32 that are computed of it (quantize_norms.py)."""
+        return raws
 
     @cute.jit
     def load(self, at: Any, shape: Any, row: Any, place: Any, columns: Any, raw: Any):
@@ -225,7 +234,7 @@ class Quantize:
                 random = chunks.noise_at(seed, numbers[1], flat, v.vector)
             elif const_expr(v.noise == "given"):
                 random = chunks.load_bytes(at.noise + flat, left, v.vector)
-            encode_values(v, raw, worst, scale, random, words)
+            encode_values(v.encoded, raw, worst, scale, random, words)
             width = cute.ceil_div(shape.columns, f.per_byte)
             chunks.store_chunk(v, at.codes + row * width + place * (CHUNK // f.per_byte), left, words)
 

@@ -21,6 +21,7 @@ from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies, formats
+from hop.numerics.estimators import QuantNoise
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
 
@@ -316,6 +317,59 @@ class TestNumbers(unittest.TestCase):
             check_numbers(presets.MXFP8, x.reshape(shape), torch.float32)
         check_numbers(presets.STATE_FP8, x, torch.float32)
         check_numbers(presets.INT8_CONV, x.reshape(16, 9, 16, 17), torch.float16)
+
+
+def check_both_ways(q: Quantizer, x: Tensor, **given: Any) -> None:
+    """fake_quantize by the kernels that quantize and dequantize, NaN for NaN."""
+
+    def quantized(r: Request) -> list[Tensor]:
+        quantizing.check(r)
+        return quantize.run(r)
+
+    def dequantized(c: dequantize.Codes) -> Tensor:
+        dequantize.check(c)
+        return dequantize.run(c)
+
+    call = (str(q), x, given.get("scale"), given.get("zero_point"), given.get("noise"), "passed")
+    with (
+        emulated.here(),
+        mock.patch.object(gpu.kernels(), "quantized", quantized),
+        mock.patch.object(gpu.kernels(), "dequantized", dequantized),
+    ):
+        got = gpu.FAKE_QUANTIZE.run(call)
+    wanted = hop.fake_quantize(q, x, **given)
+    assert isinstance(got, Tensor) and got.dtype == wanted.dtype and got.shape == wanted.shape
+    known, words = ~wanted.isnan(), {2: torch.int16, 4: torch.int32}[x.itemsize]
+    assert torch.equal(got.isnan(), ~known)
+    assert torch.equal(got[known].view(words), wanted[known].view(words))
+
+
+class TestFakeQuantize(unittest.TestCase):
+    def test_fp8_rows(self):
+        check_both_ways(presets.FP8_ROW, numbers(torch.bfloat16, *SHAPES[0]))
+
+    @pytest.mark.full
+    def test_each(self):
+        noise = torch.randint(0, 256, SHAPES[0], dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        check_both_ways(presets.INT8_ROW_AFFINE, numbers(torch.float32, *SHAPES[1]))
+        check_both_ways(presets.MXFP4, numbers(torch.float16, *SHAPES[1]).reshape(2, 5, 77))
+        x, (q, scale, zero) = numbers(torch.bfloat16, *SHAPES[0]), GIVEN["int8 affine"]
+        check_both_ways(q, x, scale=scale, zero_point=zero)
+        check_both_ways(replace(presets.FP8_ROW, stochastic=True), x, noise=noise)
+
+    def test_reasons(self):
+        x = torch.zeros(4, 64)
+        for q, words in (
+            (presets.STATE8, "for int8, int4, fp8 and fp4"),
+            (presets.INT8_TENSOR_STATIC, "scale is None"),
+        ):
+            with mock.patch.object(gpu, "takes", lambda _: True), mock.patch("torch.cuda.is_available", lambda: True):
+                assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
+        for q, words in (
+            (presets.INT8_ROW, "for tensors on GPUs"),
+            (replace(presets.INT8_ROW, gradient=QuantNoise()), "noise in the place of rounding"),
+        ):
+            assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
 
 
 def code_of(variant: Any) -> None:
