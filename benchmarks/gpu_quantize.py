@@ -119,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Computed(Case):
-    """What is computed of the last dimension, with a weight, before it is quantized, in the same kernel."""
+    """A norm of the last dimension, with a weight, which is quantized in the same kernel."""
 
     operation: str = "rms_norm"
 
@@ -160,6 +160,20 @@ class Computed(Case):
         return hop.explain(*self.scaled(x))
 
 
+@dataclass(frozen=True)
+class Gated(Computed):
+    """A function of one half of the columns times the other half, which is quantized in the same kernel."""
+
+    operation: str = "silu"
+
+    def scaled(self, x: Tensor) -> tuple[Any, ...]:
+        op = torch.ops.hop.silu_mul if self.operation == "silu" else torch.ops.hop.gelu_mul
+        return op.default, self.quantizer, x, x.flip(1)
+
+    def request(self, x: Tensor) -> Request:
+        return replace(Case.request(self, x), operation=self.operation, other=x.flip(1))
+
+
 def checked() -> Iterator[Case]:
     """What is compared with the CPU's bits: every preset with each dtype, shapes in turns."""
     for i, name in enumerate(NAMES):
@@ -171,6 +185,8 @@ def checked() -> Iterator[Case]:
     for i, name in enumerate(COMPUTED):
         for j, operation in enumerate(("rms_norm", "layer_norm")):
             yield Computed(name, (BF16, F32)[(i + j) % 2], SHAPES[(i + j) % 3], operation=operation)
+        for j, operation in enumerate(("silu", "gelu")):
+            yield Gated(name, (BF16, F32)[(i + j) % 2], SHAPES[(i + j) % 4], operation=operation)
 
 
 def timings_of() -> Iterator[Case]:
@@ -181,6 +197,7 @@ def timings_of() -> Iterator[Case]:
             yield Case(name, BF16, shape, "both")
         for name in COMPUTED[:3]:
             yield Computed(name, BF16, shape)
+            yield Gated(name, BF16, shape)
 
 
 def variants() -> list[Any]:

@@ -114,8 +114,8 @@ def variant_of(r: Request) -> Rows:
     chunks = -(-r.x.shape[1] // CHUNK)
     held, threads = 2, THREADS
     if r.operation in NORMS or (columns == -1 and not whole and r.rule != "given"):
-        across = _power(chunks, 32)
-        held, threads = (2, max(THREADS, across)) if across <= MOST_THREADS else (0, MOST_THREADS)
+        across, most = _power(chunks, 32), MOST_THREADS // 2 if r.operation else MOST_THREADS  # by their registers
+        held, threads = (2, max(THREADS, across)) if across <= most else (0, most)
     return Rows(
         r.x.dtype,
         r.elements,
@@ -133,6 +133,7 @@ def variant_of(r: Request) -> Rows:
         r.operation,
         "" if r.weight is None else MEMORY[r.weight.dtype],
         "" if r.bias is None else MEMORY[r.bias.dtype],
+        "" if r.other is None else MEMORY[r.other.dtype],
     )
 
 
@@ -173,10 +174,15 @@ def build(variant: Any, options: str = "") -> Any:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    from cutlass_kernels import quantize_columns, quantize_norms, quantize_rows, quantize_tiles
+    from cutlass_kernels import quantize_columns, quantize_functions, quantize_norms, quantize_rows, quantize_tiles
 
+    operation = getattr(variant, "operation", "")
     kernel = {
-        Rows: quantize_norms.Norm if getattr(variant, "operation", "") else quantize_rows.Quantize,
+        Rows: quantize_norms.Norm
+        if operation in NORMS
+        else quantize_functions.Function
+        if operation
+        else quantize_rows.Quantize,
         Largest: quantize_rows.FindLargest,
         Tiles: quantize_tiles.QuantizeTiles,
         Columns: quantize_columns.FindColumns,
@@ -201,8 +207,13 @@ def _described(v: Any) -> tuple[Any, ...]:
     def flat(kind: Any, align: int = 4) -> Any:
         return make_fake_tensor(kind, (cute.sym_int32(),), (1,), assumed_align=align)
 
-    align = 16 if v.vector else v.x.itemsize
-    x = make_fake_tensor(TYPES[v.x], (cute.sym_int32(), cute.sym_int32()), (cute.sym_int64(), 1), assumed_align=align)
+    def matrix(dtype: torch.dtype) -> Any:
+        align = 16 if v.vector else dtype.itemsize
+        return make_fake_tensor(
+            TYPES[dtype], (cute.sym_int32(), cute.sym_int32()), (cute.sym_int64(), 1), assumed_align=align
+        )
+
+    x = matrix(v.x)
     if isinstance(v, Largest):
         return x, flat(cutlass.Float32), cutlass.Int32(5)
     if isinstance(v, Columns):
@@ -223,6 +234,7 @@ def _described(v: Any) -> tuple[Any, ...]:
         flat(cutlass.Float32) if v.reads or v.rule in ("two_level", "given") else None,
         flat(cutlass.Int64, 8) if v.noise == "seed" else flat(cutlass.Uint8, 1) if v.noise else None,
         *(flat(TYPES[_DTYPES[t]], 16) if t else None for t in (v.weight, v.bias)),
+        matrix(_DTYPES[v.other]) if v.other else None,
     )
     numbers = (cutlass.Float32(0), cutlass.Uint32(0), *([cutlass.Float64(0)] if v.operation in NORMS else []))
     given = None if all(t is None for t in others) else others
@@ -234,7 +246,7 @@ def _described(v: Any) -> tuple[Any, ...]:
 
 def run(r: Request) -> list[Tensor]:
     """The buffers of `r.results`, on x's device and the current stream."""
-    r = replace(r, x=ready(r.x))
+    r = replace(r, x=ready(r.x), other=None if r.other is None else ready(r.other))
     amax = r.scale
     if amax is None and (r.block == (-1, -1) or r.rule == "two_level"):
         amax = largest(r.x, r.is_affine)
@@ -256,6 +268,7 @@ def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
             buffer.copy_(own.view(buffer.shape))
     second = buffers[2] if v.has_second else None
     others = [None if t is None else flat_bytes(t) for t in (second, amax, r.noise, r.weight, r.bias)]
+    others.append(r.other)
     given = None if all(t is None for t in others) else tuple(others)
     numbers = (float(r.floor), max(r.stream, 0), *([float(r.eps)] if r.operation in NORMS else []))
     compiled(v)(r.x, flat_bytes(buffers[0]), flat_bytes(buffers[1]), given, numbers, _shift(v, r.x.shape[1]))

@@ -6,7 +6,6 @@ to one of 2^(2E - 40) after its own rounding to float32 (hop.numerics.row_sums).
 has is found in two parts, each by adding a number that leaves it in the low bits.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -16,7 +15,7 @@ from cutlass import Float32, Float64, Int32, Int64, Uint32, const_expr
 from cutlass_kernels import chunks
 from cutlass_kernels.codes import INFINITY, WHOLE, WHOLE_BITS, bits, larger_or_nan, magnitude, number, widened
 from cutlass_kernels.epilogue import add, fma, mul, ptx, select
-from cutlass_kernels.quantize_rows import Quantize
+from cutlass_kernels.quantize_rows import Memory, Quantize
 from cutlass_kernels.quantizing import CHUNK
 
 BITS = 40  # below the largest magnitude of a row
@@ -28,7 +27,9 @@ class Norm(Quantize):
 
     shared_words = 256
 
-    def computed(self, at: Any, shape: Any, numbers: Any, places: Any, columns: Any, raws: Any, shared: Any) -> Any:
+    def computed(
+        self, at: Any, shape: Any, numbers: Any, row: Any, places: Any, columns: Any, raws: Any, shared: Any
+    ) -> Any:
         """The results of the norm as words of float32."""
         rows = [cute.make_rmem_tensor(CHUNK, Float32) for _ in raws]
         self.norm(at, shape, numbers, places, columns, raws, rows, shared)
@@ -83,14 +84,6 @@ class Norm(Quantize):
             bias = vector_chunk(Memory(v.bias, v.vector), at.bias, place, columns)
             for i in cutlass.range_constexpr(CHUNK):
                 row[i] = add(row[i], bias[i])
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What chunks.load_chunk asks of what it reads."""
-
-    memory: str
-    vector: bool
 
 
 def vector_chunk(v: Memory, address: Any, place: Any, columns: Any) -> list[Any]:

@@ -8,6 +8,7 @@ the second time from the L2 cache.
     columns of threads     2^shift threads have a row, or a tile of one; a block has several rows where they are short
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -30,6 +31,7 @@ class Addresses(NamedTuple):
     noise: Any
     weight: Any = None
     bias: Any = None
+    other: Any = None
 
 
 def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
@@ -41,12 +43,22 @@ def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
 
 
 class Shape(NamedTuple):
-    """Rows and columns of x, the elements from one row to the next, the threads of a row as a power of two."""
+    """Rows and columns of x, the elements from one row to the next, the threads of a row as a power of two; the
+    elements from a row to the next of the other factor."""
 
     rows: Any
     columns: Any
     stride: Any
     shift: Any
+    other: Any = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What chunks.load_chunk asks of what it reads."""
+
+    memory: str
+    vector: bool
 
 
 def row_stride(x: Any) -> Any:
@@ -66,11 +78,13 @@ class Quantize:
         self, x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor, others: Any, numbers: Any, shift: Int32, stream: Any
     ):
         """x (rows, columns), columns innermost; the codes, contiguous bytes; the scales, one for each block; `others`:
-        second, amax, noise, weight and bias, or None; `numbers`: the least amax, the stream of noise, eps of norms."""
+        second, amax, noise, weight, bias and another factor, or None; `numbers`: the least amax, the stream of noise,
+        eps of norms."""
         v = self.variant
-        given = others if const_expr(others is not None) else (None,) * 5
+        given = others if const_expr(others is not None) else (None,) * 6
         at = Addresses(*[None if t is None else t.iterator.toint() for t in (x, out, scale, *given)])
-        shape = Shape(cute.size(x, mode=[0]), cute.size(x, mode=[1]), row_stride(x), shift)
+        other = row_stride(given[5]) if const_expr(given[5] is not None) else None
+        shape = Shape(cute.size(x, mode=[0]), cute.size(x, mode=[1]), row_stride(x), shift, other)
         tiles = Int32(1)
         if const_expr(v.in_tiles):
             tiles = cute.ceil_div(shape.columns, (Int32(1) << shift) * (CHUNK * v.held))
@@ -82,6 +96,7 @@ class Quantize:
         v = self.variant
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, self.shared_words)
         thread = cute.arch.thread_idx()[0]
+        self.begin(thread, shared)
         across = Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0], Int32(0)
         if const_expr(v.in_tiles):
@@ -106,7 +121,7 @@ class Quantize:
         raws = [cute.make_rmem_tensor(chunks.words_in(v.memory), Uint32) for _ in places]
         for j in cutlass.range_constexpr(v.held):
             self.load(at, shape, row, places[j], columns, raws[j])
-        raws = self.computed(at, shape, numbers, places, columns, raws, shared)
+        raws = self.computed(at, shape, numbers, row, places, columns, raws, shared)
         known = [known_of(v.encoded, raw) for raw in raws]
         common = self.common(at, numbers)
         if const_expr(v.span == 0):
@@ -149,7 +164,9 @@ class Quantize:
         if const_expr(not v.reads):
             for i in range(0, cute.ceil_div(columns, CHUNK), across):
                 self.load(at, shape, row, place + i, columns, raw)
-                own = known_of(v, raw)
+                own = known_of(
+                    v.encoded, self.computed(at, shape, numbers, row, [place + i], columns, [raw], shared)[0]
+                )
                 high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
                 if const_expr(own.low is not None):
                     low = codes.larger(low, own.low)
@@ -159,12 +176,19 @@ class Quantize:
         self.note(at, scale, row, (place == 0) & (columns > 0))
         for i in range(0, cute.ceil_div(columns, CHUNK), across):
             self.load(at, shape, row, place + i, columns, raw)
-            self.encode(at, shape, numbers, (row, place + i, columns), (raw, known_of(v, raw).worst), scale)
+            words = self.computed(at, shape, numbers, row, [place + i], columns, [raw], shared)[0]
+            self.encode(at, shape, numbers, (row, place + i, columns), (words, known_of(v.encoded, words).worst), scale)
 
     # ---- steps
 
-    def computed(self, at: Any, shape: Any, numbers: Any, places: Any, columns: Any, raws: Any, shared: Any) -> Any:
-        """What is encoded: the words of x, or those of float32 that are computed of it (quantize_norms.py)."""
+    def begin(self, thread: Any, shared: Any) -> None:
+        """What a block of threads needs."""
+
+    def computed(
+        self, at: Any, shape: Any, numbers: Any, row: Any, places: Any, columns: Any, raws: Any, shared: Any
+    ) -> Any:
+        """What is encoded: the words of x, or those of float32 that are computed of it (quantize_norms.py,
+        quantize_functions.py)."""
         return raws
 
     @cute.jit

@@ -15,7 +15,8 @@ COPIES = ("rowwise", "columnwise", "both")
 ROUNDINGS = ("rceil", "floor", "ceil", "even")
 GROUPS = (16, 32, 64, 128, 256)
 NORMS = ("rms_norm", "layer_norm")  # of rows
-OPERATIONS = NORMS
+FUNCTIONS = ("silu", "gelu", "gelu_tanh")  # of elements
+OPERATIONS = (*NORMS, *FUNCTIONS)
 LONGEST = 16384  # elements of a row whose norm a block of threads finds, and keeps
 THREADS, MOST_THREADS = 256, 1024  # of a block
 TILE = 128  # rows and columns
@@ -39,8 +40,10 @@ class Request:
             of two, and is at most the largest of x's dtype; which power a scale of "mx" is.
         operation: "" x itself; "rms_norm", "layer_norm" of its rows: x or x less its mean, times r = 1 / sqrt(mean
             square + eps), times weight, plus bias. Sums are exact in fixed point, r is found in float64 and rounded
-            once, and each product and sum after it by itself.
+            once, and each product and sum after it by itself. "silu", "gelu", "gelu_tanh" of its elements, correctly
+            rounded, times other.
         weight, bias: (C,) of float32, bfloat16 or float16, or None: 1 and 0.
+        other: (R, C) of one of them, or None: 1.
         eps: a float64.
     """
 
@@ -60,6 +63,7 @@ class Request:
     operation: str = ""
     weight: Tensor | None = None
     bias: Tensor | None = None
+    other: Tensor | None = None
     eps: float = 0.0
 
     @property
@@ -136,7 +140,7 @@ def _check_given(r: Request) -> None:
             f"quantize: noise must be {dtype} of {shape} with stream={r.stream}, got {r.noise.dtype} of "
             f"{tuple(r.noise.shape)}"
         )
-    for name in ("scale", "zero_point", "noise", "weight", "bias"):
+    for name in ("scale", "zero_point", "noise", "weight", "bias", "other"):
         t = getattr(r, name)
         if t is not None and t.device != r.x.device:
             raise ValueError(f"quantize: {name} is on {t.device} and x on {r.x.device}; they must be on one device")
@@ -149,13 +153,17 @@ def _check_operation(r: Request) -> None:
         raise ValueError(
             f"quantize: copies must be 'rowwise' and noise None with operation {r.operation!r}, got {r.copies!r}"
         )
-    for name, t in (("weight", r.weight), ("bias", r.bias)):
-        if t is not None and r.operation not in NORMS:
-            raise ValueError(f"quantize: {name} is for operations {NORMS}, got operation {r.operation!r}")
-        if t is not None and (t.dtype not in MEMORY or tuple(t.shape) != (r.x.shape[1],)):
+    row, whole = tuple(r.x.shape[1:]), tuple(r.x.shape)
+    for name, t, users, shape in (
+        ("weight", r.weight, NORMS, row),
+        ("bias", r.bias, NORMS, row),
+        ("other", r.other, FUNCTIONS, whole),
+    ):
+        if t is not None and r.operation not in users:
+            raise ValueError(f"quantize: {name} is for operations {users}, got operation {r.operation!r}")
+        if t is not None and (t.dtype not in MEMORY or tuple(t.shape) != shape):
             raise ValueError(
-                f"quantize: {name} must be float32, bfloat16 or float16 of {(r.x.shape[1],)}, got {t.dtype} of "
-                f"{tuple(t.shape)}"
+                f"quantize: {name} must be float32, bfloat16 or float16 of {shape}, got {t.dtype} of {tuple(t.shape)}"
             )
 
 
@@ -177,7 +185,7 @@ class Rows:
     zero            whether a zero point is given
     power_of_two, most_of_dtype, rounding   of the rules
     operation       what is computed of x before, in float32
-    weight, bias    what memory their elements are in, or "" without
+    weight, bias, other   what memory their elements are in, or "" without
     """
 
     target: ClassVar[str] = "sm_90a"
@@ -198,6 +206,7 @@ class Rows:
     operation: str = ""
     weight: str = ""
     bias: str = ""
+    other: str = ""
 
     @property
     def memory(self) -> str:

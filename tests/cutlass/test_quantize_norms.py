@@ -87,7 +87,7 @@ def vectors(columns: int, *dtypes: torch.dtype | None) -> list[Tensor | None]:
     return [None if dtype is None else found[i].to(dtype) for i, dtype in enumerate(dtypes)]
 
 
-def by_kernel(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any) -> list[Tensor]:
+def by_kernel(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any, **kwargs: Any) -> list[Tensor]:
     """The buffers by the emulated kernel, as hop's Kernel runs it."""
 
     def quantized(r: Request) -> list[Tensor]:
@@ -98,7 +98,7 @@ def by_kernel(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any) -> list
         return results
 
     with emulated.here(), mock.patch.object(gpu.kernels(), "quantized", quantized):
-        return list(GPU_ROWS.run(Call(op, q, *(given or (None, None)), args, {})))
+        return list(GPU_ROWS.run(Call(op, q, *(given or (None, None)), args, kwargs)))
 
 
 def words(x: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ def words(x: Tensor) -> Tensor:
     return torch.where(wide.isnan(), 0x7FC00000, wide.contiguous().view(torch.int32))
 
 
-def check(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any) -> None:
+def check(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any, **kwargs: Any) -> None:
     named = dict(zip(("output_scale", "output_zero_point"), given, strict=False))
-    wanted = hop.scaled(op, q, *args, **named)
-    got = by_kernel(op, q, args, *given)
+    wanted = hop.scaled(op, q, *args, **named, **kwargs)
+    got = by_kernel(op, q, args, *given, **kwargs)
     for (name, b), a in zip(wanted.buffers().items(), got, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous(), (name, a.dtype, b.dtype, a.shape)
         differ = words(a) != words(b)
@@ -137,13 +137,13 @@ class TestNorms(unittest.TestCase):
 
     @parameterized.expand(CASES)
     @pytest.mark.full
-    @pytest.mark.sampled(4)
+    @pytest.mark.sampled(6)
     def test_rms_norm(self, name, key, dtype, columns):
         rms(QUANTIZERS[key], numbers(dtype, columns), (None, dtype, F32)[columns % 3], *GIVEN.get(key, ()))
 
     @parameterized.expand(CASES)
     @pytest.mark.full
-    @pytest.mark.sampled(4)
+    @pytest.mark.sampled(6)
     def test_layer_norm(self, name, key, dtype, columns):
         layer(QUANTIZERS[key], numbers(dtype, columns), dtype, F32, *GIVEN.get(key, ()))
 
@@ -158,7 +158,11 @@ class TestNorms(unittest.TestCase):
     @pytest.mark.full
     def test_rows_of_many_warps(self):
         """Of 16 warps, which exchange sums as large as they get."""
-        for columns in (1040, 8192, LONGEST):
+        layer(presets.INT8_ROW_AFFINE, numbers(BF16, LONGEST)[[10, 11]], BF16)
+
+    @pytest.mark.exhaustive
+    def test_each_count_of_warps(self):
+        for columns in (1040, 2048, 8192, LONGEST):
             x = numbers(BF16, columns)[[0, 4, 10, 11, 12, 14]]
             rms(presets.INT8_ROW, x, BF16)
             layer(presets.INT8_ROW_AFFINE, x, BF16)
@@ -166,13 +170,13 @@ class TestNorms(unittest.TestCase):
     @pytest.mark.full
     def test_other_shapes_and_strides(self):
         wide = numbers(BF16, 96)[:12]
-        for x in (wide[:, 16:80], wide[:, 3:67], wide[:, ::2], wide[:, :48].t(), wide.reshape(2, 6, 96), wide[0]):
+        for x in (wide[:, 16:80], wide[:, 3:67], wide[:, :48].t(), wide.reshape(2, 6, 96), wide[0]):
             rms(presets.MXFP8, x, BF16)
 
     @pytest.mark.full
     def test_eps(self):
         x = numbers(F32, 64)
-        for eps in (0.0, 1e-12, 1e3, None):
+        for eps in (0.0, None):
             rms(presets.INT8_ROW, x[[0, 1, 2, 3, 7, 10]], eps=eps)
 
 
@@ -191,11 +195,11 @@ class TestBarriers(unittest.TestCase):
 
     @pytest.mark.full
     def test_each_is_needed(self):
-        x = numbers(BF16, 1040)[[0, 4, 11, 17]]
+        x = numbers(BF16, 1040)[[4, 11]]
         vector = torch.randn(1040).bfloat16()
         self.request = Request(x, "s8", "minmax", (1, -1), operation="layer_norm", weight=vector, bias=vector, eps=1e-5)
         self.host = emulated.compiled(quantize.variant_of(self.request)).host
-        text, orders = self.host.ptx, ("prompt", "first_ahead", "last_ahead", "others_stop")
+        text, orders = self.host.ptx, ("first_ahead", "last_ahead", "others_stop")
         right = self.outcome(text, "prompt")
         assert right is not None
         for name in orders:
@@ -205,7 +209,7 @@ class TestBarriers(unittest.TestCase):
         assert len(barriers) == 6  # of two magnitudes, two sums, and the two ends of the results
         for match in barriers:
             without = text[: match.start()] + text[match.end() :]
-            found = [self.outcome(without, name) for name in orders]
+            found = (self.outcome(without, name) for name in orders)
             assert not all(f is not None and all(map(torch.equal, f, right)) for f in found), match.start()
 
 
@@ -263,7 +267,7 @@ class TestAsked(unittest.TestCase):
             ("for results that are quantized", norm, BF16, x, [64]),
             ("an operand is float64", norm, presets.INT8_ROW, x.double(), [64]),
             ("for norms of the last dimension", norm, presets.INT8_ROW, x, [4, 64]),
-            ("for norms of the last dimension", aten.batch_norm.default, presets.INT8_ROW, x),
+            ("rows of batch_norm have no sums", aten.batch_norm.default, presets.INT8_ROW, x),
             ("an operand is quantized", norm, presets.INT8_ROW, hop.quantize(presets.INT8_ROW, x).operand, [64]),
             ("groups within them", norm, presets.INT8_TENSOR, x, [64]),
             ("not of blocks of", norm, presets.FP8_128X128, x, [64]),
@@ -272,6 +276,8 @@ class TestAsked(unittest.TestCase):
             ("of at most 16384 elements", norm, presets.INT8_ROW, torch.zeros(1, LONGEST + 16), [LONGEST + 16]),
             ("for int8, int4, fp8 and fp4", norm, presets.TERNARY_ROW, x, [64]),
             ("that are not empty", norm, presets.INT8_ROW, x[:0], [64]),
+            ("for two factors of one shape", torch.ops.hop.silu_mul.default, presets.INT8_ROW, x, x[:1]),
+            ("not exp", aten.exp.default, presets.INT8_ROW, x),
             ("weight is not float32", norm, presets.INT8_ROW, x, [64], torch.zeros(64, dtype=torch.int8)),
         ):
             assert words in self.declined(op, q, *args), (words, self.declined(op, q, *args))
@@ -289,6 +295,8 @@ class TestAsked(unittest.TestCase):
             ("weight is for operations", {"operation": "", "weight": torch.zeros(64)}),
             ("weight must be float32", {"weight": torch.zeros(63)}),
             ("bias must be float32", {"bias": torch.zeros(64, dtype=torch.float64)}),
+            ("other is for operations", {"other": torch.zeros(4, 64)}),
+            ("other must be float32", {"operation": "silu", "other": torch.zeros(4, 63)}),
         ):
             with self.assertRaisesRegex(ValueError, words):
                 quantizing.check(replace(made, **named))

@@ -1,4 +1,5 @@
-"""scaled by the kernels of rows on GPUs: norms, quantized in the same pass over memory."""
+"""scaled by the kernels of rows on GPUs: norms, functions of elements and gated products, quantized in the same
+pass over memory."""
 
 from typing import Any
 
@@ -19,16 +20,19 @@ def _asked(call: Call) -> "gpu.Rows | str":
         return f"for results that are quantized, not {call.output}"
     if compute_dtype(call) != torch.float32:
         return "computes in float32, and an operand is float64"
-    if call.roles.family is not NORM or isinstance(described := operation(call), str) or described.sums != 1:
+    described = operation(call)
+    if isinstance(described, str):
+        return described
+    if call.roles.family is NORM and described.sums != 1:
         return "for norms of the last dimension"
     if integer_function(call.output) is not None:
         return "the output is found from integers"
-    x, (_, weight, bias) = call.args[0], others(call)
-    if not all(t is None or isinstance(t, Tensor) for t in (x, weight, bias)):
+    x, (other, weight, bias) = call.args[0], others(call)
+    if not all(t is None or isinstance(t, Tensor) for t in (x, other, weight, bias)):
         return "an operand is quantized"
-    assert described.number is not None
+    name, number = described.function or described.name, described.number
     given = fitted(call, x.shape)
-    return gpu.Rows(described.name, described.number, x, weight, bias, call.output, *given)
+    return gpu.Rows(name, number or 0.0, x, weight, bias, other, call.output, *given)
 
 
 def _declines(call: Call) -> str | None:
@@ -45,4 +49,5 @@ def _run(call: Call) -> Any:
 
 
 GPU_ROWS = Kernel("GPU rows", _declines, _run)
-"""Norms of rows on Hopper, computed and quantized in one kernel (cutlass_kernels/quantize_norms.py)."""
+"""Norms of rows, functions and gated products on Hopper, computed and quantized in one kernel
+(cutlass_kernels/quantize_norms.py, cutlass_kernels/quantize_functions.py)."""

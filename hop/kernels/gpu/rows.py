@@ -1,5 +1,5 @@
-"""Rows that are computed and quantized on a GPU in one kernel: norms of the last dimension, by the operator that
-quantizes (quantize.py)."""
+"""Rows that are computed and quantized on a GPU in one kernel: norms of the last dimension, functions of elements and
+gated products, by the operator that quantizes (quantize.py)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NORMS = ("rms_norm", "layer_norm")
+_FUNCTIONS = ("silu", "gelu", "gelu_tanh")
 
 
 class Rows(NamedTuple):
-    """What is computed and quantized: the name of the operation and eps, x, the weight and the bias of the last
-    dimension, and by which quantizer, with the scale and the zero point that are given."""
+    """What is computed and quantized: the name of the operation, the eps of norms, x, the weight and the bias of the
+    last dimension, another factor of x's shape, and by which quantizer, with the scale and zero point if given."""
 
     operation: str
     eps: float
     x: Tensor
     weight: Tensor | None
     bias: Tensor | None
+    other: Tensor | None
     quantizer: Quantizer
     scale: Tensor | None
     zero_point: Tensor | None
@@ -38,12 +40,14 @@ def declines(rows: Rows) -> str | None:
     """Why no kernel takes them, by dtypes, shapes and strides alone; or None."""
     if not takes(rows.x):
         return "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
-    if rows.operation not in _NORMS:
-        return f"for {' and '.join(_NORMS)}, not {rows.operation}"
+    if rows.operation not in (*_NORMS, *_FUNCTIONS):
+        return f"for {', '.join((*_NORMS, *_FUNCTIONS))}, not {rows.operation}"
     shape = tracing.hints(rows.x.shape)
     if shape is None or 0 in shape or not shape:
         return f"for tensors of known sizes that are not empty, not of {shape}"
-    for name, t in (("x", rows.x), ("weight", rows.weight), ("bias", rows.bias)):
+    if rows.other is not None and tracing.hints(rows.other.shape) != shape:
+        return f"for two factors of one shape, not {shape} and {tuple(rows.other.shape)}"
+    for name, t in (("x", rows.x), ("weight", rows.weight), ("bias", rows.bias), ("other", rows.other)):
         if t is not None and (t.dtype not in _DTYPES or t.is_neg() or memory_format.is_channels_last(t)):
             return f"{name} is not float32, bfloat16 or float16, or lies channels last or negated"
     if (convention := rows.quantizer.scale.requantization) is not None and (
@@ -69,11 +73,13 @@ def _asked(rows: Rows) -> "Request | str":
     if isinstance(found, str):
         return found
     size, block = found
-    if size[1] != x.shape[-1]:
+    if rows.operation in _NORMS and size[1] != x.shape[-1]:
         return f"for blocks of the last dimension, which is that of the norm, not {q.block} of {tuple(x.shape)}"
-    vectors: dict[str, Any] = {n: t for n, t in (("weight", rows.weight), ("bias", rows.bias)) if t is not None}
+    others: dict[str, Any] = {n: t for n, t in (("weight", rows.weight), ("bias", rows.bias)) if t is not None}
+    if rows.other is not None:
+        others["other"] = rows.other.reshape(size)
     given = (rows.scale, rows.zero_point, None)
-    return request(q, x.reshape(size), block, words, given, operation=rows.operation, eps=rows.eps, **vectors)
+    return request(q, x.reshape(size), block, words, given, operation=rows.operation, eps=rows.eps, **others)
 
 
 def run(rows: Rows) -> list[Tensor]:
