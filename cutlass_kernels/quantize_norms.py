@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Float64, Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks
+from cutlass_kernels import doubles as d
 from cutlass_kernels.codes import INFINITY, WHOLE, WHOLE_BITS, bits, larger_or_nan, magnitude, number, widened
 from cutlass_kernels.epilogue import add, fma, mul, ptx, select
 from cutlass_kernels.quantize_rows import Memory, Quantize
@@ -45,7 +46,7 @@ class Norm(Quantize):
     ) -> None:
         v = self.variant
         warps = cutlass.max(Int32(1) << shape.shift, 32) >> 5
-        count = wide(shape.columns)
+        count = shape.columns
         most = Float32(0.0)
         for j in cutlass.range_constexpr(len(raws)):
             words = [raws[j][i] for i in range(cute.size(raws[j]))]
@@ -56,7 +57,7 @@ class Norm(Quantize):
         if const_expr(v.operation == "layer_norm"):
             total = row_total(rows, power(Int32(BITS) - exponent_below(amax)), False, warps, shared + 96)
             mean = over(total, exponent_below(amax) - BITS, count)
-            mean = select(bits(amax) < Uint32(INFINITY), narrow(mean), number(Uint32(0x7FC00000)))
+            mean = select(bits(amax) < Uint32(INFINITY), d.narrow(mean), number(Uint32(0x7FC00000)))
             most = Float32(0.0)
             for j in cutlass.range_constexpr(len(rows)):
                 left = columns - places[j] * CHUNK
@@ -177,22 +178,11 @@ def added(x: Any) -> Any:
 # ---- in float64
 
 
-def wide(x: Any) -> Any:
-    return ptx("cvt.rn.f64.s32 {$w0}, {$r0};", Float64, x)
-
-
-def narrow(x: Any) -> Any:
-    return ptx("cvt.rn.f32.f64 {$w0}, {$r0};", Float32, x)
-
-
 def over(total: Any, exponent: Any, count: Any) -> Any:
     """total · 2^exponent / count, of which both steps are rounded, as float64."""
-    unit = ptx("mov.b64 {$w0}, {{$r0}, {$r1}};", Float64, Uint32(0), ((exponent + 1023) << 20).to(Uint32))
-    x = ptx("mul.rn.f64 {$w0}, {$r0}, {$r1};", Float64, ptx("cvt.rn.f64.s64 {$w0}, {$r0};", Float64, total), unit)
-    return ptx("div.rn.f64 {$w0}, {$r0}, {$r1};", Float64, x, count)
+    return d.div(d.mul(d.of_integer(total), d.power_of_two(exponent)), d.of_integer(count))
 
 
 def reciprocal_root(x: Any, eps: Any) -> Any:
     """float32(1 / sqrt(x + eps)), each step rounded in float64."""
-    root = ptx("sqrt.rn.f64 {$w0}, {$r0};", Float64, ptx("add.rn.f64 {$w0}, {$r0}, {$r1};", Float64, x, eps))
-    return narrow(ptx("rcp.rn.f64 {$w0}, {$r0};", Float64, root))
+    return d.narrow(d.reciprocal(d.root(d.add(x, eps))))
