@@ -89,7 +89,9 @@ class Quantize:
         if const_expr(v.in_tiles):
             tiles = cute.ceil_div(shape.columns, (Int32(1) << shift) * (CHUNK * v.held))
         blocks = cute.ceil_div(shape.rows, Int32(v.threads) >> shift) * tiles
-        self.kernel(at, shape, tiles, numbers).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream)
+        self.kernel(at, shape, tiles, numbers).launch(
+            grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True
+        )
 
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32, numbers: Any):
@@ -97,6 +99,7 @@ class Quantize:
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, self.shared_words)
         thread = cute.arch.thread_idx()[0]
         self.begin(thread, shared)
+        chunks.begin()
         across = Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0], Int32(0)
         if const_expr(v.in_tiles):
@@ -277,11 +280,12 @@ class FindLargest:
         tiles = cute.ceil_div(shape.columns, (Int32(1) << shift) * (CHUNK * v.held))
         blocks = cute.ceil_div(shape.rows, Int32(v.threads) >> shift) * tiles
         at = (x.iterator.toint(), found.iterator.toint())
-        self.kernel(at, shape, tiles).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream)
+        self.kernel(at, shape, tiles).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32):
         v = self.variant
+        chunks.begin()
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, 64)
         thread, across = cute.arch.thread_idx()[0], Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0] // tiles, cute.arch.block_idx()[0] % tiles * (across * v.held)

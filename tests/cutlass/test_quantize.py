@@ -1,6 +1,7 @@
 """The kernels that quantize, in the emulator, as hop asks for them: the CPU's codes and scales, bit for bit."""
 
 import functools
+import re
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
 if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from tests.ptx import contractable
+from tests.mutations.patterns import EARLY
+from tests.ptx import Fault, contractable
 from tests.support import cubin
 from tests.support import emulated_quantize as emulated
 
@@ -392,6 +394,24 @@ class TestCompile(unittest.TestCase):
     @pytest.mark.full
     def test_registers(self, variant):
         code_of(variant)
+
+
+class TestProgrammaticLaunches(unittest.TestCase):
+    @parameterized.expand([("tensor", presets.INT8_TENSOR), ("column", presets.INT8_COLUMN)])
+    @pytest.mark.full
+    def test_each_kernel_waits_for_the_one_before(self, _, q):
+        x = torch.randn(16, 32)
+        words = gpu.described(str(q), False)
+        assert not isinstance(words, str)
+        r = Request(x, block=q.block, **words)
+        kernels = {v: emulated.compiled(v).host for v in quantize.kernels_of(r)}
+        assert len(kernels) == 2
+        for changed, host in kernels.items():
+            early, count = re.subn(r"^\tgriddepcontrol\.wait;\n", "", host.ptx, flags=re.MULTILINE)
+            assert count == 1
+            others = kernels | {changed: host.with_ptx(early)}
+            with mock.patch.object(quantize, "compiled", others.__getitem__), self.assertRaisesRegex(Fault, EARLY):
+                quantize.run(r)
 
 
 class TestInPrograms(unittest.TestCase):
