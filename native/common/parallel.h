@@ -28,19 +28,25 @@ private:
     std::atomic<int> arrived_{0};
 };
 
-// Items 0..size-1, each taken by one thread, some at a time.
+// Items 0..size-1, each taken by one thread: `grain` at a time, but of the last 2 · threads · grain each by itself, so that
+// threads end together.
 class Queue {
 public:
-    explicit Queue(int64_t size, int64_t grain = 1) : size_(size), grain_(grain) {}
+    explicit Queue(int64_t size, int64_t grain = 1, int threads = 0) : size_(size), grain_(grain) {
+        const int64_t many = size - 2 * threads * grain;
+        grains_ = threads == 0 ? size : many > 0 ? many / grain : 0;
+    }
     bool take(int64_t& begin, int64_t& end) {
-        begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-        end = begin + grain_ < size_ ? begin + grain_ : size_;
+        const int64_t at = next_.fetch_add(1, std::memory_order_relaxed), singles = at - grains_;
+        begin = singles < 0 ? at * grain_ : grains_ * grain_ + singles;
+        end = singles < 0 ? begin + grain_ : begin + 1;
+        if (end > size_) end = size_;
         return begin < size_;
     }
 
 private:
     std::atomic<int64_t> next_{0};
-    int64_t size_, grain_;
+    int64_t size_, grain_, grains_;
 };
 
 // Threads worth starting for `work` units of which `least` are worth one.

@@ -105,6 +105,7 @@ public:
     using Vector = typename Numbers::Vector;
     using Numbers::kBytes, Numbers::kLhsBytes;
     static constexpr bool kFewRows = false, kKept = false;
+    static constexpr int64_t kFetched = int64_t(1) << 40;
 
     Avx2(int, int quads) : quads_(quads) {}
     void reads_codes(bool yes) { fetches_ = yes; }

@@ -26,7 +26,7 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr int kFetched = 2;  // rows by which codes are multiplied as fast as memory gives them
+    static constexpr int kFetched = 4;  // rows by which codes are multiplied as fast as memory gives them
     static constexpr bool kFewRows = true;
     template <int N, bool Zero>
     using Narrow = NarrowInt8<N, Zero>;
@@ -61,7 +61,7 @@ class Avx512 : public Numbers {
 public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
-    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows;
+    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows, Numbers::kFetched;
     using Few = OneSumOrGroups<NarrowSums<Numbers>, FewGroups<Numbers>>;
     static constexpr bool kKept = true;
     static constexpr int64_t kLongChunk = 32 << 10;  // rhs is read a tenth as often as lhs: the second cache is near enough

@@ -18,6 +18,7 @@
 //     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
 //     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
 //     kLongChunk                                 if it has one: bytes of a chunk of integers
+//     kFetched                                   if it has one: rows, or fewer, for which it fetches packed codes itself
 //     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
@@ -50,6 +51,11 @@ template <class Engine, class = void>
 struct ChunkBytes : std::integral_constant<int64_t, kChunkBytes> {};
 template <class Engine>
 struct ChunkBytes<Engine, std::void_t<decltype(Engine::kLongChunk)>> : std::integral_constant<int64_t, Engine::kLongChunk> {};
+
+template <class Engine, class = void>
+struct FetchedRows : std::integral_constant<int64_t, 0> {};
+template <class Engine>
+struct FetchedRows<Engine, std::void_t<decltype(Engine::kFetched)>> : std::integral_constant<int64_t, Engine::kFetched> {};
 
 template <class Engine>
 class Multiplication {
@@ -109,7 +115,7 @@ private:
         int64_t of_group = kGroupBytes / block_bytes_;
         of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
         if (of_group > count) of_group = count;
-        const int64_t row_groups = ceil_div(count, of_group), grain = panels >= 16 * job_.threads ? kGrain : 1;
+        const int64_t row_groups = ceil_div(count, of_group);
         // What many rows multiply is made tiles of once; as are columns, of which several panels share lines and pages.
         const bool ahead = !ready_ && (row_groups > 1 || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
         static thread_local Scratch strips;
@@ -122,8 +128,8 @@ private:
         std::atomic<int> error{HOP_OK};
         const int threads = worth(job_.threads, count * panels * (job_.slices + 8), 64);
         for (strip_ = 0; strip_ < panels; strip_ += strip) {
-            const int64_t here = panels - strip_ < strip ? panels - strip_ : strip, grains = ceil_div(here, grain);
-            Queue packing(strip_ == 0 ? count : 0), making(ahead ? here : 0, kGrain), work(row_groups * grains);
+            const int64_t here = panels - strip_ < strip ? panels - strip_ : strip;
+            Queue packing(strip_ == 0 ? count : 0), making(ahead ? here : 0, kGrain), work(row_groups * here, kGrain, threads);
             Barrier packed;
             parallel(threads, [&](int, int team) {
                 int64_t begin, end;
@@ -135,13 +141,12 @@ private:
                     error = HOP_NO_MEMORY;
                     return;
                 }
-                while (work.take(begin, end)) {
-                    const int64_t rows = begin / grains * of_group, panel = strip_ + begin % grains * grain;
-                    const int64_t last_row = rows + of_group < count ? rows + of_group : count;
-                    const int64_t last = panel + grain < strip_ + here ? panel + grain : strip_ + here;
-                    for (int64_t n = panel; n < last; ++n)
-                        worker.panel(first, rows, last_row, n, n + 1 < last ? n + 1 : -1);
-                }
+                while (work.take(begin, end))
+                    for (; begin < end; ++begin) {
+                        const int64_t rows = begin / here * of_group, n = strip_ + begin % here;
+                        const int64_t last_row = rows + of_group < count ? rows + of_group : count;
+                        worker.panel(first, rows, last_row, n, begin + 1 < end && n + 1 < panels ? n + 1 : -1);
+                    }
                 fence();
             });
         }
@@ -293,6 +298,8 @@ private:
 
         // What is read after `count` slices before `end` of a panel, to be fetched in so many steps.
         Ahead ahead_of(int64_t n, int64_t next, int64_t end, int64_t count, int64_t steps) const {
+            // Asked for twice, codes come a third slower.
+            if (m_.ready_ && job_.p.m <= FetchedRows<Engine>::value) return Ahead(nullptr, 0, 1);
             const bool more = end < job_.slices;
             const void* source = more || next >= 0 ? m_.source(more ? n : next, more ? end : 0) : nullptr;
             return Ahead(source, count * m_.source_bytes(), steps);
