@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_quantize import Case
+from benchmarks.gpu_quantize import Case, Computed, Gated
 from cutlass_kernels import cache, dequantize, quantize
 from cutlass_kernels.quantizing import Largest
 from tests.support import pages
@@ -28,16 +28,15 @@ CASES = (
     Case("MXFP8", torch.bfloat16, (128, 1024), "both"),
     Case("MXFP8", torch.bfloat16, (128, 1024), "columnwise"),
     Case("FP8_ROW", torch.float32, (8, 4096)),
+    *(Computed(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP8")),
+    Computed("INT8_ROW", torch.bfloat16, (8, 4096), operation="layer_norm"),
+    *(Gated("INT8_ROW", torch.bfloat16, (8, 4096), operation=operation) for operation in ("silu", "gelu_tanh", "gelu")),
+    Gated("MXFP8", torch.bfloat16, (8, 4096)),
 )
 DEQUANTIZED = tuple(Case(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP4"))
 BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: a copy's bytes and the cycles a second
-
-
-DOUBLE, CONVERSION, SEVERAL = (
-    2,
-    8,
-    20,
-)  # issue slots: half and an eighth of the rate, and some ten operations of float64
+# Issue slots of float64: half and an eighth of the rate, and some ten operations.
+DOUBLE, CONVERSION, SEVERAL = 2, 8, 20
 
 
 def name_of(case: Case) -> str:
