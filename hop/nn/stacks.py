@@ -92,17 +92,18 @@ def _products(
     count = x.shape[0] if rows is None else rows.shape[0]
     given: Any = _codes(x, stacks[0], scheme)
     given = given if rows is None else _gathered(given, rows)
-    results, start = [], 0
-    for i, end in enumerate(ends.tolist()):  # the one time that the program waits for a GPU
-        if end > start:
-            y = _range(given, start, end)
-            for j, (weight, bias) in enumerate(stacks):
-                row_bias = None if bias is None else bias[i]
-                y = _product(between(y) if j else y, _matrix(weight, i), row_bias, scheme, columns)
-            results.append(y)
-            start = end
-    if start < count or not results:
-        results.append(x.new_zeros(count - start, stacks[-1].weight.shape[2 if columns else 1]))
+    results, bounds = [], [0, *ends.tolist()]  # the one time that the program waits for a GPU
+    groups = [(i, *bound) for i, bound in enumerate(itertools.pairwise(bounds)) if bound[0] < bound[1]]
+    if not groups and _is_recorded(x, stacks):
+        groups = [(0, 0, 0)]  # a result that has gradients, of zeros
+    for i, start, end in groups:
+        y = _range(given, start, end)
+        for j, (weight, bias) in enumerate(stacks):
+            row_bias = None if bias is None else bias[i]
+            y = _product(between(y) if j else y, _matrix(weight, i), row_bias, scheme, columns)
+        results.append(y)
+    if bounds[-1] < count or not results:
+        results.append(x.new_zeros(count - bounds[-1], stacks[-1].weight.shape[2 if columns else 1]))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
