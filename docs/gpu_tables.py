@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages, gpu_steps
+from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_quantize_counts, gpu_report, gpu_stages, gpu_steps
 from benchmarks import registry as benchmarks_registry
 from benchmarks.gpu_times import FORMS as TIMED
 from cutlass_kernels import operators, registry, tiles, updates
@@ -200,6 +200,16 @@ def instructions(path: Path = gpu_instructions.OUTPUT) -> str:
     return gpu_instructions.table(json.loads(path.read_text())["rows"])
 
 
+def quantizing(path: Path = gpu_quantize_counts.OUTPUT) -> str:
+    """What benchmarks.gpu_quantize_counts has counted."""
+    return gpu_quantize_counts.table(json.loads(path.read_text())["rows"])
+
+
+def updating(path: Path = gpu_steps.OUTPUT) -> str:
+    """What benchmarks.gpu_steps has counted."""
+    return gpu_steps.table(json.loads(path.read_text())["rows"])
+
+
 def stages() -> str:
     """The stages of benchmarks.gpu_stages, and their times."""
     rows = [["stage", "what it runs", "seconds at most"]]
@@ -254,6 +264,8 @@ TABLES = {
     ": predicted": predicted,
     ": nibbles": nibbles,
     ": instructions": instructions,
+    ": quantizing": quantizing,
+    ": updating": updating,
     ": stages": stages,
     ": measured": measured,
 }

@@ -133,9 +133,10 @@ def arithmetic(ins: Instruction, program: Program) -> Run:
         function = packed((floats | ODD)[base], ins)
         return elementwise(ins, program, function, dtype, *[dtype] * count)
     if dtype.kind == "f":
-        if modifiers - MODIFIERS or base not in floats or (dtype.itemsize == 8 and base == "fma"):
+        if modifiers - MODIFIERS or base not in floats:
             raise unsupported(ins)
         function = floats[base] if base in ("neg", "abs") or dtype.itemsize == 8 else canonical(floats[base])
+        function = rounding.fma_of_doubles if base == "fma" and dtype.itemsize == 8 else function
         if "ftz" in modifiers:
             inner = function
             function = lambda *v: rounding.flush(inner(*map(rounding.flush, v)))  # noqa: E731

@@ -18,6 +18,7 @@ from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0
+from hop.numerics.layouts import has_plain_codes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FloatMultiplier
 
@@ -79,13 +80,13 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     """The factors, (M, K) and (K, N), with their scales and zero points."""
     for x, role in ((lhs, LHS), (rhs, RHS)):
         q, used = x.quantizer, usage(call, role)
-        if q.flat or q.layout is not None or q.scale.is_compound:
+        if q.flat or not has_plain_codes(q.layout) or q.scale.is_compound:
             return f"for the plain form of blocks of a tensor's dimensions, not {q}"
         if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
             return "the copy of a factor is transformed, or of more than two dimensions"
     formats = (lhs.quantizer.format, rhs.quantizer.format)
     if all(f.is_integer for f in formats):
-        return _integers(call, lhs, rhs)
+        return _with_sums(call, _integers(call, lhs, rhs), rhs)
     if all(f.is_float for f in formats):
         return _floats(call, lhs, rhs)
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
@@ -181,6 +182,19 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     return fused if outer is None else fused | {"global_scale": outer}
 
 
+def _with_sums(call: Call, sides: "dict[str, Any] | str", rhs: Operand) -> "dict[str, Any] | str":
+    """The sides with the sums of the weight's codes, where it has them and zero points are multiplied by them."""
+    if not isinstance(sides, str) and "lhs_zero" in sides and has_sums(rhs, call.roles.rhs_sums):
+        sides["rhs_sum"] = rhs.code_sums.reshape(-1)
+    return sides
+
+
+def has_sums(x: Operand, along: int) -> bool:
+    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
+    stored = x.quantizer.stored().get("code_sums")
+    return stored is not None and stored[1][along] == -1
+
+
 def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
@@ -260,6 +274,7 @@ def _planned(call: Call, general: Plan) -> Plan | None:
         return None
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
     of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
+    of_sums = of_lhs and has_sums(rhs, call.roles.rhs_sums)
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
         a, b, of_columns = lhs.codes, rhs.codes, rhs.scale
@@ -275,6 +290,8 @@ def _planned(call: Call, general: Plan) -> Plan | None:
             fused["lhs_zero"] = lhs.zero_point
         if of_rhs:
             fused["rhs_zero"] = rhs.zero_point
+        if of_sums:
+            fused["rhs_sum"] = rhs.code_sums
         if bias is not None:
             fused["bias"] = bias
         return multiply(a, b, output, **fused)
@@ -285,7 +302,9 @@ def _planned(call: Call, general: Plan) -> Plan | None:
 def _lies_plainly(x: Operand) -> bool:
     """Whether a factor's buffers are what the kernels read."""
     q = x.quantizer
-    is_plain = (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    is_plain = (
+        (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and has_plain_codes(q.layout) and not q.flat
+    )
     own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
     is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None
     return is_plain and not own_zero and is_alone and q.scale.scale_is_stored
