@@ -39,7 +39,7 @@ def in_register(v: Variant) -> int:
 
 def unit_of(v: Variant) -> float:
     """What 1 is, of the numbers in registers."""
-    return 2.0**-9 if v.held == torch.float8_e4m3fn and v.affine else 1.0
+    return 2.0**-9 if v.held == torch.float8_e4m3fn and not _has_tables(v) else 1.0
 
 
 def offset_of(v: Variant, zero: Any) -> Any:
@@ -51,15 +51,29 @@ def offset_of(v: Variant, zero: Any) -> Any:
     return (zero.to(Uint32) & Uint32(0x7F)) * Uint32(_EACH[count]) + Uint32(base)
 
 
-def numbers(v: Variant, codes: Any, offset: Any) -> Any:
+def constants(v: Variant, thread: Any, size: Any) -> list[Any]:
+    """What `numbers` takes in registers. An instruction has room for one constant, and the assembler would write
+    another into a register anew before each use; so they are made with what it does not know, the sign of a size."""
+    count = in_register(v)
+    found = [_BIAS[count] + (0 if v.affine else 8 * _EACH[count])]
+    if _has_tables(v):
+        found = [0x3210, _UPWARD[0], _BELOW[0]]
+    nothing = ((thread | size) >> 31).to(Uint32)
+    return [Uint32(x) | nothing for x in found]
+
+
+def _has_tables(v: Variant) -> bool:
+    return v.held == torch.float8_e4m3fn and not v.affine
+
+
+def numbers(v: Variant, codes: Any, offset: Any, constants: list[Any]) -> Any:
     """A register of the numbers of codes, which lie in the low bits of `codes`. The last instruction is written out, so
     that none comes after the wgmma.fence before what reads the register."""
-    count = in_register(v)
-    flips = Uint32(_BIAS[count] + (0 if v.affine else 8 * _EACH[count]))
-    if count == 2:
+    flips, *tables = constants
+    if in_register(v) == 2:
         return ptx(_SUBTRACT, Uint32, ((codes * Uint32(0x1001)) & Uint32(0x000F000F)) ^ flips, offset)
-    if v.held == torch.float8_e4m3fn and not v.affine:
-        return _from_tables(codes)
+    if _has_tables(v):
+        return _from_tables(codes, flips, *tables)
     twice = ptx("prmt.b32 {$w0}, {$r0}, 0, 0x1100;", Uint32, codes)
     mixed = _look_up(0xE4, twice, twice >> 4, Uint32(0x00FF00FF))  # bytes 0 and 2 of the first, 1 and 3 of the second
     biased = ((mixed & Uint32(0x0F0F0F0F)) ^ flips) - offset  # 128 and more less 15 at most: no byte takes of another
@@ -70,11 +84,12 @@ def numbers(v: Variant, codes: Any, offset: Any) -> Any:
     return ptx("add.u32 {$w0}, {$r0}, {$r1};", Uint32, turned, ~whole & Uint32(_EACH[4]))
 
 
-def _from_tables(codes: Any) -> Any:
+def _from_tables(codes: Any, in_order: Any, upward: Any, below: Any) -> Any:
     """The numbers of four signed codes, in e4m3."""
     which = codes & Uint32(0x7777)
-    up, below = (_picked(*map(Uint32, words), which) for words in (_UPWARD, _BELOW))
-    return _picked(up, below, ((codes >> 1) & Uint32(0x4444)) | Uint32(0x3210))
+    high = _picked(upward, Uint32(_UPWARD[1]), which)
+    low = _picked(below, Uint32(_BELOW[1]), which)
+    return _picked(high, low, ((codes >> 1) & Uint32(0x4444)) | in_order)
 
 
 def _picked(low: Any, high: Any, which: Any) -> Any:

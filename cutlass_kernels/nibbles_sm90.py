@@ -10,6 +10,7 @@ of a group are summed by the matrix unit, and multiplied by the group's scale in
                what hop's reference computes; the codes are summed while they are decoded
 """
 
+import itertools
 from typing import Any
 
 import cutlass
@@ -104,6 +105,7 @@ class NibbleGemm(Frame):
         tCrA = mma.make_fragment_A(mma.partition_shape_A((64, tile.k)))
         shape = mma.partition_shape_C((64, tile.n))
         tCrC, tCrP = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, TYPES[v.accumulates])
+        constants = nibble_words.constants(v, thread, groups[0].shape[1])
         words = cute.recast_tensor(sA, Uint8 if const_expr(nibble_words.in_register(v) == 2) else Uint16)
         plain = cute.make_tensor(cute.recast_ptr(words.iterator, None), words.layout)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
@@ -118,7 +120,7 @@ class NibbleGemm(Frame):
             columns = self.of_columns(at, fused)
             for step in range(steps):
                 loaded.consumer_wait(state)
-                totals = self.decode(plain, state.index, at, offsets, tCrA)
+                totals = self.decode((plain, state.index), at, offsets, constants, tCrA)
                 ahead = self.fetch_groups(at, groups, cutlass.min(step + 1, steps - 1))
                 for g in cutlass.range_constexpr(tile.k // v.group):
                     self.multiply_group(mma, tCrA, tCrB, tCrP, state.index, g)
@@ -198,18 +200,24 @@ class NibbleGemm(Frame):
             offsets[i] = nibble_words.offset_of(self.variant, zero[place])
         return scales, offsets
 
-    def decode(self, plain: Any, stage: Any, at: Any, offsets: Any, tCrA: Any) -> Any:
-        """A stage's codes, in the rows of a thread, as numbers; and the sums of each group's, where they are wanted."""
-        v, found = self.variant, cute.recast_tensor(tCrA, Uint32)
+    def decode(self, codes: Any, at: Any, offsets: Any, constants: list[Any], tCrA: Any) -> Any:
+        """A stage's codes, in the rows of a thread, as numbers; and the sums of each group's, where they are wanted.
+
+        Of every four parts of a row a thread has one. Rows have 64 bytes, whose 16 are swizzled as the 16 are numbered;
+        rows that are eight apart alike, so that four places and constants are all addresses."""
+        v, (plain, stage), found = self.variant, codes, cute.recast_tensor(tCrA, Uint32)
         count = nibble_words.in_register(v)
+        together = 32 // count  # parts in 16 bytes
         fixed, sums = nibble_words.offset_of(v, None), {}
-        for h in range(2):
-            row = at.consumer * 64 + epilogue.place_of(at.thread, h)[0]
-            swizzle = row // 2 % 4 * (32 // count)  # 16 bytes of rows of 64
-            for i in range(self.tile.k // (4 * count)):  # of every four parts a thread has one
-                codes = plain[(row, (4 * i + at.thread % 4) ^ swizzle, stage)].to(Uint32)
+        first = at.consumer * 64 + epilogue.place_of(at.thread, 0)[0]
+        for c in range(4):
+            place = (first, (c ^ first // 2 % 4) * together + at.thread % 4, stage)
+            part = plain.iterator + cute.crd2idx(place, plain.layout)
+            for h, i in itertools.product(range(2), range(c * together // 4, (c + 1) * together // 4)):
+                beside = cute.crd2idx((8 * h, 4 * i % together, 0), plain.layout)
+                own = cute.make_tensor(part + beside, cute.make_layout(1))[0].to(Uint32)
                 group = 2 * (4 * count * i // v.group) + h
-                word = nibble_words.numbers(v, codes, offsets[group] if v.affine else fixed)
+                word = nibble_words.numbers(v, own, offsets[group] if v.affine else fixed, constants)
                 found[4 * (i // 2) + 2 * (i % 2) + h] = word
                 if v.lhs_zero is not None:
                     sums[group] = nibble_words.added(sums.get(group, Int32(0)), word)

@@ -114,7 +114,7 @@ def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
     return Step(multiply, shared, load, together * instructions, chain)
 
 
-_FETCHED = 60.0  # instructions for the scales of a step of codes of 4 bits, counted by benchmarks.gpu_instructions
+_FETCHED = 30.0  # instructions for the scales of a step of codes of 4 bits, counted by benchmarks.gpu_instructions
 # By what such codes become, how many make a register, and the instructions for it, the load among them.
 _DECODES = {torch.bfloat16: (2, 4), torch.int8: (4, 7), torch.float8_e4m3fn: (4, 7)}
 
