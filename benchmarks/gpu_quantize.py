@@ -16,9 +16,8 @@ from benchmarks.isolated import Cases
 from cutlass_kernels import dequantize, quantize, tune
 from cutlass_kernels.dequantize import Codes
 from cutlass_kernels.quantizing import Request
-from hop import presets
+from hop import Quantizer, presets
 from hop.kernels.gpu import quantize as gpu
-from hop.numerics.quantizer import Quantizer
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = (

@@ -202,7 +202,7 @@ def _described(v: Any) -> tuple[Any, ...]:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
 
-    from cutlass_kernels.gemm_sm90 import TYPES
+    from cutlass_kernels.frame_sm90 import TYPES
 
     def flat(kind: Any, align: int = 4) -> Any:
         return make_fake_tensor(kind, (cute.sym_int32(),), (1,), assumed_align=align)

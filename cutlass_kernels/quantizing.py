@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels.elements import FORMATS, Format
+from cutlass_kernels.variants import TARGET
 
 CHUNK = 16  # elements that a thread takes at a time
 MEMORY = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -188,7 +189,7 @@ class Rows:
     weight, bias, other   what memory their elements are in, or "" without
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -251,7 +252,7 @@ class Tiles:
     The others are those of Rows; reads: whether amax was found before, for the tensor.
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -301,7 +302,7 @@ class Tiles:
 class Largest:
     """A kernel that finds the largest magnitude of a tensor, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -322,7 +323,7 @@ class Largest:
 class Columns:
     """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -349,7 +350,7 @@ class Numbers:
     zero            whether blocks have codes of zero
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     out: torch.dtype
     format: Format

@@ -1,5 +1,6 @@
 """Options and state shared by all tests."""
 
+import gc
 import os
 import re
 import shutil
@@ -22,24 +23,31 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     case.DEVICE = config.getoption("--device")
+    gc.disable()  # until all is imported, of which nothing is garbage
     if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are busy with other tests
         torch.set_num_threads(1)
     if case.DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
-def pytest_collection_modifyitems(config, items):
+def left_out(items, mark):
+    """Those with the mark that are not the one in n."""
     families = {}
     for item in items:
-        if mark := item.get_closest_marker("sampled"):
+        if found := item.get_closest_marker(mark):
             name = re.sub(r"_\d.*", "", getattr(item, "originalname", item.name))
-            families.setdefault((item.parent.nodeid, name, *mark.args), []).append(item)
+            families.setdefault((item.parent.nodeid, name, *found.args), []).append(item)
     for (*_, n), family in families.items():
         # By a hash of the names, since every n-th of a product may leave out a whole row of it.
         family.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        for item in family[-(-len(family) // n) :]:
-            item.add_marker(pytest.mark.exhaustive)
+        yield from family[-(-len(family) // n) :]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config, items):
+    for mark, longer in (("quick", pytest.mark.full), ("sampled", pytest.mark.exhaustive)):
+        for item in left_out(items, mark):
+            item.add_marker(longer)
     if part := config.getoption("--part"):
         chosen, parts = map(int, part.split("/"))
         left = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != chosen]
@@ -52,6 +60,11 @@ def pytest_collection_modifyitems(config, items):
         for mark in item.iter_markers("works"):
             if (lack := LACKS[mark.args[0]]).shows():
                 item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} lacks it: {lack.what}"))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported stays, and is not looked at again
+    gc.enable()
 
 
 def pytest_collectstart(collector):

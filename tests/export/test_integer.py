@@ -310,19 +310,26 @@ class TestTies(unittest.TestCase):
         found = rewritten.module()
         assert ((found(x) - program.module()(x)).abs() <= own.scale).all()
 
+    def check(self, name: str, scale: float, zero: int) -> None:
+        program, x = in_one_scale(name, scale, zero)
+        found, report = export.to_integer(program)
+        assert not report.left, str(report)
+        want, got = program.module()(x), found.module()(x)
+        differ = int((want != got).sum())
+        if name == "mean_of_batches":  # whose columns that fill no block depend on the number of threads
+            assert differ <= 0.001 * want.numel(), (differ, want.numel())
+        else:
+            assert not differ
+        assert torch.equal(export.lower(found).module()(x), got)
+
     @parameterized.expand(IN_ONE_SCALE)
     def test_all_equal(self, name):
-        for scale, zero in ((0.0137, 3), (0.0521, -20)):
-            program, x = in_one_scale(name, scale, zero)
-            found, report = export.to_integer(program)
-            assert not report.left, str(report)
-            want, got = program.module()(x), found.module()(x)
-            differ = int((want != got).sum())
-            if name == "mean_of_batches":  # whose columns that fill no block depend on the number of threads
-                assert differ <= 0.001 * want.numel(), (differ, want.numel())
-            else:
-                assert not differ
-            assert torch.equal(export.lower(found).module()(x), got)
+        self.check(name, 0.0137, 3)
+
+    @parameterized.expand(IN_ONE_SCALE)
+    @pytest.mark.full
+    def test_all_equal_in_another_scale(self, name):
+        self.check(name, 0.0521, -20)
 
 
 QUARTERS = Static(0.25, 3)
@@ -497,11 +504,19 @@ class TestProductsOfTorchao(unittest.TestCase):
         module.recompile()
         return module
 
-    @parameterized.expand([(f"{cpu}_{dtype}", cpu, dtype) for cpu in CPUS for dtype in ("float32", "bfloat16")])
-    def test_quantize_(self, _name, cpu, dtype):
-        model = linear_layers(getattr(torch, dtype))
+    @parameterized.expand([(cpu,) for cpu in CPUS])
+    def test_quantize_(self, cpu):
+        self.check_quantized(cpu, torch.float32)
+
+    @parameterized.expand([(cpu,) for cpu in CPUS])
+    @pytest.mark.full
+    def test_quantize_in_bfloat16(self, cpu):
+        self.check_quantized(cpu, torch.bfloat16)
+
+    def check_quantized(self, cpu: str, dtype: torch.dtype) -> None:
+        model = linear_layers(dtype)
         torchao.quantize_(model, TORCHAO["int8_dynamic"]())
-        x = torch.randn(4, 3, 64).to(getattr(torch, dtype))
+        x = torch.randn(4, 3, 64).to(dtype)
         with mock.patch.multiple(intmm, **{name: lambda v=v: v for name, v in CPUS[cpu].items()}):
             program = exported(model, x, dynamic=({0: Dim("batch", min=1)},))
         own = operators(program.run_decompositions({}))

@@ -4,6 +4,7 @@ import itertools
 import unittest
 from unittest import mock
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,6 +30,7 @@ MAKERS = {
 
 class TestOnDevice(unittest.TestCase):
     @parameterized.expand(MAKERS.items())
+    @pytest.mark.quick(3)
     def test_every_tensor_is_moved(self, _name, make):
         """A function of tensors on a GPU holds none on the CPU: fake tensors raise where two devices meet."""
         for case in make():

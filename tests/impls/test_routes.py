@@ -1,5 +1,6 @@
 """Every operator on every route: out_dtype in one integer and one float format, the leaves, and scaled."""
 
+import functools
 import itertools
 import unittest
 from collections.abc import Sequence
@@ -22,21 +23,13 @@ COVERED_QUANTIZED = {(o.name, r.name) for o, r in itertools.product(QUANTIZED, R
 COVERED_SCALED = {(o.name, r.name) for o, r in itertools.product(SCALED, ROUTES)}
 
 
-def program() -> tuple[list[Case], list[Case]]:
-    """All cases of out_dtype at once, and those that are differentiated."""
-    return [o.case(f) for o, f in itertools.product(OPERATORS, VALUES)], [o.case(GRADIENT) for o in OPERATORS]
-
-
-def leaves(settings: list[Setting], chosen: Sequence[Any] = LEAVES) -> tuple[list[Case], list[Case]]:
-    """The same of the leaves."""
-    return _of_leaves(list(itertools.product(chosen, settings)))
-
-
 def _of_leaves(pairs: list[tuple[Any, Setting]]) -> tuple[list[Case], list[Case]]:
     return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
 
 
-# Compiling takes minutes. Of programs of two parts, the quick suite compiles the first, which has every operator.
+# Programs take minutes. Of those of two parts, the quick suite takes the first, which has every operator. Each is made
+# once, so that routes of one process share its export.
+TRACED = [r for r in BATCHED if not r.compiler]
 COMPILED = [r for r in BATCHED if r.compiler]
 
 
@@ -46,10 +39,13 @@ def half(operators: Sequence[Any], values: Sequence[Any], part: int) -> list[tup
     return [(o, v) for (i, o), (k, v) in pairs if (i + k + part) % 2 == 0]
 
 
+@functools.cache
 def program_in_parts(part: int) -> tuple[list[Case], list[Case]]:
+    """Cases of out_dtype, and those that are differentiated."""
     return [o.case(f) for o, f in half(OPERATORS, VALUES, part)], [o.case(GRADIENT) for o in OPERATORS]
 
 
+@functools.cache
 def leaves_in_parts(part: int) -> tuple[list[Case], list[Case]]:
     return _of_leaves(half(LEAVES, SETTINGS, part))
 
@@ -59,9 +55,14 @@ class TestRoutes(unittest.TestCase):
     def test_single(self, _name, route, operator):
         route.run([operator.case(f) for f in VALUES], [operator.case(GRADIENT)])
 
-    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):
-        route.run(*program())
+        route.run(*program_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in TRACED if not r.differentiates])
+    @pytest.mark.full
+    def test_program_at_length(self, _name: str, route: Route):
+        route.run(*program_in_parts(1))
 
     @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
@@ -78,11 +79,16 @@ class TestRoutes(unittest.TestCase):
 class TestLeaves(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, LEAVES)])
     def test_single(self, _name, route, leaf):
-        route.run(*leaves(SETTINGS, [leaf]))
+        route.run(*_of_leaves([(leaf, s) for s in SETTINGS]))
 
-    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):
-        route.run(*leaves(SETTINGS))
+        route.run(*leaves_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in TRACED])
+    @pytest.mark.full
+    def test_program_at_length(self, _name: str, route: Route):
+        route.run(*leaves_in_parts(1))
 
     @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
@@ -99,6 +105,7 @@ class TestLeaves(unittest.TestCase):
 QUICK = ("inductor",)  # of the larger operators
 
 
+@functools.cache
 def scaled_program(part: int) -> tuple[list[Case], list[Case]]:
     """Every other case of scaled at once."""
     operators = SCALED[part::2]
@@ -110,7 +117,7 @@ class TestScaled(unittest.TestCase):
     def test_single(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
-    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in BATCHED if not r.compiler for part in (0, 1)])
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in TRACED for part in (0, 1)])
     def test_program(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
 
@@ -127,6 +134,7 @@ class TestScaled(unittest.TestCase):
         route.run(*scaled_program(part))
 
 
+@functools.cache
 def quantized_program() -> tuple[list[Case], list[Case]]:
     """All cases of quantized at once."""
     return [o.case() for o in QUANTIZED], [case for o in QUANTIZED for case in o.gradient_cases()]
@@ -138,7 +146,7 @@ class TestQuantized(unittest.TestCase):
     def test_single(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
-    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):
         route.run(*quantized_program())
 

@@ -158,6 +158,21 @@ def _product(ins: Instruction, program: Program, dtype: np.dtype) -> Run:
     return elementwise(ins, program, lambda a, b, c: product(a, b) + c, wide, dtype, dtype, wide)
 
 
+@implements("dp4a")
+def dp4a(ins: Instruction, program: Program) -> Run:
+    """The sum of the products of the bytes of two registers, and a third."""
+    kinds = [{"s32": "i1", "u32": "u1"}[part] for part in ins.parts[1:]]
+    result = TYPES["s32" if "s32" in ins.parts else "u32"]
+
+    def total(a: NDArray, b: NDArray, c: NDArray) -> NDArray:
+        bytes_a, bytes_b = (
+            np.ascontiguousarray(x).view(k).reshape(-1, 4).astype("i4") for x, k in zip((a, b), kinds, strict=True)
+        )
+        return ((bytes_a * bytes_b).sum(1) + c.astype(np.int64)).astype(result)
+
+    return elementwise(ins, program, total, result, TYPES["b32"], TYPES["b32"], result)
+
+
 @implements("mov")
 def mov(ins: Instruction, program: Program) -> Run:
     dtype = TYPES[ins.type]

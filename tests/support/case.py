@@ -8,7 +8,7 @@ from torch import Tensor
 DEVICE = "cpu"  # where the operands lie: the option --device of pytest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is equal to itself alone
 class Case:
     function: Callable[..., Tensor]  # the call, as a function of its tensors alone
     tensors: list[Tensor]

@@ -5,6 +5,7 @@ with those of them that are differentiated. `ROUTES` says which suite runs it; t
 the list of operators.
 """
 
+import functools
 import itertools
 import operator
 import tempfile
@@ -349,7 +350,12 @@ def pushed_forward(gradients: Cases, *, backend: str) -> None:
 
 
 def _export(cases: Cases, strict: bool) -> tuple[Program, Any]:
-    program = Program(cases)
+    return _export_once(tuple(cases), strict)
+
+
+@functools.lru_cache(maxsize=1)  # of the same cases, which routes take one after another
+def _export_once(cases: tuple[Case, ...], strict: bool) -> tuple[Program, Any]:
+    program = Program(list(cases))
     exported = torch.export.export(program, program.inputs, strict=strict)
     assert nodes(exported.graph) == sum(case.nodes for case in cases)
     return program, exported

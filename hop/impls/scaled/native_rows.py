@@ -80,10 +80,8 @@ def others(call: Call) -> tuple[Any, Any, Any]:
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here()) is not None:
+    if (reason := native.declines_here(call.device)) is not None:
         return reason
-    if call.device.type != "cpu":
-        return f"for the CPU, and the operands are on {call.device}"
     if compute_dtype(call) != torch.float32:
         return "computes in float32, and an operand is float64"
     described = operation(call)
