@@ -220,16 +220,17 @@ def largest(memory: str, words: Sequence[Any], nan: bool) -> Any:
 
 
 def ends(memory: str, words: Sequence[Any]) -> tuple[Any, Any]:
-    """The largest number above 0, and the magnitude of the least below 0; NaN counts for nothing."""
+    """The largest number above 0, and the magnitude of the least below 0; NaN counts for nothing. Neither is -0, whose
+    bits are above all others, though of 0 and -0 either may be the larger one."""
     zero = number(Uint32(0))
     if memory == "f32":
         high, low = zero, zero
         for w in words:
             high, low = larger(high, number(w)), smaller(low, number(w))
-        return high, magnitude(low)
+        return magnitude(high), magnitude(low)
     high, low = (_each(f"{which}.{memory}x2 {{$w0}}, {{$r0}}, {{$r1}};", words) for which in ("max", "min"))
     tops, bottoms = _halves(memory, high), _halves(memory, low)
-    return larger(larger(*tops), zero), magnitude(smaller(smaller(*bottoms), zero))
+    return magnitude(larger(larger(*tops), zero)), magnitude(smaller(smaller(*bottoms), zero))
 
 
 def mark_infinities(memory: str, raw: Any) -> None:

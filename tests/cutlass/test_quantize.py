@@ -178,6 +178,14 @@ class TestRows(unittest.TestCase):
             check(q, numbers(dtype, rows, columns, odd=rows > 9))
 
     @pytest.mark.full
+    def test_zeros_below_zero(self):
+        """Are no larger than any number."""
+        x = torch.full((3, 64), -0.0)
+        x[0, 40], x[1, 3] = 1.0, -1.0
+        check(presets.INT8_ROW_AFFINE, x)
+        check(presets.INT8_ROW_AFFINE, x.bfloat16())
+
+    @pytest.mark.full
     def test_long_rows_are_read_twice(self):
         x = numbers(torch.bfloat16, 2, 40_000, odd=False)
         x[1, 39_999] = 500.0

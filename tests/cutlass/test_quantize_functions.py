@@ -100,7 +100,7 @@ class TestFunctions(unittest.TestCase):
         other = factors.repeat_interleave(len(found))[:, None].expand(-1, 16)
         gated(name, Quantizer(formats.INT8, (1, 16)), x, other.contiguous())
 
-    @pytest.mark.full
+    @pytest.mark.exhaustive
     def test_long_rows_are_computed_twice(self):
         x = torch.randn(1, 16_400, generator=torch.Generator().manual_seed(0)).bfloat16()
         gated("silu", presets.INT8_ROW_AFFINE, x, x.flip(1))
@@ -110,7 +110,7 @@ class TestFunctions(unittest.TestCase):
         both = numbers(BF16, 192)[:8]
         x, other = both[:, :96], both[:, 96:]  # as a projection to both factors gives them
         gated("silu", presets.MXFP8, x, other)
-        gated("silu", presets.INT8_ROW, x.reshape(2, 4, 96), other.reshape(2, 4, 96))
+        gated("silu", presets.MXFP8, x.reshape(2, 4, 96), other.reshape(2, 4, 96))
         function("silu", presets.INT8_CONV, numbers(BF16, 36)[:8].reshape(4, 2, 6, 6))
 
 

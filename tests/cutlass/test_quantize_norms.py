@@ -170,7 +170,7 @@ class TestNorms(unittest.TestCase):
     @pytest.mark.full
     def test_other_shapes_and_strides(self):
         wide = numbers(BF16, 96)[:12]
-        for x in (wide[:, 16:80], wide[:, 3:67], wide[:, :48].t(), wide.reshape(2, 6, 96), wide[0]):
+        for x in (wide[:, 16:80], wide[:6, 3:67].t()[:16].t(), wide[:4, :48].reshape(2, 2, 48), wide[0]):
             rms(presets.MXFP8, x, BF16)
 
     @pytest.mark.full
@@ -217,7 +217,6 @@ class TestCompile(unittest.TestCase):
     @parameterized.expand([
         (Rows(BF16, FORMATS["s8"], "amax", threads=512, operation="rms_norm", weight="bf16"),),
         (Rows(F32, FORMATS["u8"], "minmax", threads=512, operation="layer_norm", weight="f32", bias="f32"),),
-        (Rows(BF16, FORMATS["e2m1"], "mx", 32, rounding="rceil", threads=512, operation="layer_norm", weight="bf16"),),
     ])  # fmt: skip
     @pytest.mark.full
     def test_registers(self, variant):
