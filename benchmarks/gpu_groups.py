@@ -13,7 +13,7 @@ import torch
 from benchmarks import gpu_cases as g
 from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_steps, gpu_times
 from benchmarks.isolated import Cases
-from cutlass_kernels import ahead, hopper, nibbles, prebuilt, tiles
+from cutlass_kernels import ahead, hopper, prebuilt, tiles, transposing
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
@@ -41,11 +41,12 @@ def each_tile() -> list[Variant]:
     return _with_tiles(g.FIRST.form)
 
 
-def checks() -> list[Variant]:
-    """Every form that is checked, with every tile, and what is checked with the tile that its shape gets."""
+def checks() -> list[Any]:
+    """Every form that is checked, with every tile, and what is checked with the tile that its shape gets; some factors
+    lie transposed."""
     cases = [case.variant() for form in g.FORMS for case in g.cases(form)]
     shapes = [(form, shape) for form, shape, _ in gpu_checks.by_shape()]
-    return _unique((*cases, *_by_shape((*shapes, *gpu_checks.REPEATED, *gpu_checks.SMALL))))
+    return _unique((*cases, *_by_shape((*shapes, *gpu_checks.REPEATED, *gpu_checks.SMALL)), transposing.KERNEL))
 
 
 def by_tile() -> list[Variant]:
@@ -65,20 +66,6 @@ def grouped() -> list[Variant]:
     return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
 
 
-def four_bits() -> list[Any]:
-    """What the checks and timings of codes of 4 bits run."""
-    bf16, f32, found = torch.bfloat16, torch.float32, []
-    for out, shapes, groups, kinds in (
-        (f32, gpu_nibbles.CHECKED, nibbles.GROUPS, (None, True)),
-        (bf16, gpu_nibbles.TIMED, (128,), (None,)),
-    ):
-        tiles_of = {nibbles.tile_for(m, n, hopper.multiprocessors(torch.device("meta"))) for m, n, _ in shapes}
-        found += [
-            nibbles.variant(zero, None, g, out, t) for t in sorted(tiles_of, key=str) for g in groups for zero in kinds
-        ]
-    return _unique(found)
-
-
 GROUPS: dict[str, Callable[[], list[Any]]] = {
     "first-tile": first_tile,
     "tiles": each_tile,
@@ -88,7 +75,8 @@ GROUPS: dict[str, Callable[[], list[Any]]] = {
     "fp8": _timed("fp8", "fp8 fast"),
     "fp8_blocks": _timed("fp8 blocks"),
     "groups": grouped,
-    "nibbles": four_bits,
+    "nibbles": lambda: _unique(gpu_nibbles.variants()),
+    "transpose": lambda: [transposing.KERNEL],
     "quantize": gpu_quantize.variants,
     "by_tile": by_tile,
     "steps": lambda: [*gpu_steps.updates()],

@@ -18,19 +18,21 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_cases as g
 from benchmarks.gpu_times import FORMS
+from cutlass_kernels import forms
 from cutlass_kernels.tiles import HOPPER, TILES
-from cutlass_kernels.variants import Tile, Variant
+from cutlass_kernels.variants import Tile, Variant, short
 from tests.support import pages
 
 OUTPUT = Path(__file__).with_name("results") / "gpu_instructions.json"
 # In the order in which they are asked for: the starts of their names.
 KINDS = {
-    "wgmma": ("IGMMA", "QGMMA"),
+    "wgmma": ("HGMMA", "IGMMA", "QGMMA"),
     "its order": ("WARPGROUP",),
     "mbarriers": ("SYNCS",),
     "barriers": ("BAR", "MEMBAR", "FENCE"),
@@ -40,6 +42,7 @@ KINDS = {
     "spilled": ("LDL", "STL"),
 }
 REST = "other"
+NIBBLES = [f for f in forms.FORMS if f.group == 128 and not f.affine]
 _LABEL = re.compile(r"^\s*(\.L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA(?:\.\w+)*\s.*`\((\.L_x_\d+)\)")
 _NAME = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]+)")
@@ -58,6 +61,10 @@ def cases() -> Iterator[tuple[str, Tile, Variant]]:
                 v = g.Case(FORMS[form], tile, (rows, columns, 512)).variant()
                 if isinstance(v, Variant):
                     yield form, tile, v
+    for v in NIBBLES:
+        for tile in (Tile(64, 8, swap=True), Tile(128, 64, swap=True)):
+            name = f"int4 by {short(v.lhs)}" + ", zero points" * (v.lhs_zero is not None)
+            yield name, tile, replace(v, tile=tile, tma=False)
 
 
 def loops(text: str) -> list[list[str]]:
@@ -84,11 +91,11 @@ def counted(form: str, v: Variant, nvdisasm: str) -> dict[str, Any]:
         text = subprocess.run([nvdisasm, "-c", file.name], capture_output=True, text=True, check=True).stdout
     found = sorted(loops(text), key=len)
     inner, t = kinds(found[0]), v.tile
-    products = t.rows // 64 * (t.k // 32)  # of a step
+    products = t.rows // 64 * (t.k // v.depth)  # of a step
     steps = inner["wgmma"] / products
     assert steps == int(steps) > 0, f"{v.name}: {inner['wgmma']} products in a loop, {products} in a step"
     step = {name: inner[name] / steps for name in (*KINDS, REST)}
-    cycles = t.m * t.n * t.k / HOPPER.products
+    cycles = t.m * t.n * t.k * v.lhs.itemsize / HOPPER.products
     slots = sum(step.values()) * (1 if t.pingpong else t.consumers) / cycles
     return {"form": form, "tile": str(t), "cycles": cycles, "step": step, "slots": slots, "tile_code": len(found[-1])}
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 import hop
 from benchmarks.isolated import Cases
-from hop import presets
-from hop.numerics.quantizer import Quantizer
+from hop import Quantizer, presets
 
 aten = torch.ops.aten
 SHAPES = ((1, 64, 128), (17, 96, 160), (200, 512, 384), (1024, 768, 1024))

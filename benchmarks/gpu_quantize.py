@@ -5,7 +5,7 @@ The bandwidth of a copy is that of x.clone(), read and written; a kernel's bytes
 
 import unittest
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,15 +16,15 @@ from benchmarks.isolated import Cases
 from cutlass_kernels import dequantize, quantize, tune
 from cutlass_kernels.dequantize import Codes
 from cutlass_kernels.quantizing import Request
-from hop import presets
+from hop import Quantizer, presets
 from hop.kernels.gpu import quantize as gpu
-from hop.numerics.quantizer import Quantizer
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = (
     *("INT8_ROW", "FP8_ROW", "FP8_1X128", "FP8_128X128", "MXFP8", "NVFP4", "MXFP4", "INT8_TENSOR", "FP8_TENSOR"),
     *("INT8_ROW_AFFINE", "INT4_32", "UINT4_128_AFFINE", "FP8_E5M2_1X128", "FP8_COLUMN"),
 )
+COMPUTED = ("INT8_ROW", "FP8_ROW", "MXFP8", "FP8_1X128", "INT8_ROW_AFFINE", "MXFP4")
 TRANSPOSED = ("FP8_128X128", "FP8_1X128", "MXFP8", "NVFP4", "INT8_ROW", "FP8_TENSOR")
 SHAPES = ((384, 4096), (130, 1040), (77, 333), (3, 40000))
 TIMED = ((8192, 4096), (4096, 14336), (16384, 8192))
@@ -85,8 +85,8 @@ class Case:
         x, q = self.numbers(), self.quantizer
         wanted = hop.quantize(q, x, usages=self.usages)
         on_gpu = x.to("cuda")
-        said = hop.explain(hop.quantize, q, on_gpu, usages=self.usages)
-        if "GPU" not in said.splitlines()[0]:
+        said = self.said(on_gpu)
+        if not said.endswith("GPU: chosen"):
             raise unittest.SkipTest(said)
         found = hop.quantize(q, on_gpu, usages=self.usages)
         for name, own in wanted.buffers().items():
@@ -94,12 +94,15 @@ class Case:
             assert torch.equal(a, b), f"{name}: {int((a != b).sum())} of {len(a)} bytes differ from the CPU's"
         back, numbers = hop.dequantize(found).cpu(), hop.dequantize(wanted)
         assert torch.equal(back.nan_to_num(7e7), numbers.nan_to_num(7e7)), "the numbers of the codes differ"
-        return said.splitlines()[0]
+        return said.splitlines()[-1]
+
+    def said(self, x: Tensor) -> str:
+        return hop.explain(hop.quantize, self.quantizer, x, usages=self.usages)
 
     def timed(self) -> dict[str, Any]:
         """Microseconds beside a copy's, and the share of its bandwidth."""
-        x, q = self.numbers().nan_to_num(1.0, 1.0).to("cuda"), self.quantizer
-        if "GPU" not in hop.explain(hop.quantize, q, x, usages=self.usages).splitlines()[0]:
+        x = self.numbers().nan_to_num(1.0, 1.0).to("cuda")
+        if not self.said(x).endswith(("GPU: chosen", "GPU rows: chosen")):
             raise unittest.SkipTest("another kernel takes it")
         xs, r = tune.in_turns(x), self.request(x)
         made = quantize.run(r)
@@ -113,6 +116,63 @@ class Case:
         return {"us": round(us, 3), "copy_us": round(copied, 3), "bytes": moved, "share": round(share, 3)}
 
 
+@dataclass(frozen=True)
+class Computed(Case):
+    """A norm of the last dimension, with a weight, which is quantized in the same kernel."""
+
+    operation: str = "rms_norm"
+
+    def __str__(self) -> str:
+        return f"{self.operation} to {super().__str__()}"
+
+    def vectors(self) -> list[Tensor]:
+        """The weight and, of layer norm, the bias."""
+        weight = torch.randn(self.shape[1], generator=torch.Generator().manual_seed(self.shape[1])).to(self.dtype)
+        return [weight] if self.operation == "rms_norm" else [weight, weight.flip(0)]
+
+    def scaled(self, x: Tensor) -> tuple[Any, ...]:
+        """The arguments of hop.scaled, and of hop.explain."""
+        op = getattr(torch.ops.aten, self.operation).default
+        return op, self.quantizer, x, [self.shape[1]], *(t.to(x.device) for t in self.vectors()), 1e-6
+
+    def request(self, x: Tensor) -> Request:
+        named: dict[str, Any] = dict(zip(("weight", "bias"), (t.to(x.device) for t in self.vectors()), strict=False))
+        return replace(super().request(x), operation=self.operation, eps=1e-6, **named)
+
+    def variants(self) -> list[Any]:
+        return quantize.kernels_of(self.request(self.numbers("meta")))
+
+    def check(self) -> str:
+        """Codes and scales must be the CPU's to the bit, NaN for NaN."""
+        x = self.numbers()
+        wanted, on_gpu = hop.scaled(*self.scaled(x)), x.to("cuda")
+        said = self.said(on_gpu)
+        if not said.endswith("GPU rows: chosen"):
+            raise unittest.SkipTest(said)
+        found = hop.scaled(*self.scaled(on_gpu))
+        for name, own in wanted.buffers().items():
+            a, b = (t.float().nan_to_num(7e7) for t in (own, found.buffers()[name].cpu()))
+            assert torch.equal(a, b), f"{name}: {int((a != b).sum())} of {a.numel()} differ from the CPU's"
+        return said.splitlines()[-1]
+
+    def said(self, x: Tensor) -> str:
+        return hop.explain(*self.scaled(x))
+
+
+@dataclass(frozen=True)
+class Gated(Computed):
+    """A function of one half of the columns times the other half, which is quantized in the same kernel."""
+
+    operation: str = "silu"
+
+    def scaled(self, x: Tensor) -> tuple[Any, ...]:
+        op = torch.ops.hop.silu_mul if self.operation == "silu" else torch.ops.hop.gelu_mul
+        return op.default, self.quantizer, x, x.flip(1)
+
+    def request(self, x: Tensor) -> Request:
+        return replace(Case.request(self, x), operation=self.operation, other=x.flip(1))
+
+
 def checked() -> Iterator[Case]:
     """What is compared with the CPU's bits: every preset with each dtype, shapes in turns."""
     for i, name in enumerate(NAMES):
@@ -121,6 +181,11 @@ def checked() -> Iterator[Case]:
     for i, name in enumerate(TRANSPOSED):
         yield Case(name, (BF16, F32)[i % 2], SHAPES[i % 3], "both")
         yield Case(name, (BF16, F32)[i % 2], SHAPES[i % 3], "columnwise")
+    for i, name in enumerate(COMPUTED):
+        for j, operation in enumerate(("rms_norm", "layer_norm")):
+            yield Computed(name, (BF16, F32)[(i + j) % 2], SHAPES[(i + j) % 3], operation=operation)
+        for j, operation in enumerate(("silu", "gelu")):
+            yield Gated(name, (BF16, F32)[(i + j) % 2], SHAPES[(i + j) % 4], operation=operation)
 
 
 def timings_of() -> Iterator[Case]:
@@ -129,6 +194,9 @@ def timings_of() -> Iterator[Case]:
             yield Case(name, BF16, shape)
         for name in TRANSPOSED[:3]:
             yield Case(name, BF16, shape, "both")
+        for name in COMPUTED[:3]:
+            yield Computed(name, BF16, shape)
+            yield Gated(name, BF16, shape)
 
 
 def variants() -> list[Any]:

@@ -1,16 +1,25 @@
-"""How many instructions the kernels that quantize take, without a GPU: python -m benchmarks.gpu_quantize_counts.
+"""How many instructions the kernels that quantize take, without a GPU.
+
+    python -m benchmarks.gpu_quantize_counts      # benchmarks/results/gpu_quantize_counts.json; make tables: a page
 
 Counted are those of PTX that the emulator of tests.ptx executes, for 16 elements, without moves between registers,
 which the assembler leaves out. The prediction is a model's, not a measurement: a multiprocessor issues four warps'
-instructions a cycle, of which SHARE is reached, and memory moves at a copy's bandwidth.
+instructions a cycle, of which SHARE is reached, those of float64 take several slots, and memory moves at a copy's
+bandwidth.
 """
+
+import json
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.gpu_quantize import Case
-from cutlass_kernels import dequantize, quantize
+from benchmarks.gpu_quantize import Case, Computed, Gated
+from cutlass_kernels import cache, dequantize, quantize
 from cutlass_kernels.quantizing import Largest
+from tests.support import pages
 
+OUTPUT = Path(__file__).with_name("results") / "gpu_quantize_counts.json"
 CASES = (
     *(Case(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "INT8_ROW_AFFINE", "FP8_1X128")),
     *(Case(name, torch.bfloat16, (8, 4096)) for name in ("MXFP8", "MXFP4", "NVFP4", "INT4_32", "FP8_TENSOR")),
@@ -19,58 +28,116 @@ CASES = (
     Case("MXFP8", torch.bfloat16, (128, 1024), "both"),
     Case("MXFP8", torch.bfloat16, (128, 1024), "columnwise"),
     Case("FP8_ROW", torch.float32, (8, 4096)),
+    *(Computed(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP8")),
+    Computed("INT8_ROW", torch.bfloat16, (8, 4096), operation="layer_norm"),
+    *(Gated("INT8_ROW", torch.bfloat16, (8, 4096), operation=operation) for operation in ("silu", "gelu_tanh", "gelu")),
+    Gated("MXFP8", torch.bfloat16, (8, 4096)),
 )
+DEQUANTIZED = tuple(Case(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP4"))
 BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: a copy's bytes and the cycles a second
+# Issue slots of float64: half and an eighth of the rate, and some ten operations.
+DOUBLE, CONVERSION, SEVERAL = 2, 8, 20
 
 
-def executed(reports: list) -> int:
-    return sum(n for r in reports for name, n in r.instructions.items() if not name.startswith("mov"))
+def name_of(case: Case) -> str:
+    operation = getattr(case, "operation", "")  # of what is computed and quantized in one kernel
+    before = f"{operation} to " if operation else ""
+    return f"{before}`{case.name}`, {str(case.dtype).removeprefix('torch.')}, {case.copies}"
 
 
-def line(case: Case) -> str:
-    """A row of the table: instructions for 16 elements, bytes of an element, and what follows from both."""
+def numbers_of(case: Case) -> str:
+    return f"numbers of `{case.name}`"
+
+
+def names() -> list[str]:
+    """The rows that the table has."""
+    return [*map(name_of, CASES), *map(numbers_of, DEQUANTIZED)]
+
+
+def executed(reports: list) -> dict[str, int]:
+    return {
+        f"{i} {name}": n
+        for i, r in enumerate(reports)
+        for name, n in r.instructions.items()
+        if not name.startswith("mov")
+    }
+
+
+def slots(name: str) -> int:
+    """Of an instruction: more than one where it is of float64."""
+    if "f64" not in name or any(word in name for word in ("setp", "selp", "neg")):
+        return 1
+    return CONVERSION if "cvt" in name else SEVERAL if any(w in name for w in ("div", "sqrt", "rcp")) else DOUBLE
+
+
+def counted(case: Case) -> dict[str, Any]:
+    """A row: instructions of a thread for 16 elements, the slots that they take, and bytes of an element that are read
+    and written."""
     from tests.support import emulated_quantize as emulated
 
     torch.manual_seed(0)
-    x, reports, variants = (
-        torch.randn(case.shape).to(case.dtype),
-        [],
-        quantize.kernels_of(case.request(case.numbers("meta"))),
-    )
+    request, reports = case.request(torch.randn(case.shape).to(case.dtype)), []
+    variants = quantize.kernels_of(case.request(case.numbers("meta")))
     with emulated.here(reports):
-        made = quantize.run(case.request(x))
-    passes = 1 + isinstance(variants[0], Largest)
-    moved = (passes * x.nbytes + sum(t.nbytes for t in made)) / x.numel()
-    return row(f"`{case.name}`, {str(x.dtype).removeprefix('torch.')}, {case.copies}", reports, x.numel(), moved)
+        made = quantize.run(request)
+    passes = 1 + isinstance(variants[0], Largest) + (getattr(request, "other", None) is not None)
+    moved = passes * request.x.nbytes + sum(t.nbytes for t in made)
+    return _row(name_of(case), reports, request.x.numel(), moved)
 
 
-def row(name: str, reports: list, count: int, moved: float) -> str:
-    instructions = executed(reports) * 32 / count * 16
-    memory, issue = moved / BANDWIDTH, instructions / 16 / (PROCESSORS * 128 * CLOCK * SHARE)
-    return f"| {name} | {instructions:.0f} | {moved:.2f} | {memory / max(memory, issue):.0%} |"
-
-
-def numbers(name: str) -> str:
+def counted_back(case: Case) -> dict[str, Any]:
+    """The same of making numbers of codes."""
     from tests.support import emulated_quantize as emulated
 
-    case, reports = Case(name, torch.bfloat16, (8, 4096)), []
-    codes = case.codes("cpu")
+    codes, reports = case.codes("cpu"), []
     with emulated.here(reports):
         out = dequantize.run(codes)
     held = sum(t.nbytes for t in (codes.codes, codes.scale))
-    return row(f"numbers of `{name}`", reports, out.numel(), (held + out.nbytes) / out.numel())
+    return _row(numbers_of(case), reports, out.numel(), held + out.nbytes)
+
+
+def _row(name: str, reports: list, count: int, moved: int) -> dict[str, Any]:
+    own = executed(reports)
+    instructions, issued = sum(own.values()), sum(n * slots(name) for name, n in own.items())
+    per_chunk = 32 / count * 16
+    return {
+        "name": name,
+        "instructions": instructions * per_chunk,
+        "slots": issued * per_chunk,
+        "bytes": moved / count,
+    }
+
+
+def share(issued: float, size: float) -> float:
+    """Of a copy's bandwidth, at most: what memory takes of the longer of memory and the slots of 16 elements."""
+    memory, issue = size / BANDWIDTH, issued / 16 / (PROCESSORS * 128 * CLOCK * SHARE)
+    return memory / max(memory, issue)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            "quantizer, memory, copies",
+            "instructions for 16 elements",
+            "bytes of an element",
+            "share of a copy's bandwidth",
+        ]
+    ]
+    for row in rows:
+        count, size = row["instructions"], row["bytes"]
+        lines.append([row["name"], f"{count:.0f}", f"{size:.2f}", f"{share(row['slots'], size):.0%}"])
+    return pages.table(lines)
+
+
+def main() -> None:
+    rows: list[dict[str, Any]] = []
+    for count, cases in ((counted, CASES), (counted_back, DEQUANTIZED)):
+        for case in cases:
+            rows.append(count(case))
+            print(rows[-1], flush=True)
+    OUTPUT.write_text(json.dumps({"versions": cache.versions(), "rows": rows}, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":
-    titles = (
-        "quantizer, memory, copies",
-        "instructions for 16 elements",
-        "bytes of an element",
-        "share of a copy's bandwidth",
-    )
-    print(f"| {' | '.join(titles)} |")
-    print("| --- | --- | --- | --- |")
-    for case in CASES:
-        print(line(case), flush=True)
-    for name in ("INT8_ROW", "FP8_ROW", "MXFP4"):
-        print(numbers(name), flush=True)
+    main()

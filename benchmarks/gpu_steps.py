@@ -1,6 +1,6 @@
 """Steps of hop.optim by their kernels: against the bits of the CPU's, and timed beside torch.optim's.
 
-python -m benchmarks.gpu_steps     instructions and bytes of a step, and what is predicted from them; needs no GPU
+python -m benchmarks.gpu_steps     # instructions and bytes of a step: benchmarks/results/gpu_steps.json; needs no GPU
 
 On a GPU, or in the emulator of tests.ptx, where `around` makes a step's tensors on the CPU those of one.
 """
@@ -9,8 +9,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,33 +21,42 @@ from torch import Tensor, nn
 
 import hop
 from benchmarks.isolated import Cases
-from cutlass_kernels import steps, tune
+from cutlass_kernels import cache, steps, tune
 from cutlass_kernels.updates import UNIT, WARPS, Update
-from hop import optim, presets
+from hop import presets
 from hop.kernels.gpu import step as gpu
+from tests.support import pages
 
+OUTPUT = Path(__file__).with_name("results") / "gpu_steps.json"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 MIXED = {"exp_avg": presets.STATE4, "exp_avg_sq": presets.STATE8_UNSIGNED}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "adamw8": lambda p: optim.AdamW8bit(p, lr=1e-2),
-    "adamw4": lambda p: optim.AdamW4bit(p, lr=1e-2),
-    "adamw_fp8": lambda p: optim.AdamWFp8(p, lr=1e-2),
-    "coupled": lambda p: optim.Adam(p, lr=1e-2, weight_decay=0.1, maximize=True),
-    "amsgrad": lambda p: optim.AdamW8bit(p, lr=1e-2, amsgrad=True),
-    "mixed": lambda p: optim.AdamW(p, lr=1e-2, state=MIXED),
-    "signed_squares": lambda p: optim.AdamW(p, lr=1e-2, state=presets.STATE8),
-    "floats": lambda p: optim.AdamW(p, lr=1e-2, amsgrad=True, state=None),
-    "blocks_of_16": lambda p: optim.AdamW(p, lr=1e-2, state=dataclasses.replace(presets.STATE8, block=(16,))),
-    "sgd": lambda p: optim.SGD(p, lr=1e-2, weight_decay=0.1),
-    "momentum": lambda p: optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.2, weight_decay=0.1),
-    "nesterov": lambda p: optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, state=optim.FP8),
-    "lion": lambda p: optim.Lion(p, lr=1e-2, weight_decay=0.1),
-    "stochastic": lambda p: optim.AdamW8bit(p, lr=1e-3, stochastic_rounding=True, seed=2**62 - 3),
+    "adamw8": lambda p: hop.optim.AdamW8bit(p, lr=1e-2),
+    "adamw4": lambda p: hop.optim.AdamW4bit(p, lr=1e-2),
+    "adamw_fp8": lambda p: hop.optim.AdamWFp8(p, lr=1e-2),
+    "coupled": lambda p: hop.optim.Adam(p, lr=1e-2, weight_decay=0.1, maximize=True),
+    "amsgrad": lambda p: hop.optim.AdamW8bit(p, lr=1e-2, amsgrad=True),
+    "mixed": lambda p: hop.optim.AdamW(p, lr=1e-2, state=MIXED),
+    "signed_squares": lambda p: hop.optim.AdamW(p, lr=1e-2, state=presets.STATE8),
+    "floats": lambda p: hop.optim.AdamW(p, lr=1e-2, amsgrad=True, state=None),
+    "blocks_of_16": lambda p: hop.optim.AdamW(p, lr=1e-2, state=dataclasses.replace(presets.STATE8, block=(16,))),
+    "sgd": lambda p: hop.optim.SGD(p, lr=1e-2, weight_decay=0.1),
+    "momentum": lambda p: hop.optim.SGD(p, lr=1e-2, momentum=0.9, dampening=0.2, weight_decay=0.1),
+    "nesterov": lambda p: hop.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, state=hop.optim.FP8),
+    "lion": lambda p: hop.optim.Lion(p, lr=1e-2, weight_decay=0.1),
+    "stochastic": lambda p: hop.optim.AdamW8bit(p, lr=1e-3, stochastic_rounding=True, seed=2**62 - 3),
 }
 # Units that are whole, that end within 256 elements, within a block, and a byte; small ones have states in floats.
 SHAPES = ((4, 1031), (2048, 3), (5000,), (7,), (3, 300), (1,))
 LARGE = ((4096, 4097), (1000, 1003), (300,))
 TIMED = ("adamw8", "adamw4", "adamw_fp8")
+COUNTED = {  # what the table says of an optimizer
+    "adamw8": "`AdamW8bit`",
+    "adamw4": "`AdamW4bit`",
+    "adamw_fp8": "`AdamWFp8`",
+    "lion": "`Lion`, 8 bits",
+    "momentum": "`SGD` with momentum, 8 bits",
+}
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096,), (4096,))  # of Llama 3 with 8 billion
 LAYERS = 4
 
@@ -271,12 +282,35 @@ def predicted(instructions: float, bytes: float) -> tuple[float, float]:
     return min(MOST, BUSY * issue), min(MOST, issue)
 
 
+def counted_step(kind: str) -> dict[str, Any]:
+    """A row: machine instructions of warps per 64 elements, and bytes read and written per element, in bfloat16."""
+    return {"kind": kind, "instructions": instructions(kind), "bytes": bytes_of(kind)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        ["", "instructions for 64 elements", "bytes for an element", "predicted, of a copy's bandwidth", "ms of a step"]
+    ]
+    for row in rows:
+        count, size = row["instructions"], row["bytes"]
+        shares = predicted(count, size)
+        of_copy = _range(*(f"{100 * share:.0f}" for share in shares))
+        ms = _range(*(f"{size * 1e9 / COPIED / share * 1e3:.1f}" for share in reversed(shares)))
+        lines.append([COUNTED[row["kind"]], f"{count:.0f}", f"{size:.2f}", f"{of_copy} %", ms])
+    return pages.table(lines)
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
 def main() -> None:
-    print("kind, instructions per 64 elements, bytes per element, predicted share of a copy's bandwidth on an H200")
-    for kind in (*TIMED, "lion", "momentum"):
-        count, size = instructions(kind), bytes_of(kind)
-        low, high = predicted(count, size)
-        print(f"{kind}: {count:.0f}, {size:.2f}, {100 * low:.0f} to {100 * high:.0f} %", flush=True)
+    rows = []
+    for kind in COUNTED:
+        rows.append(counted_step(kind))
+        print(rows[-1], flush=True)
+    OUTPUT.write_text(json.dumps({"versions": cache.versions(), "rows": rows}, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks import gpu_cases as g
 from benchmarks import gpu_nibbles
 from benchmarks.isolated import Cases
-from cutlass_kernels import hopper, tiles, tune
+from cutlass_kernels import hopper, tiles, transposing, tune
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 
@@ -54,6 +54,7 @@ def limits() -> Cases:
     yield "copy", lambda: {"name": "copy", "per_s": copied()}
     yield "bf16 product", lambda: {"name": "bf16", "per_s": multiplied(torch.bfloat16, torch.mm)}
     yield "int8 product", lambda: {"name": "int8", "per_s": multiplied(torch.int8, torch._int_mm)}
+    yield "transposed bytes", lambda: {"name": "transposed", "per_s": transposed()}
 
 
 def copied() -> float:
@@ -62,6 +63,15 @@ def copied() -> float:
     target = torch.empty_like(source)
     (us,) = tune.microseconds([lambda i: target.copy_(source)], rounds=15, least_ms=10.0)
     return 2 * source.numel() / us * 1e6
+
+
+def transposed() -> float:
+    """Bytes per second that our kernel reads and writes when it transposes a large matrix."""
+    x = torch.randint(-128, 128, (2**15, 2**15), dtype=torch.int8, device="cuda").mT
+    if (reason := transposing.declines(x)) is not None:
+        raise unittest.SkipTest(reason)
+    (us,) = tune.microseconds([lambda i: transposing.run(x)], rounds=15, least_ms=10.0)
+    return 2 * x.numel() / us * 1e6
 
 
 def multiplied(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor], size: int = 8192) -> float:

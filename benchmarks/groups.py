@@ -12,10 +12,9 @@ from benchmarks.timing import Row, interleaved
 from hop.interchange.gguf_types import TYPES
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
-from hop.numerics.quantizer import Quantizer
 
 aten = torch.ops.aten
-QUANTIZERS: dict[str, Quantizer] = {t.name: t.quantizer for t in TYPES.values()}
+QUANTIZERS: dict[str, hop.Quantizer] = {t.name: t.quantizer for t in TYPES.values()}
 _N, _K = 32768, 2048  # more bytes than the caches hold
 
 

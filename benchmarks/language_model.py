@@ -55,10 +55,9 @@ def ours(model: str, kind: str) -> tuple[Run, Run]:
     import torch
 
     import hop
-    from hop.integrations import HopCache, load_model
 
     activations = getattr(hop.presets, kind.partition(",")[0], None)
-    made: Any = load_model(model, activations=activations)
+    made: Any = hop.load_model(model, activations=activations)
     if kind.startswith("int8"):
         made = hop.quantize_(made.dequantize(), "int8")
     made.set_attn_implementation("hop")
@@ -66,7 +65,7 @@ def ours(model: str, kind: str) -> tuple[Run, Run]:
     if kind.endswith(STEP):
         decoder = hop.compile_decode(made, most)
         return lambda ids: decoder.prefill(torch.tensor([ids])), lambda ids: decoder(torch.tensor([ids]))
-    cache = HopCache(made, most + 1)
+    cache = hop.integrations.HopCache(made, most + 1)
 
     @torch.inference_mode()
     def step(ids: list[int]) -> Any:

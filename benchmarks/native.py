@@ -12,8 +12,6 @@ from benchmarks.cases import compare, integers
 from benchmarks.timing import Row
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
-from hop.numerics.formats import INT8
-from hop.numerics.layouts import Tiled
 
 aten = torch.ops.aten
 linear = torch.nn.functional.linear
@@ -145,7 +143,7 @@ def int8_sums() -> Iterator[Row]:
         ((1024, 4096, 4096), 0.8, 0.45),
     ]:
         a, w = integers(m, k), integers(n, k)
-        tiles = native_product.tiles(w, INT8, Tiled())
+        tiles = native_product.tiles(w, hop.formats.INT8, hop.layouts.Tiled())
         for layout, b in (("B transposed", w.t()), ("B row-major", w.t().contiguous())):
 
             def int_mm(a: Tensor = a, b: Tensor = b) -> Tensor:

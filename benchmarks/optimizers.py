@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import hop.optim
+import hop
 from benchmarks.timing import Row, interleaved
 
 SHAPES = (*[(1024, 1024)] * 8, *[(1024,)] * 2, (2048, 640), *[(512, 512)] * 2)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from benchmarks.algorithms import Data
 from hop import formats, presets
 from hop.algorithms import GPTQ
+from hop.algorithms.grid import Grid
 from hop.algorithms.solving import error
-from hop.numerics.grid import Grid
 
 RESULTS = Path(__file__).parent / "results" / "peer_gptq.json"
 GROUP, DAMPING = 128, 0.01

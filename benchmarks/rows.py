@@ -8,10 +8,8 @@ from torch.nn import functional
 
 import hop
 from benchmarks.timing import Row, interleaved
-from hop import Quantizer, presets
+from hop import Quantizer, formats, presets, scale_rules
 from hop.kernels.cpu import native, operators
-from hop.numerics.formats import UINT8
-from hop.numerics.scale_rules import Static
 
 aten = torch.ops.aten
 
@@ -42,7 +40,7 @@ def rows() -> Iterator[Row]:
 
 
 def _softmax(s: torch.Tensor) -> Callable[[], Any]:
-    q = Quantizer(UINT8, (-1,), Static(affine=True))
+    q = Quantizer(formats.UINT8, (-1,), scale_rules.Static(affine=True))
     units = {"output_scale": torch.tensor(1 / 255), "output_zero_point": torch.tensor(0, dtype=torch.uint8)}
     return lambda: hop.scaled(aten.softmax.int, q, s, -1, **units)
 

@@ -7,9 +7,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any
 
-from cutlass_kernels import cache, dequantize, hopper, missing, quantize, steps
+from cutlass_kernels import cache, dequantize, hopper, missing, quantize, steps, transposing
 from cutlass_kernels.forms import variants
 from cutlass_kernels.quantizing import Numbers
+from cutlass_kernels.transposing import Transposition
 from cutlass_kernels.updates import Update
 from cutlass_kernels.variants import Variant
 
@@ -64,4 +65,5 @@ def compiled(kernel: Any) -> Callable[..., None]:
 
 def _module(kernel: Any) -> Any:
     """The module that compiles it."""
-    return {Variant: hopper, Update: steps, Numbers: dequantize}.get(type(kernel), quantize)
+    own = {Variant: hopper, Update: steps, Numbers: dequantize, Transposition: transposing}
+    return own.get(type(kernel), quantize)

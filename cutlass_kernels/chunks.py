@@ -36,9 +36,16 @@ def words_in(memory: str) -> int:
 # ---- global memory
 
 
+def begin() -> None:
+    """Before anything of it: the kernel before may still run, and only once it has ended may the next one begin."""
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
+
+
 def load16(address: Any, offset: int = 0) -> Any:
-    """Four words at an address that is a multiple of 16, of memory that nobody writes meanwhile."""
-    text = f"ld.global.nc.v4.b32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];"
+    """Four words at an address that is a multiple of 16; not by the way for memory that nobody writes while a kernel is
+    there, as a launch is programmatic."""
+    text = f"ld.global.v4.b32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];"
     return cute.arch.inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[address])
 
 
@@ -149,7 +156,7 @@ def load_codes(v: cutlass.Constexpr, address: Any, left: Any, words: Any) -> Non
 
 
 def load8(address: Any) -> Any:
-    text = "ld.global.nc.v2.b32 {{$w0}, {$w1}}, [{$r0}];"
+    text = "ld.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];"
     return cute.arch.inline_ptx(text, write_only_types=[Uint32] * 2, read_only_args=[address])
 
 

@@ -102,7 +102,7 @@ def build(v: Numbers, options: str = "") -> Any:
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
     from cutlass_kernels.dequantize_rows import Dequantize
-    from cutlass_kernels.gemm_sm90 import TYPES
+    from cutlass_kernels.frame_sm90 import TYPES
 
     def flat(kind: Any, align: int) -> Any:
         return make_fake_tensor(kind, (cute.sym_int32(),), (1,), assumed_align=align)

@@ -26,11 +26,14 @@ class Dequantize:
         sizes = (cute.size(out, mode=[0]), cute.size(out, mode=[1]))
         tiles = cute.ceil_div(sizes[1], (Int32(1) << shift) * (CHUNK * v.held))
         blocks = cute.ceil_div(sizes[0], Int32(v.threads) >> shift) * tiles
-        self.kernel(at, sizes, shift, tiles).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream)
+        self.kernel(at, sizes, shift, tiles).launch(
+            grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True
+        )
 
     @cute.kernel
     def kernel(self, at: Any, sizes: Any, shift: Int32, tiles: Int32):
         v = self.variant
+        chunks.begin()
         rows, columns = sizes
         thread, across = cute.arch.thread_idx()[0], Int32(1) << shift
         block, tile = cute.arch.block_idx()[0] // tiles, cute.arch.block_idx()[0] % tiles

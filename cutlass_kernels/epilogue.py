@@ -245,7 +245,7 @@ def finisher(v: Variant, sums: Sums, m: int, n: int) -> Callable[[int], tuple[An
 def result(v: Variant, total: Any, of: Any, ends: Any, bounds: Any) -> Any:
     """An element of the result from its sum, as Int32 or Float32; `of` gives the values of the vectors, and `ends` the
     codes of the bounds."""
-    if v.lhs_zero is not None:
+    if v.lhs_zero is not None and not v.group:
         total = total - of("lhs_zero") * of("rhs_sum")
     if v.rhs_zero is not None:
         total = total - of("lhs_rest") * of("rhs_zero")

@@ -58,8 +58,14 @@ FORMS: tuple[Variant, ...] = (
     _form(E4M3, E4M3, F32, scales="1x128", groups="k"),
     # blocks of 1 x 128 on both sides
     _form(E4M3, E4M3, F32, scales="1x128"),
-    # codes of 4 bits beside bfloat16
+    # codes of 4 bits beside bfloat16, and beside 8 bits
     *(_form(BF16, U8, BF16, group=group, affine=affine) for group in (32, 128) for affine in (False, True)),
+    *(
+        _form(E4M3, U8, BF16, scales="rows", group=group, affine=affine)
+        for group in (32, 128)
+        for affine in (False, True)
+    ),
+    *(_form(S8, U8, BF16, scales="rows", lhs_zero=zero, group=group) for group in (32, 128) for zero in (None, S32)),
     # blocks of 128
     _form(E4M3, E4M3, BF16, scales="block"),
     _form(E4M3, E4M3, F32, scales="block", bias=F32),

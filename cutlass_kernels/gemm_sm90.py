@@ -1,42 +1,23 @@
 """The matrix product for Hopper (sm_90a): TMA loads, wgmma, a persistent grid of warp-specialized blocks.
 
 One story, top to bottom: what is launched, the producer, the consumers' main loops, and the epilogue, in which scales,
-zero points, bias and requantization are applied. The file is long since it is one kernel.
-
-    mA, mB, mD     the whole factors and result, (m, k, l), (n, k, l), (m, n, l)
-    gA, gB, gD     cut in tiles
-    sA, sB, sD     in shared memory, in stages
-    tCrA, tCrB     descriptors of shared memory that wgmma reads; tCrC the accumulators, in registers
-
-Rows and columns are those of a tile; with tile.swap its rows are columns of the result (cutlass_kernels.variants).
+zero points, bias and requantization are applied. What it shares with other kernels, and the names of tensors, are in
+frame_sm90.py.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32, const_expr, pipeline
-from cutlass.cute.nvgpu import cpasync, warpgroup
-from cutlass.utils import hopper_helpers
+from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_kernels import epilogue, schedule, split
-from cutlass_kernels.results import Results, Store
+from cutlass_kernels.frame_sm90 import Frame, follow
+from cutlass_kernels.results import Store
 from cutlass_kernels.variants import WARPGROUP
 
-TYPES = {
-    torch.int8: cutlass.Int8,
-    torch.uint8: cutlass.Uint8,
-    torch.int32: cutlass.Int32,
-    torch.float32: cutlass.Float32,
-    torch.bfloat16: cutlass.BFloat16,
-    torch.float16: cutlass.Float16,
-    torch.float8_e4m3fn: cutlass.Float8E4M3FN,
-    torch.float8_e5m2: cutlass.Float8E5M2,
-}
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of each thread; together those of a multiprocessor
 TURN = 1  # the first of the named barriers at which a consumer waits for its turn to multiply; one for each
-K = cute.nvgpu.common.OperandMajorMode.K
 
 
 class Work(NamedTuple):
@@ -49,15 +30,6 @@ class Work(NamedTuple):
     place: Any
 
 
-class Fragments(NamedTuple):
-    """What a consumer multiplies, its rows in as many parts as are multiplied one after another, and its sums."""
-
-    mma: Any
-    tCrA: Any
-    tCrB: Any
-    tCrC: Any
-
-
 class Turn(NamedTuple):
     """The place of a tile, and whether the other of two consumers that take turns has one to multiply after it."""
 
@@ -65,7 +37,7 @@ class Turn(NamedTuple):
     follows: Any
 
 
-class Gemm(Results):
+class Gemm(Frame):
     """The kernel of one variant."""
 
     # ---- launch
@@ -82,90 +54,23 @@ class Gemm(Results):
         stream: Any,
     ):
         """lhs ([l,] m, k), rhs ([l,] k, n) with k innermost in both; out ([l,] m, n) with n innermost."""
-        v, tile = self.variant, self.tile
-        mL = cute.make_tensor(lhs.iterator, cute.select(with_batch(lhs).layout, [1, 2, 0]))
-        mR = cute.make_tensor(rhs.iterator, cute.select(with_batch(rhs).layout, [2, 1, 0]))
-        mA, mB = (mR, mL) if const_expr(tile.swap) else (mL, mR)
-        mD = cute.make_tensor(
-            out.iterator, cute.select(with_batch(out).layout, [2, 1, 0] if const_expr(tile.swap) else [1, 2, 0])
-        )
-
-        a_layout, b_layout = self.factor_layout(mA, tile.m), self.factor_layout(mB, tile.n)
-        tma_a, tA = self.load_atom(mA, a_layout, tile.m, tile.cluster[1])
-        tma_b, tB = self.load_atom(mB, b_layout, tile.n, tile.cluster[0])
-        d_layout, tma_d, tD = None, None, None
-        if const_expr(v.tma):
-            d_layout = self.part_layout(mD)
-            tma_d, tD = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(), mD, cute.slice_(d_layout, (None, None, 0)), v.part
-            )
-
-        mma = hopper_helpers.make_trivial_tiled_mma(
-            TYPES[self.a_type], TYPES[self.b_type], K, K, TYPES[v.accumulates], (1, 1, 1), (64, tile.n)
-        )
+        tile = self.tile
+        mA, mB, mD = self.operands(lhs, rhs, out)
+        a, b = self.factors(mA, mB)
         counts = (
             cute.ceil_div(cute.size(mA, mode=[0]), tile.m * tile.cluster[0]),
             cute.ceil_div(cute.size(mB, mode=[0]), tile.n * tile.cluster[1]),
             cute.size(mA, mode=[2]),
         )
         clusters = cutlass.min(schedule.total(counts), multiprocessors // tile.blocks)
-        shape = self.blocks
-        self.kernel(
-            tma_a,
-            tA,
-            tma_b,
-            tB,
-            tma_d,
-            tD,
-            mD,
-            mma,
-            a_layout,
-            b_layout,
-            d_layout,
-            counts,
-            cute.size(mA, mode=[1]),
-            vectors,
-            bounds,
-        ).launch(
-            grid=(*shape, cutlass.max(clusters, 1)),
+        k = cute.size(mA, mode=[1])
+        self.kernel(a, b, self.result(mD), mD, self.products(self.a_type), counts, k, vectors, bounds).launch(
+            grid=(*self.blocks, cutlass.max(clusters, 1)),
             block=[tile.threads, 1, 1],
-            cluster=(*shape, 1),
+            cluster=(*self.blocks, 1),
             min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
-        )
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """The shape of a cluster: blocks of neighbouring tiles, or of one tile."""
-        return self.tile.cluster if self.tile.split == 1 else (self.tile.split, 1)
-
-    @property
-    def a_type(self) -> torch.dtype:
-        return self.variant.rhs if self.tile.swap else self.variant.lhs
-
-    @property
-    def b_type(self) -> torch.dtype:
-        return self.variant.lhs if self.tile.swap else self.variant.rhs
-
-    def factor_layout(self, t: cute.Tensor, rows: int) -> cute.ComposedLayout:
-        """(rows, tile.k, stage), k innermost, in swizzled rows of 128 bytes."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, t.element_type)
-        return cute.tile_to_shape(atom, (rows, self.tile.k, self.variant.stages), order=(0, 1, 2))
-
-    def part_layout(self, t: cute.Tensor) -> cute.ComposedLayout:
-        """(row, column, stage) of what passes through shared memory on its way to the result."""
-        width = self.variant.part[1] * t.element_type.width // 8
-        kinds = warpgroup.SmemLayoutAtomKind
-        kind = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32}.get(width, kinds.K_INTER)
-        atom = warpgroup.make_smem_layout_atom(kind, t.element_type)
-        stages = self.variant.part_stages * self.tile.consumers
-        return cute.tile_to_shape(atom, (*self.variant.part, stages), order=(0, 1, 2))
-
-    def load_atom(self, t: cute.Tensor, layout: cute.ComposedLayout, rows: int, copies: int) -> Any:
-        op = cpasync.CopyBulkTensorTileG2SOp() if copies == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-        return cpasync.make_tiled_tma_atom(
-            op, t, cute.slice_(layout, (None, None, 0)), (rows, self.tile.k), num_multicast=copies
         )
 
     # ---- the kernel
@@ -173,99 +78,51 @@ class Gemm(Results):
     @cute.kernel
     def kernel(
         self,
-        tma_a: cute.CopyAtom,
-        tA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        tB: cute.Tensor,
-        tma_d: Any,
-        tD: Any,
+        a: Any,
+        b: Any,
+        d: Any,
         mD: cute.Tensor,
         mma: cute.TiledMma,
-        a_layout: cute.ComposedLayout,
-        b_layout: cute.ComposedLayout,
-        d_layout: Any,
         counts: Any,
         k: Int32,
         vectors: Any,
         bounds: Any,
     ):
         v, tile = self.variant, self.tile
-        thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
-            if const_expr(v.tma):
-                cpasync.prefetch_descriptor(tma_d)
+        shared = self.begin(warp, a, b, d)
+        sums, place = shared.own
+        self.meet()
+        follow()
 
-        smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * v.stages)
-        sA = smem.allocate_tensor(TYPES[self.a_type], a_layout.outer, 1024, a_layout.inner)
-        sB = smem.allocate_tensor(TYPES[self.b_type], b_layout.outer, 1024, b_layout.inner)
-        sD = smem.allocate_tensor(mD.element_type, d_layout.outer, 1024, d_layout.inner) if const_expr(v.tma) else None
-        sV = None
-        if const_expr(len(v.by_column) > 0):
-            sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
-        sS = None
-        if const_expr(v.scales == "1x128"):
-            sS = smem.allocate_tensor(Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
-        shared = split.allocate(v, smem)
-        split.begin(v, shared, warp)
-
-        cluster = cute.make_layout((*tile.cluster, 1))
-        place = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
-        if const_expr(tile.split > 1):
-            place = (Int32(0), Int32(0))
-        copies = tile.cluster[0] + tile.cluster[1] - 1
-        releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
-        loaded = pipeline.PipelineTmaAsync.create(
-            barrier_storage=barriers,
-            num_stages=v.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releasing),
-            tx_count=(tile.m + tile.n) * tile.k,
-            cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
-            defer_sync=True,
-        )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=self.blocks, is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=self.blocks)
-        cute.arch.griddepcontrol_wait()  # so far the kernel before may have run; now what it writes may be read
-        cute.arch.griddepcontrol_launch_dependents()
-
-        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
+        group = self.warpgroup()
         steps = cute.ceil_div(k, tile.k * tile.split)  # what they load beyond k are zeros
-        work = Work(counts, steps, shared.rank * steps if const_expr(tile.split > 1) else Int32(0), place)
-        if group == 0:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == 0:
-                self.produce(loaded, work, (tma_a, tA, sA), (tma_b, tB, sB))
-        else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            swizzle = d_layout.inner if const_expr(v.tma) else None
-            fused = epilogue.Fused(vectors, bounds, sV, sS)
-            store = Store(tma_d, tD, sD, swizzle, mD, shared)
-            self.consume(loaded, work, (mma, sA, sB), store, fused)
+        work = Work(counts, steps, sums.rank * steps if const_expr(tile.split > 1) else Int32(0), place)
+        store = Store(d[0], d[1], shared.sD, d[2].inner if const_expr(v.tma) else None, mD, sums)
+        fused = epilogue.Fused(vectors, bounds, shared.sV, shared.sS)
+        loading = (shared.loaded, (*a[:2], shared.sA), (*b[:2], shared.sB))
+        self.divide(group, warp, work, loading, (shared.loaded, (mma, shared.sA, shared.sB), store, fused))
+
+    def allocate(self, smem: Any, warp: Any) -> Any:
+        """The memory for sums that blocks share, and the place of the block in its cluster."""
+        sums = split.allocate(self.variant, smem)
+        split.begin(self.variant, sums, warp)
+        place = self.place_in_cluster()
+        return sums, place if self.tile.split == 1 else (Int32(0), Int32(0))
 
     # ---- the producer: one warp
 
     @cute.jit
-    def produce(self, loaded: Any, work: Any, a: Any, b: Any):
+    def produce(self, work: Any, loaded: Any, a: Any, b: Any):
         """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
         tile, (counts, steps, first, place) = self.tile, work
-        cluster = cute.make_layout((*tile.cluster, 1))
         tma_a, tA, sA = a
         tma_b, tB, sB = b
         gA = cute.local_tile(tA, (tile.m, tile.k), (None, None, None))  # (m, k, tile of m, tile of k, l)
         gB = cute.local_tile(tB, (tile.n, tile.k), (None, None, None))
-        # A block loads its share of a tile for all blocks of its row, or column, of the cluster.
-        tAsA, tAgA = cpasync.tma_partition(
-            tma_a, place[1], cute.make_layout(tile.cluster[1]), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
-        )
-        tBsB, tBgB = cpasync.tma_partition(
-            tma_b, place[0], cute.make_layout(tile.cluster[0]), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
-        )
-        a_mask = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(tile.cluster[1] > 1) else None
-        b_mask = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(tile.cluster[0] > 1) else None
+        tAsA, tAgA = self.partitioned(tma_a, sA, gA, place[1], tile.cluster[1])
+        tBsB, tBgB = self.partitioned(tma_b, sB, gB, place[0], tile.cluster[0])
+        a_mask, b_mask = self.masks(place)
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.variant.stages)
         for index in range(cute.arch.block_idx()[2], schedule.total(counts), cute.arch.grid_dim()[2]):
@@ -274,43 +131,24 @@ class Gemm(Results):
             for step in range(steps):
                 loaded.producer_acquire(state)
                 barrier = loaded.producer_get_barrier(state)
-                cute.copy(
-                    tma_a,
-                    tAgA[(None, row, first + step, batch)],
-                    tAsA[(None, state.index)],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=a_mask,
-                )
-                cute.copy(
-                    tma_b,
-                    tBgB[(None, column, first + step, batch)],
-                    tBsB[(None, state.index)],
-                    tma_bar_ptr=barrier,
-                    mcast_mask=b_mask,
-                )
+                at_a, at_b = (None, row, first + step, batch), (None, column, first + step, batch)
+                stage = (None, state.index)
+                cute.copy(tma_a, tAgA[at_a], tAsA[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
+                cute.copy(tma_b, tBgB[at_b], tBsB[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 state.advance()
         loaded.producer_tail(state)  # no block ends while another may still signal it
 
     # ---- a consumer: one warpgroup
 
     @cute.jit
-    def consume(self, loaded: Any, work: Any, factors: Any, store: Any, fused: Any):
+    def consume(self, work: Any, loaded: Any, factors: Any, store: Any, fused: Any):
         """Multiply the tiles that are loaded, and write their results."""
-        mma, sA, sB = factors
-        consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
         v, tile, (counts, steps, _, place) = self.variant, self.tile, work
-        thr_mma = mma.get_slice(0)
+        consumer, thread = self.who()
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
-        height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
-        shares = [
-            cute.local_tile(sA, (height, tile.k, v.stages), (own * (tile.rows // height) + m, 0, 0))
-            for m in range(tile.rows // height)
-        ]
-        tCrA = tuple(mma.make_fragment_A(thr_mma.partition_A(share)) for share in shares)
-        tCrB = mma.make_fragment_B(thr_mma.partition_B(sB))
-        tCrC = cute.make_rmem_tensor(mma.partition_shape_C((tile.rows, tile.n)), TYPES[v.accumulates])
-        fragments = Fragments(mma, tCrA, tCrB, tCrC)
+        mma, sA, sB = factors
+        fragments = self.fragments(mma, sA, sB, own)
+        tCrC = fragments.tCrC
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
         first, stride = cute.arch.block_idx()[2], cute.arch.grid_dim()[2]
@@ -346,9 +184,7 @@ class Gemm(Results):
                         parts = self.store(sums, store, parts, owner)
                 phase = phase ^ 1
         split.end(v, consumer, store.shared, phase)
-        if const_expr(v.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
-            if thread == 0:
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.drain(thread)
 
     @cute.jit
     def hand_over(self, turn: Any):
@@ -415,7 +251,3 @@ class Gemm(Results):
             mma.set(warpgroup.Field.ACCUMULATE, not (fresh and i == 0))
             cute.gemm(mma, tCrC, tCrA[(None, None, i, stage)], tCrB[(None, None, i, stage)], tCrC)
         warpgroup.commit_group()
-
-
-def with_batch(t: cute.Tensor) -> cute.Tensor:
-    return cute.make_tensor(t.iterator, cute.prepend(t.layout, cute.make_layout(1), up_to_rank=3))

@@ -15,21 +15,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, pipeline
-from cutlass.cute.nvgpu import cpasync, warpgroup
-from cutlass.utils import hopper_helpers
+from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_kernels import epilogue
-from cutlass_kernels.gemm_sm90 import (
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
-    TURN,
-    TYPES,
-    Fragments,
-    Gemm,
-    K,
-    Turn,
-    with_batch,
-)
+from cutlass_kernels.frame_sm90 import follow
+from cutlass_kernels.gemm_sm90 import TURN, Gemm, Turn
 from cutlass_kernels.group_schedule import Groups, GroupSchedule, Where
 from cutlass_kernels.results import Store
 from cutlass_kernels.variants import MOST_GROUPS, WARPGROUP
@@ -56,123 +46,61 @@ class GroupedGemm(GroupSchedule, Gemm):
         stream: Any,
     ):
         """As Gemm's; offs (groups,)."""
-        v, tile = self.variant, self.tile
-        mL = cute.make_tensor(lhs.iterator, cute.select(with_batch(lhs).layout, [1, 2, 0]))
-        mR = cute.make_tensor(rhs.iterator, cute.select(with_batch(rhs).layout, [2, 1, 0]))
-        mA, mB = (mR, mL) if const_expr(tile.swap) else (mL, mR)
-        mD = cute.make_tensor(
-            out.iterator, cute.select(with_batch(out).layout, [2, 1, 0] if const_expr(tile.swap) else [1, 2, 0])
-        )
-        a_layout, b_layout = self.factor_layout(mA, tile.m), self.factor_layout(mB, tile.n)
-        tma_a, tA = self.load_atom(mA, a_layout, tile.m, tile.cluster[1])
-        tma_b, tB = self.load_atom(mB, b_layout, tile.n, tile.cluster[0])
-        d_layout, tma_d, tD = None, None, None
-        if const_expr(v.tma):
-            d_layout = self.part_layout(mD)
-            tma_d, tD = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(), mD, cute.slice_(d_layout, (None, None, 0)), v.part
-            )
-        mma = hopper_helpers.make_trivial_tiled_mma(
-            TYPES[self.a_type], TYPES[self.b_type], K, K, TYPES[v.accumulates], (1, 1, 1), (64, tile.n)
-        )
+        tile = self.tile
+        mA, mB, mD = self.operands(lhs, rhs, out)
+        a, b = self.factors(mA, mB)
         clusters = cutlass.min(self.most(mA, mB, offs), multiprocessors // (tile.cluster[0] * tile.cluster[1]))
-        self.kernel(
-            tma_a, tA, tma_b, tB, tma_d, tD, mD, mma, a_layout, b_layout, d_layout, vectors, bounds, offs
-        ).launch(
-            grid=(*tile.cluster, cutlass.max(clusters, 1)),
+        self.kernel(a, b, self.result(mD), mD, self.products(self.a_type), vectors, bounds, offs).launch(
+            grid=(*self.blocks, cutlass.max(clusters, 1)),
             block=[tile.threads, 1, 1],
-            cluster=(*tile.cluster, 1),
+            cluster=(*self.blocks, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     # ---- the kernel
 
     @cute.kernel
     def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        tA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        tB: cute.Tensor,
-        tma_d: Any,
-        tD: Any,
-        mD: cute.Tensor,
-        mma: cute.TiledMma,
-        a_layout: cute.ComposedLayout,
-        b_layout: cute.ComposedLayout,
-        d_layout: Any,
-        vectors: Any,
-        bounds: Any,
-        offs: cute.Tensor,
+        self, a: Any, b: Any, d: Any, mD: cute.Tensor, mma: cute.TiledMma, vectors: Any, bounds: Any, offs: cute.Tensor
     ):
         v, tile = self.variant, self.tile
-        thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
-            if const_expr(v.tma):
-                cpasync.prefetch_descriptor(tma_d)
-
-        smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * v.stages)
-        sA = smem.allocate_tensor(TYPES[self.a_type], a_layout.outer, 1024, a_layout.inner)
-        sB = smem.allocate_tensor(TYPES[self.b_type], b_layout.outer, 1024, b_layout.inner)
-        sD = smem.allocate_tensor(mD.element_type, d_layout.outer, 1024, d_layout.inner) if const_expr(v.tma) else None
-        sV, sS = None, None
-        if const_expr(len(v.by_column) > 0):
-            sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
-        if const_expr(v.scales == "1x128"):
-            sS = smem.allocate_tensor(cutlass.Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
-        tables = [smem.allocate_tensor(Int32, cute.make_layout(MOST_GROUPS + 1), 16) for _ in range(2)]
-
-        cluster = cute.make_layout((*tile.cluster, 1))
-        own = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
-        copies = tile.cluster[0] + tile.cluster[1] - 1
-        releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
-        loaded = pipeline.PipelineTmaAsync.create(
-            barrier_storage=barriers,
-            num_stages=v.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releasing),
-            tx_count=(tile.m + tile.n) * tile.k,
-            cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
-            defer_sync=True,
-        )
+        shared = self.begin(warp, a, b, d)
+        (ends, tiles), own = shared.own
+        (tma_a, tA, _), (tma_b, tB, _) = a, b
         extent = (cute.size(tA, mode=[0]), cute.size(tB, mode=[0]), cute.size(tA, mode=[1]))[self.along]
         count = cute.size(offs)
+        follow()
         if warp == 0:
-            self.count_groups(offs, extent, tables[0], tables[1])
+            self.count_groups(offs, extent, ends, tiles)
         if const_expr(tile.cluster != (1, 1)):
             cute.arch.barrier()  # for the tables; the cluster's barrier, which is relaxed, publishes mbarriers alone
-        pipeline.pipeline_init_arrive(cluster_shape_mn=tile.cluster, is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)  # without a cluster for the tables too
+        self.meet()  # without a cluster for the tables too
 
         steps = cute.ceil_div(cute.size(tA, mode=[1]), tile.k)
-        groups = Groups(tables[0], tables[1], count, extent, (*self.in_tiles(tA, tB), count), steps, own)
-        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        if group == 0:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == 0:
-                self.produce(loaded, groups, (tma_a, tA, sA), (tma_b, tB, sB))
-        else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            swizzle = d_layout.inner if const_expr(v.tma) else None
-            fused = epilogue.Fused(vectors, bounds, sV, sS)
-            self.consume(loaded, groups, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), fused)
+        groups = Groups(ends, tiles, count, extent, (*self.in_tiles(tA, tB), count), steps, own)
+        group = self.warpgroup()
+        store = Store(d[0], d[1], shared.sD, d[2].inner if const_expr(v.tma) else None, mD)
+        fused = epilogue.Fused(vectors, bounds, shared.sV, shared.sS)
+        loading = (shared.loaded, (tma_a, tA, shared.sA), (tma_b, tB, shared.sB))
+        self.divide(group, warp, groups, loading, (shared.loaded, (mma, shared.sA, shared.sB), store, fused))
+
+    def allocate(self, smem: Any, warp: Any) -> Any:
+        """Tables of where groups end, and of their tiles, and the place of the block in its cluster."""
+        tables = [smem.allocate_tensor(Int32, cute.make_layout(MOST_GROUPS + 1), 16) for _ in range(2)]
+        return tables, self.place_in_cluster()
 
     # ---- the producer
 
     @cute.jit
-    def produce(self, loaded: Any, groups: Any, a: Any, b: Any):
+    def produce(self, groups: Any, loaded: Any, a: Any, b: Any):
         """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
-        tile = self.tile
+        tile, place = self.tile, groups.place
         tma_a, tA, sA = a
         tma_b, tB, sB = b
-        cluster, place = cute.make_layout((*tile.cluster, 1)), groups.place
-        a_mask = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(tile.cluster[1] > 1) else None
-        b_mask = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(tile.cluster[0] > 1) else None
+        a_mask, b_mask = self.masks(place)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.variant.stages)
         group = Int32(0)
         for index in range(cute.arch.block_idx()[2], self.total(groups), cute.arch.grid_dim()[2]):
@@ -197,32 +125,16 @@ class GroupedGemm(GroupSchedule, Gemm):
                 state.advance()
         loaded.producer_tail(state)
 
-    def partitioned(self, atom: Any, shared: Any, tiles: Any, place: Any, copies: int) -> Any:
-        """A block's share of the tiles that are loaded for all blocks of its row, or column, of the cluster."""
-        return cpasync.tma_partition(
-            atom, place, cute.make_layout(copies), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
-        )
-
     # ---- a consumer
 
     @cute.jit
-    def consume(self, loaded: Any, groups: Any, factors: Any, store: Any, fused: Any):
+    def consume(self, groups: Any, loaded: Any, factors: Any, store: Any, fused: Any):
         """Multiply the tiles that are loaded, and write their results."""
-        mma, sA, sB = factors
-        consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
-        thread = cute.arch.thread_idx()[0] % WARPGROUP
-        v, tile = self.variant, self.tile
-        thr_mma = mma.get_slice(0)
+        v, tile, (mma, sA, sB) = self.variant, self.tile, factors
+        consumer, thread = self.who()
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
-        height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
-        shares = [
-            cute.local_tile(sA, (height, tile.k, v.stages), (own * (tile.rows // height) + m, 0, 0))
-            for m in range(tile.rows // height)
-        ]
-        tCrA = tuple(mma.make_fragment_A(thr_mma.partition_A(share)) for share in shares)
-        tCrB = mma.make_fragment_B(thr_mma.partition_B(sB))
-        tCrC = cute.make_rmem_tensor(mma.partition_shape_C((tile.rows, tile.n)), TYPES[v.accumulates])
-        fragments = Fragments(mma, tCrA, tCrB, tCrC)
+        fragments = self.fragments(mma, sA, sB, own)
+        tCrC = fragments.tCrC
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, v.stages)
         total, begin, grid = self.total(groups), cute.arch.block_idx()[2], cute.arch.grid_dim()[2]
@@ -257,9 +169,7 @@ class GroupedGemm(GroupSchedule, Gemm):
                 parts = self.store(epilogue.Sums(at, tCrC, ahead, fused), store, parts)
             else:
                 self.store_zeros(at, store)
-        if const_expr(v.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
-            if thread == 0:
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.drain(thread)
 
     @cute.jit
     def steps_of(self, groups: Any, index: Int32, total: Int32) -> Int32:

@@ -14,9 +14,7 @@ from torch import Tensor
 from cutlass_kernels import cache as kept
 from cutlass_kernels import measured, missing, nibble_kernel, prebuilt, tiles, transposing
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
-from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
-
-TARGET = Variant.target
+from cutlass_kernels.variants import MOST_GROUPS, TARGET, Tile, Variant, longest
 
 
 def declines(p: Product) -> str | None:
@@ -115,7 +113,7 @@ def _described(v: Variant) -> tuple[Any, ...]:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    from cutlass_kernels.gemm_sm90 import TYPES
+    from cutlass_kernels.frame_sm90 import TYPES
 
     m, n, k, batch = (cute.sym_int32() for _ in range(4))
 

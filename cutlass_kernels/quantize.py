@@ -12,7 +12,10 @@ from cutlass_kernels.hopper import TARGET
 from cutlass_kernels.quantizing import (
     CHUNK,
     GROUPS,
+    LONGEST,
+    MEMORY,
     MOST_THREADS,
+    NORMS,
     THREADS,
     TILE,
     Columns,
@@ -24,6 +27,7 @@ from cutlass_kernels.quantizing import (
 
 _MOST = 2**31  # elements of a row
 _BY_COLUMN = (-1, 1)
+_DTYPES = {name: dtype for dtype, name in MEMORY.items()}
 
 
 def declines(r: Request) -> str | None:
@@ -32,6 +36,8 @@ def declines(r: Request) -> str | None:
         return "for matrices with elements"
     if max(r.x.shape) >= _MOST or r.x.numel() >= _MOST * CHUNK:
         return f"sizes must be below 2^31, got {tuple(r.x.shape)}"
+    if r.operation and (reason := _declines_operation(r)) is not None:
+        return reason
     plain = r.rule not in ("given", "two_level") and r.noise is None
     if r.block in ((TILE, TILE), _BY_COLUMN):
         return None if plain else f"blocks of {r.block} are for scales that are found, without noise"
@@ -43,6 +49,16 @@ def declines(r: Request) -> str | None:
         return f"for rows and groups of {GROUPS}, not {r.block}"
     if r.rule == "two_level" and columns == -1:
         return "a block under an outer amax is a group"
+    return None
+
+
+def _declines_operation(r: Request) -> str | None:
+    if r.block[0] not in (1, -1) or (r.block == (-1, -1) and r.rule != "given") or r.block == _BY_COLUMN:
+        return f"{r.operation} is for scales of rows, of groups within them, and given ones, not of blocks of {r.block}"
+    if r.rule == "two_level" and r.scale is None:
+        return f"{r.operation} comes before the amax of its results, which must be given"
+    if r.operation in NORMS and r.x.shape[1] > LONGEST:
+        return f"for norms of at most {LONGEST} elements, not {r.x.shape[1]}"
     return None
 
 
@@ -97,9 +113,9 @@ def variant_of(r: Request) -> Rows:
     whole = rows == -1 and columns == -1
     chunks = -(-r.x.shape[1] // CHUNK)
     held, threads = 2, THREADS
-    if columns == -1 and not whole and r.rule != "given":
-        across = _power(chunks, 32)
-        held, threads = (2, max(THREADS, across)) if across <= MOST_THREADS else (0, MOST_THREADS)
+    if r.operation in NORMS or (columns == -1 and not whole and r.rule != "given"):
+        across, most = _power(chunks, 32), MOST_THREADS // 2 if r.operation else MOST_THREADS  # by their registers
+        held, threads = (2, max(THREADS, across)) if across <= most else (0, most)
     return Rows(
         r.x.dtype,
         r.elements,
@@ -114,6 +130,10 @@ def variant_of(r: Request) -> Rows:
         r.power_of_two,
         r.most_of_dtype,
         r.rounding,
+        r.operation,
+        "" if r.weight is None else MEMORY[r.weight.dtype],
+        "" if r.bias is None else MEMORY[r.bias.dtype],
+        "" if r.other is None else MEMORY[r.other.dtype],
     )
 
 
@@ -154,10 +174,15 @@ def build(variant: Any, options: str = "") -> Any:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    from cutlass_kernels import quantize_columns, quantize_rows, quantize_tiles
+    from cutlass_kernels import quantize_columns, quantize_functions, quantize_norms, quantize_rows, quantize_tiles
 
+    operation = getattr(variant, "operation", "")
     kernel = {
-        Rows: quantize_rows.Quantize,
+        Rows: quantize_norms.Norm
+        if operation in NORMS
+        else quantize_functions.Function
+        if operation
+        else quantize_rows.Quantize,
         Largest: quantize_rows.FindLargest,
         Tiles: quantize_tiles.QuantizeTiles,
         Columns: quantize_columns.FindColumns,
@@ -177,13 +202,18 @@ def _described(v: Any) -> tuple[Any, ...]:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
 
-    from cutlass_kernels.gemm_sm90 import TYPES
+    from cutlass_kernels.frame_sm90 import TYPES
 
     def flat(kind: Any, align: int = 4) -> Any:
         return make_fake_tensor(kind, (cute.sym_int32(),), (1,), assumed_align=align)
 
-    align = 16 if v.vector else v.x.itemsize
-    x = make_fake_tensor(TYPES[v.x], (cute.sym_int32(), cute.sym_int32()), (cute.sym_int64(), 1), assumed_align=align)
+    def matrix(dtype: torch.dtype) -> Any:
+        align = 16 if v.vector else dtype.itemsize
+        return make_fake_tensor(
+            TYPES[dtype], (cute.sym_int32(), cute.sym_int32()), (cute.sym_int64(), 1), assumed_align=align
+        )
+
+    x = matrix(v.x)
     if isinstance(v, Largest):
         return x, flat(cutlass.Float32), cutlass.Int32(5)
     if isinstance(v, Columns):
@@ -203,9 +233,12 @@ def _described(v: Any) -> tuple[Any, ...]:
         flat(cutlass.Uint8, 1) if v.has_second else None,
         flat(cutlass.Float32) if v.reads or v.rule in ("two_level", "given") else None,
         flat(cutlass.Int64, 8) if v.noise == "seed" else flat(cutlass.Uint8, 1) if v.noise else None,
+        *(flat(TYPES[_DTYPES[t]], 16) if t else None for t in (v.weight, v.bias)),
+        matrix(_DTYPES[v.other]) if v.other else None,
     )
-    numbers = (cutlass.Float32(0), cutlass.Uint32(0))
-    return x, flat(cutlass.Uint8, 1), scale(), None if others == (None,) * 3 else others, numbers, cutlass.Int32(5)
+    numbers = (cutlass.Float32(0), cutlass.Uint32(0), *([cutlass.Float64(0)] if v.operation in NORMS else []))
+    given = None if all(t is None for t in others) else others
+    return x, flat(cutlass.Uint8, 1), scale(), given, numbers, cutlass.Int32(5)
 
 
 # ---- a call
@@ -213,7 +246,7 @@ def _described(v: Any) -> tuple[Any, ...]:
 
 def run(r: Request) -> list[Tensor]:
     """The buffers of `r.results`, on x's device and the current stream."""
-    r = replace(r, x=ready(r.x))
+    r = replace(r, x=ready(r.x), other=None if r.other is None else ready(r.other))
     amax = r.scale
     if amax is None and (r.block == (-1, -1) or r.rule == "two_level"):
         amax = largest(r.x, r.is_affine)
@@ -234,9 +267,10 @@ def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
             assert own is not None
             buffer.copy_(own.view(buffer.shape))
     second = buffers[2] if v.has_second else None
-    others = [None if t is None else flat_bytes(t) for t in (second, amax, r.noise)]
+    others = [None if t is None else flat_bytes(t) for t in (second, amax, r.noise, r.weight, r.bias)]
+    others.append(r.other)
     given = None if all(t is None for t in others) else tuple(others)
-    numbers = (float(r.floor), max(r.stream, 0))
+    numbers = (float(r.floor), max(r.stream, 0), *([float(r.eps)] if r.operation in NORMS else []))
     compiled(v)(r.x, flat_bytes(buffers[0]), flat_bytes(buffers[1]), given, numbers, _shift(v, r.x.shape[1]))
     return buffers
 

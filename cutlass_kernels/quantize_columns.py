@@ -34,12 +34,13 @@ class FindColumns:
         across = cute.ceil_div(sizes[1], ACROSS * CHUNK)
         at = (x.iterator.toint(), found.iterator.toint())
         self.kernel(at, sizes, across).launch(
-            grid=(across * cute.ceil_div(sizes[0], tall), 1, 1), block=[v.threads, 1, 1], stream=stream
+            grid=(across * cute.ceil_div(sizes[0], tall), 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True
         )
 
     @cute.kernel
     def kernel(self, at: Any, sizes: Any, across: Int32):
         v = self.variant
+        chunks.begin()
         rows, columns, stride = sizes
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, v.threads // 32 * ACROSS * CHUNK * 2)
         thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]

@@ -21,7 +21,8 @@ _library = torch.library.Library("cutlass_kernels", "FRAGMENT")
 _library.define(
     "quantize(Tensor x, str format, str rule, int[] block, *, str copies='rowwise', Tensor? scale=None, "
     "Tensor? zero_point=None, Tensor? noise=None, int stream=-1, float floor=0., bool power_of_two=False, "
-    "bool most_of_dtype=False, str rounding='') -> Tensor[]"
+    "bool most_of_dtype=False, str rounding='', str operation='', Tensor? weight=None, Tensor? bias=None, "
+    "Tensor? other=None, float eps=0.) -> Tensor[]"
 )
 _library.define(
     "dequantize(Tensor codes, Tensor scale, Tensor? second, str format, int[] block, int columns, ScalarType dtype) "

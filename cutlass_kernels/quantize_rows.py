@@ -8,6 +8,7 @@ the second time from the L2 cache.
     columns of threads     2^shift threads have a row, or a tile of one; a block has several rows where they are short
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -28,6 +29,9 @@ class Addresses(NamedTuple):
     second: Any
     amax: Any
     noise: Any
+    weight: Any = None
+    bias: Any = None
+    other: Any = None
 
 
 def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
@@ -39,12 +43,22 @@ def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
 
 
 class Shape(NamedTuple):
-    """Rows and columns of x, the elements from one row to the next, the threads of a row as a power of two."""
+    """Rows and columns of x, the elements from one row to the next, the threads of a row as a power of two; the
+    elements from a row to the next of the other factor."""
 
     rows: Any
     columns: Any
     stride: Any
     shift: Any
+    other: Any = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What chunks.load_chunk asks of what it reads."""
+
+    memory: str
+    vector: bool
 
 
 def row_stride(x: Any) -> Any:
@@ -54,6 +68,8 @@ def row_stride(x: Any) -> Any:
 class Quantize:
     """The kernel of a variant."""
 
+    shared_words = 64  # 32 of each number that the warps of a row exchange
+
     def __init__(self, variant: Rows) -> None:
         self.variant = variant
 
@@ -62,22 +78,28 @@ class Quantize:
         self, x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor, others: Any, numbers: Any, shift: Int32, stream: Any
     ):
         """x (rows, columns), columns innermost; the codes, contiguous bytes; the scales, one for each block; `others`:
-        second, amax and noise, or None; `numbers`: the least amax, the stream of noise."""
+        second, amax, noise, weight, bias and another factor, or None; `numbers`: the least amax, the stream of noise,
+        eps of norms."""
         v = self.variant
-        second, amax, noise = others if const_expr(others is not None) else (None, None, None)
-        at = Addresses(*[None if t is None else t.iterator.toint() for t in (x, out, scale, second, amax, noise)])
-        shape = Shape(cute.size(x, mode=[0]), cute.size(x, mode=[1]), row_stride(x), shift)
+        given = others if const_expr(others is not None) else (None,) * 6
+        at = Addresses(*[None if t is None else t.iterator.toint() for t in (x, out, scale, *given)])
+        other = row_stride(given[5]) if const_expr(given[5] is not None) else None
+        shape = Shape(cute.size(x, mode=[0]), cute.size(x, mode=[1]), row_stride(x), shift, other)
         tiles = Int32(1)
         if const_expr(v.in_tiles):
             tiles = cute.ceil_div(shape.columns, (Int32(1) << shift) * (CHUNK * v.held))
         blocks = cute.ceil_div(shape.rows, Int32(v.threads) >> shift) * tiles
-        self.kernel(at, shape, tiles, numbers).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream)
+        self.kernel(at, shape, tiles, numbers).launch(
+            grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True
+        )
 
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32, numbers: Any):
         v = self.variant
-        shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, 64)
+        shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, self.shared_words)
         thread = cute.arch.thread_idx()[0]
+        self.begin(thread, shared)
+        chunks.begin()
         across = Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0], Int32(0)
         if const_expr(v.in_tiles):
@@ -102,13 +124,14 @@ class Quantize:
         raws = [cute.make_rmem_tensor(chunks.words_in(v.memory), Uint32) for _ in places]
         for j in cutlass.range_constexpr(v.held):
             self.load(at, shape, row, places[j], columns, raws[j])
-        known = [known_of(v, raw) for raw in raws]
+        raws = self.computed(at, shape, numbers, row, places, columns, raws, shared)
+        known = [known_of(v.encoded, raw) for raw in raws]
         common = self.common(at, numbers)
         if const_expr(v.span == 0):
             if const_expr(v.rule == "given"):
                 own = self.given(at, Int64(0) if const_expr(v.reads) else cutlass.min(row, Int64(shape.rows - 1)))
             else:
-                own = find(v, self.of_row(at, known, common, shape, shared))
+                own = find(v.encoded, self.of_row(at, known, common, shape, shared))
                 self.note(at, own, row, (place == 0) & (columns > 0))
             for j in cutlass.range_constexpr(v.held):
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -129,7 +152,7 @@ class Quantize:
                     )
                     continue
                 high, low = (None if x is None else chunks.over_lanes(x, v.span // CHUNK) for x in known[j][:2])
-                own = find(v, scales.Known(high, low, common))
+                own = find(v.encoded, scales.Known(high, low, common))
                 is_first = (places[j] % per == 0) & (places[j] * CHUNK < columns)
                 self.note(at, own, index, is_first)
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -144,7 +167,9 @@ class Quantize:
         if const_expr(not v.reads):
             for i in range(0, cute.ceil_div(columns, CHUNK), across):
                 self.load(at, shape, row, place + i, columns, raw)
-                own = known_of(v, raw)
+                own = known_of(
+                    v.encoded, self.computed(at, shape, numbers, row, [place + i], columns, [raw], shared)[0]
+                )
                 high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
                 if const_expr(own.low is not None):
                     low = codes.larger(low, own.low)
@@ -154,9 +179,20 @@ class Quantize:
         self.note(at, scale, row, (place == 0) & (columns > 0))
         for i in range(0, cute.ceil_div(columns, CHUNK), across):
             self.load(at, shape, row, place + i, columns, raw)
-            self.encode(at, shape, numbers, (row, place + i, columns), (raw, known_of(v, raw).worst), scale)
+            words = self.computed(at, shape, numbers, row, [place + i], columns, [raw], shared)[0]
+            self.encode(at, shape, numbers, (row, place + i, columns), (words, known_of(v.encoded, words).worst), scale)
 
     # ---- steps
+
+    def begin(self, thread: Any, shared: Any) -> None:
+        """What a block of threads needs."""
+
+    def computed(
+        self, at: Any, shape: Any, numbers: Any, row: Any, places: Any, columns: Any, raws: Any, shared: Any
+    ) -> Any:
+        """What is encoded: the words of x, or those of float32 that are computed of it (quantize_norms.py,
+        quantize_functions.py)."""
+        return raws
 
     @cute.jit
     def load(self, at: Any, shape: Any, row: Any, place: Any, columns: Any, raw: Any):
@@ -225,7 +261,7 @@ class Quantize:
                 random = chunks.noise_at(seed, numbers[1], flat, v.vector)
             elif const_expr(v.noise == "given"):
                 random = chunks.load_bytes(at.noise + flat, left, v.vector)
-            encode_values(v, raw, worst, scale, random, words)
+            encode_values(v.encoded, raw, worst, scale, random, words)
             width = cute.ceil_div(shape.columns, f.per_byte)
             chunks.store_chunk(v, at.codes + row * width + place * (CHUNK // f.per_byte), left, words)
 
@@ -244,11 +280,12 @@ class FindLargest:
         tiles = cute.ceil_div(shape.columns, (Int32(1) << shift) * (CHUNK * v.held))
         blocks = cute.ceil_div(shape.rows, Int32(v.threads) >> shift) * tiles
         at = (x.iterator.toint(), found.iterator.toint())
-        self.kernel(at, shape, tiles).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream)
+        self.kernel(at, shape, tiles).launch(grid=(blocks, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32):
         v = self.variant
+        chunks.begin()
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, 64)
         thread, across = cute.arch.thread_idx()[0], Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0] // tiles, cute.arch.block_idx()[0] % tiles * (across * v.held)

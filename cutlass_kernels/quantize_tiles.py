@@ -66,12 +66,13 @@ class QuantizeTiles:
         across = cute.ceil_div(sizes[1], v.width)
         down = cute.ceil_div(sizes[0], TILE)
         self.kernel(address, at, sizes, across, numbers).launch(
-            grid=(down * across, 1, 1), block=[v.threads, 1, 1], stream=stream
+            grid=(down * across, 1, 1), block=[v.threads, 1, 1], stream=stream, use_pdl=True
         )
 
     @cute.kernel
     def kernel(self, x: Int64, at: Any, sizes: Any, across: Int32, numbers: Any):
         v = self.variant
+        chunks.begin()
         smem = cutlass.memory.SmemAllocator()
         shared = smem.allocate_array(Uint32, 64)
         block = cute.arch.block_idx()[0]

@@ -1,12 +1,13 @@
 """What is asked of the kernels that quantize, and which of them it takes. Values only: no CuTe DSL, no GPU."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from cutlass_kernels.elements import FORMATS, Format
+from cutlass_kernels.variants import TARGET
 
 CHUNK = 16  # elements that a thread takes at a time
 MEMORY = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -14,13 +15,17 @@ RULES = ("amax", "minmax", "current", "mx", "two_level", "given")
 COPIES = ("rowwise", "columnwise", "both")
 ROUNDINGS = ("rceil", "floor", "ceil", "even")
 GROUPS = (16, 32, 64, 128, 256)
+NORMS = ("rms_norm", "layer_norm")  # of rows
+FUNCTIONS = ("silu", "gelu", "gelu_tanh")  # of elements
+OPERATIONS = (*NORMS, *FUNCTIONS)
+LONGEST = 16384  # elements of a row whose norm a block of threads finds, and keeps
 THREADS, MOST_THREADS = 256, 1024  # of a block
 TILE = 128  # rows and columns
 
 
 @dataclass(frozen=True)
 class Request:
-    """A matrix to be quantized.
+    """A matrix to be quantized, or what is computed of it in float32.
 
     Args:
         x: (R, C) of float32, bfloat16 or float16, any strides.
@@ -34,6 +39,13 @@ class Request:
         noise: of stochastic rounding: uint8 of x's shape; or, with stream >= 0, the int64 seed of shape ().
         floor, power_of_two, most_of_dtype, rounding: of the rules: the least amax; whether S is rounded down to a power
             of two, and is at most the largest of x's dtype; which power a scale of "mx" is.
+        operation: "" x itself; "rms_norm", "layer_norm" of its rows: x or x less its mean, times r = 1 / sqrt(mean
+            square + eps), times weight, plus bias. Sums are exact in fixed point, r is found in float64 and rounded
+            once, and each product and sum after it by itself. "silu", "gelu", "gelu_tanh" of its elements, correctly
+            rounded, times other.
+        weight, bias: (C,) of float32, bfloat16 or float16, or None: 1 and 0.
+        other: (R, C) of one of them, or None: 1.
+        eps: a float64.
     """
 
     x: Tensor
@@ -49,6 +61,11 @@ class Request:
     power_of_two: bool = False
     most_of_dtype: bool = False
     rounding: str = ""
+    operation: str = ""
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    other: Tensor | None = None
+    eps: float = 0.0
 
     @property
     def elements(self) -> Format:
@@ -99,6 +116,7 @@ def check(r: Request) -> None:
     if r.elements.is_integer == (r.rule in ("current", "mx", "two_level")) and r.rule not in ("amax", "given"):
         raise ValueError(f"quantize: rule {r.rule!r} is not for {r.format}")
     _check_given(r)
+    _check_operation(r)
 
 
 def _check_given(r: Request) -> None:
@@ -123,9 +141,31 @@ def _check_given(r: Request) -> None:
             f"quantize: noise must be {dtype} of {shape} with stream={r.stream}, got {r.noise.dtype} of "
             f"{tuple(r.noise.shape)}"
         )
-    for name, t in (("scale", r.scale), ("zero_point", r.zero_point), ("noise", r.noise)):
+    for name in ("scale", "zero_point", "noise", "weight", "bias", "other"):
+        t = getattr(r, name)
         if t is not None and t.device != r.x.device:
             raise ValueError(f"quantize: {name} is on {t.device} and x on {r.x.device}; they must be on one device")
+
+
+def _check_operation(r: Request) -> None:
+    if r.operation not in ("", *OPERATIONS):
+        raise ValueError(f"quantize: operation must be empty or one of {OPERATIONS}, got {r.operation!r}")
+    if r.operation and (r.copies != "rowwise" or r.noise is not None):
+        raise ValueError(
+            f"quantize: copies must be 'rowwise' and noise None with operation {r.operation!r}, got {r.copies!r}"
+        )
+    row, whole = tuple(r.x.shape[1:]), tuple(r.x.shape)
+    for name, t, users, shape in (
+        ("weight", r.weight, NORMS, row),
+        ("bias", r.bias, NORMS, row),
+        ("other", r.other, FUNCTIONS, whole),
+    ):
+        if t is not None and r.operation not in users:
+            raise ValueError(f"quantize: {name} is for operations {users}, got operation {r.operation!r}")
+        if t is not None and (t.dtype not in MEMORY or tuple(t.shape) != shape):
+            raise ValueError(
+                f"quantize: {name} must be float32, bfloat16 or float16 of {shape}, got {t.dtype} of {tuple(t.shape)}"
+            )
 
 
 # ---- kernels
@@ -145,9 +185,11 @@ class Rows:
     noise           "" to the nearest; "given" bytes, or bytes of a "seed"
     zero            whether a zero point is given
     power_of_two, most_of_dtype, rounding   of the rules
+    operation       what is computed of x before, in float32
+    weight, bias, other   what memory their elements are in, or "" without
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -162,10 +204,19 @@ class Rows:
     power_of_two: bool = False
     most_of_dtype: bool = False
     rounding: str = ""
+    operation: str = ""
+    weight: str = ""
+    bias: str = ""
+    other: str = ""
 
     @property
     def memory(self) -> str:
         return MEMORY[self.x]
+
+    @property
+    def encoded(self) -> "Rows":
+        """The same for what is encoded: x, or float32 that is computed of it."""
+        return replace(self, x=torch.float32) if self.operation else self
 
     @property
     def is_affine(self) -> bool:
@@ -179,7 +230,7 @@ class Rows:
     @property
     def in_tiles(self) -> bool:
         """Whether a block of threads has a part of a row, as no row's scale is to be found from all of it."""
-        return self.span > 0 or self.reads or self.rule == "given"
+        return (self.span > 0 or self.reads or self.rule == "given") and self.operation not in NORMS
 
     @property
     def name(self) -> str:
@@ -201,7 +252,7 @@ class Tiles:
     The others are those of Rows; reads: whether amax was found before, for the tensor.
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     format: Format
@@ -251,7 +302,7 @@ class Tiles:
 class Largest:
     """A kernel that finds the largest magnitude of a tensor, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -272,7 +323,7 @@ class Largest:
 class Columns:
     """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     x: torch.dtype
     both: bool = False
@@ -299,7 +350,7 @@ class Numbers:
     zero            whether blocks have codes of zero
     """
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
 
     out: torch.dtype
     format: Format

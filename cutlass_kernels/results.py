@@ -89,3 +89,10 @@ class Results:
             for j in cutlass.range_constexpr(2):
                 if row < at.shape[0] and column + j < at.shape[1]:
                     bits[(row, column + j, batch)] = values[j]
+
+    @cute.jit
+    def drain(self, thread: Any):
+        """Wait until the copy engine has read all parts: their shared memory ends with the block."""
+        if const_expr(self.variant.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
+            if thread == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -7,6 +7,8 @@ blocks of a wave share the GPU's memory. Measured times, if there are any (cutla
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 
@@ -51,7 +53,7 @@ RARE = (
 
 
 NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
-"""Those of weights of 4 bits beside bfloat16."""
+"""Those of weights of 4 bits."""
 
 
 class Model(NamedTuple):
@@ -95,6 +97,8 @@ class Step(NamedTuple):
 
 def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
     """An estimate of the parts of a step of K in a tile."""
+    if v.group:
+        return _step_of_nibbles(v, gpu)
     t = v.tile
     multiply = t.m * t.n * t.k / gpu.products
     shared = (t.m // 64 * (64 + t.n) + t.m + t.n) * t.k / gpu.shared
@@ -108,6 +112,30 @@ def step_of(v: Variant, gpu: Model = HOPPER) -> Step:
     own = multiply / together
     chain = own + t.rows // 64 * gpu.wait + added + scales if v.adds_up else 0.0
     return Step(multiply, shared, load, together * instructions, chain)
+
+
+_FETCHED = 60.0  # instructions for the scales of a step of codes of 4 bits, counted by benchmarks.gpu_instructions
+# By what such codes become, how many make a register, and the instructions for it, the load among them.
+_DECODES = {torch.bfloat16: (2, 4), torch.int8: (4, 7), torch.float8_e4m3fn: (4, 7)}
+
+
+def _step_of_nibbles(v: Variant, gpu: Model) -> Step:
+    """Of weights of 4 bits, each group of which a consumer multiplies, waits for, and adds up."""
+    t, groups = v.tile, v.tile.k // v.group
+    multiply = t.m * t.n * t.k * v.lhs.itemsize / gpu.products
+    shared = (t.m * t.k + (1 + t.m // 64) * t.n * t.k * v.lhs.itemsize) / gpu.shared
+    codes, instructions = _DECODES[v.held]
+    instructions += 3 * (v.affine and v.held == torch.float8_e4m3fn)  # signed codes become e4m3 by tables
+    decoded = 64 * t.k / 128 / codes * (instructions + (v.lhs_zero is not None))
+    of_each = 1 if not v.is_integer else 4 + (v.lhs_zero is not None)  # for the sum of a group: integers are converted
+    added = groups * t.n / 2 * of_each + _FETCHED
+    chain = multiply / t.consumers + groups * gpu.wait + decoded + added
+    return Step(multiply, shared, v.factor_bytes / gpu.loads, t.consumers * (decoded + added + gpu.issue), chain)
+
+
+def bytes_of(v: Variant) -> tuple[float, float]:
+    """Of an element of both factors, as a tile's rows and columns; with the scales of groups."""
+    return (0.5 + (4 + v.affine) / v.group, v.lhs.itemsize) if v.group else (1, 1)
 
 
 def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int = 1, gpu: Model = HOPPER) -> float:
@@ -126,8 +154,10 @@ def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int 
         tile = max(products, (products + write + gpu.wait) / 2)
     else:
         tile = products + write + gpu.wait
-    traffic = batch * (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
-    again = blocks * steps * (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.cache  # by some blocks anew
+    of_rows, of_columns = bytes_of(v)
+    traffic = batch * (rows * k * of_rows + columns * k * of_columns + rows * columns * v.out.itemsize) / gpu.memory
+    loaded = t.m / t.cluster[1] * of_rows + t.n / t.cluster[0] * of_columns  # by some blocks anew
+    again = blocks * steps * loaded * t.k / gpu.cache
     return max(waves * tile, traffic, again) + again / 8 + gpu.start
 
 

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from cutlass_kernels import epilogue
+from cutlass_kernels.frame_sm90 import follow
 
 SIDE = 128  # bytes of a tile
 WORDS = SIDE // 4
@@ -32,12 +33,14 @@ class Transpose:
             ),
             block=[WARPS * 32, 1, 1],
             stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, out: cute.Tensor):
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         across, down, batch = cute.arch.block_idx()
+        follow()
         smem = cutlass.memory.SmemAllocator()
         tile = smem.allocate_tensor(Uint32, cute.make_layout((WORDS, SIDE)), 16)  # (word, row) of the result
         for k in cutlass.range_constexpr(WORDS // WARPS):

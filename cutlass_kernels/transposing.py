@@ -2,14 +2,25 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from cutlass_kernels import cache, missing, prebuilt
+from cutlass_kernels.variants import TARGET
 
-NAME, TARGET = "transpose_8", "sm_90a"
+
+@dataclass(frozen=True)
+class Transposition:
+    """The kernel: of bytes, of any sizes."""
+
+    name: ClassVar[str] = "transpose_8"
+    target: ClassVar[str] = TARGET
+
+
+KERNEL = Transposition()
 
 
 def declines(x: Tensor) -> str | None:
@@ -23,7 +34,7 @@ def declines(x: Tensor) -> str | None:
         return f"for an address of whole words, got {x.data_ptr()}"
     if max(math.prod(x.shape[:-2]), -(-x.shape[-1] // 128)) >= 2**16:
         return f"for fewer than 65,536 tiles in a row of them, got {tuple(x.shape)}"
-    if missing() is not None and not ((pack := prebuilt.pack()) and pack.has(NAME, TARGET)):
+    if missing() is not None and not ((pack := prebuilt.pack()) and pack.has(KERNEL.name, TARGET)):
         return "no kernel is there, and none can be compiled"
     return None
 
@@ -37,7 +48,7 @@ def run(x: Tensor) -> Tensor:
     return out
 
 
-def build(options: str = "") -> Any:
+def build(kernel: Transposition = KERNEL, options: str = "") -> Any:
     """Compile the kernel; no GPU is needed."""
     import cutlass
     import cutlass.cute as cute
@@ -52,9 +63,9 @@ def build(options: str = "") -> Any:
 
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return cute.compile(
-        Transpose(), words(), words(), stream, options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}"
+        Transpose(), words(), words(), stream, options=f"--gpu-arch {kernel.target} --enable-tvm-ffi {options}"
     )
 
 
-def compiled() -> Callable[..., None]:
-    return cache.kernel(NAME, TARGET, build)
+def compiled(kernel: Transposition = KERNEL) -> Callable[..., None]:
+    return cache.kernel(kernel.name, kernel.target, build)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from cutlass_kernels.books import Layout
-from cutlass_kernels.variants import short
+from cutlass_kernels.variants import TARGET, short
 
 NUMBERS = {
     "adam": ("decay", "weight", "beta1", "rest1", "beta2", "rest2", "rate", "scale", "eps"),
@@ -38,7 +38,7 @@ RECORD = 16
 LEAST_BLOCK, MOST_BLOCK = 16, PIECE
 _STATES = {"adam": (2, 3), "sgd": (0, 1), "lion": (1, 1)}
 TARGETS = {
-    (8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a",
+    (8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): TARGET, (10, 0): "sm_100a", (10, 3): "sm_103a",
     (11, 0): "sm_110a", (12, 0): "sm_120a", (12, 1): "sm_121a",
 }  # fmt: skip
 """By compute capability, the GPUs that kernels are compiled for."""
@@ -130,7 +130,7 @@ class Update:
     nesterov: bool = False
     maximize: bool = False
     stochastic: bool = False
-    target: str = "sm_90a"
+    target: str = TARGET
 
     @property
     def name(self) -> str:

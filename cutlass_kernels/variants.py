@@ -19,6 +19,7 @@ import torch
 
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
 
+TARGET = "sm_90a"  # the GPU that kernels are compiled for, but for steps of optimizers (cutlass_kernels.updates)
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
 MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
@@ -73,10 +74,10 @@ class Variant:
     batched       whether there are several products, of factors in a batch
     groups        "" none, or what the device's offsets divide: "rows", whose groups have a matrix of rhs each,
                   "columns", which have one of lhs, or "k", whose groups have a result each
-    group         0, or how many elements of a row of rhs share a scale, where it has codes of 4 bits and lhs numbers in
-                  bfloat16 (cutlass_kernels.nibbles); affine, whether they share a zero point too
+    group         0, or how many elements of a row of rhs share a scale, where it has codes of 4 bits, and lhs bfloat16
+                  or 8 bits (cutlass_kernels.nibbles); affine, whether they share a zero point too
     scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
-                  of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both
+                  of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both, "rows" one for each row of lhs alone
     bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
     lhs_zero      its dtype, or None; with it, the sums of rhs's columns, rhs_sum = Σ_k rhs[k, n]
     rhs_zero      likewise; with it, the sums of what is left of lhs's rows, lhs_rest = Σ_k (lhs[m, k] - lhs_zero[m])
@@ -105,7 +106,7 @@ class Variant:
     group: int = 0
     affine: bool = False
 
-    target: ClassVar[str] = "sm_90a"
+    target: ClassVar[str] = TARGET
     """The GPU that it is compiled for."""
 
     @property
@@ -126,9 +127,9 @@ class Variant:
         """The vectors beside the factors, in the order in which a kernel takes them."""
         wanted = {
             "lhs_scale": self.scales != "",
-            "rhs_scale": self.scales != "",
+            "rhs_scale": self.scales not in ("", "rows"),
             "lhs_zero": self.lhs_zero is not None,
-            "rhs_sum": self.lhs_zero is not None,
+            "rhs_sum": self.lhs_zero is not None and not self.group,
             "rhs_zero": self.rhs_zero is not None,
             "lhs_rest": self.rhs_zero is not None,
             "bias": self.bias is not None,
@@ -167,6 +168,16 @@ class Variant:
         float32."""
         of_64_rows = 64 * self.tile.n // WARPGROUP
         return self.tile.rows // 64 * of_64_rows + (of_64_rows if self.adds_up else 0)
+
+    @property
+    def held(self) -> torch.dtype:
+        """What codes of 4 bits become in registers."""
+        return torch.int8 if self.is_integer else torch.bfloat16 if self.lhs == torch.bfloat16 else torch.float8_e4m3fn
+
+    @property
+    def depth(self) -> int:
+        """Elements along K that one instruction multiplies: 32 bytes."""
+        return 32 // self.lhs.itemsize
 
     @property
     def adds_up(self) -> bool:
@@ -226,7 +237,7 @@ class Variant:
     def factor_bytes(self) -> int:
         """Tiles of both factors, of one step."""
         if self.group:
-            return self.tile.k * (self.tile.m // 2 + self.tile.n * 2)
+            return self.tile.k * (self.tile.m // 2 + self.tile.n * self.lhs.itemsize)
         return (self.tile.m + self.tile.n) * self.tile.k
 
     # ---- what may be asked
@@ -235,8 +246,7 @@ class Variant:
         """Why no kernel can be made so, or None."""
         t = self.tile
         if self.group:
-            fits = t.swap and t.n in (8, 16, 32, 64, 128) and t.m in (64, 128) and t.cluster == (1, 1)
-            return None if fits and not t.pingpong else f"codes of 4 bits are the rows of a cooperative tile; got {t}"
+            return self._declines_nibbles()
         if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
             return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
         if t.m not in (64, 128, 256) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
@@ -266,6 +276,18 @@ class Variant:
         ):
             return f"the result of a plain product of integers is int32, of any other float; got {self.out}"
         return None if self.stages >= 2 else f"{t}: two stages do not fit in shared memory"
+
+    def _declines_nibbles(self) -> str | None:
+        t, widths = self.tile, (8, 16, 32, 64) if self.is_integer else (8, 16, 32, 64, 128)
+        if self.lhs not in (torch.bfloat16, *INTEGERS, *FLOATS) or self.rhs != torch.uint8:
+            return f"codes of 4 bits are multiplied by bfloat16 or 8 bits, got {self.lhs} and {self.rhs}"
+        if (self.scales == "rows") != (self.lhs != torch.bfloat16) or (
+            self.lhs_zero is not None and not self.is_integer
+        ):
+            return f"8 bits have a scale for each row, and integers zero points; got {self.scales!r}, {self.lhs_zero}"
+        if not t.swap or t.pingpong or t.split > 1 or t.cluster != (1, 1) or t.m not in (64, 128) or t.n not in widths:
+            return f"codes of 4 bits are the rows of a cooperative tile, of {widths} columns; got {t}"
+        return None
 
     @property
     def name(self) -> str:

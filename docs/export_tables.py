@@ -10,7 +10,7 @@ from torch import nn
 
 import hop
 from hop import presets, schemes
-from hop.dispatch.decompositions import operators_named
+from hop.impls.decompositions import operators_named
 from tests.support import pages
 
 aten = torch.ops.aten

@@ -10,11 +10,12 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages, gpu_steps
+from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_quantize_counts, gpu_report, gpu_stages, gpu_steps
 from benchmarks import registry as benchmarks_registry
 from benchmarks.gpu_times import FORMS as TIMED
 from cutlass_kernels import operators, registry, tiles, updates
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
+from cutlass_kernels.nibbles import tile_for
 from cutlass_kernels.product import FLOAT4, Product
 from cutlass_kernels.variants import Variant, short
 from tests.support import pages
@@ -102,6 +103,8 @@ def _fused(v: Variant) -> Iterator[str]:
         yield "batches"
     if v.group:
         yield f"codes of 4 bits in groups of {v.group}{' with zero points' * v.affine}"
+        if v.scales:
+            yield "scales of rows" + ", zero point on the left" * (v.lhs_zero is not None)
         return
     if v.groups:
         yield f"groups of {v.groups if v.groups != 'k' else 'K'}"
@@ -170,9 +173,41 @@ def _predicted(fitting: list[Variant], m: int, n: int, k: int) -> tuple[float, f
     return 100 * size / tiles.HOPPER.memory / cycles, 2 * m * n * k / cycles * CLOCK / 1e12
 
 
+def nibbles() -> str:
+    """Likewise of weights of 4 bits in groups of 128."""
+    rows = [["", *(f"M = {m}" for m in ROWS)]]
+    for form in FORMS:
+        if form.group == 128 and not form.affine:
+            cells = []
+            for m in ROWS:
+                found = [_predicted_of_nibbles(form, m, n, k) for shapes in WEIGHTS.values() for n, k in shapes]
+                low, high = (f"{f([x[m > 64] for x in found]):,.0f}" for f in (min, max))
+                cells.append(f"{low} to {high}{'' if m > 64 else ' %'}")
+            rows.append([short(form.lhs) + ", zero points" * (form.lhs_zero is not None), *cells])
+    return pages.table(rows)
+
+
+def _predicted_of_nibbles(form: Variant, m: int, n: int, k: int) -> tuple[float, float]:
+    """As _predicted, with the tile that such a product takes."""
+    v = replace(form, tile=tile_for(m, n, 132, form.lhs), tma=False)
+    cycles, (of_weight, of_x) = tiles.cycles(v, m, n, k, 132), tiles.bytes_of(v)
+    size = m * k * of_x + n * k * of_weight + m * n * v.out.itemsize
+    return 100 * size / tiles.HOPPER.memory / cycles, 2 * m * n * k / cycles * CLOCK / 1e12
+
+
 def instructions(path: Path = gpu_instructions.OUTPUT) -> str:
     """What benchmarks.gpu_instructions has counted."""
     return gpu_instructions.table(json.loads(path.read_text())["rows"])
+
+
+def quantizing(path: Path = gpu_quantize_counts.OUTPUT) -> str:
+    """What benchmarks.gpu_quantize_counts has counted."""
+    return gpu_quantize_counts.table(json.loads(path.read_text())["rows"])
+
+
+def updating(path: Path = gpu_steps.OUTPUT) -> str:
+    """What benchmarks.gpu_steps has counted."""
+    return gpu_steps.table(json.loads(path.read_text())["rows"])
 
 
 def stages() -> str:
@@ -227,7 +262,10 @@ TABLES = {
     ": tiles": chosen,
     ": steps": steps,
     ": predicted": predicted,
+    ": nibbles": nibbles,
     ": instructions": instructions,
+    ": quantizing": quantizing,
+    ": updating": updating,
     ": stages": stages,
     ": measured": measured,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_FLOORS = "cli report integrations algorithms nn optim export checkpoint impls tensor buffers kernels".split()
+_FLOORS = "cli report integrations algorithms nn optim export checkpoint interchange impls tensor kernels".split()
 _FLOORS += "dispatch numerics compat".split()
 FOLDERS = ("hop", *(f"hop/{name}" for name in _FLOORS), "cutlass_kernels")
 

@@ -38,7 +38,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 import hop.checkpoint
-import hop.distributed
 
 EXACT = ("digits", "INT8_STATIC")  # all of whose layers sum integers, by the same scales for a part of a batch
 CLIP = 1.0  # the largest norm of the gradients of a step

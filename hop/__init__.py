@@ -3,9 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hop import _aliases
-from hop.buffers.noise import noise as noise
-from hop.dispatch.decompositions import decompositions as decompositions
+from hop.compat import aliases as _aliases
+from hop.impls.decompositions import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
@@ -22,6 +21,7 @@ from hop.numerics import schemes as schemes
 from hop.numerics.quantizer import Quantizer as Quantizer
 from hop.numerics.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
+from hop.tensor.buffers.noise import noise as noise
 from hop.tensor.proto import TensorProto as TensorProto
 
 __all__ = [
@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     from hop.export.rewrite.patching import patch_torch as patch_torch
     from hop.integrations import compile_decode as compile_decode
     from hop.integrations import load_model as load_model
+    from hop.nn import distributed as distributed
     from hop.nn.quantizing import quantize_ as quantize_
+    from hop.numerics import attention_schemes as attention_schemes
     from hop.numerics import calibration as calibration
     from hop.numerics import estimators as estimators
     from hop.numerics import formats as formats
@@ -68,8 +70,8 @@ if TYPE_CHECKING:
     from hop.numerics import scale_rules as scale_rules
     from hop.tensor import storage as storage
 
-# Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
+# Imported when they are first asked for; and what has another name (hop/compat/aliases.py).
+_LATER = ("algorithms", "checkpoint", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
     "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",

@@ -14,7 +14,7 @@ and the error is relative, so that one λ fits layers of all sizes.
 import torch
 from torch import Tensor
 
-from hop.numerics.grid import Grid
+from hop.algorithms.grid import Grid
 
 _HIGH, _LOW = 1.1, -0.1  # between which the sigmoid is stretched
 _START = 0.2  # the part of the steps before the second term counts

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hop.impls.quantize import dequantize
 from hop.nn import reminder
 from hop.nn.attention import OutputProjection
 from hop.nn.calibration import calibrate
@@ -48,7 +47,7 @@ class Candidates:
         """What a layer gives in each scheme, as floats."""
         with torch.no_grad(), reminder.silent():
             outputs = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
-        return {place: dequantize(y) if isinstance(y, QuantizedTensor) else y for place, y in outputs.items()}
+        return {place: y.numbers() if isinstance(y, QuantizedTensor) else y for place, y in outputs.items()}
 
     def sizes(self, name: str) -> dict[int, int]:
         """The bytes of its weight in each scheme."""

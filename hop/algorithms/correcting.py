@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from hop.algorithms.candidates import batches_of
-from hop.impls.quantize import dequantize
 from hop.nn import reminder
 from hop.nn.calibration import observed, run
 from hop.nn.folded import FoldedBatchNorm
@@ -161,7 +160,7 @@ class _Mean:
         self.per_batch: list[int] = []  # how many calls
 
     def add(self, y: Any) -> None:
-        wide = (dequantize(y) if isinstance(y, QuantizedTensor) else y.detach()).to(torch.float64)
+        wide = (y.numbers() if isinstance(y, QuantizedTensor) else y).detach().to(torch.float64)
         channels = wide.movedim(self.dim, -1).flatten(0, -2) if wide.dim() > 1 else wide.unsqueeze(0)
         self.sum = self.sum + channels.sum(0)
         self.count += len(channels)

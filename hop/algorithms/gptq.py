@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hop.algorithms.adarounding import adaround_codes
 from hop.algorithms.candidates import batches_of
+from hop.algorithms.grid import Grid
 from hop.algorithms.inputs import Moments, Survey, moments
 from hop.algorithms.solving import Solved, error, solve
 from hop.nn.calibration import calibrate
@@ -18,7 +19,6 @@ from hop.nn.freezing import freeze, quantized_weight
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.selectors import Selector
-from hop.numerics.grid import Grid
 from hop.tensor import QuantizedTensor
 
 

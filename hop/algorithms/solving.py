@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hop.numerics.grid import Grid
+from hop.algorithms.grid import Grid
 
 TRIES = 3
 """How often damping is raised tenfold where a Hessian is singular."""

@@ -43,6 +43,22 @@ def entry_name(fqn: str, name: str, region: str | None = None) -> str:
     return f"{fqn}.{name}" if region is None else f"{fqn}.{name}[{region}]"
 
 
+def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The regions of all pieces in a checkpoint, by the name of the entry before them."""
+    result: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.endswith("]"):
+            name, region = entry[:-1].rsplit("[", 1)
+            result.setdefault(name, []).append(region)
+    return result
+
+
+def ranges_of(region: str) -> tuple[tuple[int, int], ...]:
+    """Where the region of a piece begins and ends, along each dimension."""
+    pairs = (part.split(":") for part in region.split(","))
+    return tuple((int(start), int(end)) for start, end in pairs)
+
+
 def describe(part: Part) -> dict[str, Any]:
     """What the metadata say of the tensor that `part` is of."""
     t = part.tensor

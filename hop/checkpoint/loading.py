@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from hop.checkpoint import regroup
-from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
+from hop.checkpoint.entries import KEY, describe, entry_name, regions, taken_apart
 from hop.checkpoint.shards import Chunk, Part
 from hop.compat import dtensor
 from hop.tensor.table import IndivisibleError
@@ -53,7 +53,7 @@ class LoadPlanner(DefaultLoadPlanner):
         described = cast(dict[str, Any], (metadata.planner_data or {}).get(KEY, {}))
         self.chunks: dict[str, Chunk] = {}
         self.regrouped: dict[str, regroup.Regrouped] = {}  # by entry
-        regions = regroup.regions(metadata.state_dict_metadata)
+        pieces = regions(metadata.state_dict_metadata)
         for fqn, value in self.state_dict.items():
             if fqn in described:
                 raise ValueError(
@@ -68,7 +68,7 @@ class LoadPlanner(DefaultLoadPlanner):
             if part.is_empty():
                 continue
             if part.tensor.quantizer.flat and not _fits(fqn, part, saved, metadata):
-                own = regroup.Regrouped(fqn, part, regions.get(entry_name(fqn, "codes")) if saved["pieces"] else None)
+                own = regroup.Regrouped(fqn, part, pieces.get(entry_name(fqn, "codes")) if saved["pieces"] else None)
                 self.regrouped |= dict.fromkeys(own.by_entry, own)
                 self.chunks |= _checked_sizes(own.chunks(), metadata)
             else:

@@ -7,16 +7,15 @@ they have of the part is quantized anew, in its own blocks: the numbers are thos
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_operator
-from hop.checkpoint.entries import entry_name
+from hop.checkpoint.entries import entry_name, ranges_of
 from hop.checkpoint.shards import Chunk, Part
 from hop.numerics import copies
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import dequantize_operator
 
 Range = tuple[int, int]
 
@@ -70,7 +69,7 @@ class Regrouped:
     def __init__(self, fqn: str, part: Part, regions: list[str] | None) -> None:
         self.part = part
         whole = tuple((0, n) for n in part.shape)
-        given = [(whole, None)] if regions is None else [(_ranges(region), region) for region in regions]
+        given = [(whole, None)] if regions is None else [(ranges_of(region), region) for region in regions]
         pieces = [Piece(fqn, part, ranges, region) for ranges, region in given]
         self.pieces = [piece for piece in pieces if piece.overlap()]
         covered = sum(math.prod(own.stop - own.start for _, own in piece.overlap()) for piece in self.pieces)
@@ -107,18 +106,3 @@ class Regrouped:
         if not self.pieces:
             t.detach().copy_(self.numbers)
             self.numbers = None
-
-
-def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The regions of all pieces in a checkpoint, by the name of the entry before them."""
-    result: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.endswith("]"):
-            name, region = entry[:-1].rsplit("[", 1)
-            result.setdefault(name, []).append(region)
-    return result
-
-
-def _ranges(region: str) -> tuple[Range, ...]:
-    pairs = (part.split(":") for part in region.split(","))
-    return tuple((int(start), int(end)) for start, end in pairs)

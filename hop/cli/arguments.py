@@ -18,10 +18,8 @@ import typer
 from torch import Tensor
 
 import hop
+from hop import QuantizedTensor, Quantizer, presets
 from hop.compat.eager import OpOverload
-from hop.numerics import presets
-from hop.numerics.quantizer import Quantizer
-from hop.tensor import QuantizedTensor
 
 _SHORT = {
     "f64": torch.float64,

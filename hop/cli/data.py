@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from hop.tensor import storage
+from hop import storage
 
 
 def read(path: Path) -> Mapping[str, Tensor]:

@@ -7,11 +7,10 @@ import typer
 from torch import Tensor
 
 import hop
+from hop import QuantizedTensor, Quantizer
 from hop.cli import arguments
 from hop.cli.output import show, show_json
 from hop.compat.pytree import tree_leaves, tree_map_only
-from hop.numerics.quantizer import Quantizer
-from hop.tensor import QuantizedTensor
 
 
 def explain(

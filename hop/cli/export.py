@@ -9,33 +9,25 @@ import torch
 import typer
 from torch.export import ExportedProgram
 
+from hop import requantization
 from hop.cli.inputs import load_program
 from hop.cli.output import quietly, show, show_json, working
 from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
 from hop.export.rewrite.report import Report
-from hop.numerics.requantization import (
-    GEMMLOWP,
-    TFLITE,
-    Division,
-    FixedPoint,
-    FloatMultiplier,
-    Reciprocal,
-    Requantization,
-)
 
 To = Literal["integer", "qdq", "aten", "onnx", "executorch"]
 Requantize = Literal["reciprocal", "division", "multiplier", "gemmlowp", "tflite", "away", "even"]
 Target = Literal["xnnpack", "vulkan"]
 Weights = Literal["uint8", "int8"]
 
-CONVENTIONS: dict[Requantize, Requantization] = {
-    "reciprocal": Reciprocal(),
-    "division": Division(),
-    "multiplier": FloatMultiplier(),
-    "gemmlowp": GEMMLOWP,
-    "tflite": TFLITE,
-    "away": FixedPoint(rounding="away"),
-    "even": FixedPoint(rounding="even"),
+CONVENTIONS: dict[Requantize, requantization.Requantization] = {
+    "reciprocal": requantization.Reciprocal(),
+    "division": requantization.Division(),
+    "multiplier": requantization.FloatMultiplier(),
+    "gemmlowp": requantization.GEMMLOWP,
+    "tflite": requantization.TFLITE,
+    "away": requantization.FixedPoint(rounding="away"),
+    "even": requantization.FixedPoint(rounding="even"),
 }
 
 

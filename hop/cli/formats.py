@@ -6,17 +6,20 @@ from typing import Annotated, Any
 import torch
 import typer
 
+import hop
 from hop.cli.output import show, show_json
 from hop.export.table import table
-from hop.numerics.formats import FORMATS, Codebook, Float, Format, Integer, PowerOfTwo
-from hop.numerics.presets import PRESETS
-from hop.numerics.quantizer import Quantizer
 
-_KINDS = {Integer: "integer", Float: "float", Codebook: "codebook", PowerOfTwo: "power of two"}
+_KINDS = {
+    hop.formats.Integer: "integer",
+    hop.formats.Float: "float",
+    hop.formats.Codebook: "codebook",
+    hop.formats.PowerOfTwo: "power of two",
+}
 
 
 def _names(incomplete: str) -> list[str]:
-    return [f.name for f in FORMATS if f.name.startswith(incomplete)]
+    return [f.name for f in hop.formats.FORMATS if f.name.startswith(incomplete)]
 
 
 def formats(
@@ -41,7 +44,7 @@ def formats(
     if presets:
         if name is not None:
             raise typer.BadParameter(f"lists all, and {name!r} is the name of one format", param_hint="'--presets'")
-        quantizers = [_preset(preset, q) for preset, q in PRESETS.items()]
+        quantizers = [_preset(preset, q) for preset, q in hop.presets.PRESETS.items()]
         if as_json:
             show_json(quantizers)
         else:
@@ -50,17 +53,17 @@ def formats(
             )
         return
     if name is None:
-        rows = [facts(f) for f in FORMATS]
+        rows = [facts(f) for f in hop.formats.FORMATS]
         if as_json:
             show_json(rows)
         else:
             show(_listing(rows))
         return
-    chosen = next((f for f in FORMATS if f.name == name.lower()), None)
+    chosen = next((f for f in hop.formats.FORMATS if f.name == name.lower()), None)
     if chosen is None:
-        known = ", ".join(f.name for f in FORMATS)
+        known = ", ".join(f.name for f in hop.formats.FORMATS)
         rule = "is no format; take one of"
-        if name.upper() in PRESETS:
+        if name.upper() in hop.presets.PRESETS:
             rule = "is a preset; hop formats --presets lists them; take one of"
         raise typer.BadParameter(f"{name!r} {rule} {known}", param_hint="NAME")
     if as_json:
@@ -71,7 +74,7 @@ def formats(
         show(f"0x{code:02x}  {_bits(chosen, code)}  {number:.9g}")
 
 
-def facts(fmt: Format) -> dict[str, Any]:
+def facts(fmt: hop.formats.Format) -> dict[str, Any]:
     """What the list says of a format."""
     return {
         "name": fmt.name,
@@ -85,11 +88,11 @@ def facts(fmt: Format) -> dict[str, Any]:
     }
 
 
-def _preset(name: str, q: Quantizer) -> dict[str, Any]:
+def _preset(name: str, q: hop.Quantizer) -> dict[str, Any]:
     return {"name": name, "format": q.format.name, "block": list(q.block), "scale": str(q.scale).partition(":")[2]}
 
 
-def codes(fmt: Format) -> list[tuple[int, float]]:
+def codes(fmt: hop.formats.Format) -> list[tuple[int, float]]:
     """Each code, as the unsigned number of its bits, and its number: NaN and infinities too, where a code is one.
     Without those that stand for nothing."""
     bits = torch.arange(len(fmt.numbers) if fmt.is_codebook else 2**fmt.bits)
@@ -115,7 +118,7 @@ def _listing(listed: list[dict[str, Any]]) -> str:
     return table(names, rows, right=3)
 
 
-def _heading(fmt: Format) -> str:
+def _heading(fmt: hop.formats.Format) -> str:
     f = facts(fmt)
     return (
         f"{f['name']}: {f['kind']} of {f['bits']} bits in {f['dtype']}, {f['numbers']} numbers "
@@ -123,7 +126,7 @@ def _heading(fmt: Format) -> str:
     )
 
 
-def _bits(fmt: Format, code: int) -> str:
+def _bits(fmt: hop.formats.Format, code: int) -> str:
     """The bits; of a float its sign, its exponent and its mantissa apart."""
     text = f"{code:0{fmt.bits}b}"
     boundaries = itertools.accumulate(fmt.parts, initial=0)

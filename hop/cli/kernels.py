@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cutlass_kernels import packing, prebuilt
+from cutlass_kernels import ahead, packing, prebuilt
 from hop.cli.bench import benchmarks
 from hop.cli.output import Bar, show, show_json, working
-from hop.kernels.gpu import product as gpu
 
 Pattern = Annotated[str, typer.Argument(help="Names, with * and ? as in a shell.", show_default="all")]
 Architecture = Annotated[str, typer.Option("--arch", help="The GPU to compile for.")]
@@ -39,7 +38,7 @@ def list_(
         hop kernels list
         hop kernels list 's8_s8_bf16_*'    int8 by int8 to bfloat16
     """
-    ahead = _ahead(arch)
+    _check(arch)
     variants = ahead.matching(pattern)
     if as_json:
         show_json([{"name": v.name, "compiled": ahead.is_built(v)} for v in variants])
@@ -74,7 +73,7 @@ def build(
         hop kernels build --out build/kernels --python 3.12
         hop kernels build --out build/fp8 --only fp8 --only 'fp8_*'
     """
-    ahead = _ahead(arch)
+    _check(arch)
     if python is not None and out is None:
         raise typer.BadParameter(f"is for a folder, which --out names; got {python!r}", param_hint="'--python'")
     if out is not None:
@@ -116,13 +115,11 @@ def _pack(variants: list[Any], out: Path, python: str, groups: list[str]) -> Non
 COMMANDS = (list_, build)
 
 
-def _ahead(arch: str):
-    ahead = gpu.ahead()
+def _check(arch: str) -> None:
     if arch not in ahead.ARCHITECTURES:
         raise typer.BadParameter(
             f"must be one of {', '.join(ahead.ARCHITECTURES)}, got {arch!r}", param_hint="'--arch'"
         )
-    return ahead
 
 
 def _none(pattern: str) -> LookupError:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import hop
 from hop.cli.output import Bar, quietly, show
 
 
@@ -26,8 +27,6 @@ def quantize(
     """
     if everything and keep:
         raise typer.BadParameter("goes without --keep", param_hint="'--everything'")
-    from hop.integrations import quantize_folder  # transformers takes seconds to import
-
     names = [] if everything else keep or None
     with quietly(), Bar(100, f"quantizing {folder}") as bar:
         percent = 0
@@ -38,5 +37,5 @@ def quantize(
                 percent += 1
                 bar.step()
 
-        report = quantize_folder(folder, out, scheme, modules_to_not_convert=names, progress=progress)
+        report = hop.integrations.quantize_folder(folder, out, scheme, modules_to_not_convert=names, progress=progress)
     show(f"wrote {out}: {report.summary}", style="green")

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from torch.export import ExportedProgram
 
+from hop import schemes as known_schemes
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
 from hop.export.analysis.arguments import named
-from hop.numerics.schemes import named as named_scheme
 from hop.report import CANDIDATES, Options, Sweep, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress
@@ -92,7 +92,7 @@ def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
     if not sweep:
         raise typer.BadParameter("it goes with --sweep", param_hint="'--schemes'")
     try:
-        return {name: named_scheme(name) for name in names}
+        return {name: known_schemes.named(name) for name in names}
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="'--schemes'") from error
 

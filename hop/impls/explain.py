@@ -1,12 +1,52 @@
 """explain: which implementation a call takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from torch import Tensor
+
 from hop.impls.out_dtype import explain as explain_out_dtype
+from hop.impls.quantize import dequantize, fake_quantize, fake_quantize_operator, quantize, quantize_operator
 from hop.impls.scaled import explain as explain_scaled
+from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import dequantize_operator
+
+
+def _of_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    usages: str | Sequence[str] = (copies.ROWWISE,),
+    gradient: str = "clipped",
+) -> str:
+    return quantize_operator.explain(str(q), x, scale, zero_point, noise, usages, gradient)
+
+
+def _of_fake_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    gradient: str = "clipped",
+) -> str:
+    return fake_quantize_operator.explain(str(q), x, scale, zero_point, noise, gradient)
+
+
+EXPLAINED: dict[Any, Callable[..., str]] = {
+    quantize: _of_quantize,
+    fake_quantize: _of_fake_quantize,
+    dequantize: dequantize_operator.explain,
+}
+"""Other functions and operators of ours, and what says of a call of one how it is computed."""
 
 
 def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
@@ -14,13 +54,17 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
 
     Args:
         op, output, args, kwargs: what the operator is called with. With a QuantizedTensor among them, or a Quantizer as
-            output, it is `hop.scaled`, else `hop.out_dtype`.
+            output, it is `hop.scaled`, else `hop.out_dtype`. Or op is `hop.quantize`, `hop.fake_quantize` or
+            `hop.dequantize`, or `torch.ops.hop.stacked.default`, which experts of compiled programs are, and the others
+            are its arguments.
 
     Returns:
         A line for each kernel that was asked.
 
     Raises: what the operator raises for these arguments.
     """
+    if callable(op) and (other := EXPLAINED.get(op)) is not None:
+        return other(output, *args, **kwargs)
     given: list[Any] = []
     for a in (*args, *kwargs.values()):
         given += cast(Sequence[Any], a) if isinstance(a, list | tuple) else [a]

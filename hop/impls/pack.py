@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, spelling
-from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
+from hop.numerics.layouts import Decoded, Layout, Summed, Tiled, has_plain_codes, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import buffers_operator
 
 
 def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
@@ -29,11 +29,14 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     block = blocks.per_dimension(quantizer.block, ndim)
     is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
     is_read = native.library().missing is None and native_product.format_word(quantizer.format) is not None
+    columns = ndim == 2 and sums_first(block)
+    # Sums over all that is summed are of no use to groups, which have their own.
+    whole = all(blocks.per_dimension(b, 2)[0 if columns else 1] == -1 for _, b in quantizer.stored().values())
+    sums = ndim == 2 and quantizer.format.is_integer and whole
     if is_weight and device == "cpu" and is_read:
-        columns = ndim == 2 and sums_first(block)
-        # Sums over all that is summed are of no use to groups, which have their own.
-        whole = all(blocks.per_dimension(b, 2)[0 if columns else 1] == -1 for _, b in quantizer.stored().values())
-        return Tiled(columns, sums=ndim == 2 and quantizer.format.is_integer and whole)
+        return Tiled(columns, sums=sums)
+    if device == "cuda" and sums and quantizer.format.bits == 8:
+        return Summed(columns)
     return Decoded() if quantizer.format.is_float else None
 
 
@@ -65,7 +68,8 @@ class Pack(Composite):
                 codes = q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes
                 rest |= wanted.beside(codes, q.format)
             return x.rebuilt({"codes": packed} | rest, quantizer=replace(q, layout=wanted))
-        buffers = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
+        as_they_lie = has_plain_codes(q.layout) and has_plain_codes(wanted)
+        buffers = {n: b.clone() if n != "codes" or as_they_lie else b for n, b in x.buffers().items()}
         return x.rebuilt(q.packed(buffers, x.shape, wanted), quantizer=replace(q, layout=wanted))
 
     def differentiable(self, x: Tensor, layout: str, /) -> bool:
@@ -127,7 +131,8 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
 
     On the CPU codes of 8 and 4 bits are held in tiles (hop.layouts.Tiled), in as many bytes as before but for what
     fills up the last tiles, and four bytes for the sum of each row of integers; views of such a tensor are plain,
-    dequantized tensors. Without the native kernels, and on other devices, floats are held as the bfloat16 numbers that
+    dequantized tensors. On a GPU codes of integers of 8 bits lie as they are, with these sums beside them
+    (hop.layouts.Summed). Without the native kernels, and on other devices, floats are held as the bfloat16 numbers that
     they stand for (hop.layouts.Decoded). A tensor that moves to a device whose kernels do not read its layout is
     unpacked.
 

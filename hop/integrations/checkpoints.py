@@ -7,11 +7,10 @@ transformers builds the model without weights and fills it as it does from a che
 what lies beside them, by the names of the model. So what it saves, it loads again.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -21,6 +20,7 @@ from hop.integrations import gguf_models
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import Checkpoint, open_checkpoint, open_gguf
+from hop.interchange.files import checked_path
 from hop.nn.freezing import freeze
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
@@ -82,7 +82,7 @@ def load_model(
             architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor is missing, or one too many, or
             of another shape than the model has.
     """
-    place = checked_path("load_model", path)
+    place = checked_path("load_model", path, "model.gguf")
     _check_options(dtype, pack, activations)
     source = _of_folder(place) if place.is_dir() else _of_gguf(place)
     state, quantizers = _state(place, source)
@@ -95,18 +95,6 @@ def load_model(
         freeze(model, pack=pack)
         model.config.quantization_config.pack = pack
     return model
-
-
-def checked_path(caller: str, path: Any) -> Path:
-    """A path to something that is there."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{caller}: path must be text or a Path, got {shown(path)}; give one such as 'model.gguf'")
-    place = Path(cast("str | os.PathLike[str]", path))
-    if not place.exists():
-        raise FileNotFoundError(
-            f"{caller}: path must be a file or folder that is there, got {str(path)!r}; download it first"
-        )
-    return place
 
 
 def _check_options(dtype: Any, pack: Any, activations: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hop.nn.attending import checked_attention
+from hop.nn.attention_rules import checked_attention
 from hop.nn.conversion import Rules, checked
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme

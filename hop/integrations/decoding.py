@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-import hop.export
 from hop.compat.packages import Package, compile_package
 from hop.integrations import kept_programs
 from hop.integrations.cache import HopCache
 from hop.integrations.decode_program import FULL, WINDOW, Step, exported, share_codes, tensors_of
+from hop.kernels.cpu import native
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
@@ -247,7 +247,8 @@ def compile_decode(
         raise ValueError(f"compile_decode: {type(model).__name__} is in training mode; call model.eval()")
     if others := sorted({str(t.device) for t in model.parameters() if t.device.type != "cpu"}):
         raise ValueError(f"compile_decode: the model must be on the CPU, and has parameters on {', '.join(others)}")
-    hop.export.native_library()
+    if native.library().file is None:
+        raise RuntimeError(f"compile_decode: {native.library().missing}")
     with torch.inference_mode(mode=False), torch.no_grad():
         model(input_ids=torch.zeros(batch_size, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
         cache.reset()

@@ -20,11 +20,10 @@ import transformers
 from torch import nn
 
 from hop.impls.quantize import quantize
-from hop.integrations.checkpoints import checked_path
 from hop.integrations.config import HopConfig
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
-from hop.interchange.files import whole_file
+from hop.interchange.files import checked_path, whole_file
 from hop.interchange.safetensors_files import Entry, Header, Writer, read_header
 from hop.nn.conversion import Rules
 from hop.nn.report import Report
@@ -66,7 +65,7 @@ def quantize_folder(
         FileExistsError: out holds something else, or was begun with another folder, scheme or version of its files.
         ValueError: folder is quantized already, or damaged; or the scheme is none that HopConfig takes.
     """
-    source, target = checked_path("quantize_folder", folder), Path(os.fspath(out))
+    source, target = checked_path("quantize_folder", folder, "model"), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
     model_config = _model_config(source)
     model = _on_meta(source, config)

@@ -11,7 +11,7 @@ from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
-from hop.nn.attending import checked_attention, convert_attention
+from hop.nn.attention_rules import checked_attention, convert_attention
 from hop.nn.conversion import convert
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of

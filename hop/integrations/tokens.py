@@ -10,8 +10,8 @@ from typing import Any
 import transformers
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
-from hop.integrations.checkpoints import checked_path
 from hop.interchange import open_gguf
+from hop.interchange.files import checked_path
 
 _BEGINS, _CONTINUES = "\u2581", "##"
 _CONTROL = 3  # the type of tokens such as [CLS]
@@ -34,7 +34,7 @@ def load_tokenizer(path: str | Path) -> Any:
         ValueError: the file is damaged, or has no tokenizer, or one of another kind than byte-level BPE (gpt2),
             sentencepiece (llama), unigram (t5) and WordPiece (bert).
     """
-    place = checked_path("load_tokenizer", path)
+    place = checked_path("load_tokenizer", path, "model.gguf")
     if place.is_dir():
         return transformers.AutoTokenizer.from_pretrained(place)
     metadata = open_gguf(place).metadata

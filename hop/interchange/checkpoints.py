@@ -10,7 +10,6 @@ made.
 Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,8 +17,9 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from hop.interchange import compressed_tensors, float_checkpoints, gptq
-from hop.interchange.packed import Config, Parts, Weight, from_json
-from hop.numerics.spelling import shown
+from hop.interchange.files import checked_path
+from hop.interchange.packed import Config, Parts, Weight
+from hop.numerics.spelling import from_json
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -154,14 +154,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         ValueError: a file is damaged or cut off, or the method of quantization is none that is read; and, when it is
             asked for, a tensor whose parts do not fit, by its name.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"open_checkpoint: path must be text or a Path, got {shown(path)}; give one such as 'folder'")
-    place = Path(cast("str | os.PathLike[str]", path))
-    if not place.exists():
-        raise FileNotFoundError(
-            f"open_checkpoint: path must be a file or folder that is there, got {str(path)!r}; download it first"
-        )
-    return Checkpoint(place)
+    return Checkpoint(checked_path("open_checkpoint", path, "folder"))
 
 
 def _text(file: Path) -> bytes:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from hop.interchange.compressed_forms import INTEGERS, Form, form_of, rows_of
 from hop.interchange.files import whole_file, write
-from hop.interchange.packed import from_json
 from hop.interchange.safetensors_files import NAMES, Entry, Writer
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
 
 __all__ = ["save_compressed_tensors"]

@@ -16,17 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.interchange.packed import (
-    AT_ONCE,
-    FLOATS,
-    FP8,
-    Config,
-    Parts,
-    Weight,
-    from_json,
-    number,
-    quantizer_of_floats,
-)
+from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, number, quantizer_of_floats
 from hop.numerics import blocks, spelling
 from hop.numerics.formats import E2M1, E4M3, INT8, Codebook
 from hop.numerics.quantizer import Quantizer
@@ -85,7 +75,7 @@ def read_fp8(parts: Parts, config: Config) -> Weight:
 def read_nf4(parts: Parts, config: Config) -> Weight:
     raw = parts.get(".quant_state.bitsandbytes__nf4", torch.uint8, ndim=1)
     try:
-        state = from_json(bytes(raw.tolist()), "'.quant_state.bitsandbytes__nf4'")
+        state = spelling.from_json(bytes(raw.tolist()), "'.quant_state.bitsandbytes__nf4'")
     except ValueError as error:
         raise parts.fail(str(error)) from error
     shape, dtype = _described(parts, state)

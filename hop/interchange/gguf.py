@@ -9,19 +9,18 @@ time: its codes and scales are brought into our order, and its floats are never 
 """
 
 import mmap
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hop.interchange.files import checked_path
 from hop.interchange.gguf_container import Entry, read_header, type_name
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
 from hop.numerics.packing import PACKED
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 __all__ = ["GGUFFile", "load_gguf", "open_gguf"]
@@ -105,12 +104,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
         ValueError: the file is damaged or cut off, or is no GGUF file of version 2 or 3; and, when it is asked for, a
             tensor of a type that is not read.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"open_gguf: path must be text or a Path, got {shown(path)}; give one such as 'm.gguf'")
-    file = Path(cast("str | os.PathLike[str]", path))
-    if not file.is_file():
-        raise FileNotFoundError(f"open_gguf: path must be a file that is there, got {str(path)!r}; download it first")
-    return GGUFFile(file)
+    return GGUFFile(checked_path("open_gguf", path, "m.gguf", folders=False))
 
 
 def load_gguf(path: str | Path) -> Iterator[tuple[str, Tensor]]:

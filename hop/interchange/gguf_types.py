@@ -12,20 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hop.numerics.formats import (
-    INT3,
-    INT4,
-    INT5,
-    INT6,
-    INT8,
-    IQ4_NL,
-    UINT2,
-    UINT4,
-    UINT5,
-    UINT6,
-    UTERNARY,
-    Format,
-)
+from hop.numerics import formats
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import E2M1_DOUBLED, E8M0_HALF, UE4M3_HALF, StoredScales
@@ -185,7 +172,7 @@ _SCALE, _OFFSET = StoredScales(), StoredScales(offset=True)  # a float16 for eac
 def _type(
     name: str,
     size: tuple[int, int],
-    format: Format,
+    format: formats.Format,
     group: int,
     read: Callable[[Tensor], Parts],
     rule: StoredScales = _SCALE,
@@ -195,26 +182,26 @@ def _type(
     return BlockType(name, *size, Quantizer(format, (1, group), rule, layout=planes), read)
 
 
-def _under(scale: Format, offset: bool = False) -> StoredScales:
+def _under(scale: formats.Format, offset: bool = False) -> StoredScales:
     """Codes of scales under a float16 of each superblock."""
     return StoredScales(scale, outer=(1, 256), offset=offset)
 
 
 TYPES: dict[int, BlockType] = {
-    2: _type("Q4_0", (32, 18), INT4, 32, _q4_0),
-    3: _type("Q4_1", (32, 20), UINT4, 32, _q4_1, _OFFSET),
-    6: _type("Q5_0", (32, 22), INT5, 32, _q5_0),
-    7: _type("Q5_1", (32, 24), UINT5, 32, _q5_1, _OFFSET),
-    8: _type("Q8_0", (32, 34), INT8, 32, _q8_0),
-    10: _type("Q2_K", (256, 84), UINT2, 16, _q2_k, _under(UINT4, offset=True)),
-    11: _type("Q3_K", (256, 110), INT3, 16, _q3_k, _under(INT6)),
-    12: _type("Q4_K", (256, 144), UINT4, 32, _q4_k, _under(UINT6, offset=True)),
-    13: _type("Q5_K", (256, 176), UINT5, 32, _q5_k, _under(UINT6, offset=True)),
-    14: _type("Q6_K", (256, 210), INT6, 16, _q6_k, _under(INT8)),
-    20: _type("IQ4_NL", (32, 18), IQ4_NL, 32, _iq4_nl),
-    23: _type("IQ4_XS", (256, 136), IQ4_NL, 32, _iq4_xs, _under(INT6)),
-    34: _type("TQ1_0", (256, 54), UTERNARY, 256, _tq1_0),
-    35: _type("TQ2_0", (256, 66), UTERNARY, 256, _tq2_0),
+    2: _type("Q4_0", (32, 18), formats.INT4, 32, _q4_0),
+    3: _type("Q4_1", (32, 20), formats.UINT4, 32, _q4_1, _OFFSET),
+    6: _type("Q5_0", (32, 22), formats.INT5, 32, _q5_0),
+    7: _type("Q5_1", (32, 24), formats.UINT5, 32, _q5_1, _OFFSET),
+    8: _type("Q8_0", (32, 34), formats.INT8, 32, _q8_0),
+    10: _type("Q2_K", (256, 84), formats.UINT2, 16, _q2_k, _under(formats.UINT4, offset=True)),
+    11: _type("Q3_K", (256, 110), formats.INT3, 16, _q3_k, _under(formats.INT6)),
+    12: _type("Q4_K", (256, 144), formats.UINT4, 32, _q4_k, _under(formats.UINT6, offset=True)),
+    13: _type("Q5_K", (256, 176), formats.UINT5, 32, _q5_k, _under(formats.UINT6, offset=True)),
+    14: _type("Q6_K", (256, 210), formats.INT6, 16, _q6_k, _under(formats.INT8)),
+    20: _type("IQ4_NL", (32, 18), formats.IQ4_NL, 32, _iq4_nl),
+    23: _type("IQ4_XS", (256, 136), formats.IQ4_NL, 32, _iq4_xs, _under(formats.INT6)),
+    34: _type("TQ1_0", (256, 54), formats.UTERNARY, 256, _tq1_0),
+    35: _type("TQ2_0", (256, 66), formats.UTERNARY, 256, _tq2_0),
     39: _type("MXFP4", (32, 17), E2M1_DOUBLED, 32, _mxfp4, StoredScales(E8M0_HALF)),
     40: _type("NVFP4", (64, 36), E2M1_DOUBLED, 16, _nvfp4, StoredScales(UE4M3_HALF)),
 }

@@ -47,7 +47,7 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
         values = unpacked(words[:, start:stop].t(), bits, size)
         return values if order is None else values[:, order]
 
-    return _built(parts, bits, group, codes, scales, zeros, size, order)
+    return _built(bits, group, codes, scales, zeros, size, order)
 
 
 def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: int) -> Tensor:
@@ -88,7 +88,7 @@ def read_awq(parts: Parts, config: Config) -> Weight:
         first, last = start // 8, -(-stop // 8)
         return _columns(words[:, first:last])[:, start - 8 * first : stop - 8 * first].t().contiguous()
 
-    return _built(parts, 4, group, codes, scales, zeros, size, None)
+    return _built(4, group, codes, scales, zeros, size, None)
 
 
 def _columns(words: Tensor) -> Tensor:
@@ -104,9 +104,7 @@ def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Te
     return group, parts.fits("scales", scales, (-(-size // max(group, 1)), rows))
 
 
-def _built(
-    parts: Parts, bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None
-) -> Weight:
+def _built(bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None) -> Weight:
     q = quantizer_of(bits, (1, -1 if group == size else group), affine=True)
     shape = (scales.shape[1], size)
     return Weight(assembled(q, shape, scales.dtype, codes, scale=scales.t(), zero_point=zeros.t()), order)

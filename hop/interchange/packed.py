@@ -2,9 +2,8 @@
 that are sorted by group.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -173,14 +172,3 @@ def number(parts: Parts, config: Config, key: str, least: int, most: int, defaul
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise parts.fail(f"the configuration's {key} is {value!r}, and must be an integer from {least} to {most}")
     return value
-
-
-def from_json(raw: bytes | str, what: str) -> dict[str, Any]:
-    """A JSON object, or ValueError."""
-    try:
-        value: Any = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
-    return cast(dict[str, Any], value)

@@ -15,12 +15,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
-from hop.nn.attending import KINDS, Kind, attend, forget, scheme_of
+from hop.nn.attending import KINDS, Kind, attend, scheme_of, take
 from hop.nn.contexts import WEIGHT
+from hop.nn.layer import of_class
 from hop.nn.layers import Linear
 from hop.nn.masks import merged
 from hop.numerics import blocks
-from hop.numerics.layouts import ROWS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -102,7 +102,7 @@ class InputProjection(Linear):
 def _has_rows(q: Quantizer, count: int) -> bool:
     """Whether `count` rows of a matrix have codes and scales of their own."""
     layout: Any = q.layout
-    fits = layout is None or (q.is_tiled() and not layout.columns and count % ROWS == 0)
+    fits = layout is None or (q.is_tiled() and not layout.columns and count % layout.panel == 0)
     stored = q.stored().values()
     return fits and not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in stored)
 
@@ -112,7 +112,9 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
     if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
         return weight[start:stop]
     buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
-    buffers["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
+    layout: Any = weight.quantizer.layout
+    panel = layout.panel
+    buffers["codes"] = weight.buffers()["codes"][start // panel : stop // panel]
     return weight.rebuilt(buffers, shape=(stop - start, weight.shape[1]))
 
 
@@ -150,9 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "MultiheadAttention.from_float: module must be a torch.nn.MultiheadAttention itself, whose forward is "
                 f"known; got {type(module).__name__}"
             )
-        result = cls.__new__(cls)
-        for name, value in module.__dict__.items():
-            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result = of_class(cls, module)
         result._begin(scheme, learn_scales)
         return result
 
@@ -167,10 +167,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def to_float(self) -> nn.Module:
         """The float attention, as Layer.to_float has it."""
-        result: Any = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        for name, value in self.__dict__.items():
-            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
-        forget(result)
+        result = of_class(nn.MultiheadAttention, self)
+        take(result, None)
         for projection in self.projections():
             result.__dict__["_modules"].pop(projection.weight_name.removesuffix("_weight"))
             if isinstance(projection.weight, QuantizedTensor):

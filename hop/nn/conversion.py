@@ -7,8 +7,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
-from hop.nn.attending import AttentionRules, checked_attention, convert_attention
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
+from hop.nn.attention_rules import AttentionRules, checked_attention, convert_attention
 from hop.nn.contexts import WEIGHT
 from hop.nn.folded import FROZEN
 from hop.nn.functions import Function

@@ -17,7 +17,7 @@ from hop.impls.scaled import scaled
 from hop.impls.scaled.native_rows import rounded_and_quantized
 from hop.nn.contexts import OUTPUT, SchemeNeeds, active
 from hop.nn.layer import Layer
-from hop.nn.sharing import Source
+from hop.nn.sources import Source
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 

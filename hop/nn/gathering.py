@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import nn
 
-from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.nn.contexts import WEIGHT
 from hop.nn.layer import Layer, modules_of, not_a_model
@@ -16,6 +15,7 @@ from hop.nn.static import StaticScale
 from hop.numerics import schemes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import ORIGINAL, QUANTIZED
+from hop.tensor.buffers.sharding import keeps_blocks
 from hop.tensor.distributed import fsdp
 
 

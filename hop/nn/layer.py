@@ -35,6 +35,15 @@ def not_a_model(function: str, given: Any) -> TypeError:
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
 
+def of_class(cls: type[nn.Module], module: nn.Module, without: Sequence[str] = ()) -> Any:
+    """A module of a class with the very Parameters, hooks and settings of `module`."""
+    result = cls.__new__(cls)
+    for name, value in module.__dict__.items():
+        if name not in without:
+            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+    return result
+
+
 class Layer(ScaleState):
     """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
 
@@ -67,9 +76,7 @@ class Layer(ScaleState):
                 f"{cls.__name__}.from_float: module must be a torch.nn.{cls.float_type.__name__} itself, whose forward "
                 f"is known; got {type(module).__name__}"
             )
-        result = cls.__new__(cls)
-        for name, value in module.__dict__.items():
-            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result = of_class(cls, module)
         result._begin(scheme, learn_scales)
         return result
 
@@ -90,10 +97,7 @@ class Layer(ScaleState):
                 f"hop.nn.{type(self).__name__}: a batch norm is folded into it, which the float layer would lack; call "
                 "hop.nn.freeze(model) before, or load hop.nn.float_state_dict(model) into the float model"
             )
-        result = self.float_type.__new__(self.float_type)
-        for name, value in self.__dict__.items():
-            if name not in self.added:
-                result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result = of_class(self.float_type, self, self.added)
         for name in ("scales", "input_transform"):
             result.__dict__["_modules"].pop(name, None)
         if isinstance(self.weight, QuantizedTensor):
@@ -198,6 +202,10 @@ class Layer(ScaleState):
         """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
+
+    def reads_sums(self) -> bool:
+        scheme = self.plan().scheme
+        return scheme is not None and scheme.lhs is not None and scheme.lhs.scale.has_zero_point()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"

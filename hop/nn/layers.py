@@ -14,7 +14,7 @@ from hop.impls.quantized.linear import linear
 from hop.impls.scaled import scaled
 from hop.nn.contexts import INPUT, OUTPUT, WEIGHT, SchemeNeeds, active
 from hop.nn.layer import Layer
-from hop.nn.sharing import Source
+from hop.nn.sources import Source
 from hop.nn.transforms import InputTransform
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.buffers.sharding import quantize_shared, reduction
 from hop.compat import dtensor, process_groups, subclasses
 from hop.compat.pytree import tree_map_only
 from hop.impls.quantize import quantize
@@ -24,6 +23,7 @@ from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.sharding import quantize_shared, reduction
 from hop.tensor.distributed import fsdp
 from hop.tensor.distributed.fsdp import Parts, Sent
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hop.nn.attending import AttentionRules
+from hop.nn.attention_rules import AttentionRules
 from hop.nn.calibration import calibrate as set_scales
 from hop.nn.conversion import Rules, checked, convert, has_static_scale
 from hop.nn.freezing import freeze

@@ -9,32 +9,26 @@ in whose buffers `weight` is, or a float tensor alone where `quantizer` is "".
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.impls.explain import EXPLAINED
 from hop.impls.quantize import quantize
 from hop.impls.quantized import quantized
-from hop.impls.scaled import gpu_groups
 from hop.kernels.gpu import product as gpu
-from hop.numerics import blocks
+from hop.nn import stack_kernels as kernels
+from hop.nn.stack_kernels import Groups, Stack
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
-from hop.tensor.quantized import operand
 
 aten = torch.ops.aten
-
-
-class Stack(NamedTuple):
-    """What the rows of a group are multiplied by: of a stack the matrix, and the bias, of the group."""
-
-    weight: Any  # (E, R, K), float or quantized; where products sum over the first dimension (E, K, R)
-    bias: Tensor | None  # (E, R), float
 
 
 def chain(
@@ -59,7 +53,8 @@ def chain(
     Returns:
         (S, R), in x's dtype.
     """
-    if not torch.compiler.is_compiling() and eager.is_plain_eager():
+    plainly = not torch.compiler.is_compiling() and eager.is_plain_eager()
+    if plainly and not _trains_on_gpu(x, stacks, scheme, columns):
         return _products(x, rows, ends, stacks, between, scheme, columns)
     text = "" if scheme is None else str(scheme)
     for i, (weight, bias) in enumerate(stacks):
@@ -69,6 +64,16 @@ def chain(
         given = (between(x), None) if i else (x, rows)
         x = torch.ops.hop.stacked(*given, ends, parts, bias, text, said, shape, columns)
     return x
+
+
+def _trains_on_gpu(x: Tensor, stacks: Sequence[Stack], scheme: Scheme | None, columns: bool) -> bool:
+    """Whether gradients will be asked for, and kernels of groups compute them."""
+    if not (gpu.takes(x) and gpu.is_hopper(x.device) and _is_recorded(x, stacks)) or eager.is_forward_ad_active():
+        return False
+    weights = [weight for weight, _ in stacks]
+    if any(isinstance(w, QuantizedTensor) and w.requires_grad for w in weights):
+        return False
+    return all(kernels.declines_gradients(x, w, scheme, columns) is None for w in weights)
 
 
 def _products(
@@ -110,23 +115,35 @@ def _on_gpu(
     scheme: Scheme | None,
     columns: bool,
 ) -> Tensor | None:
-    """As chain, by kernels of groups; None where the GPU has none for one of the products."""
-    if not all(isinstance(weight, QuantizedTensor) for weight, _ in stacks):
+    """As chain, by kernels of groups; None where the GPU has none for one of the products, or a tape asks for those of
+    each group."""
+    if scheme is None or (q := scheme.lhs) is None or _is_recorded(x, stacks):
         return None
-    given: Any = _codes(x, stacks[0], scheme)
-    if not isinstance(given, QuantizedTensor):
+    by_rows = kernels.is_by_rows(q)
+    if not by_rows and not kernels.is_by_group(q):
         return None
-    assert scheme is not None and scheme.lhs is not None
-    given = given if rows is None else _gathered(given, rows)
-    result = x.dtype if x.dtype in (torch.bfloat16, torch.float16, torch.float32) else torch.float32
+    groups = None if by_rows else Groups.of(ends, len(x) if rows is None else len(rows))
+    if by_rows:
+        given: Any = quantize(q, x)
+        given = given if rows is None else _gathered(given, rows)
+    else:
+        given, _ = kernels.of_rows(q, x if rows is None else x[rows], groups)
+    result = x.dtype if x.dtype in kernels.REALS else torch.float32
     y = x
     for i, (weight, bias) in enumerate(stacks):
-        given = quantize(scheme.lhs, between(y)) if i else given
-        product = gpu_groups.asked(operand(given), operand(weight), ends, bias, result, columns)
-        if isinstance(product, str) or gpu.declines(product) is not None:
+        given = kernels.of_rows(q, between(y), groups)[0] if i else given
+        product = kernels.product(given, kernels.of_weight(x, weight, scheme, columns), ends, bias, result, columns)
+        if isinstance(product, str):
             return None
         y = gpu.run(product).to(x.dtype)
     return y
+
+
+def _is_recorded(x: Tensor, stacks: Sequence[Stack]) -> bool:
+    """Whether a gradient will be asked for."""
+    return torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, *itertools.chain.from_iterable(stacks))
+    )
 
 
 def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
@@ -141,17 +158,9 @@ def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, co
 def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
     """The rows quantized, if each is by itself and no gradient asks for floats."""
     q = None if scheme is None else scheme.lhs
-    if q is None or not _is_by_rows(q):
-        return x
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *stack)):
+    if q is None or not kernels.is_by_rows(q) or _is_recorded(x, [stack]):
         return x
     return quantize(q, x)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_by_rows(q: Quantizer) -> bool:
-    """Whether what is stored of a row of a matrix depends on that row alone."""
-    return not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in q.stored().values())
 
 
 def _gathered(x: Any, rows: Tensor) -> Any:
@@ -183,6 +192,29 @@ def _of_matrix(q: Quantizer) -> Quantizer:
     return plain if of_matrix is None else replace(plain, layout=of_matrix)
 
 
+def explain(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> str:
+    """What computes a call of hop::stacked, and its gradients, and why kernels of groups do not: a line each."""
+    stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
+    found = kernels.asked(
+        x if rows is None else x[rows], ends, stack, Scheme.parse(scheme) if scheme else None, columns
+    )
+    reasons = {name: p if isinstance(p, str) else None for name, p in found.items()}
+    return "\n".join(
+        f"{name}: GPU groups: {'chosen' if reason is None else f'{reason}; group by group: chosen'}"
+        for name, reason in reasons.items()
+    )
+
+
 # ---- as one operator of programs
 
 
@@ -200,6 +232,9 @@ def _stacked(
 ) -> Tensor:
     stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
     return _single(x, rows, ends, stack, scheme, columns)
+
+
+EXPLAINED[torch.ops.hop.stacked.default] = explain
 
 
 @_stacked.register_fake
@@ -237,15 +272,20 @@ def _stacked_gradient(
     shape: Sequence[int],
     columns: bool,
 ) -> list[Tensor]:
-    """The gradients of x, of a float weight and of the bias, empty where there is none: the forward again, with a
-    tape."""
+    """The gradients of x, of a float weight and of the bias, empty where there is none: on a GPU by kernels of groups,
+    if there are such; else the forward again, with a tape."""
+    text, none = scheme, x.new_empty(0)
+    if text and gpu.takes(x):
+        stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
+        found = kernels.gradients(grad, x, rows, ends, stack, Scheme.parse(text), columns)
+        if not isinstance(found, str):
+            return [none.clone() if g is None else g for g in found]
     with eager.recording(), torch.enable_grad():
         given = [x, *weight] if not quantizer else [x]
         given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
         weights = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
         out = _single(given[0], rows, ends, Stack(weights, None if bias is None else given[-1]), scheme, columns)
         gradients = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
-    none = x.new_empty(0)
     return [gradients[0], none if quantizer else gradients[1], none.clone() if bias is None else gradients[-1]]
 
 
@@ -265,8 +305,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
     x, rows, ends, bias, *weight = ctx.saved_tensors
-    of_x, of_weight, of_bias = torch.ops.hop.stacked_gradient(grad, x, rows, ends, weight, bias, *ctx.others)
     _, quantizer, *_ = ctx.others
+    if torch.is_grad_enabled() and eager.is_plain_eager():  # create_graph=True: in operators that have derivatives
+        of_x, of_weight, of_bias = _differentiable(grad, x, rows, ends, weight, bias, *ctx.others)
+    else:
+        of_x, of_weight, of_bias = torch.ops.hop.stacked_gradient(grad, x, rows, ends, weight, bias, *ctx.others)
     return (
         of_x,
         None,
@@ -275,6 +318,27 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
         None if bias is None else of_bias,
         *(None,) * 4,
     )
+
+
+def _differentiable(
+    grad: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> list[Tensor | None]:
+    """The gradients, with a tape of their own: those of what needs one."""
+    inputs = [x, None if quantizer else weight[0], bias]
+    stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
+    out = _single(x, rows, ends, stack, scheme, columns)
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]
 
 
 _stacked.register_autograd(_backward, setup_context=_keep)

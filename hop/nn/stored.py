@@ -9,7 +9,7 @@ from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import quantize
 from hop.nn import master
 from hop.nn.contexts import WEIGHT
-from hop.numerics.layouts import Tiled
+from hop.numerics.layouts import Layout
 from hop.tensor import QuantizedTensor
 
 
@@ -33,11 +33,15 @@ class StoredWeight(nn.Module):
         """Compute with a quantized weight from now on."""
         raise NotImplementedError
 
+    def reads_sums(self) -> bool:
+        """Whether what the weight is multiplied by may have zero points, which are multiplied by sums of its codes."""
+        return False
+
     def laid_out(self, weight: Any, packs: bool) -> Any:
         """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
         if weight.quantizer.is_dense():
             return weight  # no product reads it faster, and the plain form takes more bytes
-        layout = _layout(weight) if packs else None
+        layout = _layout(weight, self.reads_sums()) if packs else None
         if weight.quantizer.layout == layout:
             return weight
         return pack_operator(weight, "" if layout is None else str(layout))
@@ -100,8 +104,10 @@ class StoredWeight(nn.Module):
                 self.weight = nn.Parameter(packed, requires_grad=False)
 
 
-def _layout(weight: QuantizedTensor) -> Tiled | None:
+def _layout(weight: QuantizedTensor, sums: bool) -> Layout | None:
     if not weight.quantizer.scale.scale_is_told:
         return None  # no kernel multiplies under such scales, and the plain form dequantizes faster
     layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
-    return None if layout is None else layout.tiles  # of which plain codes can be made again
+    if layout is None or layout.is_decoded:
+        return None  # of which plain codes cannot be made again
+    return layout if sums or not layout.has_plain_codes else None

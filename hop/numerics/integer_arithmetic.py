@@ -12,19 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hop.numerics import integer_families as families
 from hop.numerics.fixed_point import high_product, shifted_right
 from hop.numerics.integer_convention import Units
-from hop.numerics.integer_families import (
-    ADAPTIVE_POOLS,
-    AveragePool,
-    Concatenation,
-    Mean,
-    OfTwo,
-    Reduction,
-    Second,
-    exact_sum,
-    requantized,
-)
 from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
@@ -39,14 +29,14 @@ def _times(x: Tensor, multiplier: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteAdd(OfTwo):
+class TfliteAdd(families.OfTwo):
     """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, or 2^15 of 16 bits, each
     times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
     rounded twice, as requantization.GEMMLOWP does."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
+    def combined(self, x: Tensor, units: Units, other: families.Second) -> Tensor:
         first, second, output_scale = units.scales(x, torch.float64, other.scale)
         twice = torch.maximum(first, second) * 2
         zeros = units.zeros(x, torch.int64, other.zero_point)
@@ -58,15 +48,15 @@ class TfliteAdd(OfTwo):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteMean(Mean):
+class TfliteMean(families.Mean):
     """A mean over n elements: their sum, less n zero points, times the mantissa of the scale over the output's, which
     was divided by n in integers, rounded down."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+    def reduced(self, x: Tensor, units: Units, call: families.Reduction) -> Tensor:
         scale, output_scale = units.scales(x, torch.float64)
-        total, count = exact_sum(x, units, call)
+        total, count = families.exact_sum(x, units, call)
         mantissa, shift = fixed_point(scale / output_scale)
         more = torch.minimum(_log2(count).clamp(max=32), shift + 31).clamp(min=0)
         mantissa = floor_quotient(mantissa * power_of_two(more), count.clamp(min=1))
@@ -82,25 +72,25 @@ def _log2(n: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteAveragePool(AveragePool):
+class TfliteAveragePool(families.AveragePool):
     """An average pool: the sum of the codes, zero points included, by how many of them lie inside the tensor, to the
     nearest, ties away from zero. Where the output has another scale, these codes are then requantized by
     requantization.GEMMLOWP, as by an operator that follows. It does not count what pads the tensor."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+    def reduced(self, x: Tensor, units: Units, call: families.Reduction) -> Tensor:
         total, count = windows(x, call, type(self).__name__)
         half = floor_quotient(count, 2)
         y = torch.where(total > 0, floor_quotient(total + half, count), -floor_quotient(half - total, count))
-        return requantized(y, units, GEMMLOWP)
+        return families.requantized(y, units, GEMMLOWP)
 
 
-def windows(x: Tensor, call: Reduction, name: str) -> tuple[Tensor, Tensor]:
+def windows(x: Tensor, call: families.Reduction, name: str) -> tuple[Tensor, Tensor]:
     """The sum of each window and how many elements of the tensor it has, int64. Sums are exact in float64, which holds
     the mean times the size to far less than a half. `name` is the convention's, for errors."""
     wide, window, (op, rest, dims) = x.to(torch.float64), 1, call
-    if op in ADAPTIVE_POOLS:
+    if op in families.ADAPTIVE_POOLS:
         sizes = [(x.shape[d], n) for d, n in zip(dims, rest[0], strict=True)]
         if any(size % n for size, n in sizes):
             raise ValueError(
@@ -127,7 +117,7 @@ def windows(x: Tensor, call: Reduction, name: str) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TfliteConcatenation(Concatenation):
+class TfliteConcatenation(families.Concatenation):
     """A concatenation: each operand's codes requantized to the output's scale by requantization.GEMMLOWP; those that
     have that scale and zero point stay as they are."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
-from hop.numerics import spelling
+from hop.numerics import lookup_tables, spelling
 from hop.numerics.formats import Integer
 from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two
@@ -127,11 +127,11 @@ class TfliteSoftmax(Softmax):
         mantissa, shift = fixed_point(scale.to(torch.float64) / (10.0 / 65535.0))
         left = (steps * power_of_two(shift.clamp(min=0))).clamp(-(2**31), 2**31 - 1)
         scaled = fp.shifted_right(fp.high_product(left, mantissa), (-shift).clamp(min=0))
-        exp = fp.interpolated(exp_table, (scaled + 32767).clamp(-32768, 32767))
+        exp = lookup_tables.interpolated(exp_table, (scaled + 32767).clamp(-32768, 32767))
         total = exp.sum(dim, keepdim=True)
         length = fp.bit_length(total).clamp(15, 40)  # which it is: the largest of a row has 2^15 - 2
         place = floor_quotient(total * power_of_two(31 - length.clamp(max=31), 16) + 2**13, 2**14) - (2**15 + 2**16)
-        reciprocal = fp.interpolated(reciprocal_table, place.clamp(-32768, 32767))
+        reciprocal = lookup_tables.interpolated(reciprocal_table, place.clamp(-32768, 32767))
         half = power_of_two(length - 2, 38)
         return floor_quotient(exp * reciprocal + half, half * 2).clamp(0, 32767)
 
@@ -139,8 +139,8 @@ class TfliteSoftmax(Softmax):
 def tables_of_16_bits(like: Tensor) -> tuple[Tensor, Tensor]:
     """exp of -10 to 0 and 1 / (1 + x) of 0 to 1, in units of 2^-15."""
     tenth, whole, unit = (scalar(v / 65535.0, like, torch.float64) for v in (10.0, 1.0, 2.0))
-    exp = fp.table_513(torch.exp, tenth, 32767, unit, 0)
-    return exp, fp.table_513(lambda x: torch.ones_like(x) / (1 + x), whole, -32768, unit, 0)
+    exp = lookup_tables.table_513(torch.exp, tenth, 32767, unit, 0)
+    return exp, lookup_tables.table_513(lambda x: torch.ones_like(x) / (1 + x), whole, -32768, unit, 0)
 
 
 def exponentials(scale: Tensor) -> Tensor:

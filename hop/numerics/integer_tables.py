@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.numerics import fixed_point as fp
+from hop.numerics import lookup_tables
 from hop.numerics.formats import Integer
 from hop.numerics.integer_convention import Codes, IntegerFunction, Units, one_of, scalar
 from hop.numerics.requantization import floor_quotient, power_of_two
@@ -98,10 +98,10 @@ class TfliteTable(IntegerFunction):
         function, index = FUNCTIONS[self.function], x.to(torch.int64)
         if x.dtype == torch.int16:
             self.whole(codes, torch.int16)
-            return fp.interpolated(fp.table_513(function, scale, zero, out, out_zero), index)
+            return lookup_tables.interpolated(lookup_tables.table_513(function, scale, zero, out, out_zero), index)
         low = torch.iinfo(x.dtype).min
         every = torch.arange(low, low + 256, device=x.device).to(torch.float32)
-        y = fp.half_away(function(scale * (every - zero)) * (torch.ones_like(out) / out)) + out_zero
+        y = lookup_tables.half_away(function(scale * (every - zero)) * (torch.ones_like(out) / out)) + out_zero
         table = torch.where(y == y, y, codes.low).clamp(codes.low, codes.high).to(torch.int64)
         return table.index_select(0, (index - low).reshape(-1)).reshape(x.shape)
 
@@ -130,7 +130,9 @@ class TfliteRsqrt(IntegerFunction):
         def function(x: Tensor) -> Tensor:
             return torch.where(x > 0, torch.ones_like(x) / torch.where(x > 0, x, 1.0).sqrt(), most)
 
-        return fp.interpolated(fp.table_513(function, scale, zero, out, out_zero), x.to(torch.int64))
+        return lookup_tables.interpolated(
+            lookup_tables.table_513(function, scale, zero, out, out_zero), x.to(torch.int64)
+        )
 
 
 # fmt: off

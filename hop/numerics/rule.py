@@ -58,7 +58,7 @@ class Blocks:
 
     def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
         """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
-        elements of the same block (hop.buffers.sharding). `block` says which blocks, if not those that x is cut
+        elements of the same block (hop.tensor.buffers.sharding). `block` says which blocks, if not those that x is cut
         into."""
         return values
 

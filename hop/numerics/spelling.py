@@ -310,3 +310,14 @@ def shown(value: Any) -> str:
         return f"[{', '.join(shown(x) if isinstance(x, torch.Tensor) else repr(x) for x in many)}]"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def from_json(text: bytes | str, what: str) -> dict[str, Any]:
+    """A JSON object, or ValueError, which names `what` it was to be."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no JSON object")
+    return cast(dict[str, Any], value)

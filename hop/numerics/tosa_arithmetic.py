@@ -12,19 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hop.numerics import integer_families as families
 from hop.numerics.fixed_point import bit_length
 from hop.numerics.integer_arithmetic import windows
 from hop.numerics.integer_convention import Units, scalar
-from hop.numerics.integer_families import (
-    AveragePool,
-    Concatenation,
-    Mean,
-    OfTwo,
-    Reduction,
-    Second,
-    exact_sum,
-    requantized,
-)
 from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.requantization import FixedPoint, fixed_point, floor_quotient, nearest, power_of_two
 
@@ -39,13 +30,13 @@ def rescaled(x: Tensor, multiplier: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TosaAdd(OfTwo):
+class TosaAdd(families.OfTwo):
     """A sum or a difference of two tensors: RESCALE of both codes, less their zero points, to 2^20 steps, or 2^15 of 16
     bits, of twice the larger scale; ADD or SUB; RESCALE to the output's scale. Each rounds once."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
+    def combined(self, x: Tensor, units: Units, other: families.Second) -> Tensor:
         zeros = units.zeros(x, torch.int64, other.zero_point)
         scale, other_scale, output_scale = units.scales(x, torch.float64, other.scale)
         first, second, last = self.multipliers(scale, other_scale, output_scale, x.dtype)
@@ -60,14 +51,14 @@ class TosaAdd(OfTwo):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TosaMean(Mean):
+class TosaMean(families.Mean):
     """A mean over n elements: RESCALE to int32, less the zero point, REDUCE_SUM, and RESCALE by the scale over n times
     the output's, which rounds once."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
-        total, count = exact_sum(x, units, call)
+    def reduced(self, x: Tensor, units: Units, call: families.Reduction) -> Tensor:
+        total, count = families.exact_sum(x, units, call)
         scale, output_scale = units.scales(x, torch.float64)
         return rescaled(total, self.multiplier(scale, output_scale, count)) + units.zeros(x, torch.int64)[1]
 
@@ -78,24 +69,24 @@ class TosaMean(Mean):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TosaAveragePool(AveragePool):
+class TosaAveragePool(families.AveragePool):
     """AVG_POOL2D: the sum of a window's codes, less their zero point, times the reciprocal of how many lie inside the
     tensor, in 31 bits and rounded down, ties up. Where the output has another scale, a RESCALE that rounds once
     follows. It does not count what pads the tensor."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
+    def reduced(self, x: Tensor, units: Units, call: families.Reduction) -> Tensor:
         zero = scalar(units.zero_point, x, torch.int64)
         total, count = windows(x, call, type(self).__name__)
         bits = bit_length(count - 1)
         multiplier = floor_quotient((2**30 + 1) * power_of_two(bits), count)
         mean = nearest((total - zero * count) * multiplier, power_of_two(30 + bits), "tflite") + zero
-        return requantized(mean, units, SINGLE)
+        return families.requantized(mean, units, SINGLE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TosaConcatenation(Concatenation):
+class TosaConcatenation(families.Concatenation):
     """CONCAT of operands that RESCALE brings to the output's scale, rounded once; those that have that scale and zero
     point stay as they are."""
 

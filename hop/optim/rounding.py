@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hop.buffers.noise import noise
+from hop.tensor.buffers.noise import noise
 
 
 def rounded(x: Tensor, seed: Tensor, stream: int) -> Tensor:

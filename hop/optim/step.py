@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat import dynamo, eager, memory
 from hop.kernels.cpu import step as native
 from hop.kernels.gpu import step as gpu
@@ -28,6 +27,7 @@ from hop.optim.rounding import rounded
 from hop.optim.states import least_part, raised
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 
 _USAGES = [copies.ROWWISE]
 

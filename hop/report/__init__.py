@@ -19,12 +19,12 @@ from hop.report.report import Report as Report
 from hop.report.rows import Error as Error
 from hop.report.rows import Row as Row
 from hop.report.rows import Source as Source
+from hop.report.spread import Spread as Spread
 from hop.report.sweep_result import Candidate as Candidate
 from hop.report.sweep_result import Sweep as Sweep
 from hop.report.sweeps import CANDIDATES as CANDIDATES
 from hop.report.sweeps import Options as Options
 from hop.report.sweeps import sweep as sweep
-from hop.report.values import Spread as Spread
 from hop.report.values import Type as Type
 
 __all__ = [

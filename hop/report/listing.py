@@ -9,7 +9,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand, decode
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within
@@ -24,9 +23,11 @@ from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.report.measuring import Meter, Pair
-from hop.report.pairing import inner_operator, module_of, path_of
+from hop.report.nodes import inner_operator, module_of, path_of
 from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Row, Source
-from hop.report.values import Spread, Type, numbers, of_quantizer
+from hop.report.spread import Spread
+from hop.report.values import Type, numbers, of_quantizer
+from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 
 _ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
 _PRODUCTS = within(MATRIX, CONVOLUTION, EMBEDDING) | {_ATTENTION}

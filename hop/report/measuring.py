@@ -17,7 +17,8 @@ from hop.dispatch.hop import Hop
 from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
-from hop.report.values import Spread, Type, numbers, type_of
+from hop.report.spread import Spread
+from hop.report.values import Type, numbers, type_of
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from hop.report.values import FLOAT, INTEGER, LOW_BIT, Spread, Type
+from hop.report.spread import Spread
+from hop.report.values import FLOAT, INTEGER, LOW_BIT, Type
 
 PRODUCT, QUANTIZE, MOVE, OTHER, INPUT = "product", "quantize", "move", "other", "input"
 

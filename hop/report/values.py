@@ -1,8 +1,7 @@
-"""What a report says of values: their types, where their numbers lie, and what a graph does with them."""
+"""What a report says of values: how their elements are held, and the numbers that they stand for."""
 
-import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from hop.tensor import QuantizedTensor
 
 FLOAT, INTEGER, LOW_BIT = "float", "integer", "low-bit"
 KINDS = (FLOAT, INTEGER, LOW_BIT)
-
-_BINS = 64  # of a histogram: even, so that a range doubles by joining pairs of bins
 
 
 @dataclass(frozen=True)
@@ -66,65 +63,3 @@ def numbers(x: Any) -> Tensor | None:
     if kind(x) != "float":
         return None
     return torch.view_as_real(x).float() if x.is_complex() else x.float()
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Where numbers lie: a histogram, with a linear axis.
-
-    Attributes:
-        count: how many there are.
-        low, high: the least and the greatest that is finite; both 0 where none is.
-        zeros: how many are 0.
-        rest: how many are NaN or infinite.
-        limit: the histogram goes from -limit to limit, in bins of one width.
-        bins: how many lie in each of them.
-    """
-
-    count: int
-    low: float
-    high: float
-    zeros: int
-    rest: int
-    limit: float
-    bins: tuple[int, ...]
-
-    @staticmethod
-    def of(x: Tensor) -> "Spread":
-        """Of a tensor of floats."""
-        flat = x.detach().reshape(-1).float()
-        finite = flat[flat.isfinite()]
-        rest = flat.numel() - finite.numel()
-        if finite.numel() == 0:
-            return Spread(flat.numel(), 0.0, 0.0, 0, rest, 0.0, (0,) * _BINS)
-        low, high = (v.item() for v in torch.aminmax(finite))
-        most = max(-low, high)
-        limit = 2.0 ** min(math.ceil(math.log2(most)), 127) if most > 0 else 1.0
-        counts: list[int] = cast(Any, torch.histc(finite.cpu(), _BINS, -limit, limit).long().tolist())
-        return Spread(flat.numel(), low, high, int((finite == 0).sum()), rest, limit, tuple(counts))
-
-    def __add__(self, other: "Spread") -> "Spread":
-        if self.limit == 0 or other.limit == 0:  # one without a finite number
-            known = other if self.limit == 0 else self
-            count, rest = self.count + other.count, self.rest + other.rest
-            return Spread(count, known.low, known.high, known.zeros, rest, known.limit, known.bins)
-        limit = max(self.limit, other.limit)
-        pairs = zip(self._wider(limit), other._wider(limit), strict=True)
-        return Spread(
-            self.count + other.count,
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.zeros + other.zeros,
-            self.rest + other.rest,
-            limit,
-            tuple(a + b for a, b in pairs),
-        )
-
-    def _wider(self, limit: float) -> tuple[int, ...]:
-        """The bins of a range that is a power of two times as wide."""
-        bins, own = self.bins, self.limit
-        while own < limit:
-            joined = [bins[i] + bins[i + 1] for i in range(0, _BINS, 2)]
-            edge = (0,) * (_BINS // 4)
-            bins, own = (*edge, *joined, *edge), own * 2
-        return bins

@@ -8,6 +8,7 @@ views.py       how a change of shape carries over to the buffers
 proto.py       the same without data
 storage.py     files
 control_flow.py  in PyTorch's loops and branches
+buffers/       the operators on buffers that all of these are made of
 distributed/   on several processes: DTensor, FSDP2 and collectives
 """
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
 from hop.compat import control_flow, eager, tracing
 from hop.dispatch.composite import Composite
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
+from hop.tensor.buffers.operators import buffers_operator
 from hop.tensor.quantized import QuantizedTensor
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.compat import eager, memory, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
@@ -18,6 +17,7 @@ from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, shown
 from hop.tensor import table
+from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
 
 
 class QuantizedTensor(Tensor):

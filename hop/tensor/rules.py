@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import quantize_buffers
 from hop.compat import subclasses
 from hop.compat.eager import OpOverload
 from hop.numerics import copies
 from hop.tensor import views
+from hop.tensor.buffers.operators import quantize_buffers
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import IndivisibleError, implements
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 
@@ -124,14 +124,8 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
     except safetensors.SafetensorError as error:
         raise ValueError(f"load_file: {path} is no whole file of safetensors: {error}") from error
-    try:
-        described: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"load_file: {path}: its metadata is no JSON: {error}") from error
-    if not isinstance(described, dict):
-        raise ValueError(f"load_file: {path}: its metadata is no JSON object")
     quantized: dict[str, Tensor] = {}
-    for name, entry in cast(dict[str, Any], described).items():
+    for name, entry in from_json(text, f"load_file: {path}: its metadata").items():
         try:
             quantized[name] = _built(name, entry, flat, device)
         except (LookupError, TypeError, ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ def of_buffers(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[s
         raise IndivisibleError("its column-wise copy would go stale")
     if quantizer.is_tiled():
         raise IndivisibleError(
-            f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form"
+            f"its layout={quantizer.layout} is of whole tensors alone; hop.unpack(x) gives the plain form"
         )
     result: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
     for name, (_, block) in quantizer.stored().items():

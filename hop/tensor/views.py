@@ -70,7 +70,8 @@ def permute(t: Any, dims: Sequence[int]) -> Any:
 def _transposed(t: Any, layout: Layout) -> Any:
     """The same codes in a layout of the transposed matrix."""
     q, shape = t.quantizer, t.shape[::-1]
-    grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
+    of_codes = q.layout.of_transposed
+    grids = {name: of_codes(grid) if name == "codes" else grid.t() for name, grid in t.buffers().items()}
     as_columns = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
     return t.rebuilt(grids, quantizer=replace(units.with_units(q, as_columns, shape), layout=layout), shape=shape)
 

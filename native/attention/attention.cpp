@@ -19,75 +19,9 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
 #endif
 
-namespace hop {
-namespace {
-
-// Memory of this thread, valid until its next call.
-char* scratch(size_t bytes) {
-    static thread_local Scratch own;
-    own.trim();
-    return own.get(bytes);
-}
-
-}  // namespace
-
-namespace portable {
-namespace {
-#include "quantize/numbers.h"
-#include "gemm/row_blocks.h"
-#include "attention/lanes.h"
-#include "attention/dots_plain.h"
-namespace functions_here {
-#include "functions/lanes_plain.h"
-#include "functions/evaluate.h"
-#include "functions/exp_doubles.h"
-}  // namespace functions_here
-#include "attention/pack.h"
-#include "attention/probabilities.h"
-#include "attention/run.h"
-}  // namespace
-}  // namespace portable
-
-#if defined(__x86_64__)
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace avx2 {
-namespace {
-#include "quantize/numbers.h"
-#include "gemm/row_blocks.h"
-#include "attention/lanes.h"
-#include "attention/dots_avx2.h"
-namespace functions_here {
-#include "functions/lanes_avx2.h"
-#include "functions/evaluate.h"
-#include "functions/exp_doubles.h"
-}  // namespace functions_here
-#include "attention/pack.h"
-#include "attention/probabilities.h"
-#include "attention/run.h"
-}  // namespace
-}  // namespace avx2
-HOP_END_TARGET
-
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace avx512 {
-namespace {
-#include "quantize/numbers.h"
-#include "gemm/row_blocks.h"
-#include "attention/lanes.h"
-#include "attention/dots_avx512.h"
-namespace functions_here {
-#include "functions/lanes_avx512.h"
-#include "functions/evaluate.h"
-#include "functions/exp_avx512.h"
-}  // namespace functions_here
-#include "attention/pack.h"
-#include "attention/probabilities.h"
-#include "attention/run.h"
-}  // namespace
-}  // namespace avx512
-HOP_END_TARGET
-#endif
-}  // namespace hop
+#include "common/scratch.h"
+#define HOP_CODE "attention/code.h"
+#include "common/levels.h"
 
 int hop_attend(const hop_attention* attention, const int8_t* q, const float* q_scale, const int8_t* k, const float* k_scale,
                const int8_t* v, const float* v_scale, const void* mask, void* result, int32_t threads) {

@@ -29,34 +29,14 @@ float exactly(Function f, float x) {
 namespace portable {
 namespace {
 #include "quantize/numbers.h"
-#include "functions/lanes_plain.h"
-#include "functions/evaluate.h"
-#include "functions/exp_doubles.h"
 }  // namespace
 }  // namespace portable
+}  // namespace hop
 
-#if defined(__x86_64__)
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace avx2 {
-namespace {
-#include "functions/lanes_avx2.h"
-#include "functions/evaluate.h"
-#include "functions/exp_doubles.h"
-}  // namespace
-}  // namespace avx2
-HOP_END_TARGET
+#define HOP_CODE "functions/code.h"
+#include "common/levels.h"
 
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace avx512 {
-namespace {
-#include "functions/lanes_avx512.h"
-#include "functions/evaluate.h"
-#include "functions/exp_avx512.h"
-}  // namespace
-}  // namespace avx512
-HOP_END_TARGET
-#endif
-
+namespace hop {
 namespace functions {
 namespace {
 

@@ -14,40 +14,10 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
 #endif
 
+#define HOP_CODE "groups/code.h"
+#include "common/levels.h"
+
 namespace hop {
-namespace portable {
-namespace {
-#include "common/rounding.h"
-#include "groups/lanes_plain.h"
-#include "groups/weight.h"
-#include "groups/run.h"
-}  // namespace
-}  // namespace portable
-
-#if defined(__x86_64__)
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace avx2 {
-namespace {
-#include "common/rounding.h"
-#include "groups/lanes_avx2.h"
-#include "groups/weight.h"
-#include "groups/run.h"
-}  // namespace
-}  // namespace avx2
-HOP_END_TARGET
-
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace avx512 {
-namespace {
-#include "common/rounding.h"
-#include "groups/lanes_avx512.h"
-#include "groups/weight.h"
-#include "groups/run.h"
-}  // namespace
-}  // namespace avx512
-HOP_END_TARGET
-#endif
-
 namespace {
 
 bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_BFLOAT16 || format == HOP_FLOAT16; }

@@ -1,4 +1,4 @@
-// Random bits of stochastic rounding: Philox4x32-10, as hop/buffers/noise.py defines it.
+// Random bits of stochastic rounding: Philox4x32-10, as hop/tensor/buffers/noise.py defines it.
 #include <algorithm>
 #include <cstring>
 
@@ -10,34 +10,8 @@
 #include <immintrin.h>
 #endif
 
-namespace hop {
-namespace portable {
-namespace {
-#include "quantize/noise_plain.h"
-#include "quantize/noise_run.h"
-}  // namespace
-}  // namespace portable
-
-#if defined(__x86_64__)
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace avx2 {
-namespace {
-#include "quantize/noise_plain.h"
-#include "quantize/noise_run.h"
-}  // namespace
-}  // namespace avx2
-HOP_END_TARGET
-
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace avx512 {
-namespace {
-#include "quantize/noise_avx512.h"
-#include "quantize/noise_run.h"
-}  // namespace
-}  // namespace avx512
-HOP_END_TARGET
-#endif
-}  // namespace hop
+#define HOP_CODE "quantize/noise_code.h"
+#include "common/levels.h"
 
 void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads) {
     const uint64_t key = static_cast<uint64_t>(*seed);

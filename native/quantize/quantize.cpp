@@ -14,82 +14,9 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
 #endif
 
-namespace hop {
-namespace {
-
-// Memory of this thread, valid until its next call.
-char* scratch(size_t bytes) {
-    static thread_local Scratch own;
-    own.trim();
-    return own.get(bytes);
-}
-
-}  // namespace
-
-namespace portable {
-namespace {
-#include "quantize/numbers.h"
-#include "quantize/stats.h"
-#include "quantize/scales.h"
-#include "quantize/encode.h"
-#include "quantize/plain.h"
-#include "quantize/measure.h"
-#include "quantize/noise_plain.h"
-#include "common/transpose.h"
-#include "common/transpose_lines.h"
-#include "quantize/strip.h"
-#include "quantize/run.h"
-#include "quantize/product.h"
-}  // namespace
-}  // namespace portable
-
-#if defined(__x86_64__)
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace avx2 {
-namespace {
-#include "quantize/numbers.h"
-#include "quantize/stats.h"
-#include "quantize/scales.h"
-#include "quantize/encode.h"
-#include "quantize/plain.h"
-#include "quantize/measure.h"
-#include "quantize/noise_plain.h"
-#include "common/transpose.h"
-#include "common/transpose_lines.h"
-#include "quantize/strip.h"
-#include "quantize/run.h"
-#include "quantize/product.h"
-}  // namespace
-}  // namespace avx2
-HOP_END_TARGET
-
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace avx512 {
-namespace {
-#include "quantize/numbers.h"
-#include "quantize/stats.h"
-#include "quantize/scales.h"
-#include "quantize/encode.h"
-#include "common/bytes_avx512.h"
-#include "quantize/avx512.h"
-#include "quantize/codes_avx512.h"
-#include "quantize/words_avx512.h"
-#include "quantize/book_avx512.h"
-#include "quantize/choose_avx512.h"
-#include "quantize/codes_with_noise_avx512.h"
-#include "quantize/stats_avx512.h"
-#include "quantize/measure.h"
-#include "quantize/noise_avx512.h"
-#include "common/transpose.h"
-#include "common/transpose_lines.h"
-#include "quantize/strip.h"
-#include "quantize/run.h"
-#include "quantize/product.h"
-}  // namespace
-}  // namespace avx512
-HOP_END_TARGET
-#endif
-}  // namespace hop
+#include "common/scratch.h"
+#define HOP_CODE "quantize/quantize_code.h"
+#include "common/levels.h"
 
 int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
     const auto code = [&](uint32_t bits) {

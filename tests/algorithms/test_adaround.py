@@ -15,7 +15,7 @@ import hop
 from hop import presets
 from hop.algorithms import AdaRound, adaround, distillation_loss, teacher_of
 from hop.algorithms.adarounding import adaround_codes, neighbours, slope
-from hop.numerics.grid import Grid
+from hop.algorithms.grid import Grid
 from tests.algorithms.test_gptq import BATCHES, QUANTIZERS, correlated, mlp
 from tests.support.layers import randn
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 import hop
 from hop import presets
 from hop.algorithms import GPTQ, gptq
+from hop.algorithms.grid import Grid
 from hop.algorithms.inputs import matrix_of
 from hop.algorithms.solving import solve
 from hop.numerics.formats import DYNAMIC4
-from hop.numerics.grid import Grid
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 from hop.numerics.schemes import Scheme

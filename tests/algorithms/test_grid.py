@@ -5,7 +5,7 @@ import unittest
 import torch
 from parameterized import parameterized
 
-from hop.numerics.grid import Grid
+from hop.algorithms.grid import Grid
 from hop.numerics.presets import PRESETS
 from tests.support.layers import randn
 

@@ -23,7 +23,8 @@ import hop
 import hop.checkpoint
 import hop.nn
 import hop.optim
-from hop import _aliases, formats, layouts, presets, recipes, requantization, scale_rules, schemes
+from hop import formats, layouts, presets, recipes, requantization, scale_rules, schemes
+from hop.compat import aliases
 from hop.dispatch import hop as _hop
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
@@ -253,7 +254,7 @@ class TestComplete(unittest.TestCase):
     def test_classes(self):
         """Each rule, layout and convention of requantization is spelled in a quantizer."""
         texts = " ".join(text for version in VERSIONS for text in spelled(version)["quantizers"].values())
-        for names in _aliases.NAMES.values():  # by which earlier versions spell them
+        for names in aliases.NAMES.values():  # by which earlier versions spell them
             for old, new in names.items():
                 texts = texts.replace(f"{old}(", f"{new.rpartition('.')[2]}(")
         bases = {scale_rules.Rule: "Amax", layouts.Layout: "", requantization.Requantization: "Division"}  # the default

@@ -102,6 +102,7 @@ def quantizers() -> dict[str, Quantizer]:
 # What is spelled, and of which there are no tensors: layouts that programs hold, and rules that other files bring.
 SPELLED = {
     "stacked": replace(presets.INT8_ROW, layout=layouts.Stacked()),
+    "summed": replace(presets.INT8_ROW, layout=layouts.Summed()),
     "planes": replace(presets.INT8_ROW, format=formats.INT5, layout=layouts.Planes()),
     "stored": Quantizer(formats.INT8, (1, 32), scale_rules.StoredScales()),
     "stored_offsets": Quantizer(formats.UINT5, (1, 32), scale_rules.StoredScales(torch.float16, offset=True)),

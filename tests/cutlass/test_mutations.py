@@ -87,5 +87,5 @@ class TestMutations:
     def test_differ(self):
         """No two are the same change, and each is caught by some habit."""
         texts = [m.host.ptx for m in (MUTATIONS | HARMLESS).values()] + [k.host.ptx for k in KERNELS.values()]
-        assert len(set(texts)) == len(texts) == 102
+        assert len(set(texts)) == len(texts) == 103
         assert all(m.caught_by and m.shows for m in MUTATIONS.values())

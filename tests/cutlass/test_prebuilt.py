@@ -20,7 +20,7 @@ import pytest
 import torch
 from parameterized import parameterized
 
-from cutlass_kernels import ahead, cache, hopper, operators, packing, prebuilt, tiles
+from cutlass_kernels import ahead, cache, hopper, operators, packing, prebuilt, tiles, transposing
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 from hop import cli as command
@@ -280,6 +280,15 @@ class TestPack(unittest.TestCase):
         variables = os.environ | {prebuilt.FOLDER: str(self.out), cache.FOLDER: ""}
         done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0 and "Function None" in done.stdout, done.stderr
+
+    def test_the_kernel_that_transposes(self):
+        kernel, out, x = transposing.KERNEL, self.parent / "other", torch.zeros(128, 64, dtype=torch.int8).mT
+        assert [error for _, error in ahead.build([kernel], 1)] == [None]
+        assert list(packing.write([kernel], out, prebuilt.python(), ["transpose"])) == [kernel.name]
+        for folder, taken in ((out, True), (self.out, False)):
+            environment = mock.patch.dict(os.environ, {prebuilt.FOLDER: str(folder)})
+            with environment, mock.patch.object(transposing, "missing", lambda: "the CuTe DSL is not installed"):
+                assert (transposing.declines(x) is None) == taken
 
     def test_an_older_folder_is_replaced_and_nothing_else(self):
         (self.out / "kernels" / "old.so").write_bytes(b"")

@@ -74,6 +74,11 @@ def apply(text: str, *sources: NDArray, out: type) -> NDArray:
     return result
 
 
+def of_bytes(a: NDArray, b: NDArray) -> NDArray:
+    """The sums of the products of every four."""
+    return (a.astype("i4") * b.astype("i4")).reshape(-1, 4).sum(1)
+
+
 class Arithmetic(unittest.TestCase):
     @parameterized.expand([
         ("add.s32 %z, %a, %b;", lambda a, b: a + b), ("sub.s32 %z, %a, %b;", lambda a, b: a - b),
@@ -93,6 +98,8 @@ class Arithmetic(unittest.TestCase):
         ("shf.r.clamp.b32 %z, %a, %b, 40;", lambda a, b: b),
         ("prmt.b32 %z, %a, %b, 0x7210;", lambda a, b: (a & 0xFFFFFF) | (b & 0xFF000000)),
         ("prmt.b32 %z, %a, %b, 0x8888;", lambda a, b: np.where(a & 128, 2**32 - 1, 0)),
+        ("dp4a.s32.s32 %z, %a, %b, %a;", lambda a, b: of_bytes(a.view("i1"), b.view("i1")) + a.view("i4")),
+        ("dp4a.s32.u32 %z, %a, %b, 7;", lambda a, b: of_bytes(a.view("i1"), b.view("u1")) + 7),
         ("bfi.b32 %z, %a, %b, 4, 8;", lambda a, b: (b & ~np.uint32(0xFF0)) | ((a & 255) << 4)),
         ("bfe.u32 %z, %a, 5, 7;", lambda a, b: a >> 5 & 127),
         ("bfe.s32 %z, %a, 5, 7;", lambda a, b: ((a >> 5 & 127) ^ 64) - np.uint32(64)),

@@ -1,6 +1,7 @@
 """The kernels that quantize, in the emulator, as hop asks for them: the CPU's codes and scales, bit for bit."""
 
 import functools
+import re
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -21,13 +22,15 @@ from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies, formats
+from hop.numerics.estimators import QuantNoise
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
 
 if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from tests.ptx import contractable
+from tests.mutations.patterns import EARLY
+from tests.ptx import Fault, contractable
 from tests.support import cubin
 from tests.support import emulated_quantize as emulated
 
@@ -318,6 +321,59 @@ class TestNumbers(unittest.TestCase):
         check_numbers(presets.INT8_CONV, x.reshape(16, 9, 16, 17), torch.float16)
 
 
+def check_both_ways(q: Quantizer, x: Tensor, **given: Any) -> None:
+    """fake_quantize by the kernels that quantize and dequantize, NaN for NaN."""
+
+    def quantized(r: Request) -> list[Tensor]:
+        quantizing.check(r)
+        return quantize.run(r)
+
+    def dequantized(c: dequantize.Codes) -> Tensor:
+        dequantize.check(c)
+        return dequantize.run(c)
+
+    call = (str(q), x, given.get("scale"), given.get("zero_point"), given.get("noise"), "passed")
+    with (
+        emulated.here(),
+        mock.patch.object(gpu.kernels(), "quantized", quantized),
+        mock.patch.object(gpu.kernels(), "dequantized", dequantized),
+    ):
+        got = gpu.FAKE_QUANTIZE.run(call)
+    wanted = hop.fake_quantize(q, x, **given)
+    assert isinstance(got, Tensor) and got.dtype == wanted.dtype and got.shape == wanted.shape
+    known, words = ~wanted.isnan(), {2: torch.int16, 4: torch.int32}[x.itemsize]
+    assert torch.equal(got.isnan(), ~known)
+    assert torch.equal(got[known].view(words), wanted[known].view(words))
+
+
+class TestFakeQuantize(unittest.TestCase):
+    def test_fp8_rows(self):
+        check_both_ways(presets.FP8_ROW, numbers(torch.bfloat16, *SHAPES[0]))
+
+    @pytest.mark.full
+    def test_each(self):
+        noise = torch.randint(0, 256, SHAPES[0], dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        check_both_ways(presets.INT8_ROW_AFFINE, numbers(torch.float32, *SHAPES[1]))
+        check_both_ways(presets.MXFP4, numbers(torch.float16, *SHAPES[1]).reshape(2, 5, 77))
+        x, (q, scale, zero) = numbers(torch.bfloat16, *SHAPES[0]), GIVEN["int8 affine"]
+        check_both_ways(q, x, scale=scale, zero_point=zero)
+        check_both_ways(replace(presets.FP8_ROW, stochastic=True), x, noise=noise)
+
+    def test_reasons(self):
+        x = torch.zeros(4, 64)
+        for q, words in (
+            (presets.STATE8, "for int8, int4, fp8 and fp4"),
+            (presets.INT8_TENSOR_STATIC, "scale is None"),
+        ):
+            with mock.patch.object(gpu, "takes", lambda _: True), mock.patch("torch.cuda.is_available", lambda: True):
+                assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
+        for q, words in (
+            (presets.INT8_ROW, "for tensors on GPUs"),
+            (replace(presets.INT8_ROW, gradient=QuantNoise()), "noise in the place of rounding"),
+        ):
+            assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
+
+
 def code_of(variant: Any) -> None:
     """It compiles without spills, and nothing in it can be fused."""
     made = emulated.compiled(variant)
@@ -338,6 +394,24 @@ class TestCompile(unittest.TestCase):
     @pytest.mark.full
     def test_registers(self, variant):
         code_of(variant)
+
+
+class TestProgrammaticLaunches(unittest.TestCase):
+    @parameterized.expand([("tensor", presets.INT8_TENSOR), ("column", presets.INT8_COLUMN)])
+    @pytest.mark.full
+    def test_each_kernel_waits_for_the_one_before(self, _, q):
+        x = torch.randn(16, 32)
+        words = gpu.described(str(q), False)
+        assert not isinstance(words, str)
+        r = Request(x, block=q.block, **words)
+        kernels = {v: emulated.compiled(v).host for v in quantize.kernels_of(r)}
+        assert len(kernels) == 2
+        for changed, host in kernels.items():
+            early, count = re.subn(r"^\tgriddepcontrol\.wait;\n", "", host.ptx, flags=re.MULTILINE)
+            assert count == 1
+            others = kernels | {changed: host.with_ptx(early)}
+            with mock.patch.object(quantize, "compiled", others.__getitem__), self.assertRaisesRegex(Fault, EARLY):
+                quantize.run(r)
 
 
 class TestInPrograms(unittest.TestCase):

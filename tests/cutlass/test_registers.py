@@ -13,7 +13,7 @@ from cutlass_kernels.variants import WARPGROUP, Tile
 if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from cutlass_kernels.frame_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS
 from tests.support import cubin, emulated, registers
 
 LARGEST = max(TILES, key=lambda t: t.threads)
@@ -67,10 +67,10 @@ def test_without_more_for_consumers_registers_would_be_spilled():
 )
 def test_the_check_tells(monkeypatch, producer, consumers, fits):
     """More than the block has, and less than the code uses, so that the assembler leaves setmaxnreg out."""
-    from cutlass_kernels import gemm_sm90
+    from cutlass_kernels import frame_sm90
 
-    monkeypatch.setattr(gemm_sm90, "PRODUCER_REGISTERS", producer)
-    monkeypatch.setattr(gemm_sm90, "CONSUMER_REGISTERS", consumers)
+    monkeypatch.setattr(frame_sm90, "PRODUCER_REGISTERS", producer)
+    monkeypatch.setattr(frame_sm90, "CONSUMER_REGISTERS", consumers)
     form, tile = NEEDY["zero points"]
     used = cubin.usage(emulated.Compiled(replace(form, tile=tile)).cubin)
     if fits:

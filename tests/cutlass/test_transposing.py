@@ -1,6 +1,7 @@
 """The kernel that transposes factors, in the emulator, and which factors it takes."""
 
 import functools
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -23,7 +24,7 @@ needs_dsl = pytest.mark.skipif(cutlass_kernels.missing() is not None, reason=str
 @functools.cache
 def host() -> Host:
     with tempfile.TemporaryDirectory() as folder:
-        made = transposing.build(f"--keep-ptx --keep-cubin --dump-dir {folder}")
+        made = transposing.build(options=f"--keep-ptx --keep-cubin --dump-dir {folder}")
         used = cubin.usage(next(Path(folder).glob("*.cubin")).read_bytes())
     assert used.stack_bytes == 0 and used.registers <= 64  # eight blocks of 256 threads, were they to be in step
     return Host(made, registers=used.registers)
@@ -78,6 +79,12 @@ class TestEmulated(unittest.TestCase):
             assert not right(x, transposed(x, own))
         except Fault:
             return
+
+    def test_waits_for_the_kernel_before(self):
+        own = host().with_ptx(re.sub(r"\tgriddepcontrol\.\w+;\n", "", host().ptx))
+        assert own.ptx != host().ptx
+        with self.assertRaisesRegex(Fault, r"before griddepcontrol\.wait"):
+            transposed(lying(140, 200), own)
 
     def test_banks(self):
         """A warp's 32 words lie in 32 banks, when they are written and when they are read."""

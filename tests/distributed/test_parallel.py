@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.profiler import profile
 
 import hop
-from hop.distributed import ColwiseParallel, RowwiseParallel
+from hop.nn.distributed import ColwiseParallel, RowwiseParallel
 from hop.numerics.presets import PRESETS
 from hop.numerics.requantization import GEMMLOWP
 from hop.numerics.scale_rules import Static

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import export, presets
-from hop.dispatch.decompositions import operators_named
+from hop.impls.decompositions import operators_named
 
 aten = torch.ops.aten
 

@@ -25,13 +25,13 @@ from torch.utils.checkpoint import checkpoint
 
 import hop
 from hop import presets
-from hop.buffers.operators import dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.impls.quantize import quantize_operator
 from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FixedPoint
 from hop.numerics.scale_rules import Static
+from hop.tensor.buffers.operators import dequantize_buffers, dequantize_operator, quantize_buffers
 from tests.support import oracles
 from tests.support import scaled_oracles as oracle
 from tests.support.conventions import RULES

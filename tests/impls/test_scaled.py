@@ -4,14 +4,19 @@ Operands are made of any codes, scales and zero points, the outermost codes ofte
 that were quantized: what a product does with them must not depend on how they came about.
 """
 
+import copy
 import dataclasses
 import itertools
 import math
 import re
+import tempfile
 import unittest
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,11 +29,13 @@ from torch import Tensor
 import hop
 from hop import presets
 from hop.dispatch.operand import encode
+from hop.impls.pack import layout_for
 from hop.impls.scaled import scaled_buffers
 from hop.kernels.cpu import native
+from hop.nn import stored
 from hop.numerics import blocks
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8
-from hop.numerics.layouts import Decoded, Tiled, sums_first
+from hop.numerics.layouts import Decoded, Summed, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
@@ -2211,6 +2218,103 @@ class TestPack(unittest.TestCase):
             assert torch.equal(t.code_sums, hop.unpack(t).codes.sum(1, keepdim=True, dtype=torch.int32))
         with pytest.raises(ValueError, match=r"code_sums must be torch.int32 of \(40, 1\)"):
             w.code_sums = torch.zeros(3, 1, dtype=torch.int32)
+
+    @parameterized.expand(
+        [(name, columns) for name in ("INT8_ROW", "UINT8_TENSOR_AFFINE") for columns in (False, True)]
+    )
+    def test_sums_beside_plain_codes(self, name, columns):
+        """Summed: the codes of the plain form, and sums that follow them; on a CPU too, by its reference."""
+        plain = hop.quantize(getattr(presets, name), torch.randn(24, 40))
+        if columns:
+            plain = plain.t()
+        packed, along = hop.pack(plain, Summed(columns)), 0 if columns else 1
+        assert torch.equal(packed.codes, plain.codes) and packed.codes.data_ptr() != plain.codes.data_ptr()
+        assert packed.nbytes == plain.nbytes + 4 * 24
+
+        def check(t, shape=plain.shape):
+            assert t.code_sums.dtype == torch.int32 and t.shape == shape
+            along = 0 if t.quantizer.layout.columns else 1
+            assert torch.equal(t.code_sums, t.codes.sum(along, keepdim=True, dtype=torch.int32))
+
+        other = hop.quantize(getattr(presets, name), torch.randn(24, 40))
+        written = packed.clone().copy_(other.t() if columns else other)
+        for t in (packed, packed.clone(), packed.detach(), written, packed.clone().zero_(), copy.deepcopy(packed)):
+            check(t)
+        check(packed.t(), plain.t().shape)
+        assert packed.t().quantizer.layout == Summed(not columns) and torch.equal(packed.t().t().codes, packed.codes)
+        assert_bits(hop.dequantize(packed), array(hop.dequantize(plain)))
+        assert_bits(hop.dequantize(packed.t()), array(hop.dequantize(plain.t())))
+        unpacked = hop.unpack(packed)
+        assert_buffers(unpacked, plain.quantizer, {n: array(b) for n, b in plain.buffers().items()})
+        assert unpacked.codes.data_ptr() != packed.codes.data_ptr()
+        for view in (lambda t: t[3:5], lambda t: t[:, :16], lambda t: t.reshape(-1)):  # sums of parts are others
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="(?s).*layout=hop1:Summed.* is of whole tensors alone")
+                viewed = view(packed)
+            assert not isinstance(viewed, hop.QuantizedTensor)
+            assert_bits(viewed, array(view(hop.dequantize(plain))))
+        assert hop.pack(packed, Tiled(columns)).quantizer.layout == Tiled(columns)
+        x = hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(5, packed.shape[along]))
+        op = aten.mm.default if columns else aten.linear.default
+        assert_bits(hop.scaled(op, torch.float32, x, packed), array(hop.scaled(op, torch.float32, x, plain)))
+
+    def test_sums_beside_plain_codes_in_programs_and_files(self):
+        q = dataclasses.replace(presets.INT8_ROW, layout=Summed())
+        w, x = hop.quantize(q, torch.randn(24, 40)), hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(5, 40))
+        want = hop.scaled(aten.linear.default, torch.float32, x, hop.unpack(w))
+
+        def linear(x, w):
+            return hop.scaled(aten.linear.default, torch.float32, x, w)
+
+        def mm(x, w):
+            return hop.scaled(aten.mm.default, torch.float32, x, w.t())
+
+        for product in (linear, mm):
+            assert_bits(torch.compile(product, fullgraph=True, backend="aot_eager")(x, w), array(want))
+        turned = w.clone().t()
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "w.safetensors"))
+            hop.storage.save_file({"w": w, "turned": turned}, path)
+            of_file = hop.storage.load_file(path)
+        for found, t in ((of_file["w"], w), (of_file["turned"], turned), (read_back({"w": w})["w"], w)):
+            assert found.quantizer == t.quantizer and torch.equal(found.codes, t.codes)
+            assert torch.equal(found.code_sums, t.code_sums)
+
+    def test_what_has_no_sums_beside_it(self):
+        for make, words in (
+            (lambda: hop.pack(hop.quantize(presets.FP8_ROW, torch.randn(4, 8)), Summed()), "integers of 8 bits"),
+            (lambda: hop.pack(hop.quantize(presets.INT8_ROW, torch.randn(2, 4, 8)), Summed()), "is for matrices"),
+            (lambda: Summed(columns=1), "columns must be True or False"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                make()
+
+    def test_what_packing_for_a_gpu_is(self):
+        """Sums, where all of a row has one scale; a layer's where its scheme has zero points for activations."""
+        for q, want in (
+            (presets.INT8_ROW, Summed()),
+            (presets.INT8_COLUMN, Summed(columns=True)),
+            (presets.INT8_TENSOR, Summed()),
+            (presets.INT8_256, None),
+            (presets.INT4_32, None),
+            (presets.FP8_ROW, Decoded()),
+        ):
+            assert layout_for(q, 2, "cuda") == want, q
+        assert layout_for(presets.INT8_ROW, 3, "cuda") is None
+        with mock.patch.object(stored, "layout_for", lambda q, ndim, device: layout_for(q, ndim, "cuda")):
+            for scheme, want in (
+                (hop.Scheme(presets.INT8_ROW_AFFINE, presets.INT8_ROW), Summed()),
+                (hop.schemes.INT8_DYNAMIC, None),
+                (hop.schemes.INT8_WEIGHT, None),
+            ):
+                layer = hop.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), scheme)
+                x = torch.randn(3, 64)
+                assert layer[0].weight.quantizer.layout == want
+                state = layer.state_dict()
+                assert state["0.weight"].quantizer.layout is None
+                again = hop.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), scheme)
+                again.load_state_dict(state)
+                assert again[0].weight.quantizer.layout == want and torch.equal(again(x), layer(x))
 
     def test_sums_that_are_none(self):
         """The native operator looks at them before it reads."""

@@ -14,6 +14,7 @@ from hop import presets
 from hop.impls.scaled import gpu, meaning
 from hop.impls.scaled.calls import Call
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT8, UINT8, Float, PowerOfTwo
+from hop.numerics.layouts import Summed
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
 from hop.numerics.scale_rules import Microscaling, Static, TwoLevel
@@ -94,6 +95,31 @@ class TestMeaning(unittest.TestCase):
             self.same(call(aten.linear.default, dtype, x, w))
             self.same(call(aten.linear.default, dtype, x, w, bias))
             self.same(call(aten.linear.default, dtype, x, w, torch.arange(48, dtype=torch.int32)))
+
+    @parameterized.expand(INTEGERS)
+    def test_sums_that_a_weight_has(self, _, lhs, rhs):
+        """A product reads them where zero points are multiplied by them, of the dimension that is summed over."""
+        x, w = factors(lhs, rhs)
+        if w.quantizer.format.bits != 8:
+            with self.assertRaisesRegex(ValueError, "keeps sums of integers of 8 bits"):
+                hop.pack(w, Summed())
+            return
+        m, packed = hop.quantize(lhs, torch.randn(7, 48)), hop.pack(w, Summed())
+        for op, left, weight, reads in (
+            (aten.linear.default, x, packed, True),
+            (aten.mm.default, x, packed.t(), True),
+            (aten.mm.default, m, packed, False),  # the sums of another dimension
+        ):
+            asked = call(op, torch.float32, left, weight)
+            if not reads and rhs.block[0] == 1:
+                assert gpu.asked(asked) == "a scale of integers changes along the summed dimension"
+                continue
+            self.same(asked)
+            has_zero = lhs.scale.has_zero_point() or lhs.format.zero
+            product = gpu.asked(asked).product
+            assert (product.rhs_sum is not None) == bool(reads and has_zero)
+            plainly = Call(op, torch.float32, None, None, (asked.args[0], operand(hop.unpack(weight))), {})
+            assert torch.equal(by_product(asked), by_product(plainly))
 
     @parameterized.expand(INTEGERS)
     def test_requantized_integers_are_equal(self, _, lhs, rhs):

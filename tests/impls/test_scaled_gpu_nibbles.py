@@ -1,4 +1,4 @@
-"""How scaled asks the GPU for bfloat16 by weights of 4 bits, whose kernel stands here in plain torch."""
+"""How scaled asks the GPU for bfloat16 and 8 bits by weights of 4 bits, whose kernel stands here in plain torch."""
 
 import unittest
 from typing import Any
@@ -19,10 +19,15 @@ aten = torch.ops.aten
 WEIGHTS = (presets.INT4_32, presets.INT4_128, presets.UINT4_32_AFFINE, presets.UINT4_64_AFFINE)
 
 
+LEFT = (presets.INT8_ROW, presets.INT8_ROW_AFFINE, presets.UINT8_ROW_AFFINE, presets.INT8_TENSOR, presets.UINT8_TENSOR)
+FLOATS = (presets.FP8_ROW, presets.FP8_TENSOR, presets.FP8_E5M2_ROW)
+
+
 def computed(asked: Any) -> Tensor:
-    def mm(x: Any, codes: Any, scale: Any, zero: Any, bias: Any, *, group: int, out_dtype: torch.dtype) -> Tensor:
-        nibbles.check(x, codes, scale, zero, bias, group, out_dtype)
-        return nibbles.reference(x, codes, scale, zero, bias, group, out_dtype)
+    def mm(*args: Any, group: int, out_dtype: torch.dtype) -> Tensor:
+        given = nibbles.Asked(*args, group, out_dtype)
+        nibbles.check(given)
+        return nibbles.reference(given)
 
     with mock.patch("hop.kernels.gpu.product.nibble_mm", mm):
         found = NIBBLES.run(asked)
@@ -48,12 +53,35 @@ class TestNibbles(unittest.TestCase):
                     magnitude = x.float().abs() @ w.dequantize().float().abs().mT + 4
                     assert ((got.double() - wanted.double()).abs() <= magnitude * 2.0**-7).all()
 
+    @parameterized.expand([(f"{i}_{j}", p, q) for i, p in enumerate(LEFT) for j, q in enumerate(WEIGHTS)])
+    def test_of_integers_the_meaning(self, _, p, q):
+        """Bit for bit."""
+        w = hop.quantize(q, torch.randn(48, 256))
+        for shape in ((5, 256), (2, 3, 256), (256,), (0, 256)):
+            x = hop.quantize(p, torch.randn(shape))
+            for out in (torch.bfloat16, torch.float32, torch.float64):
+                for bias in ((), (torch.randn(48),)):
+                    asked = call(aten.linear.default, out, x, w, *bias)
+                    assert gpu_nibbles.form_declines(asked) is None
+                    got, wanted = computed(asked), meaning.reference(asked)
+                    assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+    @parameterized.expand([(f"{i}_{j}", p, q) for i, p in enumerate(FLOATS) for j, q in enumerate(WEIGHTS)])
+    def test_of_floats_near_the_meaning(self, _, p, q):
+        w, x = hop.quantize(q, torch.randn(48, 256)), hop.quantize(p, torch.randn(5, 256))
+        asked = call(aten.linear.default, torch.float32, x, w, torch.randn(48))
+        assert gpu_nibbles.form_declines(asked) is None
+        torch.testing.assert_close(computed(asked), meaning.reference(asked), rtol=1e-5, atol=1e-4)
+
     def test_what_it_declines(self):
         w, x = hop.quantize(presets.INT4_32, torch.randn(48, 256)), torch.randn(5, 256)
         half = x.bfloat16()
         for args, words in (
-            ((x, w), "bfloat16 beside"),
-            ((hop.quantize(presets.INT8_ROW, x), w), "bfloat16 beside"),
+            ((x, w), "bfloat16 or 8 bits"),
+            ((hop.quantize(presets.INT4_32, x), w), "bfloat16 or 8 bits"),
+            ((hop.quantize(presets.INT8_32, x), w), "whole rows"),
+            ((hop.quantize(presets.MXFP8, x), w), "scales in float32"),
+            ((hop.quantize(presets.FP8_1X128, x), w), "whole rows"),
             ((half, hop.quantize(presets.INT8_ROW, torch.randn(48, 256))), "codes of 4 bits"),
             ((half[:, :250], hop.quantize(presets.INT4_32, torch.randn(48, 250))), "a multiple"),
             ((half, w, torch.randn(48).double()), "a bias with one value"),

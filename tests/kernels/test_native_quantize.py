@@ -12,13 +12,13 @@ from torch import Tensor
 
 import hop
 from hop import formats, presets
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.impls.quantize import fake_quantize_operator
 from hop.kernels.cpu import native
 from hop.kernels.cpu import quantize as native_quantize
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 from tests import levels
 from tests.numerics.test_quantizer import KINDS, generator, operands, same_bits
 from tests.support.tensors import channels_last

@@ -1,6 +1,6 @@
 """Mistakes of groups, whose ends a block keeps in shared memory, and of scales that a step's columns share."""
 
-from tests.mutations.patterns import EVERY, HANGS, TOGETHER, UNFENCED, WRONG
+from tests.mutations.patterns import EARLY, EVERY, HANGS, TOGETHER, UNFENCED, WRONG
 from tests.mutations.record import Edit, Mutation
 
 # The branch around the copy engine, where a part of a tile ends after its group.
@@ -14,6 +14,13 @@ GROUPS: dict[str, Mutation] = {
         (Edit(r"^\tbar\.sync \t0;\n"),),
         HANGS,
         tuple(habit for habit in EVERY if habit not in ("first_ahead", "others_stop")),
+    ),
+    "ends of groups read while the kernel before still runs": Mutation(
+        "rows",
+        "the launch may begin before the kernel that counts the rows of experts has ended",
+        (Edit(r"^\tgriddepcontrol\.(?:wait|launch_dependents);\n"),),
+        EARLY,
+        EVERY,
     ),
     "a group's last tile stored whole": Mutation(
         "rows",

@@ -1,4 +1,5 @@
-"""Writes native/functions/polynomials.h: polynomials and tables of elementary functions in float64.
+"""Writes native/functions/polynomials.h: polynomials and tables of elementary functions in float64; and of them, and of
+hop.numerics, what GPUs take: cutlass_kernels/function_tables.py.
 
     python -m tests.numerics.polynomials
 
@@ -6,6 +7,7 @@ Each polynomial passes through its function at Chebyshev nodes, found with 300 b
 beside it, in powers of two.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,12 @@ import mpmath
 import numpy as np
 from mpmath import mpf
 
+from hop.numerics import functions
+from hop.numerics.hard_cases import BY_NAME
+
 mpmath.mp.prec = 300
-FILE = Path(__file__).parents[2] / "native" / "functions" / "polynomials.h"
+ROOT = Path(__file__).parents[2]
+FILE, GPU_FILE = ROOT / "native/functions/polynomials.h", ROOT / "cutlass_kernels/function_tables.py"
 
 
 def polynomial(f: Callable[[Any], Any], low: Any, high: Any, degree: int, around: Any = 0) -> list[Any]:
@@ -127,5 +133,28 @@ def lines() -> list[str]:
     return [*text, "", "}  // namespace hop::functions", ""]
 
 
+_SHARED = {"EXP": "kExp", "POWERS": "kPowers", "MILLS": "kMills"}
+
+
+def for_gpus(header: str) -> str:
+    """The text of GPU_FILE, from that of FILE and hop.numerics."""
+    found = {name: re.search(rf"constexpr double {own}\[\] = {{(.*?)}};", header) for name, own in _SHARED.items()}
+    tables = {name: [float.fromhex(v) for v in own[1].split(", ")] for name, own in found.items() if own}
+    tables["ERFC"] = list(functions._ERFC)
+    text = [_GPU_HEAD]
+    for name, values in tables.items():
+        text.append(f"{name} = (" + "".join(f"\n    {v!r}," for v in values) + "\n)")
+    sides = "".join(f"\n    {name!r}: {BY_NAME[name]!r}," for name in ("silu", "gelu", "gelu_tanh")).replace("'", '"')
+    return "\n".join([*text, f"SIDES: dict[str, tuple[float, tuple[float, ...]]] = {{{sides}\n}}", ""])
+
+
+_GPU_HEAD = '''"""Polynomials and tables of elementary functions. Written by python -m tests.numerics.polynomials.
+
+EXP is (e^r - 1 - r) / r^2 up to ln 2 / 32, POWERS 2^(j / 16), MILLS Mills' ratio of the normal distribution times t +
+3, by (t - 3) / (t + 3), ERFC hop.numerics.functions._ERFC, and SIDES hop.numerics.hard_cases.BY_NAME.
+"""
+'''
+
 if __name__ == "__main__":
     FILE.write_text("\n".join(lines()))
+    GPU_FILE.write_text(for_gpus(FILE.read_text()))

@@ -22,7 +22,6 @@ from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 import hop
 from hop import presets
-from hop.buffers import operators as leaves
 from hop.impls.quantize import fake_quantize_operator
 from hop.kernels.aten.quantize import FastBlocks
 from hop.kernels.cpu import native
@@ -41,6 +40,7 @@ from hop.numerics.scale_rules import (
     Static,
     TwoLevel,
 )
+from hop.tensor.buffers import operators as leaves
 from tests import levels
 from tests.support import numerics, scaled_oracles
 from tests.support.scaled_oracles import array

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import hop
 from hop import Quantizer, formats
-from hop.buffers import operators as leaves
 from hop.numerics.formats import E4M3, INT3, INT5, INT6, INT8, UINT2, UINT4, UINT5, UINT6, Codebook, Float, Integer
 from hop.numerics.layouts import Decoded, Planes, Tiled
 from hop.numerics.scale_rules import StoredScales
 from hop.numerics.stored_scales import E2M1_DOUBLED, E8M0_HALF
+from hop.tensor.buffers import operators as leaves
 from tests.numerics.test_quantizer import KINDS, generator
 
 E3M2 = Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F)

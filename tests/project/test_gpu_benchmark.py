@@ -27,9 +27,11 @@ from benchmarks import (
     gpu_oracle,
     gpu_profiles,
     gpu_quantize,
+    gpu_quantize_counts,
     gpu_report,
     gpu_run,
     gpu_stages,
+    gpu_steps,
     gpu_times,
     isolated,
 )
@@ -545,3 +547,32 @@ class TestInstructions(unittest.TestCase):
         )
         for row in rows:
             self.assertEqual((row["step"]["barriers"], row["step"]["spilled"]), (0, 0), row)
+
+
+class TestCounts(unittest.TestCase):
+    """The counts that are kept are those of today's kernels: of all rows by name, of some counted again."""
+
+    def rows(self, path, key):
+        found = json.loads(path.read_text())
+        for package in ("nvidia-cutlass-operators", "nvidia-cutlass-dsl"):
+            assert found["versions"][package] == ".".join(map(str, patches.TESTED[package][-1])), package
+        assert all(row["instructions"] > 0 and row["bytes"] > 0 for row in found["rows"])
+        return {row[key]: row for row in found["rows"]}
+
+    def test_their_rows(self):
+        assert list(self.rows(gpu_quantize_counts.OUTPUT, "name")) == gpu_quantize_counts.names()
+        assert list(self.rows(gpu_steps.OUTPUT, "kind")) == list(gpu_steps.COUNTED)
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    @pytest.mark.full
+    def test_counted_again(self):
+        kept = self.rows(gpu_quantize_counts.OUTPUT, "name")
+        for row in (
+            *map(gpu_quantize_counts.counted, gpu_quantize_counts.CASES[:2]),
+            gpu_quantize_counts.counted_back(gpu_quantize_counts.DEQUANTIZED[0]),
+        ):
+            assert kept[row["name"]] == row, "run python -m benchmarks.gpu_quantize_counts, and make tables"
+        row = gpu_steps.counted_step("momentum")
+        assert self.rows(gpu_steps.OUTPUT, "kind")["momentum"] == row, (
+            "run python -m benchmarks.gpu_steps, and make tables"
+        )

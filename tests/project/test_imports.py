@@ -10,11 +10,13 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from hop import _aliases
+from docs.module_tables import FOLDERS
+from hop.compat import aliases
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (  # each folder may import itself and those of the floors below
@@ -22,18 +24,19 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.numerics",),
     ("hop.dispatch",),
     ("hop.kernels",),
-    ("hop.buffers",),
     ("hop.tensor",),
     ("hop.impls", "hop.checkpoint", "hop.interchange"),
     ("hop.nn", "hop.optim", "hop.export"),
-    ("hop.distributed",),
     ("hop.integrations", "hop.algorithms"),
     ("hop.report",),
+    ("hop",),  # the names that users take, as the command line does
     ("hop.cli",),
 )
-LOOSE = {"hop", "hop.__main__", "hop._aliases", "hop.distributed"}  # files that lie in no folder
-# Which floors of export and kernels lie above which.
+LOOSE = {"hop", "hop.__main__"}  # files that lie in no folder
+ROOMS, STOREYS, ARROWS = 19, 11, 75  # what the folders are at most, with benchmarks/
+# Which floors of tensor, export and kernels lie above which.
 INNER = (
+    (("hop.tensor.buffers",), ("hop.tensor",)),
     (
         ("hop.kernels.cpu", "hop.kernels.gpu"),
         ("hop.kernels.aten",),
@@ -43,12 +46,28 @@ INNER = (
 
 
 def place(module: str, floors: Sequence[Sequence[str]]) -> tuple[int, str] | None:
-    """The floor and the folder of a module."""
+    """The floor and the folder of a module. What lies in no folder is a name of hop itself."""
     for floor, folders in enumerate(floors):
         for folder in folders:
-            if module == folder or module.startswith(folder + "."):
+            if folder != "hop" and (module == folder or module.startswith(folder + ".")):
                 return floor, folder
-    return None
+    names = [floor for floor, folders in enumerate(floors) if "hop" in folders]
+    return (names[0], "hop") if names and module.count(".") < 2 else None
+
+
+def room(module: str) -> str:
+    """The folder of a module; a loose file is one by itself."""
+    return ".".join(module.split(".")[: 2 if module.startswith("hop.") else 1])
+
+
+def storeys(edges: Mapping[str, set[str]]) -> int:
+    """How many stand above one another, each importing the next."""
+
+    @cache
+    def height(node: str) -> int:
+        return 1 + max((height(other) for other in edges.get(node, ())), default=0)
+
+    return max(map(height, edges))
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
@@ -144,10 +163,16 @@ def private_attributes(tree: ast.AST) -> set[str]:
     }
 
 
-def modules() -> list[tuple[Path, str]]:
+def modules(*folders: str) -> list[tuple[Path, str]]:
     """Each file, and the name of its module."""
-    paths = [*ROOT.glob("hop/**/*.py"), *ROOT.glob("cutlass_kernels/**/*.py")]
+    paths = [path for folder in folders or ("hop", "cutlass_kernels") for path in ROOT.glob(f"{folder}/**/*.py")]
     return [(p, ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")) for p in paths]
+
+
+def imported(files: Sequence[tuple[Path, str]]) -> dict[str, set[str]]:
+    """Which of these modules each of them imports."""
+    known = {own for _, own in files}
+    return {own: {i if i in known else i.rpartition(".")[0] for i in imports(path)} & known for path, own in files}
 
 
 def run(code: str, env: dict[str, str] | None = None) -> str:
@@ -159,9 +184,9 @@ def run(code: str, env: dict[str, str] | None = None) -> str:
 class TestImports(unittest.TestCase):
     def test_run_one_way(self):
         for path, own in modules():
-            if own in LOOSE - {"hop.distributed"}:
+            if own == "hop.__main__":
                 continue
-            for module in imports(path) - {"hop"}:
+            for module in imports(path):
                 if module.split(".")[0] in ("hop", "cutlass_kernels"):
                     for floors in (FLOORS, *INNER):
                         here, there = place(own, floors), place(module, floors)
@@ -172,12 +197,20 @@ class TestImports(unittest.TestCase):
                             assert there[0] < here[0] or there == here, f"{path} imports {module}"
 
     def test_no_circles(self):
-        known = {own for _, own in modules()}
-        edges = {
-            own: {i if i in known else i.rpartition(".")[0] for i in imports(path)} & known for path, own in modules()
-        }
-        assert len(known) > 200 and not circles(edges), circles(edges)
+        edges = imported(modules())
+        assert len(edges) > 200 and not circles(edges), circles(edges)
         assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["c", "b"]]
+
+    def test_few_arrows_between_few_rooms(self):
+        edges: dict[str, set[str]] = {}
+        for own, others in imported(modules("hop", "cutlass_kernels", "benchmarks")).items():
+            edges.setdefault(room(own), set()).update({room(other) for other in others} - {room(own)})
+        arrows = sorted((a, b) for a, others in edges.items() for b in others)
+        assert len(edges) <= ROOMS and storeys(edges) <= STOREYS and len(arrows) <= ARROWS, arrows
+        assert storeys({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == 3
+
+    def test_every_folder_is_on_the_map(self):
+        assert {name.replace("/", ".") for name in FOLDERS} == {name for folders in FLOORS for name in folders}
 
     def test_few_modules_are_loose(self):
         assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE
@@ -270,8 +303,8 @@ class TestAliases(unittest.TestCase):
     def test_public_names(self):
         """One module, by attribute and by import, which stays what it is."""
         same = "print({0} is {1} is sys.modules['{0}'], {0}.__spec__.name)"
-        programs = [f"import {old}, {new}, sys; {same.format(old, new)}" for old, new in _aliases.PUBLIC.items()]
-        for (_, module), said in zip(_aliases.PUBLIC.items(), run_each(programs), strict=True):
+        programs = [f"import {old}, {new}, sys; {same.format(old, new)}" for old, new in aliases.PUBLIC.items()]
+        for (_, module), said in zip(aliases.PUBLIC.items(), run_each(programs), strict=True):
             assert said == (f"True {module}\n", ""), said
         assert (
             run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
@@ -279,24 +312,24 @@ class TestAliases(unittest.TestCase):
 
     def test_attributes(self):
         """As they were reached before: after `import hop` alone. A warning names the line that asks."""
-        names = (*_aliases.PUBLIC, *_aliases.RENAMED)
+        names = (*aliases.PUBLIC, *aliases.RENAMED)
         said = run_each([f"import hop\nfound = {name}\nprint(found.__name__)" for name in names])
         for name, (printed, warned) in zip(names, said, strict=True):
-            assert printed.strip() == (_aliases.PUBLIC.get(name) or _aliases.RENAMED[name])
-            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in _aliases.RENAMED), (
+            assert printed.strip() == (aliases.PUBLIC.get(name) or aliases.RENAMED[name])
+            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in aliases.RENAMED), (
                 warned
             )
 
     def test_names_of_earlier_versions(self):
-        said = run_each([f"import {name}; print({name}.__name__)" for name in _aliases.RENAMED])
-        for (name, module), (printed, warned) in zip(_aliases.RENAMED.items(), said, strict=True):
+        said = run_each([f"import {name}; print({name}.__name__)" for name in aliases.RENAMED])
+        for (name, module), (printed, warned) in zip(aliases.RENAMED.items(), said, strict=True):
             assert f"DeprecationWarning: {name} is now hop." in warned and printed.strip() == module, warned
 
     def test_names_in_modules(self):
-        pairs = [(module, old, new) for module, names in _aliases.NAMES.items() for old, new in names.items()]
+        pairs = [(module, old, new) for module, names in aliases.NAMES.items() for old, new in names.items()]
         programs = [f"import hop; from {module} import {old} as old; print(old is {new})" for module, old, new in pairs]
         for (_, old, new), (printed, warned) in zip(pairs, run_each(programs), strict=True):
             assert printed.strip() == "True" and f"{old} is now {new}" in warned, (printed, warned)
         missing = "import {} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
-        for printed, _ in run_each([missing.format(module) for module in _aliases.NAMES]):
+        for printed, _ in run_each([missing.format(module) for module in aliases.NAMES]):
             assert "has no attribute 'nothing'; " in printed

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 from parameterized import parameterized
 
-from hop import _aliases
+from hop.compat import aliases
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "hop",
     "hop.algorithms",
     "hop.checkpoint",
-    "hop.distributed",
     "hop.export",
     "hop.nn",
     "hop.optim",
     "hop.report",
 )
-PUBLIC = sorted({*MODULES, *_aliases.PUBLIC})
+PUBLIC = sorted({*MODULES, *aliases.PUBLIC})
 EACH = parameterized.expand([(name,) for name in PUBLIC])
 LISTS = (
     "ATTENTION_SCHEMES",

@@ -15,7 +15,7 @@ LINES, FUNCTION = 400, 60
 # Classes of formats, rules and layouts, of which one asks a property instead.
 CLASSES = (
     r"Format|Integer|Float|Codebook|PowerOfTwo|Rule|\w+Rule|Amax|MinMax|AbsMean|\w*Microscaling|TwoLevel|Static|Delayed"
-    r"|StoredScales|Layout|Tiled|Stacked|Planes|Decoded|Hadamard"
+    r"|StoredScales|Layout|Tiled|Summed|Stacked|Planes|Decoded|Hadamard"
 )
 ASKED = re.compile(
     rf"isinstance\([^()]*(\([^()]*\))?[^()]*,\s*\(?[^)]*\b({CLASSES})\b"

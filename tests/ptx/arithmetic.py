@@ -133,9 +133,10 @@ def arithmetic(ins: Instruction, program: Program) -> Run:
         function = packed((floats | ODD)[base], ins)
         return elementwise(ins, program, function, dtype, *[dtype] * count)
     if dtype.kind == "f":
-        if modifiers - MODIFIERS or base not in floats or (dtype.itemsize == 8 and base == "fma"):
+        if modifiers - MODIFIERS or base not in floats:
             raise unsupported(ins)
         function = floats[base] if base in ("neg", "abs") or dtype.itemsize == 8 else canonical(floats[base])
+        function = rounding.fma_of_doubles if base == "fma" and dtype.itemsize == 8 else function
         if "ftz" in modifiers:
             inner = function
             function = lambda *v: rounding.flush(inner(*map(rounding.flush, v)))  # noqa: E731
@@ -155,6 +156,21 @@ def _product(ins: Instruction, program: Program, dtype: np.dtype) -> Run:
     if ins.parts[0] == "mul":
         return elementwise(ins, program, product, wide, dtype, dtype)
     return elementwise(ins, program, lambda a, b, c: product(a, b) + c, wide, dtype, dtype, wide)
+
+
+@implements("dp4a")
+def dp4a(ins: Instruction, program: Program) -> Run:
+    """The sum of the products of the bytes of two registers, and a third."""
+    kinds = [{"s32": "i1", "u32": "u1"}[part] for part in ins.parts[1:]]
+    result = TYPES["s32" if "s32" in ins.parts else "u32"]
+
+    def total(a: NDArray, b: NDArray, c: NDArray) -> NDArray:
+        bytes_a, bytes_b = (
+            np.ascontiguousarray(x).view(k).reshape(-1, 4).astype("i4") for x, k in zip((a, b), kinds, strict=True)
+        )
+        return ((bytes_a * bytes_b).sum(1) + c.astype(np.int64)).astype(result)
+
+    return elementwise(ins, program, total, result, TYPES["b32"], TYPES["b32"], result)
 
 
 @implements("mov")

@@ -1,5 +1,7 @@
 """Floating-point arithmetic and conversions with the one rounding that an instruction names."""
 
+from fractions import Fraction
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,9 +12,7 @@ def odd_sum(a: Array, b: Array) -> Array:
     """a + b of float64, rounded to odd: of the two neighbours of an inexact sum the one whose last bit is set.
 
     A second rounding to fewer bits cannot mistake it for a tie."""
-    total = a + b
-    part = total - a
-    error = (a - (total - part)) + (b - part)
+    total, error = two_sum(a, b)
     even = (total.view(np.int64) & 1) == 0
     odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
     return np.where(np.isfinite(total) & (error != 0) & even, odd, total)
@@ -21,6 +21,35 @@ def odd_sum(a: Array, b: Array) -> Array:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """a · b + c of float32, rounded once; the product is exact in float64."""
     return odd_sum(a.astype(np.float64) * b, c.astype(np.float64)).astype(np.float32)
+
+
+def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b of float64, and what its rounding left out."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def fma_of_doubles(a: Array, b: Array, c: Array) -> Array:
+    """a · b + c of float64, rounded once (Boldo and Melquiond 2008): the product and its error, added with the last sum
+    but one rounded to odd. Numbers of which these are not exact are added as fractions."""
+    product, plain = a * b, a * b + c
+    high_a, high_b = (x * (2.0**27 + 1) - (x * (2.0**27 + 1) - x) for x in (a, b))
+    low_a, low_b = a - high_a, b - high_b
+    error = ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
+    first, first_error = two_sum(c, error)
+    second, second_error = two_sum(product, first)
+    found = second + odd_sum(second_error, first_error)
+    sizes = np.abs(np.stack([a, b, product, c]))
+    usual = ((sizes[:3] < 2.0**900) & ((sizes[:3] > 2.0**-900) | (sizes[:3] == 0))).all(0) & (sizes[3] < 2.0**900)
+    usual &= (product != 0) | (a == 0) | (b == 0)
+    odd = np.flatnonzero(~usual & np.isfinite(a) & np.isfinite(b) & np.isfinite(c))
+    found = np.where(usual & (found != 0), found, plain)
+    found = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, found)
+    for i in odd:
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        found[i] = float(exact) if exact and abs(exact) < 2**1023 else plain[i]
+    return found
 
 
 def flush(x: Array) -> Array:

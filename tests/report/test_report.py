@@ -16,13 +16,15 @@ import hop
 import hop.export
 import hop.report
 from hop import presets
-from hop.buffers.operators import quantize_buffers
 from hop.numerics import copies
 from hop.numerics.schemes import Scheme
 from hop.report import page
-from hop.report.pairing import pairs, path_of
+from hop.report.nodes import path_of
+from hop.report.pairing import pairs
+from hop.report.spread import Spread
 from hop.report.summary import summary
-from hop.report.values import Spread, type_of
+from hop.report.values import type_of
+from hop.tensor.buffers.operators import quantize_buffers
 from tests.support.report_models import Small, encoders, quantized, report, small
 
 aten = torch.ops.aten

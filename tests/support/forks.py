@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.export", "torch.testing._comparison"),
     *("torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
-    *("hop", "hop.checkpoint", "hop.distributed", "hop.export", "hop.integrations", "hop.nn", "hop.optim"),
+    *("hop", "hop.checkpoint", "hop.export", "hop.integrations", "hop.nn.distributed", "hop.optim"),
     __name__,
 )
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import hop
 from hop import presets
-from hop.buffers.operators import dequantize_buffers, dequantize_operator
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.numerics import copies
 from hop.numerics.formats import E4M3, E8M0, UINT5, UINT6, Integer
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import AbsMean, Microscaling, Static, StoredScales, TwoLevel
+from hop.tensor.buffers.operators import dequantize_buffers, dequantize_operator
 from hop.tensor.proto import TensorProto
 from tests.support.case import Case
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
-from hop.distributed import gloo
+from hop.nn.distributed import gloo
 from tests.support import forks
 
 

@@ -13,14 +13,14 @@ LEAST, STEP = 24, 8
 
 def given(tile: Tile) -> int:
     """All registers of a block after setmaxnreg."""
-    from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+    from cutlass_kernels.frame_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS
 
     return WARPGROUP * (PRODUCER_REGISTERS + tile.consumers * CONSUMER_REGISTERS)
 
 
 def check(tile: Tile, used: cubin.Usage) -> None:
     """The assembler takes setmaxnreg as it is, and the block's pool suffices: else consumers would wait for ever."""
-    from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS
+    from cutlass_kernels.frame_sm90 import CONSUMER_REGISTERS
 
     # Where it leaves setmaxnreg out, a thread begins with what the code uses.
     begins = min(CONSUMER_REGISTERS, REGISTERS // tile.threads // STEP * STEP)
@@ -30,7 +30,7 @@ def check(tile: Tile, used: cubin.Usage) -> None:
 
 def without_setmaxnreg(variant: Variant) -> cubin.Usage:
     """What the code itself uses: counts that do not suffice for it are ignored by the assembler."""
-    from cutlass_kernels import gemm_sm90
+    from cutlass_kernels import frame_sm90
 
-    with mock.patch.multiple(gemm_sm90, PRODUCER_REGISTERS=LEAST, CONSUMER_REGISTERS=LEAST):
+    with mock.patch.multiple(frame_sm90, PRODUCER_REGISTERS=LEAST, CONSUMER_REGISTERS=LEAST):
         return cubin.usage(emulated.Compiled(variant).cubin)

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 
 from hop.compat.eager import HigherOrderOperator, OpOverload, OpOverloadPacket
 from hop.compat.pytree import tree_leaves
-from hop.dispatch.decompositions import operators_named
 from hop.export.rewrite.program import check_program, value
+from hop.impls.decompositions import operators_named
 
 
 def check(

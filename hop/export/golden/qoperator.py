@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch.export import ExportedProgram
 from hop.export.analysis.arguments import Data, parse
 from hop.export.golden.tflite import Beside, TfliteComparison, compared
 from hop.export.rewrite.program import check_program
+from hop.export.targets.models import content
 from hop.export.targets.qoperator.model import QOperatorModel
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
-from hop.numerics.spelling import shown
 
 _CALLER = "verify_qoperator"
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
@@ -60,19 +59,6 @@ class _Beside(Beside):
     kind = QOperatorComparison
 
 
-def _content(model: Any) -> tuple[bytes, str]:
-    if isinstance(model, QOperatorModel):
-        return model.buffer, "model"
-    if isinstance(model, bytes):
-        return model, "model"
-    if isinstance(model, str | Path):
-        return Path(model).read_bytes(), str(model)
-    raise TypeError(
-        f"{_CALLER}: model must be a QOperatorModel, the path of an ONNX file, or its bytes, got {shown(model)}; write "
-        "one with hop.export.to_qoperator"
-    )
-
-
 class _Runtime:
     """A file that runs, as Beside wants it: each tensor of codes is an output of it."""
 
@@ -82,9 +68,9 @@ class _Runtime:
             import onnxruntime
         except ImportError as error:
             raise ImportError(f"{_CALLER} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
-        content, what = _content(model)
+        data, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
         try:
-            its = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+            its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's, by its version
             raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
         self.graph = _graph(its)

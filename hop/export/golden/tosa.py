@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from hop.export.analysis.arguments import Data, parse
 from hop.export.golden.reference_model import ReferenceModel
 from hop.export.golden.tflite import Beside, TfliteComparison, compared
 from hop.export.rewrite.program import check_program
+from hop.export.targets.models import content
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor
 from hop.export.targets.tosa.model import TosaModel
-from hop.numerics.spelling import shown
 
 _CALLER = "verify_tosa"
 _CODES = (torch.int8, torch.int16)
@@ -61,24 +60,11 @@ class _Beside(Beside):
     kind = TosaComparison
 
 
-def _content(model: Any) -> tuple[bytes, str]:
-    if isinstance(model, TosaModel):
-        return model.buffer, "model"
-    if isinstance(model, bytes):
-        return model, "model"
-    if isinstance(model, str | Path):
-        return Path(model).read_bytes(), str(model)
-    raise TypeError(
-        f"{_CALLER}: model must be a TosaModel, the path of a .tosa file, or its bytes, got {shown(model)}; write one "
-        "with hop.export.to_tosa"
-    )
-
-
 class _Runtime:
     """A file that runs, as Beside wants it."""
 
     def __init__(self, model: Any) -> None:
-        self.model = ReferenceModel(_CALLER, *_content(model))
+        self.model = ReferenceModel(_CALLER, *content(_CALLER, model, TosaModel, "a .tosa file"))
         names = list(self.model.tensors)
         places = {name: i for i, name in enumerate(names)}
         tensors = tuple(

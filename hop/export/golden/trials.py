@@ -10,45 +10,18 @@ from torch.fx import Node
 from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
 from hop.export.rewrite.known_targets import TARGETS
-from hop.numerics.integer_functions import (
-    FUNCTIONS,
-    IBertSoftmax,
-    IntegerFunction,
-    OrtAdd,
-    OrtAveragePool,
-    OrtMean,
-    OrtMultiply,
-    OrtSoftmax,
-    Pt2eAveragePool,
-    Pt2eMean,
-    TfliteAdd,
-    TfliteAveragePool,
-    TfliteConcatenation,
-    TfliteMean,
-    TfliteRsqrt,
-    TfliteSoftmax,
-    TfliteTable,
-    TosaAdd,
-    TosaAveragePool,
-    TosaConcatenation,
-    TosaMean,
-    TosaSoftmax,
-)
+from hop.numerics import integer_functions as integers
+from hop.numerics import requantization
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import (
-    MULTIPLIERS,
-    ROUNDINGS,
-    Convention,
-    Division,
-    DoubleMultiplier,
-    FixedPoint,
-    FloatMultiplier,
-    Reciprocal,
-    WideFixedPoint,
-)
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of conventions that an operator has not
-_MULTIPLIERS = (Reciprocal(), Division(), FloatMultiplier(), DoubleMultiplier(), WideFixedPoint())
+_MULTIPLIERS = (
+    requantization.Reciprocal(),
+    requantization.Division(),
+    requantization.FloatMultiplier(),
+    requantization.DoubleMultiplier(),
+    requantization.WideFixedPoint(),
+)
 _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
 
 
@@ -61,7 +34,7 @@ class Trial:
     targets: the targets that have this convention for the node's operator, by name.
     """
 
-    convention: Convention
+    convention: requantization.Convention
     differing: int
     targets: tuple[str, ...] = ()
 
@@ -86,7 +59,7 @@ def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
     quantizer = Quantizer.parse(str(node.args[1]))
     own = quantizer.scale.requantization
     assert own is not None
-    named: dict[Convention, list[str]] = {}
+    named: dict[requantization.Convention, list[str]] = {}
     for name, convention in _conventions(node.args[0]):
         named.setdefault(convention, []).extend([name] if name else [])
     given = own.low, own.high
@@ -101,7 +74,7 @@ def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
 def _tried(
     node: Node,
     quantizer: Quantizer,
-    named: dict[Convention, list[str]],
+    named: dict[requantization.Convention, list[str]],
     bounds: tuple[float | None, float | None],
     samples: Sequence[Sample],
 ) -> list[Trial]:
@@ -114,7 +87,7 @@ def _tried(
     return results
 
 
-def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
+def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
     """Conventions for an operator, each with the name of the target that has it, if one has."""
     for target in TARGETS:
         if op in target:
@@ -122,24 +95,43 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
             yield target.name, row.convention
             if row.per_tensor is not None:
                 yield target.name, row.per_tensor
-    functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
-    functions += [Pt2eMean(), Pt2eAveragePool()]
-    functions += [OrtAdd(), OrtMultiply(), OrtMean(), OrtAveragePool(), OrtSoftmax()]
-    functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
+    functions: list[integers.IntegerFunction] = [
+        integers.TfliteAdd(),
+        integers.TfliteMean(),
+        integers.TfliteAveragePool(),
+        integers.TfliteConcatenation(),
+    ]
+    functions += [integers.Pt2eMean(), integers.Pt2eAveragePool()]
     functions += [
-        TfliteSoftmax(),
-        TosaSoftmax(),
-        IBertSoftmax(),
-        TfliteRsqrt(),
-        *(TfliteTable(function=name) for name in FUNCTIONS),
+        integers.OrtAdd(),
+        integers.OrtMultiply(),
+        integers.OrtMean(),
+        integers.OrtAveragePool(),
+        integers.OrtSoftmax(),
+    ]
+    functions += [integers.TosaAdd(), integers.TosaMean(), integers.TosaAveragePool(), integers.TosaConcatenation()]
+    functions += [
+        integers.TfliteSoftmax(),
+        integers.TosaSoftmax(),
+        integers.IBertSoftmax(),
+        integers.TfliteRsqrt(),
+        *(integers.TfliteTable(function=name) for name in integers.FUNCTIONS),
     ]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)
-    multipliers = MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else MULTIPLIERS[:1]
-    yield from (("", FixedPoint(rounding=r, multiplier=m)) for r in ROUNDINGS for m in multipliers)
+    multipliers = (
+        requantization.MULTIPLIERS
+        if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY)
+        else requantization.MULTIPLIERS[:1]
+    )
+    yield from (
+        ("", requantization.FixedPoint(rounding=r, multiplier=m)) for r in requantization.ROUNDINGS for m in multipliers
+    )
 
 
-def _differing(node: Node, quantizer: Quantizer, convention: Convention, samples: Sequence[Sample]) -> int | None:
+def _differing(
+    node: Node, quantizer: Quantizer, convention: requantization.Convention, samples: Sequence[Sample]
+) -> int | None:
     """How many codes differ; None where the operator has no such convention."""
     spelled = str(replace(quantizer, scale=replace(quantizer.scale, requantize=convention)))
     count = 0

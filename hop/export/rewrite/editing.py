@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.buffers.operators import quantize_buffers
 from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operators import aten
 from hop.export.rewrite.folding import ProgramConstants, known_tensors
 from hop.export.rewrite.program import graph_of, value
 from hop.impls.scaled import scaled_buffers
+from hop.tensor.buffers.operators import quantize_buffers
 
 
 class Editing:

@@ -22,23 +22,9 @@ from torch.fx import Graph, Node
 from hop.compat.pytree import tree_map_only
 from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
+from hop.dispatch import operators as families
 from hop.dispatch.hop import Hop
-from hop.dispatch.operators import (
-    ATTENTION,
-    BIAS,
-    BOUND,
-    CONVOLUTION,
-    EMBEDDING,
-    LHS,
-    MATRIX,
-    MAXIMUM,
-    NEAREST,
-    RHS,
-    SCALED,
-    VIEW,
-    aten,
-    of,
-)
+from hop.dispatch.operators import BIAS, LHS, RHS, aten, of
 from hop.export.rewrite import encodings
 from hop.export.rewrite.code_floats import (
     Held,
@@ -78,8 +64,13 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
 
-_PRODUCTS = (MATRIX, CONVOLUTION)
-VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
+_PRODUCTS = (families.MATRIX, families.CONVOLUTION)
+VALUES = (
+    families.VIEW,
+    families.BOUND,
+    families.MAXIMUM,
+    families.NEAREST,
+)  # each element of the result is one of the operand's, or a bound
 _KNOWN_CODES = f"known are {', '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
@@ -147,7 +138,7 @@ class _Rewriter:
             self.choose(node, choice)
         elif node.target is aten._to_copy.default:
             self.convert(node)
-        elif node.target in SCALED or node.target in (aten._int_mm.default, stock_out_dtype):
+        elif node.target in families.SCALED or node.target in (aten._int_mm.default, stock_out_dtype):
             self.operate(node)
         elif (padding := padding_of(node)) and padding[0] in self.held:
             self.pad(node, *padding)
@@ -188,7 +179,7 @@ class _Rewriter:
         if self.sums_of_casts(node):
             return
         operands = [x for x in tensors_of(node) if x in self.held]
-        family = of(node.target).family if node.target in SCALED else None
+        family = of(node.target).family if node.target in families.SCALED else None
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
@@ -196,7 +187,7 @@ class _Rewriter:
         if missing := self.conventions.missing(node) if family else _unknown(node):
             self.leave(node, missing)
             return
-        if family is ATTENTION:
+        if family is families.ATTENTION:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
             return
         reason = (
@@ -208,7 +199,7 @@ class _Rewriter:
             return
         if family in VALUES:
             self.view(node, reason)
-        elif family in (*_PRODUCTS, EMBEDDING) and not self.conventions.integers_only:
+        elif family in (*_PRODUCTS, families.EMBEDDING) and not self.conventions.integers_only:
             self.dequantized(node)
         else:
             self.leave(node, reason)
@@ -237,7 +228,7 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
-        operand = args[0] if of(node.target).family is VIEW else None
+        operand = args[0] if of(node.target).family is families.VIEW else None
         if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
             return emit(end.node, codes_within, operand.codes, bounds, views)
@@ -261,7 +252,7 @@ class _Rewriter:
     def view(self, node: Node, reason: str) -> None:
         """A view, a maximum or a clamp of codes holds codes."""
         operand = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
-        if operand is None or not (of(node.target).family is VIEW or operand.is_whole()):
+        if operand is None or not (of(node.target).family is families.VIEW or operand.is_whole()):
             self.leave(node, reason)
             return
         seen: list[Quantizer] = []

@@ -2,65 +2,10 @@
 
 from dataclasses import replace
 
-from hop.dispatch.operators import (
-    ADD,
-    BOUND,
-    CHOICE,
-    CONCATENATE,
-    CONVOLUTION,
-    DIVIDE,
-    EMBEDDING,
-    FUNCTION,
-    GATED,
-    INTERPOLATE,
-    MATRIX,
-    MAXIMUM,
-    MEAN,
-    MULTIPLY,
-    NEAREST,
-    NORM,
-    SCALED,
-    SOFTMAX,
-    VIEW,
-    Family,
-)
+from hop.dispatch import operators as families
 from hop.export.rewrite.target import Row, Target
-from hop.numerics.integer_functions import (
-    OrtAdd,
-    OrtAveragePool,
-    OrtMean,
-    OrtMultiply,
-    OrtSoftmax,
-    Pt2eAveragePool,
-    Pt2eMean,
-    Pt2eResizeBilinear,
-    TfliteAdd,
-    TfliteAveragePool,
-    TfliteConcatenation,
-    TfliteMean,
-    TfliteResizeBilinear,
-    TfliteRsqrt,
-    TfliteSigmoid,
-    TfliteSoftmax,
-    TfliteTable,
-    TosaAdd,
-    TosaAveragePool,
-    TosaConcatenation,
-    TosaMean,
-    TosaResizeBilinear,
-    TosaSoftmax,
-)
-from hop.numerics.requantization import (
-    GEMMLOWP,
-    Division,
-    DoubleMultiplier,
-    FixedPoint,
-    FloatMultiplier,
-    Reciprocal,
-    Requantization,
-    WideFixedPoint,
-)
-from hop.numerics.requantization import TFLITE as SINGLE
+from hop.numerics import integer_functions as integers
+from hop.numerics import requantization
 
 _VIEWS = (
     *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default"),
@@ -82,45 +27,53 @@ TFLITE = Target(
     (
         Row(
             ("conv1d.default", "conv2d.default"),
-            GEMMLOWP,
+            requantization.GEMMLOWP,
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
         ),
-        Row(("conv_transpose2d.input",), GEMMLOWP, f"{_INTEGER_OPS}/transpose_conv.h TransposeConv"),
+        Row(("conv_transpose2d.input",), requantization.GEMMLOWP, f"{_INTEGER_OPS}/transpose_conv.h TransposeConv"),
         Row(
             ("linear.default",),
-            SINGLE,
+            requantization.TFLITE,
             f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected; kernels/kernel_util.cc "
             "GetQuantizedConvolutionMultipler",
-            per_tensor=FixedPoint(rounding="tflite", multiplier="float32_product"),
+            per_tensor=requantization.FixedPoint(rounding="tflite", multiplier="float32_product"),
         ),
         Row(
             ("bmm.default",),
-            FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
+            requantization.FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
             "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul",
         ),
         Row(
             ("mul.Tensor",),
-            FixedPoint(rounding="gemmlowp", multiplier="float32"),
+            requantization.FixedPoint(rounding="gemmlowp", multiplier="float32"),
             f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
         ),
-        Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
-        Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
+        Row(
+            ("add.Tensor", "sub.Tensor"),
+            integers.TfliteAdd(),
+            f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise",
+        ),
+        Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
         Row(
             _POOLS,
-            TfliteAveragePool(),
+            integers.TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool",
         ),
-        Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
-        Row(_BILINEAR, TfliteResizeBilinear(), _RESIZES),
+        Row(("cat.default",), integers.TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(_BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
         Row(
             (*_SAME, *_VIEWS),
-            GEMMLOWP,
+            requantization.GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
-        Row(("softmax.int", "_softmax.default"), TfliteSoftmax(), "kernels/internal/reference/softmax.h Softmax"),
+        Row(
+            ("softmax.int", "_softmax.default"),
+            integers.TfliteSoftmax(),
+            "kernels/internal/reference/softmax.h Softmax",
+        ),
         *(
-            Row((name,), TfliteTable(function=name.partition(".")[0]), f"kernels/{file}; common.h LUTPopulate")
+            Row((name,), integers.TfliteTable(function=name.partition(".")[0]), f"kernels/{file}; common.h LUTPopulate")
             for name, file in (
                 ("sigmoid.default", "activations.cc SigmoidPrepare"),
                 ("tanh.default", "activations.cc TanhPrepare"),
@@ -139,51 +92,67 @@ TFLITE_16X8 = Target(
     (
         Row(
             ("conv1d.default", "conv2d.default"),
-            WideFixedPoint(),
+            requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
         ),
-        Row(("conv_transpose2d.input",), WideFixedPoint(), f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16"),
+        Row(
+            ("conv_transpose2d.input",),
+            requantization.WideFixedPoint(),
+            f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16",
+        ),
         Row(
             ("linear.default",),
-            DoubleMultiplier(),
+            requantization.DoubleMultiplier(),
             f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected, of int16",
         ),
         Row(
             ("mul.Tensor",),
-            FixedPoint(rounding="gemmlowp", multiplier="float32"),
+            requantization.FixedPoint(rounding="gemmlowp", multiplier="float32"),
             f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
         ),
         Row(
             ("bmm.default",),
-            WideFixedPoint(),
+            requantization.WideFixedPoint(),
             "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
         ),
-        Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
+        Row(
+            ("add.Tensor", "sub.Tensor"),
+            integers.TfliteAdd(),
+            f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise",
+        ),
         Row(
             (*_SAME, *_VIEWS),
-            GEMMLOWP,
+            requantization.GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
-        Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
+        Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
         Row(
             _POOLS,
-            TfliteAveragePool(),
+            integers.TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
         ),
-        Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
-        Row(_BILINEAR, TfliteResizeBilinear(), _RESIZES),
+        Row(("cat.default",), integers.TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(_BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
         Row(
             ("softmax.int", "_softmax.default"),
-            TfliteSoftmax(),
+            integers.TfliteSoftmax(),
             "kernels/internal/reference/softmax.h SoftmaxInt16",
         ),
         *(
-            Row((f"{name}.default",), TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
+            Row((f"{name}.default",), integers.TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
             for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
         ),
-        Row(("rsqrt.default",), TfliteRsqrt(), "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16"),
+        Row(
+            ("rsqrt.default",),
+            integers.TfliteRsqrt(),
+            "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16",
+        ),
         *(
-            Row((f"{name}.default",), TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
+            Row(
+                (f"{name}.default",),
+                integers.TfliteTable(function=name),
+                f"kernels/{file}; common.h LUTPopulate of int16",
+            )
             for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))
         ),
     ),
@@ -211,11 +180,11 @@ TFLITE_MICRO = replace(
         _without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
         Row(
             ("linear.default",),
-            GEMMLOWP,
+            requantization.GEMMLOWP,
             f"{_MICRO}/fully_connected.cc, fully_connected_common.cc CalculateOpDataFullyConnected",
-            per_tensor=FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
+            per_tensor=requantization.FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
         ),
-        Row(("mul.Tensor",), GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul"),
+        Row(("mul.Tensor",), requantization.GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul"),
     ),
     name="TFLITE_MICRO",
 )
@@ -228,8 +197,8 @@ TFLITE_MICRO_16X8 = replace(
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
             *_BILINEAR,
         ),
-        Row(("linear.default",), WideFixedPoint(), f"{_MICRO}/fully_connected.cc, of int16"),
-        Row(("mul.Tensor",), GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
+        Row(("linear.default",), requantization.WideFixedPoint(), f"{_MICRO}/fully_connected.cc, of int16"),
+        Row(("mul.Tensor",), requantization.GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
     ),
     name="TFLITE_MICRO_16X8",
 )
@@ -238,12 +207,12 @@ TFLITE_MICRO_16X8 = replace(
 
 _SPECIFICATION = "TOSA specification 1.0"
 _TOSA_ROWS = (
-    Row(("add.Tensor", "sub.Tensor"), TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
-    Row(("mul.Tensor",), SINGLE, f"{_SPECIFICATION}, RESCALE, MUL"),
-    Row(("mean.dim",), TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
-    Row(_POOLS, TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
-    Row(("cat.default",), TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
-    Row(_BILINEAR, TosaResizeBilinear(), f"{_SPECIFICATION}, RESIZE of mode BILINEAR, RESCALE"),
+    Row(("add.Tensor", "sub.Tensor"), integers.TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
+    Row(("mul.Tensor",), requantization.TFLITE, f"{_SPECIFICATION}, RESCALE, MUL"),
+    Row(("mean.dim",), integers.TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
+    Row(_POOLS, integers.TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
+    Row(("cat.default",), integers.TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
+    Row(_BILINEAR, integers.TosaResizeBilinear(), f"{_SPECIFICATION}, RESIZE of mode BILINEAR, RESCALE"),
     Row(
         (
             "max_pool1d.default",
@@ -253,7 +222,7 @@ _TOSA_ROWS = (
             "upsample_nearest2d.default",
             *_VIEWS,
         ),
-        SINGLE,
+        requantization.TFLITE,
         f"{_SPECIFICATION}, RESCALE, where the scale changes",
     ),
 )
@@ -263,17 +232,21 @@ TOSA_1_0 = Target(
     (
         Row(
             ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
-            SINGLE,
+            requantization.TFLITE,
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL, RESCALE with SINGLE_ROUND",
         ),
         *_TOSA_ROWS,
         Row(
             ("softmax.int", "_softmax.default"),
-            TosaSoftmax(),
+            integers.TosaSoftmax(),
             "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp",
         ),
         *(
-            Row((f"{name}.default",), TfliteTable(function=name), f"{_SPECIFICATION}, TABLE; its entries as TFLite's")
+            Row(
+                (f"{name}.default",),
+                integers.TfliteTable(function=name),
+                f"{_SPECIFICATION}, TABLE; its entries as TFLite's",
+            )
             for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
         ),
     ),
@@ -285,19 +258,19 @@ TOSA_1_0_INT16 = Target(
     (
         Row(
             ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
-            WideFixedPoint(),
+            requantization.WideFixedPoint(),
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
         ),
         *_TOSA_ROWS,
         Row(
             ("softmax.int", "_softmax.default"),
-            TfliteSoftmax(),
+            integers.TfliteSoftmax(),
             "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp, of int16",
         ),
         *(
             Row(
                 (f"{name}.default",),
-                TfliteTable(function=name),
+                integers.TfliteTable(function=name),
                 f"{_SPECIFICATION}, TABLE of int16; its entries as TFLite's",
             )
             for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
@@ -309,52 +282,39 @@ TOSA_1_0_INT16 = Target(
 multiplied by 15."""
 
 
-def _everything(name: str, convention: Requantization, source: str) -> Target:
-    """One convention for all operators that scaled has, with floats for what nothing quantizes."""
-    families: tuple[Family, ...] = (
-        *(
-            MATRIX,
-            CONVOLUTION,
-            EMBEDDING,
-            MULTIPLY,
-            DIVIDE,
-            CHOICE,
-            FUNCTION,
-            GATED,
-            SOFTMAX,
-            NORM,
-            ADD,
-            MEAN,
-            INTERPOLATE,
-        ),
-        *(CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW),
-    )
-    rows = tuple(Row(_names(f), convention, source) for f in families)
+def _everything(name: str, convention: requantization.Requantization, source: str) -> Target:
+    """One convention for all operators that scaled has, but attention and transforms, with floats for what nothing
+    quantizes."""
+    other = (families.ATTENTION, families.TRANSFORM)
+    every = dict.fromkeys(row.family for row in families.SCALED.values() if row.family not in other)
+    rows = tuple(Row(_names(family), convention, source) for family in every)
     return Target(name, rows, False, ("int8", "uint8", "int16"))
 
 
-def _names(family: Family) -> tuple[str, ...]:
+def _names(family: families.Family) -> tuple[str, ...]:
     """The operators of a family."""
-    return tuple(sorted(str(o).removeprefix("aten.") for o, r in SCALED.items() if r.family is family))
+    return tuple(sorted(str(o).removeprefix("aten.") for o, r in families.SCALED.items() if r.family is family))
 
 
 PT2E = _with(
     _everything(
         "PT2E",
-        Reciprocal(),
+        requantization.Reciprocal(),
         "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even",
     ),
-    Row(("mean.dim",), Pt2eMean(), "aten/src/ATen/native/cpu/SumKernel.cpp cascade_sum, in float32"),
+    Row(("mean.dim",), integers.Pt2eMean(), "aten/src/ATen/native/cpu/SumKernel.cpp cascade_sum, in float32"),
     Row(
         tuple(f"{'adaptive_' if adaptive else ''}avg_pool{n}d.default" for n in (1, 2, 3) for adaptive in (0, 1))[:-1],
-        Pt2eAveragePool(),
+        integers.Pt2eAveragePool(),
         "aten/src/ATen/native/cpu/AvgPoolKernel.cpp cpu_avg_pool2d, in float32",
     ),
-    Row(_BILINEAR, Pt2eResizeBilinear(), "aten/src/ATen/native/cpu/UpSampleKernel.cpp, in float32"),
+    Row(_BILINEAR, integers.Pt2eResizeBilinear(), "aten/src/ATen/native/cpu/UpSampleKernel.cpp, in float32"),
 )
 """PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
 
-ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
+ONNX_QDQ = _everything(
+    "ONNX_QDQ", requantization.Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even"
+)
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
 
 _MLAS, _CONTRIB = "onnxruntime/core/mlas/lib", "onnxruntime/contrib_ops/cpu/quantization"
@@ -364,25 +324,31 @@ ONNX_INTEGER = Target(
     (
         Row(
             ("conv1d.default", "conv2d.default", "conv3d.default", "linear.default", "bmm.default"),
-            FloatMultiplier(),
+            requantization.FloatMultiplier(),
             f"{_MLAS}/quantize.cpp MlasRequantizeOutput; QLinearConv, QGemm, QLinearMatMul",
         ),
-        Row(("add.Tensor",), OrtAdd(), f"{_MLAS}/intrinsics/avx2/qladd_avx2.cpp; QLinearAdd"),
-        Row(("mul.Tensor",), OrtMultiply(), f"{_MLAS}/qlmul.cpp; QLinearMul"),
-        Row(("mean.dim",), OrtMean(), f"{_MLAS}/qlgavgpool.cpp; QLinearGlobalAveragePool"),
+        Row(("add.Tensor",), integers.OrtAdd(), f"{_MLAS}/intrinsics/avx2/qladd_avx2.cpp; QLinearAdd"),
+        Row(("mul.Tensor",), integers.OrtMultiply(), f"{_MLAS}/qlmul.cpp; QLinearMul"),
+        Row(("mean.dim",), integers.OrtMean(), f"{_MLAS}/qlgavgpool.cpp; QLinearGlobalAveragePool"),
         Row(
             ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
-            OrtAveragePool(),
+            integers.OrtAveragePool(),
             f"{_CONTRIB}/qlinear_pool.cc; QLinearAveragePool",
         ),
-        Row(("softmax.int", "_softmax.default"), OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"),
+        Row(
+            ("softmax.int", "_softmax.default"), integers.OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"
+        ),
         Row(
             ("cat.default", *(name for name in _SAME if name not in ("relu.default", "max_pool1d.default")), *_VIEWS),
-            Division(),
+            requantization.Division(),
             f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
         ),
-        Row(("sub.Tensor",), Division(), "ONNX operators, DequantizeLinear, Sub, QuantizeLinear"),
-        Row((*_names(FUNCTION), *_names(BOUND)), Division(), "ONNX operators, Gather from a table of all codes; Clip"),
+        Row(("sub.Tensor",), requantization.Division(), "ONNX operators, DequantizeLinear, Sub, QuantizeLinear"),
+        Row(
+            (*_names(families.FUNCTION), *_names(families.BOUND)),
+            requantization.Division(),
+            "ONNX operators, Gather from a table of all codes; Clip",
+        ),
     ),
     dtypes=("int8", "uint8"),
 )

@@ -2,8 +2,8 @@
 
 from torch.export import ExportedProgram
 
-from hop.dispatch.decompositions import decompositions
 from hop.export.rewrite.program import check_program
+from hop.impls.decompositions import decompositions
 from hop.kernels.cpu import native as native_kernels
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
 from hop.dispatch.operand import Operand, decode
@@ -31,6 +30,7 @@ from hop.numerics import copies
 from hop.numerics.formats import INT4, INT8, Format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import MinMax
+from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 
 _EXACT = 2**24  # integers up to here are float32 numbers
 

@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hop.compat.pytree import tree_leaves
-from hop.dispatch.decompositions import decompositions
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import folded
@@ -19,6 +18,7 @@ from hop.export.rewrite.lowering import lower
 from hop.export.rewrite.numbers import numbers_held
 from hop.export.rewrite.program import check_program, emit, graph_of, origin_of, rebuilt, value
 from hop.export.rewrite.qdq import to_qdq
+from hop.impls.decompositions import decompositions
 from hop.numerics import functions
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ The meaning is Quantizer's. Here are the operators: what may be asked (arguments
 from hop.impls.quantize.operator import dequantize as dequantize
 from hop.impls.quantize.operator import fake_quantize as fake_quantize
 from hop.impls.quantize.operator import fake_quantize_operator as fake_quantize_operator
+from hop.impls.quantize.operator import is_plain as is_plain
 from hop.impls.quantize.operator import quantize as quantize
 from hop.impls.quantize.operator import quantize_operator as quantize_operator
 from hop.impls.quantize.operator import straight_through as straight_through

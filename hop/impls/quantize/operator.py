@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.buffers import sharding
-from hop.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
 from hop.compat.pytree import tree_map_only
@@ -27,6 +25,8 @@ from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers import sharding
+from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 
 _Optional = Tensor | None
 
@@ -280,6 +280,11 @@ def quantize(
     if (watched := observed(quantize, (q, x), named)) is not None:
         return watched
     return _traced_quantize(q, x, **named)
+
+
+def is_plain(q: Quantizer, x: Any) -> bool:
+    """Whether hop.quantize(q, x) runs a plan: nothing watches or transforms the call, and x needs no gradient."""
+    return _key((q,), (x,)) is not None
 
 
 def _traced_quantize(

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.noise import noise
-from hop.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
 from hop.dispatch.operators import LHS
 from hop.impls.pack import unpack
@@ -18,6 +16,8 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.noise import noise
+from hop.tensor.buffers.operators import quantize_buffers
 
 LHS_STREAM, RHS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)
 """The streams of random bits that a call draws from its seed: of the operands, of their transposed copies, and of the

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
@@ -28,6 +27,7 @@ from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import buffers_operator
 
 _Optional = Tensor | None
 _SCALES = 4  # where the scales begin among the arguments
@@ -51,27 +51,18 @@ class Quantized(Composite):
 
     def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Tensor:
         call = taken(op, scheme, dtype, rest, kwargs)
-        dtype = call.dtype
-        args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
-        output, scales = call.scheme.output, call.scales
-        if output is None:
-            return scaled(op, dtype, *args, **kwargs)
-        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        result = scaled(op, output, *args, **options, **kwargs)
-        return result if result.dtype == dtype else result.rebuilt(result.buffers(), dtype=dtype)
+        args, named = _to_scaled(call)
+        result = scaled(*args, **named)
+        is_done = call.scheme.output is None or result.dtype == call.dtype
+        return result if is_done else result.rebuilt(result.buffers(), dtype=call.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Which kernel the product of the codes takes."""
         (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
-        call = taken(op, scheme, dtype, rest, kwargs)
-        operand_codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
-        if not any(isinstance(x, QuantizedTensor) for x in operand_codes):
-            return "reference: chosen"
-        output, scales = call.scheme.output, call.scales
-        if output is None:
-            return explain_scaled(op, call.dtype, *operand_codes, **kwargs)
-        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        return explain_scaled(op, output, *operand_codes, **options, **kwargs)
+        args, named = _to_scaled(taken(op, scheme, dtype, rest, kwargs))
+        return (
+            explain_scaled(*args, **named) if any(isinstance(x, QuantizedTensor) for x in args) else "reference: chosen"
+        )
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -138,6 +129,16 @@ class Quantized(Composite):
 
     def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
         return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
+
+
+def _to_scaled(call: SchemeCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What hop.scaled is given of a call."""
+    codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+    output, scales = call.scheme.output, call.scales
+    if output is None:
+        return (call.op, call.dtype, *codes), call.kwargs
+    of_output = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
+    return (call.op, output, *codes), of_output | call.kwargs
 
 
 def _through_output(call: SchemeCall, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:

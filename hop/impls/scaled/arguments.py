@@ -8,36 +8,13 @@ from torch import Tensor
 
 from hop.compat import dtensor, eager, tracing
 from hop.compat.eager import OpOverload
+from hop.dispatch import operators as families
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import (
-    BIAS,
-    CONDITION,
-    CONVOLUTION,
-    EMBEDDING,
-    INDEX,
-    LHS,
-    MASK,
-    NORM,
-    OWN,
-    RHS,
-    SCALED,
-    TABLE,
-)
+from hop.dispatch.operators import BIAS, CONDITION, INDEX, LHS, MASK, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import (
-    OUTPUT_NAMES,
-    Call,
-    by_sum,
-    described,
-    has_stored_sums,
-    integer_function,
-    is_integer,
-    kind,
-    tensors,
-    usage,
-)
+from hop.impls.scaled import calls, meaning
+from hop.impls.scaled.calls import Call
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import has_wide_sums, is_transposed
@@ -104,15 +81,15 @@ def check(call: Call) -> Call:
                     "out, or give a Quantizer"
                 )
         return call
-    if (convention := integer_function(call.output)) is not None:
+    if (convention := calls.integer_function(call.output)) is not None:
         _check_integers(call, convention)
-    if by_sum(call.output) and (reason := meaning.exact_declines(call)) is not None:
+    if calls.by_sum(call.output) and (reason := meaning.exact_declines(call)) is not None:
         raise ValueError(
             f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
             "Static(requantize=Division())"
         )
     scale, zero_point = fitting_scales(
-        "scaled", OUTPUT_NAMES, call.output, None, call.device, call.output_scale, call.output_zero_point
+        "scaled", calls.OUTPUT_NAMES, call.output, None, call.device, call.output_scale, call.output_zero_point
     )
     return call._replace(output_scale=scale, output_zero_point=zero_point)
 
@@ -120,13 +97,13 @@ def check(call: Call) -> Call:
 def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
     """Raise unless an operand is quantized, or the output, of an operator that is no product. Functions, norms and
     softmax are taken of floats too: they have a meaning of their own."""
-    is_product = TABLE[op].product is not None or TABLE[op].family is EMBEDDING
-    if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in OWN):
+    is_product = TABLE[op].product is not None or TABLE[op].family is families.EMBEDDING
+    if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in families.OWN):
         return
     given = zip((a.name for a in op._schema.arguments), args, strict=False)
-    tensors_by_name = [(name, x) for name, arg in given for x in tensors([arg])]
+    tensors_by_name = [(name, x) for name, arg in given for x in calls.tensors([arg])]
     others = (INDEX, CONDITION, MASK, BIAS)
-    operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
+    operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in calls.tensors([arg])]
     if not all(x.dtype in copies.APPEARANCES for x in operands):
         return  # _check_roles has more to say
     if tensors_by_name and all(
@@ -145,7 +122,7 @@ def _check_roles(call: Call) -> None:
     operands: list[tuple[str, Any]] = []
     for position, (name, arg) in enumerate(zip(names, call.args, strict=False)):
         role = call.roles.role(position)
-        for x in tensors([arg]):
+        for x in calls.tensors([arg]):
             operands.append((name, x))
             if not isinstance(x, Tensor):
                 if role not in (LHS, RHS, "other"):
@@ -193,14 +170,14 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
             f"scaled: output {call.output} computes no {call.op} with {call.kwargs}; take a convention of "
             "hop.integer_functions that does, or of hop.requantization for a product"
         )
-    for x in tensors(call.args):
-        if is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block):
+    for x in calls.tensors(call.args):
+        if calls.is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block):
             continue
-        if call.roles.family is NORM and x is not call.args[0]:
+        if call.roles.family is families.NORM and x is not call.args[0]:
             continue  # a norm's own factors are checked by its family
         raise ValueError(
-            f"scaled: output {call.output} is found from integers with one scale, got {described(x)}; quantize it by "
-            "one such as hop.presets.INT8_TENSOR"
+            f"scaled: output {call.output} is found from integers with one scale, got {calls.described(x)}; quantize "
+            "it by one such as hop.presets.INT8_TENSOR"
         )
 
 
@@ -212,12 +189,12 @@ def _is_wide(call: Call) -> bool:
 
 def _check_product(call: Call) -> None:
     lhs, rhs, bias = (call.find(role) for role in (LHS, RHS, BIAS))
-    kinds = kind(lhs), kind(rhs)
-    if kinds not in PAIRS and kinds[::-1] not in PAIRS and not has_stored_sums(call):
+    kinds = calls.kind(lhs), calls.kind(rhs)
+    if kinds not in PAIRS and kinds[::-1] not in PAIRS and not calls.has_stored_sums(call):
         supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
         raise ValueError(
-            f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {described(lhs)} with "
-            f"{name_of(call, RHS)} by {described(rhs)}; quantize both by formats of one kind"
+            f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {calls.described(lhs)} with "
+            f"{name_of(call, RHS)} by {calls.described(rhs)}; quantize both by formats of one kind"
         )
     check_shapes("scaled", call.op, call.args)
     integers = kinds == ("integers", "integers")
@@ -239,7 +216,7 @@ def _check_product(call: Call) -> None:
                 f"scaled: {call.op} of integers takes no blocks over the flattened tensor; got {name_of(call, role)} "
                 "with flat=True; take one with flat=False"
             )
-    if call.roles.family is CONVOLUTION:
+    if call.roles.family is families.CONVOLUTION:
         _check_convolution(call)
         return
     blocked = []
@@ -248,7 +225,7 @@ def _check_product(call: Call) -> None:
         if x.dim() == 0:
             continue
         dim = -1 if x.dim() == 1 else along
-        block = block_of(x, usage(call, role))
+        block = block_of(x, calls.usage(call, role))
         blocked.append(block[dim])
         if block[dim] == 1 and not tracing.known_equal(x.shape[dim], 1):
             raise ValueError(

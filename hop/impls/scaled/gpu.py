@@ -18,6 +18,7 @@ from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0
+from hop.numerics.layouts import has_plain_codes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FloatMultiplier
 
@@ -79,13 +80,13 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     """The factors, (M, K) and (K, N), with their scales and zero points."""
     for x, role in ((lhs, LHS), (rhs, RHS)):
         q, used = x.quantizer, usage(call, role)
-        if q.flat or q.layout is not None or q.scale.is_compound:
+        if q.flat or not has_plain_codes(q.layout) or q.scale.is_compound:
             return f"for the plain form of blocks of a tensor's dimensions, not {q}"
         if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
             return "the copy of a factor is transformed, or of more than two dimensions"
     formats = (lhs.quantizer.format, rhs.quantizer.format)
     if all(f.is_integer for f in formats):
-        return _integers(call, lhs, rhs)
+        return _with_sums(call, _integers(call, lhs, rhs), rhs)
     if all(f.is_float for f in formats):
         return _floats(call, lhs, rhs)
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
@@ -120,14 +121,19 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     if left.block[-1] != -1 or right.block[along] != -1:
         return "a scale of integers changes along the summed dimension"
     result = _transposed(call, left, right)
-    result |= {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    result |= {"lhs_scale": scale_of_rows(left), "rhs_scale": _columns(right, along)}
     for name, side, dim in (("lhs_zero", left, -1), ("rhs_zero", right, along)):
-        zero = zeros(side, dim)
-        if isinstance(zero, Tensor):
-            result[name] = zero.reshape(-1)
-        elif zero:
-            result[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
+        if (zero := zero_of(side, dim)) is not None:
+            result[name] = zero
     return result
+
+
+def zero_of(side: Operand, along: int) -> Tensor | None:
+    """The zero point of each row or column of a plain factor, or of all, if there is any."""
+    zero = zeros(side, along)
+    if isinstance(zero, Tensor):
+        return zero.reshape(-1)
+    return torch.full((1,), zero, dtype=torch.int32, device=side.codes.device) if zero else None
 
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -141,7 +147,7 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     fused = _transposed(call, left, right)
     of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
     if of_lhs[-1] == -1 and of_rhs[along] == -1:
-        return fused | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+        return fused | {"lhs_scale": scale_of_rows(left), "rhs_scale": _columns(right, along)}
     across = (1, BLOCK) if along == -1 else (BLOCK, 1)
     if of_lhs[-2:] != (1, BLOCK) or of_rhs not in ((BLOCK, BLOCK), across):
         return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, or {across}, not {of_lhs} and {of_rhs}"
@@ -176,12 +182,25 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     return fused if outer is None else fused | {"global_scale": outer}
 
 
+def _with_sums(call: Call, sides: "dict[str, Any] | str", rhs: Operand) -> "dict[str, Any] | str":
+    """The sides with the sums of the weight's codes, where it has them and zero points are multiplied by them."""
+    if not isinstance(sides, str) and "lhs_zero" in sides and has_sums(rhs, call.roles.rhs_sums):
+        sides["rhs_sum"] = rhs.code_sums.reshape(-1)
+    return sides
+
+
+def has_sums(x: Operand, along: int) -> bool:
+    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
+    stored = x.quantizer.stored().get("code_sums")
+    return stored is not None and stored[1][along] == -1
+
+
 def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
 
-def _rows(left: Operand) -> Tensor:
-    """The scale of each row, or of all."""
+def scale_of_rows(left: Operand) -> Tensor:
+    """The scale of each row of a plain factor, or of all."""
     scale = group_scale(left, -1, 0)
     return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.shape[:-1], 1]).reshape(-1)
 
@@ -255,6 +274,7 @@ def _planned(call: Call, general: Plan) -> Plan | None:
         return None
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
     of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
+    of_sums = of_lhs and has_sums(rhs, call.roles.rhs_sums)
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
         a, b, of_columns = lhs.codes, rhs.codes, rhs.scale
@@ -270,6 +290,8 @@ def _planned(call: Call, general: Plan) -> Plan | None:
             fused["lhs_zero"] = lhs.zero_point
         if of_rhs:
             fused["rhs_zero"] = rhs.zero_point
+        if of_sums:
+            fused["rhs_sum"] = rhs.code_sums
         if bias is not None:
             fused["bias"] = bias
         return multiply(a, b, output, **fused)
@@ -280,7 +302,9 @@ def _planned(call: Call, general: Plan) -> Plan | None:
 def _lies_plainly(x: Operand) -> bool:
     """Whether a factor's buffers are what the kernels read."""
     q = x.quantizer
-    is_plain = (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    is_plain = (
+        (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and has_plain_codes(q.layout) and not q.flat
+    )
     own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
     is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None
     return is_plain and not own_zero and is_alone and q.scale.scale_is_stored

@@ -49,6 +49,20 @@ def asked(
     return gpu.product(left.codes, codes, dtype, offs=ends.to(torch.int32), **sides)
 
 
+def asked_in_depth(
+    lhs: Tensor, rhs: Tensor, ends: Tensor, dtype: torch.dtype, lhs_scale: Tensor, rhs_scale: Tensor
+) -> Any:
+    """A product of cutlass_kernels for each group of what is summed: (E, R, K).
+
+    Args:
+        lhs, rhs: (S, R) and (S, K), codes of 8 bits.
+        ends: (E,), where each group ends.
+        lhs_scale, rhs_scale: of each group (E, R) and (E, K), with sizes of 1 where all are alike; or in blocks of 128
+            of what is summed, (R, S / 128) and (S / 128, K).
+    """
+    return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
+
+
 def _unread(x: Operand) -> str | None:
     """Why kernels do not read the codes of an operand as they lie, or None."""
     q = x.quantizer

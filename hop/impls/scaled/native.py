@@ -22,10 +22,8 @@ from hop.numerics.quantizer import Quantizer
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here()) is not None:
+    if (reason := native.declines_here(call.device)) is not None:
         return reason
-    if call.device.type != "cpu":
-        return f"for the CPU, and the operands are on {call.device}"
     if call.kwargs:
         return f"alpha and beta are {call.kwargs}"
     lhs, rhs = call.find(LHS), call.find(RHS)

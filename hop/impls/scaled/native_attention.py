@@ -23,10 +23,8 @@ _MOST_WIDTH = 65793  # 255 · 128 times as many are below 2^31
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here()) is not None:
+    if (reason := native.declines_here(call.device)) is not None:
         return reason
-    if call.device.type != "cpu":
-        return f"for the CPU, and the operands are on {call.device}"
     operands = call.args[:3]
     for name, x in zip(("query", "key", "value"), operands, strict=True):
         if not isinstance(x, Operand) or x.quantizer.format != INT8 or x.quantizer.scale.has_zero_point():

@@ -39,10 +39,8 @@ class NativeConvolution(NamedTuple):
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here()) is not None:
+    if (reason := native.declines_here(call.device)) is not None:
         return reason
-    if call.device.type != "cpu":
-        return f"for the CPU, and the operands are on {call.device}"
     if is_transposed(call)[0]:
         return "the convolution is transposed"
     x, weight = call.find(LHS), call.find(RHS)

@@ -69,7 +69,7 @@ def operation(call: Call) -> rows.Operation | str:
     return rows.Operation("log_softmax" if call.op in _LOG else "softmax", sums=1)
 
 
-def _others(call: Call) -> tuple[Any, Any, Any]:
+def others(call: Call) -> tuple[Any, Any, Any]:
     """The other factor, the weight and the bias."""
     if call.roles.family is GATED:
         return call.args[1], None, None
@@ -80,16 +80,14 @@ def _others(call: Call) -> tuple[Any, Any, Any]:
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here()) is not None:
+    if (reason := native.declines_here(call.device)) is not None:
         return reason
-    if call.device.type != "cpu":
-        return f"for the CPU, and the operands are on {call.device}"
     if compute_dtype(call) != torch.float32:
         return "computes in float32, and an operand is float64"
     described = operation(call)
     if isinstance(described, str):
         return described
-    x, (other, weight, bias) = call.args[0], _others(call)
+    x, (other, weight, bias) = call.args[0], others(call)
     if integer_function(call.output) is not None:
         return "the output is found from integers"
     shape = tracing.hints(x.shape)
@@ -116,20 +114,20 @@ def _floats(x: Any) -> Any:
 def _run(call: Call) -> Any:
     described = operation(call)
     assert not isinstance(described, str)
-    x, *others = (_floats(t) for t in (call.args[0], *_others(call)))
+    x, *rest = (_floats(t) for t in (call.args[0], *others(call)))
     codes = isinstance(call.output, Quantizer)
     scale, zero_point = fitted(call, x.shape) if codes else (None, None)
     if zero_point is not None:
         format: Any = call.output.format  # type: ignore[union-attr]
         whole = zero_point.round() if zero_point.is_floating_point() else zero_point
         zero_point = whole.clamp(format.min, format.max).to(format.dtype)
-    result = native_operators.rows(x, *others, scale, zero_point, rows.description(described, call.output))
+    result = native_operators.rows(x, *rest, scale, zero_point, rows.description(described, call.output))
     return result if codes else result[0]
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:
     """For plain operands, and scales that are found."""
-    described, operands = operation(call), (call.args[0], *_others(call))
+    described, operands = operation(call), (call.args[0], *others(call))
     if isinstance(described, str) or call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
         return None
     places = [None if t is None else i for t, i in zip(operands, (0, 1, 2, 3), strict=True)]
@@ -137,10 +135,10 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
 
     def run(*given: Any) -> Any:
-        others = [None if i is None else given[i] for i in places]
+        rest = [None if i is None else given[i] for i in places]
         try:
             with below():
-                result = compute(*others, None, None, words)
+                result = compute(*rest, None, None, words)
         except RuntimeError:  # which `general` gives the reason of
             return general(*given)
         return result if codes else result[0]
@@ -166,7 +164,7 @@ def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str,
     described = operation(call)
     if isinstance(described, str) or _declines(call) is not None:
         return lambda *args: None
-    operands = (args[0], *_others(call))
+    operands = (args[0], *others(call))
     places = [None if t is None else i for i, t in enumerate(operands)]
     words, compute, below = (
         rows.description(described, q, args[0].dtype),
@@ -176,9 +174,9 @@ def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str,
     kept = copies.names(q, (copies.ROWWISE,))
 
     def run(*given: Any) -> Any:
-        others = [None if i is None else given[i] for i in places]
+        rest = [None if i is None else given[i] for i in places]
         with torch.inference_mode(False), torch.no_grad(), below():
-            y, *buffers = compute(*others, None, None, words)
+            y, *buffers = compute(*rest, None, None, words)
         return y, QuantizedTensor.fitting(dict(zip(kept, buffers, strict=True)), q, y.shape, y.dtype)
 
     return run

@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager, memory
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
@@ -29,6 +28,7 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Rule
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.operators import buffers_operator
 from hop.tensor.quantized import operand
 
 _Optional = Tensor | None

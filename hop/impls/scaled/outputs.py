@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import quantize_buffers
 from hop.compat import eager
 from hop.compat.memory import PLAIN
 from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function, tensors
@@ -14,6 +13,7 @@ from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.integer_convention import IntegerFunction
+from hop.tensor.buffers.operators import quantize_buffers
 
 
 def finish(call: Call, y: Tensor) -> Any:

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import quantize_buffers
-from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import calls, meaning, summing
@@ -24,6 +22,8 @@ from hop.impls.scaled.family import Places
 from hop.impls.scaled.outputs import activated
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
+from hop.tensor.buffers.operators import quantize_buffers
+from hop.tensor.buffers.sharding import keeps_blocks
 
 
 def shard(operator: Any, call: Call) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hop.buffers import sharding
 from hop.compat import dtensor, process_groups, tracing
 from hop.dispatch.operand import Operand, encode
 from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
@@ -20,6 +19,7 @@ from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.outputs import requantized
 from hop.impls.scaled.products import Sum, aligned, biased, sums, with_bias
 from hop.numerics import copies
+from hop.tensor.buffers import sharding
 
 
 def summed_dimensions(call: Call) -> dict[int, int]:

@@ -155,13 +155,13 @@ def reordering_few_rows() -> Iterator[None]:
             functions.hop_reorder_few_rows(before)
 
 
-def declines_here() -> str | None:
-    """Why native kernels are not to be used for a call that is made or traced now, or None."""
+def declines_here(device: torch.device | None = None) -> str | None:
+    """Why native kernels are not to be used for a call that is made or traced now, of operands on `device`, or None."""
     if (reason := library().declines()) is not None:
         return reason
-    if inductor.may_be_native():
-        return None
-    return "for eager mode, programs that are compiled for this process, and those that keep native operators"
+    if not inductor.may_be_native():
+        return "for eager mode, programs that are compiled for this process, and those that keep native operators"
+    return None if device is None or device.type == "cpu" else f"for the CPU, and the operands are on {device}"
 
 
 def declines_tensor(name: str, x: Tensor) -> str | None:

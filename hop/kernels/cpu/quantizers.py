@@ -10,21 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from hop.kernels.cpu import native
+from hop.numerics import scale_rules
 from hop.numerics.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal
-from hop.numerics.scale_rules import (
-    MX_ROUNDINGS,
-    AbsMean,
-    Amax,
-    BlockScaling,
-    CurrentScaling,
-    Microscaling,
-    MinMax,
-    Static,
-    TwoLevel,
-    exponent_of,
-)
 
 _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
@@ -144,39 +133,39 @@ class _Rule(NamedTuple):
     of_floats: bool = False
 
 
-def _amax(rule: Amax, f: Format) -> dict[str, Any]:
+def _amax(rule: scale_rules.Amax, f: Format) -> dict[str, Any]:
     return {"floor": bits(rule.floor), "range": bits(f.max - f.zero)}
 
 
-def _current(rule: CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
+def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
     return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": most_of_dtype}
 
 
-def _microscaling(rule: Microscaling, f: Format) -> dict[str, Any]:
-    parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
-    return parts | {"largest_power": exponent_of(f)}
+def _microscaling(rule: scale_rules.Microscaling, f: Format) -> dict[str, Any]:
+    parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": scale_rules.MX_ROUNDINGS.index(rule.rounding)}
+    return parts | {"largest_power": scale_rules.exponent_of(f)}
 
 
-def _two_level(rule: TwoLevel, f: Format) -> dict[str, Any]:
+def _two_level(rule: scale_rules.TwoLevel, f: Format) -> dict[str, Any]:
     top = rule.inner.max * f.max
     parts = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
     return parts | {"outer": _list(rule.outer)}
 
 
-def _declines_given(rule: Static, f: Format) -> str | None:
+def _declines_given(rule: scale_rules.Static, f: Format) -> str | None:
     by_reciprocal = isinstance(rule.requantize, Reciprocal)
     return "divides by the scale, and does not multiply by its reciprocal" if by_reciprocal else None
 
 
-def _declines_amax(rule: Amax, f: Format) -> str | None:
+def _declines_amax(rule: scale_rules.Amax, f: Format) -> str | None:
     return f"{f.name} has no number above its zero" if f.max == f.zero else None
 
 
-def _declines_microscaling(rule: Microscaling, f: Format) -> str | None:
+def _declines_microscaling(rule: scale_rules.Microscaling, f: Format) -> str | None:
     return None if _equal(rule.exponent, E8M0) else f"for exponents in e8m0, not {rule.exponent.name}"
 
 
-def _declines_two_level(rule: TwoLevel, f: Format) -> str | None:
+def _declines_two_level(rule: scale_rules.TwoLevel, f: Format) -> str | None:
     if not _equal(rule.inner, E4M3):
         return f"for scales in e4m3, not {rule.inner.name}"
     if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
@@ -185,14 +174,14 @@ def _declines_two_level(rule: TwoLevel, f: Format) -> str | None:
 
 
 _RULES: dict[type, _Rule] = {
-    Static: _Rule("given", declines=_declines_given),
-    Amax: _Rule("amax", _amax, _declines_amax, by_amax=True),
-    MinMax: _Rule("minmax", lambda rule, f: {"range": bits(f.max - f.min)}),
-    AbsMean: _Rule("absmean"),
-    CurrentScaling: _Rule("current", lambda rule, f: _current(rule, 0), by_amax=True, of_floats=True),
-    BlockScaling: _Rule("current", lambda rule, f: _current(rule, 1), by_amax=True, of_floats=True),
-    Microscaling: _Rule("microscaling", _microscaling, _declines_microscaling, of_floats=True),
-    TwoLevel: _Rule("two_level", _two_level, _declines_two_level, of_floats=True),
+    scale_rules.Static: _Rule("given", declines=_declines_given),
+    scale_rules.Amax: _Rule("amax", _amax, _declines_amax, by_amax=True),
+    scale_rules.MinMax: _Rule("minmax", lambda rule, f: {"range": bits(f.max - f.min)}),
+    scale_rules.AbsMean: _Rule("absmean"),
+    scale_rules.CurrentScaling: _Rule("current", lambda rule, f: _current(rule, 0), by_amax=True, of_floats=True),
+    scale_rules.BlockScaling: _Rule("current", lambda rule, f: _current(rule, 1), by_amax=True, of_floats=True),
+    scale_rules.Microscaling: _Rule("microscaling", _microscaling, _declines_microscaling, of_floats=True),
+    scale_rules.TwoLevel: _Rule("two_level", _two_level, _declines_two_level, of_floats=True),
 }
 
 

@@ -47,7 +47,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
-    """A product of bfloat16 by codes of 4 bits, as cutlass_kernels.nibbles.mm says."""
+    """A product by codes of 4 bits, as cutlass_kernels.nibbles.mm says."""
     from cutlass_kernels import nibbles
 
     return nibbles.mm(*args, **kwargs)

@@ -156,7 +156,7 @@ def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given
     plain = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]]) if one else ""
     if one and not isinstance(plain, str) and all(not isinstance(f, str) and f[1] == plain[1] for f in found):
         named = "both" if len(usages) > 1 else "columnwise"
-        yield _request(q, x.reshape(copies.columns(x.shape)[::-1]), plain[1], words, given, named)
+        yield request(q, x.reshape(copies.columns(x.shape)[::-1]), plain[1], words, given, copies=named)
         return
     for usage, own in zip(usages, found, strict=True):
         if isinstance(own, str):
@@ -165,14 +165,16 @@ def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given
         scale, zero_point, noise = given
         wise = (lambda t: t) if usage == copies.ROWWISE else _columns
         noise = None if noise is None else wise(noise).reshape(own[0])
-        yield _request(q, wise(x).reshape(own[0]), own[1], words, (scale, zero_point, noise), "rowwise")
+        yield request(q, wise(x).reshape(own[0]), own[1], words, (scale, zero_point, noise))
 
 
-def _request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, which: str) -> "Request":
+def request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, **others: Any) -> "Request":
+    """What the operator is asked for of a matrix and the scale, zero point and noise that are given; `others` are
+    fields of the request."""
     from cutlass_kernels.quantizing import Request
 
     scale, zero_point, noise = given
-    r = Request(x, block=block, copies=which, **words)
+    r = Request(x, block=block, **words, **others)
     counts = (1, 1) if words["rule"] == "two_level" else r.counts
     named = {"scale": None if scale is None else scale.to(torch.float32).reshape(counts), "noise": noise}
     if zero_point is not None:
@@ -194,9 +196,14 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
     for asked in _asked(q, x, usages, words, scale, zero_point, noise):
         assert not isinstance(asked, str)
         made += kernels().quantized(asked)
+    return shaped(q, x.shape, usages, made)
+
+
+def shaped(q: Quantizer, size: Sequence[int], usages: Sequence[str], made: list[Tensor]) -> list[Tensor]:
+    """What the operator gives of matrices as the buffers of a tensor."""
     result: dict[str, Tensor] = {}
     for usage in usages:
-        own = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
+        own = list(size) if usage == copies.ROWWISE else copies.columns(size)
         for name, (shape, dtype) in q.buffers(own).items():
             buffer = made.pop(0)
             buffer = buffer if buffer.dtype == dtype else buffer.view(dtype)

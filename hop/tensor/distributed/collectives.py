@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
 from hop.compat import memory, process_groups
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves
 from hop.numerics import copies
 from hop.tensor import views
+from hop.tensor.buffers.operators import dequantize_buffers
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import IndivisibleError, implements, is_moving
 

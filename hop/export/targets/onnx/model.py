@@ -8,7 +8,6 @@ import torch
 from torch.export import ExportedProgram
 
 from hop.compat.export import as_decomposition
-from hop.dispatch.decompositions import decompositions
 from hop.export.rewrite.numbers import numbers_held
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.constants import INT4
@@ -16,6 +15,7 @@ from hop.export.targets.onnx.factors import in_bytes
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
 from hop.export.targets.onnx.products import product
 from hop.export.targets.onnx.signed import choose_signed
+from hop.impls.decompositions import decompositions
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.numerics import functions
 

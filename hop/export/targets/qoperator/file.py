@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.export.targets.models import Names
+
 _OPSET, _IR = 21, 10
 CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
 
@@ -27,6 +29,7 @@ class File:
 
     def __init__(self, weights: torch.dtype) -> None:
         self.helper, self.weights = helper("to_qoperator"), weights
+        self.names = Names()
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.units: dict[str, tuple[float, int]] = {}
@@ -44,9 +47,7 @@ class File:
         data: Tensor | None = None,
     ) -> str:
         """A new tensor; returns its name. `quantization` is its scales, its zero points and their dimension."""
-        unique, n = name, 1
-        while unique in self.sizes:
-            unique, n = f"{name}_{n}", n + 1
+        unique = self.names.free(name)
         self.sizes[unique], self.dtypes[unique] = tuple(shape), dtype
         if quantization is not None and len(quantization[0]) == 1:
             self.units[unique] = float(quantization[0][0]), int(quantization[1][0])

@@ -1,27 +1,24 @@
 """Programs of integers as ONNX files of onnxruntime's operators of integers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
 
 from hop.dispatch.operators import Family
 from hop.export.rewrite.program import check_program
+from hop.export.targets.models import Model
 from hop.export.targets.onnx.operators import BYTES
 from hop.export.targets.qoperator.file import File
 from hop.export.targets.qoperator.operators import WRITTEN
 from hop.export.targets.qoperator.views import padded
 from hop.export.targets.tflite.model import Writer
 from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Order
 from hop.numerics.formats import INT8, UINT8
 
 
-@dataclass(frozen=True)
-class QOperatorModel:
+class QOperatorModel(Model):
     """An ONNX file of codes.
 
     Args:
@@ -29,13 +26,6 @@ class QOperatorModel:
         tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
             node's each of its dimensions is.
     """
-
-    buffer: bytes
-    tensors: Mapping[str, tuple[str, Order]] = field(repr=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write the file."""
-        Path(path).write_bytes(self.buffer)
 
 
 def to_qoperator(program: ExportedProgram, *, weights: torch.dtype = torch.uint8) -> QOperatorModel:
@@ -61,23 +51,11 @@ def to_qoperator(program: ExportedProgram, *, weights: torch.dtype = torch.uint8
     check_program(program, "to_qoperator")
     if weights not in BYTES:
         raise ValueError(f"to_qoperator: weights must be torch.uint8 or torch.int8, got {weights!r}; take one of them")
-    return _Writer(program, weights).written()
+    return _Writer(program, File(weights)).written()
 
 
 class _Writer(Writer):
-    caller, runtime = "to_qoperator", "onnxruntime"
+    caller, runtime, model = "to_qoperator", "onnxruntime", QOperatorModel
     formats = (INT8, UINT8)
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
-
-    def __init__(self, program: ExportedProgram, weights: torch.dtype) -> None:
-        self.weights = weights
-        super().__init__(program)
-
-    def new_file(self) -> Any:
-        return File(self.weights)
-
-    def padded(self, step: Step) -> None:
-        padded(step)
-
-    def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> QOperatorModel:
-        return QOperatorModel(buffer, tensors)
+    padded = staticmethod(padded)

@@ -12,23 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.operators import (
-    ADD,
-    BOUND,
-    CONCATENATE,
-    CONVOLUTION,
-    EMBEDDING,
-    FUNCTION,
-    MATRIX,
-    MAXIMUM,
-    MEAN,
-    MULTIPLY,
-    NEAREST,
-    SOFTMAX,
-    VIEW,
-    Family,
-    aten,
-)
+from hop.dispatch import operators as families
+from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_requantized
 from hop.export.targets.qoperator.file import CONTRIB, kind
 from hop.export.targets.qoperator.results import check_convention, give, like, operand, sized, units
@@ -286,19 +271,19 @@ def _nearest(step: Step) -> None:
     give(step, like(x, step.result.shape, step), "Resize", [tensor(step.file, x), "", "", sizes], **how)
 
 
-WRITTEN: dict[Family, Callable[[Step], None]] = {
-    MATRIX: _matrix,
-    CONVOLUTION: _convolution,
-    ADD: _sum,
-    MULTIPLY: _product,
-    CONCATENATE: _concatenation,
-    MEAN: _mean,
-    MAXIMUM: _maximum,
-    NEAREST: _nearest,
-    SOFTMAX: _softmax,
-    BOUND: _bound,
-    FUNCTION: _function,
-    EMBEDDING: _rows,
-    VIEW: viewed,
+WRITTEN: dict[families.Family, Callable[[Step], None]] = {
+    families.MATRIX: _matrix,
+    families.CONVOLUTION: _convolution,
+    families.ADD: _sum,
+    families.MULTIPLY: _product,
+    families.CONCATENATE: _concatenation,
+    families.MEAN: _mean,
+    families.MAXIMUM: _maximum,
+    families.NEAREST: _nearest,
+    families.SOFTMAX: _softmax,
+    families.BOUND: _bound,
+    families.FUNCTION: _function,
+    families.EMBEDDING: _rows,
+    families.VIEW: viewed,
 }
 """How each family is written. A function raises NotImplementedError for a call that onnxruntime has no operator for."""

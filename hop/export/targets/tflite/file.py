@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.export.targets.models import Names
+
 _IDENTIFIER = b"TFL3"
 _DTYPES = {
     torch.int8: "INT8",
@@ -47,7 +49,7 @@ class File:
         self.model.subgraphs, self.model.operatorCodes = [self.graph], []
         self.model.buffers = [schema.BufferT()]  # the first is empty: that of all that is computed
         self.codes: dict[str, int] = {}
-        self.names: set[str] = set()
+        self.names = Names()
 
     def tensor(
         self,
@@ -59,7 +61,7 @@ class File:
     ) -> int:
         """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
         entry: Any = self.schema.TensorT()
-        entry.name, entry.shape = self._free(name), list(shape)
+        entry.name, entry.shape = self.names.free(name), list(shape)
         entry.type, entry.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
         if quantization is not None:
             its = self.schema.QuantizationParametersT()
@@ -129,10 +131,3 @@ class File:
         entry: Any = self.schema.TensorMapT()
         entry.name, entry.tensorIndex = name, tensor
         return entry
-
-    def _free(self, name: str) -> str:
-        unique, n = name, 1
-        while unique in self.names:
-            unique, n = f"{name}_{n}", n + 1
-        self.names.add(unique)
-        return unique

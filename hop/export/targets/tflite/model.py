@@ -2,8 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,19 +15,19 @@ from hop.dispatch import compiled
 from hop.dispatch.operand import Operand, decode
 from hop.dispatch.operators import VIEW, Family, aten, of
 from hop.export.rewrite.program import check_program, value
+from hop.export.targets.models import Model
 from hop.export.targets.onnx.constants import Constants
 from hop.export.targets.tflite.file import File
 from hop.export.targets.tflite.operators import WRITTEN
 from hop.export.targets.tflite.steps import Index, Step, Weight
-from hop.export.targets.tflite.values import Codes, Order, new, tensor
+from hop.export.targets.tflite.values import Codes, new, tensor
 from hop.export.targets.tflite.views import padded
 from hop.numerics.formats import INT8, INT16, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention
 
 
-@dataclass(frozen=True)
-class TfliteModel:
+class TfliteModel(Model):
     """A .tflite file.
 
     Args:
@@ -36,13 +35,6 @@ class TfliteModel:
         tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
             node's each of its dimensions is; (0, 2, 3, 1) has channels last.
     """
-
-    buffer: bytes
-    tensors: Mapping[str, tuple[str, Order]] = field(repr=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write the file."""
-        Path(path).write_bytes(self.buffer)
 
 
 def to_tflite(program: ExportedProgram) -> TfliteModel:
@@ -59,32 +51,29 @@ def to_tflite(program: ExportedProgram) -> TfliteModel:
             named.
     """
     check_program(program, "to_tflite")
-    return Writer(program).written()
+    return Writer(program, File()).written()
 
 
 class Writer:
-    """A program that is being written, node by node. Other formats of files say what theirs are: the name of the
-    function and of the runtime for errors, how each family of operators is written, and a file in the making."""
+    """A program that is being written, node by node, into a file in the making. Other formats of files say what theirs
+    are: the name of the function and of the runtime for errors, and how each family of operators is written."""
 
     caller, runtime = "to_tflite", "TFLite"
+    model: ClassVar[type[Model]] = TfliteModel
     formats: ClassVar[tuple[Integer, ...]] = (INT8, INT16)
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program, self.file = program, self.new_file()
+    padded = staticmethod(padded)
+
+    def __init__(self, program: ExportedProgram, file: Any) -> None:
+        self.program, self.file = program, file
         self.constants = Constants(program, program.graph)
         self.held: dict[Node, Codes] = {}
         self.inputs: dict[str, int] = {}
 
-    def new_file(self) -> Any:
-        return File()
-
     def spelled(self, word: str) -> str:
         """The formats of codes that are written, by name."""
         return word.join(f.name for f in self.formats)
-
-    def padded(self, step: Step) -> None:
-        padded(step)
 
     def written(self) -> Any:
         """The model."""
@@ -110,9 +99,6 @@ class Writer:
         }
         places = [n.name for n in self.program.graph.find_nodes(op="placeholder") if n.name in self.inputs]
         return self.model(self.file.finish({n: self.inputs[n] for n in places}, outputs), shown)
-
-    def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> Any:
-        return TfliteModel(buffer, tensors)
 
     def named(self, node: Node) -> str:
         return str(node.args[0] if node.target is compiled.operators["hop_scaled_buffers"] else node.target)

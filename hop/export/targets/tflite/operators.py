@@ -8,24 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.operators import (
-    ADD,
-    BOUND,
-    CONCATENATE,
-    CONVOLUTION,
-    EMBEDDING,
-    FUNCTION,
-    INTERPOLATE,
-    MATRIX,
-    MAXIMUM,
-    MEAN,
-    MULTIPLY,
-    NEAREST,
-    SOFTMAX,
-    VIEW,
-    Family,
-    aten,
-)
+from hop.dispatch import operators as families
+from hop.dispatch.operators import aten
 from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
@@ -327,20 +311,20 @@ def _relu(step: Step) -> None:
     step.write("RELU", [index], order)
 
 
-WRITTEN: dict[Family, Callable[[Step], None]] = {
-    MATRIX: _linear,
-    CONVOLUTION: _convolution,
-    ADD: _elementwise,
-    MULTIPLY: _elementwise,
-    CONCATENATE: _concatenation,
-    MEAN: _mean,
-    MAXIMUM: _pool,
-    INTERPOLATE: _bilinear,
-    NEAREST: _nearest,
-    SOFTMAX: _softmax,
-    FUNCTION: _function,
-    EMBEDDING: _gather,
-    BOUND: _relu,
-    VIEW: viewed,
+WRITTEN: dict[families.Family, Callable[[Step], None]] = {
+    families.MATRIX: _linear,
+    families.CONVOLUTION: _convolution,
+    families.ADD: _elementwise,
+    families.MULTIPLY: _elementwise,
+    families.CONCATENATE: _concatenation,
+    families.MEAN: _mean,
+    families.MAXIMUM: _pool,
+    families.INTERPOLATE: _bilinear,
+    families.NEAREST: _nearest,
+    families.SOFTMAX: _softmax,
+    families.FUNCTION: _function,
+    families.EMBEDDING: _gather,
+    families.BOUND: _relu,
+    families.VIEW: viewed,
 }
 """How each family is written. A function raises NotImplementedError for a call that TFLite has no form for."""

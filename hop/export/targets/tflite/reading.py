@@ -9,14 +9,13 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from hop.export.targets import models
 from hop.export.targets.tflite.model import TfliteModel
-from hop.numerics.spelling import shown
 
 _IDENTIFIER = b"TFL3"  # at byte 4
 _DTYPES = {
@@ -94,17 +93,7 @@ def content(caller: str, model: Any) -> tuple[bytes, str]:
         OSError: there is no such file, or it cannot be read.
         ValueError: the bytes are no .tflite file.
     """
-    if isinstance(model, TfliteModel):
-        return model.buffer, "model"
-    if isinstance(model, str | Path):
-        data, what = Path(model).read_bytes(), str(model)
-    elif isinstance(model, bytes):
-        data, what = model, "model"
-    else:
-        raise TypeError(
-            f"{caller}: model must be a TfliteModel, the path of a .tflite file, or its bytes, got {shown(model)}; "
-            "write one with hop.export.to_tflite"
-        )
+    data, what = models.content(caller, model, TfliteModel, "a .tflite file")
     if data[4:8] != _IDENTIFIER:
         raise ValueError(
             f"{caller}: {what} must be a .tflite file, whose bytes 4 to 7 are {_IDENTIFIER!r}, got {data[4:8]!r}"

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.export.targets.models import Names
+
 DTYPES = {
     torch.int8: "INT8",
     torch.int16: "INT16",
@@ -92,7 +94,7 @@ class File:
         self.operators: list[dict[str, Any]] = []
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
-        self.names: set[str] = set()
+        self.names = Names()
         self.known: dict[Any, str] = {}  # constants of few numbers
 
     def tensor(
@@ -104,7 +106,7 @@ class File:
         data: Tensor | None = None,
     ) -> str:
         """A new tensor; returns its name. TOSA keeps no scales: `quantization` is left out."""
-        entry: dict[str, Any] = {"name": self._free(name), "shape": list(shape), "type": DTYPES[dtype]}
+        entry: dict[str, Any] = {"name": self.names.free(name), "shape": list(shape), "type": DTYPES[dtype]}
         self.tensors.append(entry)
         self.sizes[entry["name"]], self.dtypes[entry["name"]] = tuple(shape), dtype
         if data is not None:
@@ -125,7 +127,7 @@ class File:
         """A constant of sizes, places or paddings."""
         key = (tuple(values), "shape")
         if key not in self.known:
-            name = self._free("shape_" + "_".join(map(str, values)))
+            name = self.names.free("shape_" + "_".join(map(str, values)))
             data = _bytes(torch.tensor(list(values), dtype=torch.int64), whole=True)
             self.shapes.append({"name": name, "rank": len(values), "data": data})
             self._add("CONST_SHAPE", [], name, {})
@@ -156,7 +158,7 @@ class File:
         entry, last = self.tensors[-1], self.operators[-1]
         if entry["name"] != tensor or last["outputs"] != [tensor]:
             return tensor
-        name = self._free(name)
+        name = self.names.free(name)
         entry["name"], last["outputs"] = name, [name]
         self.names.discard(tensor)
         self.sizes[name], self.dtypes[name] = self.sizes.pop(tensor), self.dtypes.pop(tensor)
@@ -188,13 +190,6 @@ class File:
             }
         )
         return output
-
-    def _free(self, name: str) -> str:
-        unique, n = name, 1
-        while unique in self.names:
-            unique, n = f"{name}_{n}", n + 1
-        self.names.add(unique)
-        return unique
 
 
 def _bytes(x: Tensor, whole: bool = False) -> list[int]:

@@ -11,6 +11,7 @@ from hop.export.targets.tflite.values import common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import FORMATS, UNIT, Scale, clamped, plain, rescaled, result
 from hop.numerics import fixed_point as fp
+from hop.numerics import lookup_tables
 from hop.numerics.integer_functions import IntegerFunction, TfliteSoftmax, TfliteTable, TosaSoftmax
 from hop.numerics.integer_softmax import exponentials, tables_of_16_bits
 from hop.numerics.integer_tables import FUNCTIONS
@@ -41,7 +42,7 @@ def _interpolated(step: Step, index: str, order: Any) -> None:
     if not isinstance(rule, TfliteTable):
         raise NotImplementedError(f"its convention is {rule}; of 16 bits TABLE has straight lines, as TfliteTable has")
     scale_in, out = torch.tensor(x.scale), torch.tensor(step.result.scale)
-    entries = fp.table_513(FUNCTIONS[rule.function], scale_in, x.zero, out, step.result.zero)
+    entries = lookup_tables.table_513(FUNCTIONS[rule.function], scale_in, x.zero, out, step.result.zero)
     if int((entries[1:] - entries[:-1]).abs().max()) >= 2**15:
         raise NotImplementedError("its table rises or falls by half of all codes at once, which TABLE does not hold")
     name = step.result.name

@@ -1,24 +1,21 @@
 """Programs of integers as .tosa files."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch.export import ExportedProgram
 
 from hop.dispatch.operators import Family
 from hop.export.rewrite.program import check_program
+from hop.export.targets.models import Model
 from hop.export.targets.tflite.model import Writer
 from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Order
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.operators import WRITTEN
 from hop.export.targets.tosa.views import padded
 
 
-@dataclass(frozen=True)
-class TosaModel:
+class TosaModel(Model):
     """A .tosa file.
 
     Args:
@@ -26,13 +23,6 @@ class TosaModel:
         tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
             node's each of its dimensions is; (0, 2, 3, 1) has channels last.
     """
-
-    buffer: bytes
-    tensors: Mapping[str, tuple[str, Order]] = field(repr=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write the file."""
-        Path(path).write_bytes(self.buffer)
 
 
 def to_tosa(program: ExportedProgram) -> TosaModel:
@@ -48,18 +38,10 @@ def to_tosa(program: ExportedProgram) -> TosaModel:
             convention is not TOSA's. It is named.
     """
     check_program(program, "to_tosa")
-    return _Writer(program).written()
+    return _Writer(program, File()).written()
 
 
 class _Writer(Writer):
-    caller, runtime = "to_tosa", "TOSA"
+    caller, runtime, model = "to_tosa", "TOSA", TosaModel
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
-
-    def new_file(self) -> Any:
-        return File()
-
-    def padded(self, step: Step) -> None:
-        padded(step)
-
-    def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> TosaModel:
-        return TosaModel(buffer, tensors)
+    padded = staticmethod(padded)

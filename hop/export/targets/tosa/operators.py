@@ -7,23 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.operators import (
-    ADD,
-    BOUND,
-    CONCATENATE,
-    CONVOLUTION,
-    FUNCTION,
-    INTERPOLATE,
-    MATRIX,
-    MAXIMUM,
-    MEAN,
-    MULTIPLY,
-    NEAREST,
-    SOFTMAX,
-    VIEW,
-    Family,
-    aten,
-)
+from hop.dispatch import operators as families
+from hop.dispatch.operators import aten
 from hop.export.targets.tflite.operators import bias_codes, pair, window_of
 from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Step, Weight
@@ -308,19 +293,19 @@ def _relu(step: Step) -> None:
     same(step, tensor(step.file, x, order), x, order, step.result.zero)
 
 
-WRITTEN: dict[Family, Callable[[Step], None]] = {
-    MATRIX: _matrix,
-    CONVOLUTION: _convolution,
-    ADD: _sum,
-    MULTIPLY: _elementwise_product,
-    CONCATENATE: _concatenation,
-    MEAN: _mean,
-    MAXIMUM: _pool,
-    INTERPOLATE: interpolated,
-    NEAREST: repeated,
-    SOFTMAX: softmax,
-    FUNCTION: function,
-    BOUND: _relu,
-    VIEW: viewed,
+WRITTEN: dict[families.Family, Callable[[Step], None]] = {
+    families.MATRIX: _matrix,
+    families.CONVOLUTION: _convolution,
+    families.ADD: _sum,
+    families.MULTIPLY: _elementwise_product,
+    families.CONCATENATE: _concatenation,
+    families.MEAN: _mean,
+    families.MAXIMUM: _pool,
+    families.INTERPOLATE: interpolated,
+    families.NEAREST: repeated,
+    families.SOFTMAX: softmax,
+    families.FUNCTION: function,
+    families.BOUND: _relu,
+    families.VIEW: viewed,
 }
 """How each family is written. A function raises NotImplementedError for a call that TOSA has no form for."""

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operators import EMBEDDING
 from hop.impls.scaled.calls import Call, values
@@ -15,6 +14,7 @@ from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import finish
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies
+from hop.tensor.buffers.operators import dequantize_buffers
 
 
 def _embedding(call: Call) -> Tensor:

@@ -17,6 +17,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
+from hop.impls.scaled.gpu_rows import GPU_ROWS
 from hop.impls.scaled.native_rows import ROWS, function_of
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import by_integers, finish, given_buffers
@@ -141,6 +142,6 @@ def _declines_table(call: Call) -> str | None:
 TABLE = Kernel("table of codes", _declines_table, _reference)
 
 MEANINGS = {
-    FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers, kernels=(TABLE, ROWS)),
-    GATED: Meaning(_gated, places=elementwise, kernels=(ROWS,)),
+    FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers, kernels=(TABLE, ROWS, GPU_ROWS)),
+    GATED: Meaning(_gated, places=elementwise, kernels=(ROWS, GPU_ROWS)),
 }

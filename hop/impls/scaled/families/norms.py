@@ -18,6 +18,7 @@ from hop.compat import tracing
 from hop.dispatch.operators import NORM, aten
 from hop.impls.scaled.calls import Call, compute_dtype, integer_function, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.gpu_rows import GPU_ROWS
 from hop.impls.scaled.native_rows import ROWS
 from hop.impls.scaled.outputs import by_integers
 from hop.numerics import functions, row_sums
@@ -119,4 +120,4 @@ def _buffers(call: Call) -> list[Tensor] | None:
     return by_integers(call, weight=weight, bias=bias)
 
 
-MEANINGS = {NORM: Meaning(_norm, places=_places, check=_check, buffers=_buffers, kernels=(ROWS,))}
+MEANINGS = {NORM: Meaning(_norm, places=_places, check=_check, buffers=_buffers, kernels=(ROWS, GPU_ROWS))}

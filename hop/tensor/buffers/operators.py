@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.buffers import sharding
-from hop.buffers.noise import noise as random_bits
 from hop.compat import dtensor, eager, tracing
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
@@ -29,6 +27,8 @@ from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
+from hop.tensor.buffers import sharding
+from hop.tensor.buffers.noise import noise as random_bits
 
 _MAKE = "make one with hop.quantize"
 

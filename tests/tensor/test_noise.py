@@ -8,7 +8,7 @@ import torch
 from parameterized import parameterized
 
 import hop
-from hop.buffers.noise import noise_operator
+from hop.tensor.buffers.noise import noise_operator
 from tests import levels
 
 # Counter, key and result of the reference implementation's known-answer tests (Random123, kat_vectors).

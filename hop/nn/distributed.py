@@ -1,4 +1,5 @@
-"""Layers of hop.nn on several processes. `import hop` does not import this module, which imports torch.distributed.
+"""hop.distributed: layers of hop.nn on several processes. `import hop` does not import this module, which imports
+torch.distributed.
 
 PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that
 keeps scales (those of the rules hop.scale_rules.Static and Delayed) has a submodule for them, which those styles do not

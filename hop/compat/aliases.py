@@ -16,6 +16,7 @@ PUBLIC = {
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("layouts", "presets", "quantizer", "recipes")},
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("requantization", "scale_rules")},
     "hop.attention_schemes": "hop.numerics.attention_schemes",
+    "hop.distributed": "hop.nn.distributed",
     "hop.integer_functions": "hop.numerics.integer_functions",
     "hop.schemes": "hop.numerics.schemes",
     "hop.storage": "hop.tensor.storage",

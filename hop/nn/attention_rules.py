@@ -1,0 +1,101 @@
+"""Rules that say in which schemes the modules of a model attend. Those of other packages are looked for where the
+package is imported."""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from hop.nn.attending import KINDS, attend, take
+from hop.nn.layer import modules_of
+from hop.nn.report import Conversion
+from hop.nn.selectors import Selector, check_selector, matches
+from hop.numerics.attention_schemes import AttentionScheme, named
+
+_PACKAGES = {"transformers.modeling_utils": "hop.integrations.attention"}  # whose modules attend; who knows them
+
+Spelled = AttentionScheme | str | None
+AttentionRules = Spelled | Mapping[Selector, Spelled] | Sequence[tuple[Selector, Spelled]]
+
+
+def checked_attention(rules: AttentionRules) -> list[tuple[Selector, AttentionScheme | None]]:
+    """Rules as pairs of a selector and a scheme. Raises TypeError or ValueError for what is none."""
+    one = rules is None or isinstance(rules, AttentionScheme | str)
+    pairs: Any = [("*", rules)] if one else list(rules.items()) if isinstance(rules, Mapping) else rules
+    result: list[tuple[Selector, AttentionScheme | None]] = []
+    for pair in pairs if isinstance(pairs, Sequence) else [pairs]:
+        if not isinstance(pair, tuple) or len(cast(tuple[Any, ...], pair)) != 2:
+            raise TypeError(
+                "convert: attention must be a hop.attention_schemes.AttentionScheme, its name, None, or such by "
+                f"selectors in a dict or in pairs; got {pair!r}; give one such as 'int8'"
+            )
+        selector, scheme = cast(tuple[Any, Any], pair)
+        check_selector("attention: a selector", selector)
+        scheme = named(scheme) if isinstance(scheme, str) else scheme
+        if scheme is not None and not isinstance(scheme, AttentionScheme):
+            raise TypeError(
+                f"convert: attention: the scheme for {selector!r} must be a hop.attention_schemes.AttentionScheme, its "
+                f"name or None; got {scheme!r}; give one such as 'int8'"
+            )
+        result.append((selector, scheme))
+    return result
+
+
+def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, AttentionScheme | None]]) -> list[Conversion]:
+    """Let modules attend in the schemes of the first rules that match. A row for each module that attends, and for each
+    that seems to, by its name, and that nobody here knows.
+
+    Raises:
+        ValueError: a scheme is none that attention takes; or a selector matches no module that attends.
+    """
+    for package, ours in _PACKAGES.items():
+        if package in sys.modules:
+            importlib.import_module(ours)
+    for _, scheme in pairs:
+        if scheme is not None:
+            _check(scheme)
+    modules = [(name, m) for name, m in modules_of(model, every_name=True) if any(kind.knows(m) for kind in KINDS)]
+    for selector, scheme in pairs:
+        if scheme is not None and selector != "*" and not any(matches(selector, *module) for module in modules):
+            known = ", ".join(f"{name or '(model)'} ({type(m).__name__})" for name, m in modules) or "none"
+            raise ValueError(
+                f"convert: attention: no module that attends matches {selector!r}; those of the model are {known}; "
+                "leave the rule out, or mend its selector"
+            )
+    rows: list[Conversion] = []
+    for name, module in modules:
+        selector, scheme = next((pair for pair in pairs if matches(pair[0], name, module)), (None, None))
+        reason = "" if scheme is not None else f"the rule for {selector!r} leaves it alone" if selector else "no rule"
+        if scheme is not None:
+            kind = next(kind for kind in KINDS if kind.knows(module))
+            if (refusal := kind.declines(module)) is not None:
+                scheme, reason = None, refusal
+            else:
+                kind.install(module, scheme)
+        take(module, scheme)
+        rows.append(Conversion(name, type(module).__name__, scheme, reason))
+    return rows + _unknown(model, [module for _, module in modules])
+
+
+def _unknown(model: nn.Module, known: Sequence[nn.Module]) -> list[Conversion]:
+    """Rows for modules whose class is called an attention, and that neither are known ones nor have or are in some."""
+    seen = {id(part) for module in known for part in module.modules()}
+    rows: list[Conversion] = []
+    for name, module in modules_of(model):
+        says = "attention" in type(module).__name__.lower()
+        if says and not any(id(part) in seen for part in module.modules()):
+            seen |= {id(part) for part in module.modules()}
+            rows.append(Conversion(name, type(module).__name__, None, "it computes attention itself, in floats"))
+    return rows
+
+
+def _check(scheme: AttentionScheme) -> None:
+    """Raise ValueError unless attention takes it."""
+    example = torch.zeros(1, 1, 2, 128)
+    try:
+        attend(scheme, example, example, example)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"convert: attention: {scheme}: {error}") from error

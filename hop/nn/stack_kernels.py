@@ -1,0 +1,286 @@
+"""Products of rows that are sorted by group with the matrix of their group, and their gradients, on GPUs: one kernel
+for all groups of each (hop.impls.scaled.gpu_groups). The host learns no sizes.
+
+    y  = x · wᵀ             groups of rows
+    dx = q(dy · s_w) · w    groups of rows; s_w the scales of w's rows, which its codes are then without
+    dw = q(dy · s_x)ᵀ · x   groups of what is summed
+
+as hop.impls.quantized.gradient has them for a scheme with backward="quantized". Codes and scales are those that each
+group has by itself, bit for bit, and sums of integers too:
+
+    scales of rows           each row's own
+    one scale for a matrix   each row gets the amax of its group as one element more
+    the rows of dyᵀ          each element gets the amax of its column in its group beside it, as a block of two
+    blocks of 128 of xᵀ      groups are moved apart, so that each begins with a block; zeros between them add nothing
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.impls.quantize import quantize
+from hop.impls.quantized import calls
+from hop.impls.scaled import gpu_groups
+from hop.kernels.gpu import product as gpu
+from hop.numerics import blocks, schemes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Static
+from hop.numerics.schemes import QUANTIZED, Scheme
+from hop.tensor import QuantizedTensor
+from hop.tensor.quantized import operand
+
+REALS = (torch.bfloat16, torch.float16, torch.float32)
+BLOCK = gpu_groups.BLOCK
+_BY_AMAX = (Amax, CurrentScaling, BlockScaling)  # rules that find a scale from an amax alone
+_CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_BESIDE = 16  # elements that hold the amax of a group in a row, so that rows still begin at multiples of 16 bytes
+
+
+class Stack(NamedTuple):
+    """What the rows of a group are multiplied by: of a stack the matrix, and the bias, of the group."""
+
+    weight: Any  # (E, R, K), float or quantized; where products sum over the first dimension (E, K, R)
+    bias: Tensor | None  # (E, R), float
+
+
+class Groups(NamedTuple):
+    """Which rows are together."""
+
+    ends: Tensor  # int64 (E,), ascending
+    rows: Tensor  # int64 (S,), the group of each; the last one for those in none
+
+    @classmethod
+    def of(cls, ends: Tensor, count: int) -> "Groups":
+        """Those of `count` rows."""
+        at = torch.arange(count, device=ends.device)
+        return cls(ends, torch.searchsorted(ends, at, right=True).clamp(max=len(ends) - 1))
+
+    def reduced(self, x: Tensor, how: str) -> Tensor:
+        """(S, N) -> (E, N), the "max" of what is at least 0, or the "sum", of each column of each group."""
+        offsets = torch.nn.functional.pad(self.ends, (1, 0))
+        return torch.segment_reduce(x, how, offsets=offsets, axis=0, unsafe=True, initial=0)
+
+    def amax(self, x: Tensor) -> Tensor:
+        """The largest magnitude of each column of each group; NaN counts for nothing."""
+        return self.reduced(torch.where(x == x, x.abs(), 0.0), "max")
+
+    def apart(self, x: Tensor) -> Tensor:
+        """(S, N) -> (P, N): the rows, each group from a multiple of BLOCK on, and zeros. P follows from S and E."""
+        starts = self.moved() - self._blocks()
+        at = torch.arange(len(x), device=x.device)
+        before = torch.nn.functional.pad(self.ends, (1, 0))[self.rows]
+        count = -(-len(x) // BLOCK) * BLOCK + len(self.ends) * BLOCK
+        place = torch.where(at < self.ends[-1], starts[self.rows] + at - before, count)
+        return x.new_zeros(count + 1, x.shape[1]).index_copy_(0, place, x)[:-1]
+
+    def moved(self) -> Tensor:
+        """Where the groups of `apart` end."""
+        return self._blocks().cumsum(0)
+
+    def _blocks(self) -> Tensor:
+        sizes = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+        return -(-sizes // BLOCK) * BLOCK
+
+
+# ---- codes
+
+
+@functools.lru_cache(maxsize=1024)
+def is_by_rows(q: Quantizer) -> bool:
+    """Whether what is stored of a row of a matrix depends on that row alone."""
+    return not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in q.stored().values())
+
+
+@functools.lru_cache(maxsize=1024)
+def is_by_group(q: Quantizer) -> bool:
+    """Whether rows of a group share one scale, which `of_rows` finds."""
+    return type(q.scale) in _BY_AMAX and not q.flat and q.shares_scale() and q.per_byte() == 1 and not q.is_random()
+
+
+def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTensor, Tensor | None]:
+    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1). The groups may be
+    left out where each row is by itself."""
+    if is_by_rows(q):
+        return quantize(q, x), None
+    assert groups is not None
+    by_row = replace(q, block=(1, -1))
+    amax = groups.amax(torch.where(x == x, x.abs(), 0.0).amax(1, keepdim=True))
+    beside = x.new_zeros(len(x), _BESIDE)
+    beside[:, :1] = amax[groups.rows]
+    codes = quantize(by_row, torch.cat([x, beside], 1))
+    return codes.rebuilt(codes.buffers() | {"codes": codes.codes[:, : x.shape[1]]}, shape=x.shape), _scale(by_row, amax)
+
+
+def of_columns(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The codes of x, (S, N), whose columns are the rows that q quantizes, by themselves in each group; and the scales,
+    (E, N), or (E, 1) where all of a group share one."""
+    if not is_by_rows(q):
+        codes, scale = of_rows(q, x, groups)
+        assert scale is not None
+        return codes.codes, scale
+    amax = groups.amax(x)
+    pairs = torch.stack([x, amax[groups.rows]], 2)
+    return quantize(replace(q, block=(1, 1, 2)), pairs).codes[..., 0], _scale(replace(q, block=(1, 1)), amax)
+
+
+def _scale(q: Quantizer, amax: Tensor) -> Tensor:
+    """The scales of blocks of this amax."""
+    return quantize(q, amax).scale
+
+
+def _numbers(codes: QuantizedTensor, shape: tuple[int, ...], block: tuple[int, ...]) -> QuantizedTensor:
+    """Codes as numbers: with a scale of 1, of `shape`."""
+    q = replace(codes.quantizer, block=block, scale=Static())
+    return codes.rebuilt({"codes": codes.codes, "scale": codes.scale.new_ones(shape)}, quantizer=q)
+
+
+def of_weight(x: Tensor, weight: Any, scheme: Scheme, columns: bool) -> Any:
+    """A stack of matrices in codes: itself, or quantized matrix by matrix; floats where kernels do not read such codes,
+    or results have another dtype than the rows x."""
+    q = scheme.rhs
+    if isinstance(weight, QuantizedTensor) or q is None or not _are_read(q) or _dtype(x, weight) != x.dtype:
+        return weight
+    return quantize(stack_quantizer(q, columns), weight)
+
+
+def _are_read(q: Quantizer) -> bool:
+    """Whether kernels read the codes, and finding them draws nothing."""
+    return q.format.dtype in _CODES and q.format.bits == 8 and not q.format.zero and not q.is_random()
+
+
+def _dtype(x: Tensor, weight: Any) -> torch.dtype:
+    """Of results."""
+    return calls.default_dtype((x, weight))
+
+
+def stack_quantizer(q: Quantizer, columns: bool) -> Quantizer:
+    """Which quantizes each matrix of a stack by q, whose rows are what is summed."""
+    return (q.transposed(2) if columns else q).of_batch(2)
+
+
+# ---- what kernels are asked for
+
+
+def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> "dict[str, Any | str]":
+    """All that a GPU is asked for, or why not, for rows x, (S, K): the product, and the gradients."""
+    names, q = ["product", "gradient of x", "gradient of weight"], None if scheme is None else scheme.lhs
+    grad = x.new_zeros(len(x), stack.weight.shape[2 if columns else 1])
+    if not gpu.takes(x):
+        return dict.fromkeys(names, f"for GPUs, in eager mode and in programs for this process; x is on {x.device}")
+    found: dict[str, Any] = dict.fromkeys(names[:1], "for rows that are quantized, each or group by group")
+    if scheme is not None and q is not None and (is_by_rows(q) or is_by_group(q)):
+        rows, _ = of_rows(q, x, Groups.of(ends, len(x)))
+        codes = of_weight(x, stack.weight, scheme, columns)
+        found[names[0]] = product(
+            rows, codes, ends, stack.bias, x.dtype if x.dtype in REALS else torch.float32, columns
+        )
+    of_gradients = asked_for_gradients(grad, x, ends, stack, scheme, columns)
+    return found | {f"gradient of {name}": p for name, p in of_gradients.items()}
+
+
+def product(
+    x: QuantizedTensor, weight: Any, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
+) -> "Any | str":
+    """The product, (S, R), or why it is none that a kernel computes."""
+    if not isinstance(weight, QuantizedTensor):
+        return "the matrices are floats"
+    return _taken(gpu_groups.asked(operand(x), operand(weight), ends, bias, dtype, columns))
+
+
+def declines_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool) -> str | None:
+    """Why no kernel computes the gradients of such products, or None."""
+    if scheme is None or scheme.backward != QUANTIZED:
+        return "for backward='quantized', whose products are those of codes"
+    quantizers = [q for q in (scheme.lhs, scheme.rhs, scheme.grad) if q is not None]
+    for q in quantizers:
+        if q.is_random() or q.hadamard is not None or type(q.scale) not in _BY_AMAX:
+            return f"for scales by {[t.__name__ for t in _BY_AMAX]}, rounding to the nearest, and no transform, not {q}"
+        if not _are_read(q):
+            return f"for int8 and 8-bit floats, not {q.format.name}"
+    lhs, rhs, grad = (q.block for q in quantizers)
+    in_blocks = lhs == grad == (1, BLOCK) and rhs == (BLOCK, BLOCK)
+    if not in_blocks and not all(map(schemes.rows_share_scales, quantizers)):
+        return f"for scales of rows, of matrices, and of blocks of 1 x {BLOCK} by {BLOCK} x {BLOCK}, not {scheme}"
+    if isinstance(weight, QuantizedTensor) and weight.quantizer != stack_quantizer(quantizers[1], columns):
+        return f"for matrices by the scheme's {quantizers[1]}, not {weight.quantizer}"
+    if x.dtype not in REALS or _dtype(x, weight) != x.dtype:
+        return f"for results in the dtype of the rows, of {REALS}, not {x.dtype} by {weight.dtype}"
+    return None if len(x) else "there are no rows"
+
+
+def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, columns: bool) -> "Any | str":
+    """That of x, (S, K), in the dtype of dy, (S, R)."""
+    codes, q, dtype = of_weight(grad, weight, scheme, columns), scheme.grad, grad.dtype
+    assert scheme.rhs is not None and q is not None
+    if schemes.rows_share_scales(scheme.rhs) and not scheme.rhs.shares_scale():
+        by_row = codes.scale.squeeze(1 if columns else 2)
+        grad = grad.to(torch.float32) * by_row[groups.rows]
+        codes = _numbers(codes, (len(by_row), 1, 1), (1, -1, -1))
+    rows, _ = of_rows(q, grad, groups)
+    return _taken(gpu_groups.asked(operand(rows), operand(codes), groups.ends, None, dtype, not columns))
+
+
+def gradient_of_matrices(grad: Tensor, x: Tensor, groups: Groups, scheme: Scheme) -> "Any | str":
+    """Those of the matrices, (E, R, K), in the dtype of dy, (S, R), from it and x, (S, K)."""
+    lhs, q, dtype = scheme.lhs, scheme.grad, grad.dtype
+    assert lhs is not None and q is not None
+    if not schemes.rows_share_scales(lhs):
+        (a, of_rows_), (b, of_columns_) = (_apart(own, t, groups) for own, t in ((q, grad), (lhs, x)))
+        return _taken(gpu_groups.asked_in_depth(a, b, groups.moved(), dtype, of_rows_.mT, of_columns_))
+    codes, scale = of_rows(lhs, x, groups)
+    if scale is None:
+        grad = grad.to(torch.float32) * codes.scale
+        scale = codes.scale.new_ones(1)
+    a, of_rows_ = of_columns(q, grad, groups)
+    return _taken(gpu_groups.asked_in_depth(a, codes.codes, groups.ends, dtype, of_rows_, scale))
+
+
+def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Codes and scales, of blocks of rows, of groups that lie apart."""
+    moved = quantize(q.transposed(2), groups.apart(x))
+    return moved.codes, moved.scale
+
+
+def _taken(asked: "Any | str") -> "Any | str":
+    reason = asked if isinstance(asked, str) else gpu.declines(asked)
+    return asked if reason is None else reason
+
+
+# ---- gradients
+
+
+def asked_for_gradients(
+    grad: Tensor, x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool
+) -> "dict[str, Any | str]":
+    """Those of "x", (S, K), and of a float "weight", from dy, (S, R)."""
+    wanted = ["x"] if isinstance(stack.weight, QuantizedTensor) else ["x", "weight"]
+    if (reason := declines_gradients(x, stack.weight, scheme, columns)) is not None:
+        return dict.fromkeys(wanted, reason)
+    assert scheme is not None
+    groups = Groups.of(ends, len(x))
+    found = {"x": gradient_of_rows(grad, stack.weight, groups, scheme, columns)}
+    if len(wanted) > 1:
+        found["weight"] = gradient_of_matrices(grad, x, groups, scheme)
+    return found
+
+
+def gradients(
+    grad: Tensor, x: Tensor, rows: Tensor | None, ends: Tensor, stack: Stack, scheme: Scheme, columns: bool
+) -> list[Tensor | None] | str:
+    """Those of x, of a float weight and of the bias; or why kernels of groups do not compute them."""
+    found: dict[str, Any] = asked_for_gradients(grad, x if rows is None else x[rows], ends, stack, scheme, columns)
+    if (reason := next((p for p in found.values() if isinstance(p, str)), None)) is not None:
+        return reason
+    of_x = gpu.run(found["x"])
+    if rows is not None:  # a row may be in several groups
+        of_x = torch.zeros_like(x).index_put_((rows,), of_x, accumulate=True)
+    of_weight = gpu.run(found["weight"]) if "weight" in found else None
+    if of_weight is not None and columns:
+        of_weight = of_weight.mT.contiguous()
+    groups, of_bias = Groups.of(ends, len(grad)), None
+    if stack.bias is not None:
+        of_bias = groups.reduced(grad.to(torch.float32), "sum").to(stack.bias.dtype)
+    return [of_x, of_weight, of_bias]

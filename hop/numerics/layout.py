@@ -1,0 +1,229 @@
+"""Layout: what forms of the codes of a quantized tensor share; and Tiled, which the native kernels read. One is a
+frozen value, a field of the quantizer.
+
+What code outside asks a layout is a property or a method here, so that a new one answers for itself.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hop.numerics import spelling
+from hop.numerics.blocks import Block
+from hop.numerics.formats import Format
+from hop.numerics.packing import PACKED
+from hop.numerics.rule import Rule
+from hop.numerics.spelling import Value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layout(Value):
+    """What all layouts share: how the codes of a tensor are held."""
+
+    tiled: ClassVar[bool] = False
+    """Whether what is held has other dimensions than the tensor, or sums over them, so that no view of it is a view of
+    the tensor."""
+
+    has_plain_codes: ClassVar[bool] = False
+    """Whether the codes lie as in the plain form, so that what reads those reads these."""
+
+    panel: ClassVar[int] = 1
+    """How many rows of a matrix are held together."""
+
+    is_decoded: ClassVar[bool] = False
+    """Whether what is held are numbers, which do not become codes again."""
+
+    is_dense: ClassVar[bool] = False
+    """Whether it takes fewer bytes than the plain form, so that files hold it too."""
+
+    @property
+    def tiles(self) -> "Tiled | None":
+        """The tiles that the native kernels read, if it is of such."""
+        return None
+
+    @property
+    def of_matrix(self) -> "Tiled | None":
+        """The layout of each matrix of a stack, if it is one for stacks."""
+        return None
+
+    def transposed(self) -> "Layout | None":
+        """The layout in which what is held of a matrix is what is held of the transposed one; None if there is none."""
+        return None
+
+    def of_transposed(self, held: Tensor) -> Tensor:
+        """What is held of the transposed matrix in that layout, in the same memory."""
+        return held
+
+    def check(self, format: Format, rule: Rule) -> None:
+        """Raise ValueError if tensors of `format` cannot be laid out so."""
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise ValueError if a tensor of `shape` cannot."""
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of what is held of the codes of a tensor of `shape`."""
+        raise NotImplementedError
+
+    def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """What stands for each of `codes`; `tensors` are those beside them, in shapes that broadcast."""
+        return codes
+
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        """What is held of what stands for each element of the tensor."""
+        return packed
+
+    def restore(
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """The inverse of `arrange`, for a tensor of `shape`; `beside` is what is stored beside the codes."""
+        return packed
+
+    def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
+        raise NotImplementedError
+
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name, dtype and block of what is stored beside the codes and what the rule stores."""
+        return {}
+
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+        """That, of the codes of a tensor, one to an element."""
+        return {}
+
+    def per_byte(self, format: Format) -> int:
+        """How many codes share an element of what is held, along the last dimension."""
+        return 1
+
+    def suits(self, device: torch.device) -> bool:
+        """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
+        return True
+
+
+ROWS, SLICE, QUAD = 32, 64, 4  # of a panel; of what is summed: successive elements side by side, and of a byte's lane
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tiled(Layout):
+    """Codes in the order in which the matrix units of CPUs read them: what the native kernels multiply.
+
+    A matrix of rows that are summed along, (R, K), becomes
+
+        [R / 32][K / 64][2][16][64] bytes        32 rows as two tiles of 16; of each tile 16 quads of 16 rows · 4 codes
+
+    filled up with zeros. Codes of 4 bits: bytes of quads 2i and 2i + 1 in one, [R / 32][K / 64][2][8][64].
+    The weight of a convolution, (O, I, *kernel), is the matrix (O, kernel · I), channels last.
+
+    Args:
+        columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
+        sums: whether code_sums are stored beside the codes of a matrix of integers: Σ codes of each row, int32. A zero
+            point of the other factor is multiplied by them, so a product need not find them again in each call.
+            Whoever writes to the codes writes them too, as operators in place of the tensor do.
+    """
+
+    columns: bool = False
+    sums: bool = False
+
+    tiled: ClassVar[bool] = True
+    panel: ClassVar[int] = ROWS
+
+    def __post_init__(self) -> None:
+        spelling.flag(self.columns, "Tiled: columns")
+        spelling.flag(self.sums, "Tiled: sums")
+
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
+        return sums_described(self.columns) if self.sums else {}
+
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+        return sums_of(codes, self.columns) if self.sums else {}
+
+    @property
+    def tiles(self) -> "Tiled":
+        return self
+
+    def transposed(self) -> "Tiled":
+        return replace(self, columns=not self.columns)
+
+    def check(self, format: Format, rule: Rule) -> None:
+        if format.bits not in (4, 8):
+            raise ValueError(
+                f"layout={self} is for codes of 4 or 8 bits, and {format.name} has {format.bits}; take another layout, "
+                "or None"
+            )
+        if self.sums and not format.is_integer:
+            raise ValueError(f"layout={self} keeps sums of integers, and {format.name} is none; take sums=False")
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) < 2 or ((self.columns or self.sums) and len(shape) != 2):
+            of = "matrices" if self.columns or self.sums else "matrices and weights of convolutions"
+            raise ValueError(
+                f"layout={self} is for {of}; got shape {tuple(shape)}; give such a tensor, or take layout=None"
+            )
+
+    def matrix(self, shape: Sequence[int]) -> tuple[int, int]:
+        """(R, K)."""
+        rows, *rest = reversed(shape) if self.columns else shape
+        return rows, math.prod(rest)
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        rows, size = self.matrix(shape)
+        narrow = format.bits in PACKED
+        panels = (-(-rows // ROWS), -(-size // SLICE), 2)
+        return (*panels, 8 if narrow else 16, SLICE), torch.uint8 if narrow else format.dtype
+
+    def suits(self, device: torch.device) -> bool:
+        return device.type in ("cpu", "meta")
+
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        rows, size = self.matrix(packed.shape)
+        matrix = packed.t() if self.columns else packed.movedim(1, -1).reshape(rows, size)
+        matrix = torch.nn.functional.pad(matrix, (0, -size % SLICE, 0, -rows % ROWS))
+        tiles = matrix.reshape(-(-rows // ROWS), 2, 16, -(-size // SLICE), 16, QUAD).permute(0, 3, 1, 4, 2, 5)
+        tiles = tiles.reshape(-(-rows // ROWS), -(-size // SLICE), 2, 16, SLICE)
+        if format.bits not in PACKED:
+            return tiles
+        low, high = (tiles & 15).to(torch.int16).unflatten(3, (8, 2)).unbind(4)
+        return (low + high * 16).to(torch.uint8)
+
+    def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
+        """Codes of some rows of a matrix, of `size` each, in the plain form: a byte for each of 8 bits, and one for two
+        of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
+        panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
+        tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
+        codes = packed.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
+        if codes.shape[2] == 16:
+            return codes.flatten(1)[:, :size]
+        quads = torch.stack([codes.remainder(16), torch.div(codes, 16, rounding_mode="floor")], 3).flatten(1)
+        return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
+
+    def restore(
+        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        tiles = packed
+        if format.bits in PACKED:
+            tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
+            tiles = tiles.to(torch.int8)
+            if format.dtype.is_signed:
+                tiles = (tiles ^ 8) - 8
+            tiles = tiles.to(format.dtype)
+        rows, size = self.matrix(shape)
+        panels, slices = packed.shape[:2]
+        matrix = tiles.reshape(panels, slices, 2, 16, 16, QUAD).permute(0, 2, 4, 1, 3, 5)
+        matrix = matrix.reshape(panels * ROWS, slices * SLICE)[:rows, :size]
+        if self.columns:
+            return matrix.t().contiguous()
+        first, second, *kernel = shape
+        return matrix.reshape(first, *kernel, second).movedim(-1, 1).contiguous()
+
+
+def sums_described(columns: bool) -> dict[str, tuple[torch.dtype, Block]]:
+    """What sums are, as Layout.stored says it."""
+    return {"code_sums": (torch.int32, (-1, 1) if columns else (1, -1))}
+
+
+def sums_of(codes: Tensor, columns: bool) -> dict[str, Tensor]:
+    """Σ codes of each row of a matrix, (R, 1), or (1, R) of its columns."""
+    return {"code_sums": codes.sum(0 if columns else 1, keepdim=True, dtype=torch.int32)}

@@ -1,0 +1,12 @@
+// Memory of this thread, valid until its next call. Each file that includes this has its own.
+namespace hop {
+namespace {
+
+char* scratch(size_t bytes) {
+    static thread_local Scratch own;
+    own.trim();
+    return own.get(bytes);
+}
+
+}  // namespace
+}  // namespace hop

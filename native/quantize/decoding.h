@@ -1,0 +1,9 @@
+// Numbers of codes, of a level; quantize/numbers.h and, with AVX-512, common/bytes_avx512.h come before.
+#include "quantize/dequantize_decode.h"
+#if defined(HOP_IN_NEON)
+#include "common/bytes_neon.h"
+#include "quantize/dequantize_neon.h"
+#else
+#include HOP_WIDE_OR_PLAIN(quantize/dequantize)
+#endif
+#include "quantize/dequantize_run.h"

@@ -1,0 +1,18 @@
+// Scales of blocks and codes of elements, of a level.
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#if defined(HOP_IN_AVX512)
+#include "common/bytes_avx512.h"
+#include "quantize/avx512.h"
+#include "quantize/codes_avx512.h"
+#include "quantize/words_avx512.h"
+#include "quantize/book_avx512.h"
+#include "quantize/choose_avx512.h"
+#include "quantize/codes_with_noise_avx512.h"
+#include "quantize/stats_avx512.h"
+#else
+#include "quantize/plain.h"
+#endif
+#include "quantize/measure.h"

@@ -1,0 +1,2 @@
+#include HOP_WIDE_OR_PLAIN(quantize/noise)
+#include "quantize/noise_run.h"
