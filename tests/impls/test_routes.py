@@ -11,10 +11,10 @@ import torch
 from parameterized import parameterized
 
 from tests.support.case import Case
-from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
+from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS, T
 from tests.support.leaves import LEAVES, SETTINGS, Setting
 from tests.support.quantized import QUANTIZED
-from tests.support.routes import BATCHED, ROUTES, SINGLE, Route, compiled
+from tests.support.routes import BATCHED, ROUTES, SINGLE, Route, compiled, vmapped
 from tests.support.scaled import SCALED
 
 VALUES = (INTEGER, FLOAT)
@@ -54,6 +54,11 @@ class TestRoutes(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, OPERATORS)])
     def test_single(self, _name, route, operator):
         route.run([operator.case(f) for f in VALUES], [operator.case(GRADIENT)])
+
+    @parameterized.expand([(o.name, o) for o in OPERATORS if sum(isinstance(a, T) for a in o.args) == 3])
+    @pytest.mark.full
+    def test_vmap_of_any(self, _name, operator):
+        vmapped([operator.case(f) for f in VALUES], [], every=True)
 
     @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):

@@ -100,16 +100,26 @@ class TestFormulas(unittest.TestCase):
         assert torch.equal(got, hop.fake_quantize(STATIC4, x, scale=torch.tensor([SCALE])))
 
 
+SCHEMES = [
+    ("weights", Scheme(presets.INT8_ROW, replace(presets.INT4_32, gradient=NoiseInjection()))),
+    ("weights_alone", Scheme(None, replace(presets.INT4_32, gradient=NoiseInjection()))),
+    ("both", Scheme(*[replace(presets.MXFP4, gradient=NoiseInjection())] * 2)),
+    ("inputs", Scheme(replace(presets.INT8_ROW, gradient=QuantNoise(0.5)), presets.INT8_ROW)),
+]
+
+
 class TestProducts(unittest.TestCase):
-    @parameterized.expand(
-        [
-            ("weights", Scheme(presets.INT8_ROW, replace(presets.INT4_32, gradient=NoiseInjection()))),
-            ("weights_alone", Scheme(None, replace(presets.INT4_32, gradient=NoiseInjection()))),
-            ("both", Scheme(*[replace(presets.MXFP4, gradient=NoiseInjection())] * 2)),
-            ("inputs", Scheme(replace(presets.INT8_ROW, gradient=QuantNoise(0.5)), presets.INT8_ROW)),
-        ]
-    )
+    @parameterized.expand(SCHEMES)
     def test_are_of_floats_with_the_noise_of_the_seed(self, _name, scheme):
+        self.check(scheme, "eager", "aot_eager")
+
+    @parameterized.expand(SCHEMES)
+    @pytest.mark.compiler
+    @pytest.mark.quick(4)
+    def test_compiled_by_inductor(self, _name, scheme):
+        self.check(scheme, "inductor")
+
+    def check(self, scheme: Scheme, *ways: str) -> None:
         """Against the product of fake-quantized operands, with the random bits that stochastic rounding takes."""
         x, w = randn(8, 64).requires_grad_(), randn(16, 64, seed=1).requires_grad_()
         a, b = x.detach().clone().requires_grad_(), w.detach().clone().requires_grad_()
@@ -125,7 +135,7 @@ class TestProducts(unittest.TestCase):
             return hop.quantized(ATEN.linear.default, scheme, x, w, seed=seed)
 
         first = run(x, w, SEED)
-        for way in ("eager", "aot_eager", "inductor"):
+        for way in ways:
             x.grad = w.grad = None
             y = (run if way == "eager" else torch.compile(run, backend=way, fullgraph=True))(x, w, SEED)
             y.backward(g)

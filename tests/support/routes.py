@@ -116,11 +116,11 @@ def functionalized(cases: Cases, gradients: Cases) -> None:
         assert nodes(make_fx(functional)(*case.tensors).graph) == below(case)
 
 
-def vmapped(cases: Cases, gradients: Cases) -> None:
-    """Every choice of batched operands, or of many each and all, with the batch first or last, against a loop over the
-    batch."""
+def vmapped(cases: Cases, gradients: Cases, *, every: bool = False) -> None:
+    """Choices of batched operands, with the batch first or last, against a loop over the batch. Of three, each choice
+    for two of them is there, or with `every` each for all; of more, each alone and all."""
     for case in cases:
-        for chosen in _choices(len(case.tensors)):
+        for chosen in _choices(len(case.tensors), every):
             batches = [_batch_of(x, dim) for x, dim in zip(case.tensors, chosen, strict=True)]
             members = [
                 [b if dim is None else b.select(dim, i) for b, dim in zip(batches, chosen, strict=True)]
@@ -138,9 +138,12 @@ def vmapped(cases: Cases, gradients: Cases) -> None:
                 assert nodes(graph) == case.nodes
 
 
-def _choices(count: int) -> list[tuple[int | None, ...]]:
+def _choices(count: int, every_of_three: bool) -> list[tuple[int | None, ...]]:
     """The batch dimension of each operand, None for none."""
-    every = itertools.product((None, 0, -1), repeat=count)
+    dims = (None, 0, -1)
+    every = itertools.product(dims, repeat=count)
+    if count == 3 and not every_of_three:  # the third follows from the others, and differs in each row and column
+        every = ((dims[i], dims[j], dims[(i + j + 1) % 3]) for i, j in itertools.product(range(3), repeat=2))
     if count > 3:
         one = [tuple(dim if i == k else None for i in range(count)) for k in range(count) for dim in (0, -1)]
         every = [*one, (0,) * count, (-1,) * count]
