@@ -147,14 +147,15 @@ REASONS = {
         ),
         "Both are near the peak of VNNI: of 1024 rows by 4096x4096 ours does 1.95 TOPS, and oneDNN 2.0. Ours takes "
         "eleven and ten rows at once, whose sums go to memory every 1024 terms. What is not packed is brought to tiles "
-        "on the clock. Of one row and of 16 the weight lies in the third cache, which one core reads at 116 GB/s, and "
-        "ours at 81. Products of 512x1024x1024 came out at 1.02 with zero points and at 1.21 without: why, was not "
-        "found out.",
+        "on the clock. 16 rows are multiplied eight at a time, at the rate of more. Products of 512x1024x1024 come out at "
+        "1.03 where threads spin while they wait (OMP_WAIT_POLICY=active); else, in some runs, one of the two threads "
+        "comes late, and the ratio is 1.25.",
         _VNNI,
     ),
     "v": Reason(
         (("int8 sums", "1x*", "torch._int_mm"),),
-        "The same kernel runs where the weight is not packed. A packed one takes 15 µs more: see u.",
+        "The same kernel runs where the weight is not packed. The packed one is held here without the sums of its "
+        "columns, which hop.pack keeps: they are found in each call, and the weight is read twice.",
         _VNNI,
     ),
     "w": Reason(
