@@ -132,6 +132,7 @@ class TestRotate(unittest.TestCase):
         (row,) = rotate(copy.deepcopy(layer), scheme, BATCHES).rotation_report
         assert (row.size > 0) == (row.after < row.before) and bool(row.size) != ("it is no better" in row.note)
 
+    @pytest.mark.full
     def test_then_gptq_saved_and_exported(self):
         block = Block(post=True, mlp="gelu").eval().requires_grad_(False)
         model = gptq(rotate(copy.deepcopy(block), "mxfp4", BATCHES), "mxfp4", BATCHES)

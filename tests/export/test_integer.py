@@ -323,6 +323,7 @@ class TestTies(unittest.TestCase):
         assert torch.equal(export.lower(found).module()(x), got)
 
     @parameterized.expand(IN_ONE_SCALE)
+    @pytest.mark.quick(3)
     def test_all_equal(self, name):
         self.check(name, 0.0137, 3)
 
@@ -505,6 +506,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         return module
 
     @parameterized.expand([(cpu,) for cpu in CPUS])
+    @pytest.mark.quick(2)
     def test_quantize_(self, cpu):
         self.check_quantized(cpu, torch.float32)
 
@@ -540,6 +542,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         assert [n for n in operators(found) if "hop" in n] == ["hop_scaled_buffers"], str(found.graph)
 
     @parameterized.expand(UNLIKE)
+    @pytest.mark.quick(2)
     @unittest.skipIf(unsigned_products.is_needed, "torch._int_mm of this version takes no uint8, nor torchao's form")
     def test_of_another_meaning(self, name):
         """What is not undone as a whole is not undone at all."""
@@ -978,16 +981,22 @@ class TestReport(unittest.TestCase):
             x = torch.randn(6, 32)
             assert torch.equal(found.module()(x), program.module()(x))
 
-    def test_functions_of_codes(self):
+    @parameterized.expand(
+        [
+            *((f.__name__, f) for f in (F.hardswish, torch.sigmoid, F.silu, F.gelu, torch.tanh)),
+            ("softmax", lambda y: torch.softmax(y, -1)),
+        ]
+    )
+    @pytest.mark.quick(3)
+    def test_functions_of_codes(self, _name, function):
         """Between codes they are tables: the float program's codes, but where its own function rounds otherwise."""
         x = torch.randn(64, 32)
-        for function in (F.hardswish, torch.sigmoid, F.silu, F.gelu, torch.tanh, lambda y: torch.softmax(y, -1)):
-            program = exported(Holding(lambda m, x, f=function: quantized(f(both(x, 0.1)), 0.01)), x)
-            found, report = export.to_integer(program)
-            assert len(report.rewritten) == 1 and not report.left, str(report)
-            got, lowered, want = found.module()(x), export.lower(found).module()(x), program.module()(x)
-            assert torch.equal(got, lowered)
-            assert (got.int() - want.int()).abs().max() <= 1 and (got != want).float().mean() < 1e-3
+        program = exported(Holding(lambda m, x: quantized(function(both(x, 0.1)), 0.01)), x)
+        found, report = export.to_integer(program)
+        assert len(report.rewritten) == 1 and not report.left, str(report)
+        got, lowered, want = found.module()(x), export.lower(found).module()(x), program.module()(x)
+        assert torch.equal(got, lowered)
+        assert (got.int() - want.int()).abs().max() <= 1 and (got != want).float().mean() < 1e-3
 
     def test_clamps_and_repeats_alone(self):
         """relu6 and upsample_nearest between other scales, and with a float result: codes move."""

@@ -3,6 +3,7 @@
 import unittest
 from typing import Any
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -93,6 +94,7 @@ def of(op: Any, output: Any, x: Tensor, args: Any, kwargs: dict[str, Any]) -> An
 @unittest.skipUnless(levels.HERE, "needs the native kernels")
 class TestRows(unittest.TestCase):
     @parameterized.expand([(name, level) for name in OUTPUTS for level in levels.OWN])
+    @pytest.mark.quick(2)
     def test_the_bits_of_the_reference(self, name, level):
         output, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(len(name)), 0
         with levels.at(level):

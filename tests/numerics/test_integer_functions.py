@@ -263,6 +263,7 @@ def programs() -> list[tuple[str, Callable[[Tensor], Tensor], torch.dtype]]:
 @pytest.mark.parametrize(
     ("name", "function", "dtype"), programs(), ids=[f"{p[0]}_{i}" for i, p in enumerate(programs())]
 )
+@pytest.mark.quick(3)
 def test_programs_give_the_same(name: str, function: Any, dtype: torch.dtype) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -326,6 +327,7 @@ CALLS: list[tuple[Any, Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(
     ("convention", "op", "args"), CALLS, ids=[type(c[0]).__name__ + str(i) for i, c in enumerate(CALLS)]
 )
+@pytest.mark.quick(3)
 def test_scaled_gives_their_codes(convention: Any, op: Any, args: Any) -> None:
     q, zero, out_zero = output(convention), torch.tensor(5, dtype=torch.int8), torch.tensor(-128, dtype=torch.int8)
 

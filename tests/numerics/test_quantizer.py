@@ -394,6 +394,7 @@ class TestMicroscaling(unittest.TestCase):
         return [*kinds, ("beside powers", with_amax(beside_powers(), generator(9)))]
 
     @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS[1:])))
+    @pytest.mark.quick(3)
     def test_equals_torchao(self, name, rounding):
         """Bit for bit, but for codes of NaN in a format that has none: those are nothing in torchao."""
         format, dtype = TORCHAO_MX[name]

@@ -320,11 +320,13 @@ class TestAliases(unittest.TestCase):
                 warned
             )
 
+    @pytest.mark.full
     def test_names_of_earlier_versions(self):
         said = run_each([f"import {name}; print({name}.__name__)" for name in aliases.RENAMED])
         for (name, module), (printed, warned) in zip(aliases.RENAMED.items(), said, strict=True):
             assert f"DeprecationWarning: {name} is now hop." in warned and printed.strip() == module, warned
 
+    @pytest.mark.full
     def test_names_in_modules(self):
         pairs = [(module, old, new) for module, names in aliases.NAMES.items() for old, new in names.items()]
         programs = [f"import hop; from {module} import {old} as old; print(old is {new})" for module, old, new in pairs]

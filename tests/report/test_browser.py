@@ -85,6 +85,7 @@ class TestPage(unittest.TestCase):
             ("SQNR dB", lambda row: None if row.error is None else row.error.sqnr),
         ]
     )
+    @pytest.mark.quick(2)
     def test_sorts(self, column, key):
         page = self.open()
         page.get_by_role("button", name=column, exact=True).click()
@@ -173,6 +174,7 @@ class TestPage(unittest.TestCase):
         assert brightness() < 60
 
     @parameterized.expand([(name, width) for name in ("report", "sweep") for width in (320, 390, 760, 900, 1280)])
+    @pytest.mark.quick(3)
     def test_narrow(self, name, width):
         """Nothing is wider than the window, whatever is open, and no number is cut."""
         page = self.open(name, viewport={"width": width, "height": 800})
