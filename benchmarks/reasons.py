@@ -147,9 +147,9 @@ REASONS = {
         ),
         "Both are near the peak of VNNI: of 1024 rows by 4096x4096 ours does 1.95 TOPS, and oneDNN 2.0. Ours takes "
         "eleven and ten rows at once, whose sums go to memory every 1024 terms. What is not packed is brought to tiles "
-        "on the clock. 16 rows are multiplied eight at a time, at the rate of more. Products of 512x1024x1024 come out at "
-        "1.03 where threads spin while they wait (OMP_WAIT_POLICY=active); else, in some runs, one of the two threads "
-        "comes late, and the ratio is 1.25.",
+        "on the clock. 16 rows are multiplied eight at a time, at the rate of more. Products of 512x1024x1024 come "
+        "out at 1.03 where threads spin while they wait (OMP_WAIT_POLICY=active); else, in some runs, one of the "
+        "two threads comes late, and the ratio is 1.25.",
         _VNNI,
     ),
     "v": Reason(
