@@ -426,14 +426,7 @@ class TestInPrograms(unittest.TestCase):
     """What our operators ask a GPU for, traced with tensors that have no data."""
 
     def setUp(self):
-        for name, value in (
-            ("torch.cuda.is_available", lambda: True),
-            ("torch.cuda.get_device_capability", lambda *_: (9, 0)),
-            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
-        ):
-            patched = mock.patch(name, value)
-            patched.start()
-            self.addCleanup(patched.stop)
+        emulated.trace_for_hopper(self)
 
     def test_the_leaves_stand_in_them(self):
         for q, usages in (

@@ -227,14 +227,7 @@ class TestAsked(unittest.TestCase):
     """What hop.scaled asks a GPU for, with tensors that have no data."""
 
     def setUp(self):
-        for name, value in (
-            ("torch.cuda.is_available", lambda: True),
-            ("torch.cuda.get_device_capability", lambda *_: (9, 0)),
-            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
-        ):
-            patched = mock.patch(name, value)
-            patched.start()
-            self.addCleanup(patched.stop)
+        emulated.trace_for_hopper(self)
 
     def test_the_leaf_stands_in_programs(self):
         for q in (presets.INT8_ROW, presets.MXFP8):
