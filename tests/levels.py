@@ -36,7 +36,7 @@ OTHERS = {
 }
 FILES = (
     *("kernels/test_native.py", "kernels/test_native_quantize.py", "kernels/test_native_convolution.py"),
-    *("numerics/test_quantizer.py", "numerics/test_requantization.py", "buffers/test_noise.py"),
+    *("numerics/test_quantizer.py", "numerics/test_requantization.py", "tensor/test_noise.py"),
     *("impls/test_fast_path.py", "impls/test_routes.py", "impls/test_scaled.py", "impls/test_scaled_graph.py"),
     *("impls/test_quantized.py", "impls/test_integer_chain.py", "optim/test_optimizers.py"),
     *("export/test_integer.py", "checkpoint/test_corpus.py"),

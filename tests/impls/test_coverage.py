@@ -2,7 +2,9 @@
 
 import itertools
 import unittest
+from pathlib import Path
 
+from tests import levels
 from tests.coverage import (
     PAGE,
     PROMISED_LEAVES,
@@ -67,3 +69,6 @@ class TestCoverage(unittest.TestCase):
     def test_every_format_is_in_the_full_suite(self):
         names = [n for n in dir(test_meaning.TestAgainstOracle) if n.startswith("test_value_")]
         assert len(names) == len(test_meaning.PAIRS)
+
+    def test_what_levels_of_cpu_run_is_there(self):
+        assert [name for name in levels.FILES if not (Path(__file__).parents[1] / name).is_file()] == []
