@@ -321,7 +321,7 @@ def package_int8(model: nn.Module, sample: Batch, folder: Path, full: bool) -> d
         step("compare the whole int8 model on every route")
         packaged = compare_routes(exported, model, sample, folder / "routes")
         if packaged is not None:
-            packages[ATEN] = packaged, "torch._int_mm, for machines without our library: a plain loop without VNNI"
+            packages[ATEN] = packaged, "torch._int_mm, a plain loop on CPUs without VNNI; it needs PyTorch alone"
     return packages
 
 
@@ -342,21 +342,21 @@ def print_table(results: Mapping[str, Result], kernels: Mapping[str, str]) -> No
     peers = [name for name in ("float32", "bfloat16") if name in results]
     wanted = results["float32"].embeddings
     heads = ["MB", "ms/sentence", *(f"x {peer}" for peer in peers), "cosine mean", "worst", "same nearest"]
-    print(f"\n{'':<26}" + "".join(f"{head:>13}" for head in heads))
+    print(f"\n{'':<28}" + "".join(f"{head:>13}" for head in heads))
     for name, result in results.items():
         mean, worst = cosines(result.embeddings, wanted)
         speeds = (f"{results[peer].milliseconds / result.milliseconds:.2f}" for peer in peers)
         near = f"{same_neighbour(result.embeddings, wanted):.0f} %"
         megabytes = f"{result.megabytes:.1f}"
         cells = [megabytes, f"{result.milliseconds:.2f}", *speeds, f"{mean:.4f}", f"{worst:.4f}", near]
-        print(f"{name:<26}" + "".join(f"{cell:>13}" for cell in cells))
+        print(f"{name:<28}" + "".join(f"{cell:>13}" for cell in cells))
     print("\nMB: parameters and scales. x float32: how many times as fast. Cosines, and the nearest other sentence: of")
     print("the embeddings against float32's. Products of the linear layers:")
     fastest = min(peers, key=lambda peer: results[peer].milliseconds)
     for name, kernel in kernels.items():
-        print(f"  {name:<24}{kernel}")
+        print(f"  {name:<26}{kernel}")
         if results[name].milliseconds > results[fastest].milliseconds:
-            print(f"  {'':<24}(slower than {fastest} on this CPU; what it saves is memory)")
+            print(f"  {'':<26}(slower than {fastest} on this CPU; what it saves is memory)")
     if "bfloat16" not in peers:
         print("bfloat16 is not timed: this CPU has no instructions for it, and PyTorch emulates them.")
 
