@@ -405,9 +405,7 @@ def main() -> None:
         timed = {**models, **{name: model for name, (model, _) in packages.items()}}
         chosen = [batches[len(batches) // 4], batches[3 * len(batches) // 4]]
         some = sum(len(ids) for ids, _ in chosen)
-        step(
-            f"time {len(timed)} models on {some} sentences: 1 thread, its processor time, medians of {ROUNDS} interleaved rounds"
-        )
+        step(f"time {len(timed)} models on {some} sentences: processor time of 1 thread, medians of {ROUNDS} rounds")
         times = measure(timed, chosen)
 
     sizes = {name: megabytes(models.get(name, models["int8"])) for name in timed}
