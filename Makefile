@@ -61,8 +61,9 @@ $(VENV)/wheel: $(VENV)/base
 	@$(PIP) --editable '.[wheel]'
 	@touch $@
 
-demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
-	@$(PY) examples/minilm.py
+FULL ?=
+demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, package it (FULL=1: compare every route, too)
+	@$(PY) examples/minilm.py $(if $(FULL),--full)
 
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full and not exhaustive"

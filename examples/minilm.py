@@ -1,42 +1,120 @@
-"""Quantize a real sentence-embedding model to int8, 8da4w, fp8 and NVFP4, measure it, then export, lower and compile.
+"""Quantize a real sentence-embedding model in four schemes, embed real text, export and package it, and time it.
 
-Needs no network. Without a C++ compiler it leaves out what AOTInductor would do, and says so.
+python examples/minilm.py [--full]
+
+Takes about a minute, most of it compiling the package. --full adds what takes minutes: it lowers the int8 layers and
+the whole model to core ATen, packages both with and without native operators, compares every route with eager mode,
+and compares the exported and the lowered program node by node.
+
+Needs no network. Without a C++ compiler it leaves out the packages, and says so.
 """
 
+import argparse
+import contextlib
 import copy
 import os
 import statistics
 import tempfile
+import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import find_compiler, ignore_warnings_of_export, require
-from quantized_bert import FORMS, Batch, Embedder, capture_inputs, load, megabytes, quantize
+from quantized_bert import FORMS, Batch, Embedder, Form, capture_inputs, load, megabytes, quantize
 from torch import Tensor, nn
 
 import hop
+from hop.compat import eager
 from hop.export import Comparison, verify
+from hop.kernels.cpu import native
 
 aten = torch.ops.aten
 Model = Callable[..., Any]
 
-ROUNDS = 3
-FEW = 4  # sentences, of which every value is compared
-LEAST_COSINES = {"int8": 0.99, "8da4w": 0.93, "fp8": 0.99, "nvfp4": 0.94}
-STEPS = 6
 START = time.perf_counter()
+ROUNDS = 3
+FEW = 4  # sentences that are compared node by node
+LEAST_COSINES = {"int8": 0.99, "8da4w": 0.93, "fp8": 0.99, "nvfp4": 0.94}
+LEAST_OF_ROUTES = {torch.float32: 0.998, torch.bfloat16: 0.99}  # mean cosine of int8 by other routes, by dtype between
+PACKAGED, ATEN = "int8 package", "int8 package, ATen alone"
+
+# How native kernels multiply at each level: codes of integers, and codes of floats (docs/kernels.md).
+ARITHMETIC = {
+    "portable": ("plain C++ loops", "plain C++ loops"),
+    "avx2": ("16-bit multiplies of AVX2", "float32 multiply-adds"),
+    "avx512": ("16-bit multiplies of AVX2", "float32 multiply-adds"),
+    "avx512_vnni": ("8-bit dot products of VNNI", "float32 multiply-adds"),
+    "avx512_bf16": ("8-bit dot products of VNNI", "bfloat16 dot products"),
+    "amx": ("int8 matrix tiles of AMX", "bfloat16 matrix tiles of AMX"),
+    "neon": ("16-bit multiplies of NEON", "float32 multiply-adds"),
+    "neon_dotprod": ("8-bit dot products of NEON", "float32 multiply-adds"),
+    "neon_i8mm": ("int8 matrix multiplies of NEON", "float32 multiply-adds"),
+    "neon_bf16": ("int8 matrix multiplies of NEON", "bfloat16 matrix multiplies of NEON"),
+}
+WORK = {  # per scheme, what else its products do
+    "int8": "int32 sums of whole rows, each scaled once",
+    "8da4w": "int32 sums of 32 terms, each scaled and added in float32",
+    "fp8": "after decoding codes of 8 bits",
+    "nvfp4": "after decoding codes of 4 bits and their block scales",
+}
 
 
-def step(number: int, text: str) -> None:
-    print(f"[{time.perf_counter() - START:5.1f} s] {number}/{STEPS} {text}", flush=True)
+def step(text: str) -> None:
+    print(f"[{time.perf_counter() - START:5.1f} s] {text}", flush=True)
 
 
 def say(text: str) -> None:
-    print(f"[{time.perf_counter() - START:5.1f} s]     {text}", flush=True)
+    step(f"    {text}")
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Print `text`, and every 15 seconds that it is still going on."""
+    say(text)
+    done = threading.Event()
+
+    def remind() -> None:
+        while not done.wait(15):
+            say("    still at it")
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+# ---- this machine
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply bfloat16; PyTorch emulates them where it has none."""
+    best = native.library().best
+    return eager.multiplies_bfloat16() if best is None else best in ("avx512_bf16", "amx", "neon_bf16")
+
+
+def forms() -> dict[str, Form]:
+    """The schemes, with the faster dtype between the layers (`python -m benchmarks minilm` times both)."""
+    if not has_bfloat16():
+        return {name: replace(form, dtype=torch.float32) for name, form in FORMS.items()}
+    if native.library().best == "amx":
+        return {name: replace(form, dtype=torch.bfloat16) for name, form in FORMS.items()}
+    return FORMS
+
+
+def explain_kernel(name: str, kernel: str) -> str:
+    """How the products of a scheme are computed on this machine, which is what limits their speed."""
+    if not kernel.startswith("native"):
+        return f"{kernel} of PyTorch's operators ({native.library().declines()})"
+    path = native.library().path
+    return f"{kernel}, {ARITHMETIC[path][0 if FORMS[name].is_exact() else 1]}, {WORK[name]}"
 
 
 # ---- measuring
@@ -46,17 +124,23 @@ def embed(model: Model, batches: Sequence[Batch]) -> Tensor:
     return torch.cat([model(*batch) for batch in batches])
 
 
-def measure(models: dict[str, Model], batches: Sequence[Batch]) -> dict[str, float]:
-    """Milliseconds per sentence of each model: medians of interleaved rounds, after one to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+def measure(models: Mapping[str, Model], batches: Sequence[Batch]) -> dict[str, float]:
+    """Milliseconds per sentence of each model: medians of rounds after one to warm up; models take turns on a batch.
+
+    Of the processor, which for one thread is the time that passes, without what other processes take.
+    """
+    rounds: list[dict[str, float]] = []
     with torch.inference_mode():
         for _ in range(1 + ROUNDS):
-            for name, model in models.items():
-                start = time.perf_counter()
-                embed(model, batches)
-                seconds[name].append(time.perf_counter() - start)
+            seconds = dict.fromkeys(models, 0.0)
+            for batch in batches:
+                for name, model in models.items():
+                    start = time.process_time()
+                    model(*batch)
+                    seconds[name] += time.process_time() - start
+            rounds.append(seconds)
     count = sum(len(ids) for ids, _ in batches)
-    return {name: statistics.median(s[1:]) / count * 1e3 for name, s in seconds.items()}
+    return {name: statistics.median(r[name] for r in rounds[1:]) / count * 1e3 for name in models}
 
 
 def cosines(a: Tensor, b: Tensor) -> tuple[float, float]:
@@ -71,18 +155,51 @@ def same_neighbour(a: Tensor, b: Tensor) -> float:
     return 100 * (nearest_a == nearest_b).float().mean().item()
 
 
-# ---- export, lowering, compilation
+def check_embeddings(name: str, got: Tensor, wanted: Tensor, least: float) -> None:
+    """Print how close embeddings come to those of `wanted`; exits if their mean cosine is below `least`."""
+    mean, worst = cosines(got, wanted)
+    require(mean >= least, f"{name}: mean cosine is {mean:.4f}, below {least}")
+    say(f"{name}: {'equal bit for bit' if torch.equal(got, wanted) else f'cosine mean {mean:.4f}, worst {worst:.4f}'}")
 
 
-class Layers(nn.Module):
-    """The results of quantized layers for given inputs."""
+# ---- export, lowering, packages
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
 
-    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
+def export(model: nn.Module, args: tuple[Any, ...], shapes: Any, file: Path) -> Any:
+    """The exported program of `model` after a round trip through a file."""
+    torch.export.save(torch.export.export(model, args, dynamic_shapes=shapes), file)
+    exported = torch.export.load(file)
+    kept = sum(isinstance(node.target, torch._ops.HigherOrderOperator) for node in exported.graph.nodes)
+    say(f"exported, saved ({file.stat().st_size / 1e6:.0f} MB) and loaded: {kept} nodes of hop")
+    return exported
+
+
+def package(program: Any, file: Path, compiler: str) -> Model:
+    """`program`, compiled by AOTInductor into a package that Python or C++ loads."""
+    options = {
+        "cpp.cxx": (None, compiler),
+        "aot_inductor.precompile_headers": False,  # they serve many packages; this is one
+        "aot_inductor.compile_wrapper_opt_level": "O0",  # of the code that calls kernels: half the time to compile
+    }
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+    return torch._inductor.aoti_load_package(str(path))
+
+
+def package_native(exported: Any, file: Path) -> Model | None:
+    """The package that calls our native operators; None, with a line that says why, where it cannot be made."""
+    compiler = find_compiler()
+    if compiler is None:
+        say("SKIPPED the packages: AOTInductor needs a C++ compiler, and there is no $CXX, c++, g++ or clang++")
+        return None
+    say("lowering: each call of hop becomes a native operator")
+    try:
+        lowered = hop.export.lower(exported, native=True)
+    except RuntimeError as reason:
+        say(f"SKIPPED the package with native operators: {reason}")
+        return None
+    calls = sum(str(node.target).startswith("hop_native.") for node in lowered.graph.nodes)
+    with waiting(f"compiling with AOTInductor and {compiler}: {calls} calls of native operators, and C++ for the rest"):
+        return package(lowered, file, compiler)
 
 
 def lower(exported: Any) -> Model:
@@ -99,47 +216,32 @@ def lower(exported: Any) -> Model:
     return lowered.module()
 
 
-def routes(module: nn.Module, args: tuple[Any, ...], shapes: Any, folder: Path) -> dict[str, Model]:
-    """`module` after export and a round trip through a file, after lowering, and compiled if there is a compiler."""
-    folder.mkdir()
-    torch.export.save(torch.export.export(module, args, dynamic_shapes=shapes), folder / "exported.pt2")
-    exported = torch.export.load(folder / "exported.pt2")
-    kept = sum(isinstance(node.target, torch._ops.HigherOrderOperator) for node in exported.graph.nodes)
-    say(f"exported, saved and loaded: {kept} nodes of hop")
-    found = {"exported": exported.module(), "lowered": lower(exported)}
+def add_slow_routes(exported: Any, folder: Path) -> dict[str, Model]:
+    """The program lowered to core ATen, and its package without native operators if there is a compiler."""
+    with waiting("lowering to core ATen"):
+        found = {"lowered": lower(exported)}
     compiler = find_compiler()
-    if compiler is None:
-        say("SKIPPED AOTInductor: it needs a C++ compiler, and there is no $CXX, c++, g++ or clang++")
-        return found
-    say(f"compiling with AOTInductor and {compiler}: what our kernels do in ATen, and with native operators")
-    forms = {"compiled": exported}
-    try:
-        forms["packaged"] = hop.export.lower(exported, native=True)
-    except RuntimeError as reason:
-        say(f"SKIPPED the package with native operators: {reason}")
-    for name, program in forms.items():
-        package = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(folder / f"{name}.pt2"), inductor_configs={"cpp.cxx": (None, compiler)}
-        )
-        found[name] = torch._inductor.aoti_load_package(str(package))
+    if compiler is not None:
+        with waiting(f"compiling what our kernels do in ATen, with AOTInductor and {compiler}"):
+            found["package, ATen alone"] = package(exported, folder / "aten.pt2", compiler)
     return found
 
 
-# ---- the demo
+# ---- the steps
 
 
-def quantized(bert: nn.Module, batch: Batch) -> dict[str, nn.Module]:
-    """The model in every scheme."""
-    models = {}
-    for name, form in FORMS.items():
+def quantize_all(bert: nn.Module, batch: Batch) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The model in every scheme, and how each is computed."""
+    models, kernels = {}, {}
+    for name, form in forms().items():
         encoder = quantize(bert, form)
         model = models[name] = Embedder(encoder).eval()
         layers, inputs = capture_inputs(model, batch)
-        last = [_kernel(layer, x) for layer, x in zip(layers, inputs, strict=True)]
-        chosen = ", ".join(f"{last.count(k)} by {k!r}" for k in dict.fromkeys(last))
-        say(f"{name}: {encoder.hop_report.summary}; {len(layers)} linear layers, {chosen}")
-    say("attention and norms stay float32, or bfloat16 around fp8 and nvfp4")
-    return models
+        chosen = [_kernel(layer, x) for layer, x in zip(layers, inputs, strict=True)]
+        kernels[name] = "; ".join(explain_kernel(name, kernel) for kernel in dict.fromkeys(chosen))
+        between = str(form.dtype).removeprefix("torch.")
+        say(f"{name}: {encoder.hop_report.summary}; {len(layers)} linear layers, {between} between them")
+    return models, kernels
 
 
 def _kernel(layer: hop.nn.Linear, x: Tensor) -> str:
@@ -150,111 +252,164 @@ def _kernel(layer: hop.nn.Linear, x: Tensor) -> str:
     return lines[-1].removesuffix(": chosen")
 
 
-def compare_layers(name: str, model: nn.Module, batch: Batch, folder: Path) -> list[str]:
-    """Check that every route of every layer gives the same results, bit for bit; return the routes."""
+class Layers(nn.Module):
+    """The results of quantized layers for given inputs."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
+
+
+def compare_layers(model: nn.Module, batch: Batch, folder: Path) -> None:
+    """Check that every route of every int8 layer gives the results of eager mode, bit for bit."""
+    folder.mkdir()
     layers, inputs = capture_inputs(model, batch)
     module = Layers(layers).eval()
     wanted = module(inputs)
-    found = routes(module, (inputs,), None, folder)
+    exported = export(module, (inputs,), None, folder / "exported.pt2")
+    packaged = package_native(exported, folder / "native.pt2")
+    found = {"exported": exported.module(), **add_slow_routes(exported, folder)}
+    if packaged is not None:
+        found["package"] = packaged
     for route, run in found.items():
         same = sum(torch.equal(a, b) for a, b in zip(wanted, run(inputs), strict=True))
-        require(same == len(wanted), f"{name}, {route}: results of {len(wanted) - same} layers differ from eager")
+        require(same == len(wanted), f"int8, {route}: results of {len(wanted) - same} layers differ from eager")
     count = sum(a.numel() for a in wanted)
-    say(f"{name}, equal bit for bit: {count:,} results of {len(wanted)} layers, eager = {' = '.join(found)}")
-    return ["eager", *found]
+    say(f"equal bit for bit: {count:,} results of {len(wanted)} layers, eager = {' = '.join(found)}")
 
 
-def compare_model(model: nn.Module, batch: Batch, folder: Path) -> dict[str, Model]:
-    """Print how close every route of the whole model comes to eager; return the routes."""
-    sentences, tokens = torch.export.Dim("sentences", min=2), torch.export.Dim("tokens", min=2, max=512)
-    shapes = ({0: sentences, 1: tokens}, {0: sentences, 1: tokens})
-    wanted = model(*batch)
-    found = routes(model, batch, shapes, folder)
-    for name, route in found.items():
-        got = route(*batch)
-        mean, worst = cosines(got, wanted)
-        close = "equal bit for bit" if torch.equal(got, wanted) else f"cosine mean {mean:.4f}, worst {worst:.4f}"
-        say(f"embeddings, {name:>8} against eager int8: {close}")
+def compare_routes(exported: Any, model: nn.Module, batch: Batch, folder: Path) -> Model | None:
+    """Compare the whole int8 model in core ATen with eager mode, and node by node; return its package of ATen alone."""
+    folder.mkdir()
+    found = add_slow_routes(exported, folder)
+    wanted, least = model(*batch), LEAST_OF_ROUTES[forms()["int8"].dtype]
+    for route, run in found.items():
+        check_embeddings(f"{route}, against eager int8", run(*batch), wanted, least)
     ids, mask = batch
-    exported, lowered = found["exported"], found["lowered"]
-    say_differences(verify(exported, lowered, (ids[:FEW], mask[:FEW])))  # type: ignore[arg-type]  # modules
-    say("(lowering and compiling change how floats round, which can move the code of an activation by one)")
-    return found
+    with waiting(f"comparing the exported and the lowered program node by node, {FEW} sentences"):
+        say_differences(verify(exported.module(), found["lowered"], (ids[:FEW], mask[:FEW])))  # type: ignore[arg-type]
+    return found.get("package, ATen alone")
 
 
 def say_differences(found: Comparison) -> None:
     """A short account of two programs, node by node."""
     equal = sum(row.differing == 0 for row in found.rows)
-    say(f"exported against lowered, {FEW} sentences: {len(found.rows)} pairs of nodes, {equal} equal bit for bit")
+    say(f"{len(found.rows)} pairs of nodes, {equal} equal bit for bit")
     for what, row in (("first difference", found.first), ("embeddings", found.outputs[0])):
         if row is not None:
             near = f"largest {row.largest:.1e}" if row.sqnr is None else f"SQNR {row.sqnr:.0f} dB"
             say(f"{what}: {row.a}, {row.operator}, {row.differing:,} of {row.elements:,} numbers, {near}")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[tuple[str, str, dict[str, float]]]) -> None:
-    print(f"\n{'':<36}" + "".join(f"{name:>14}" for name in columns))
-    for title, form, values in rows:
-        cells = (format(values[name], form) if name in values else "" for name in columns)
-        print(f"{title:<36}" + "".join(f"{cell:>14}" for cell in cells).rstrip())
+def package_int8(model: nn.Module, sample: Batch, folder: Path, full: bool) -> dict[str, tuple[Model, str]]:
+    """Export the int8 model and package it; return the packages, and how each is computed. In full, compare routes."""
+    step("export the int8 model, for any number of sentences and tokens")
+    sentences, tokens = torch.export.Dim("sentences", min=2), torch.export.Dim("tokens", min=2, max=512)
+    exported = export(model, sample, ({0: sentences, 1: tokens},) * 2, folder / "model.pt2")
+    same = torch.equal(exported.module()(*sample), model(*sample))
+    require(same, "the exported int8 model gives other embeddings than eager mode")
+    say("embeddings of the exported model equal those of eager mode, bit for bit")
+
+    step("package it, with native operators")
+    packages = {}
+    packaged = package_native(exported, folder / "native.pt2")
+    if packaged is not None:
+        packages[PACKAGED] = packaged, "the kernels of int8, called from Inductor's C++, without `import hop`"
+    if full:
+        step(f"compare the int8 layers on every route, on {len(sample[0])} sentences")
+        compare_layers(model, sample, folder / "layers")
+        step("compare the whole int8 model on every route")
+        packaged = compare_routes(exported, model, sample, folder / "routes")
+        if packaged is not None:
+            packages[ATEN] = packaged, "torch._int_mm, a plain loop on CPUs without VNNI; it needs PyTorch alone"
+    return packages
 
 
-def print_summary(models: dict[str, nn.Module], embeddings: dict[str, Tensor], times: dict[str, float]) -> None:
-    sizes = {name: megabytes(model) for name, model in models.items()}
-    close = {name: cosines(x, embeddings["float32"]) for name, x in embeddings.items()}
-    same = {name: same_neighbour(x, embeddings["float32"]) for name, x in embeddings.items()}
-    rows = [
-        ("parameters, scales among them, MB", ".1f", sizes),
-        ("ms per sentence", ".2f", times),
-        *(
-            (f"times as fast as {peer}", ".2f", {name: times[peer] / ms for name, ms in times.items()})
-            for peer in ("float32", "bfloat16")
-        ),
-        ("cosine to float32, mean", ".4f", {name: mean for name, (mean, _) in close.items()}),
-        ("cosine to float32, worst", ".4f", {name: worst for name, (_, worst) in close.items()}),
-        ("same nearest sentence as float32, %", ".0f", same),
-    ]
-    print_table(list(times), rows)
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a model."""
+
+    megabytes: float
+    milliseconds: float
+    embeddings: Tensor
+
+
+def print_table(results: Mapping[str, Result], kernels: Mapping[str, str]) -> None:
+    """One row per model, then how each is computed."""
+    peers = [name for name in ("float32", "bfloat16") if name in results]
+    wanted = results["float32"].embeddings
+    heads = ["MB", "ms/sentence", *(f"x {peer}" for peer in peers), "cosine mean", "worst", "same nearest"]
+    print(f"\n{'':<28}" + "".join(f"{head:>13}" for head in heads))
+    for name, result in results.items():
+        mean, worst = cosines(result.embeddings, wanted)
+        speeds = (f"{results[peer].milliseconds / result.milliseconds:.2f}" for peer in peers)
+        near = f"{same_neighbour(result.embeddings, wanted):.0f} %"
+        megabytes = f"{result.megabytes:.1f}"
+        cells = [megabytes, f"{result.milliseconds:.2f}", *speeds, f"{mean:.4f}", f"{worst:.4f}", near]
+        print(f"{name:<28}" + "".join(f"{cell:>13}" for cell in cells))
+    print("\nMB: parameters and scales. x float32: how many times as fast. Cosines, and the nearest other sentence: of")
+    print("the embeddings against float32's. Products of the linear layers:")
+    fastest = min(peers, key=lambda peer: results[peer].milliseconds)
+    for name, kernel in kernels.items():
+        print(f"  {name:<26}{kernel}")
+        if results[name].milliseconds > results[fastest].milliseconds:
+            print(f"  {'':<26}(slower than {fastest} on this CPU; what it saves is memory)")
+    if "bfloat16" not in peers:
+        print("bfloat16 is not timed: this CPU has no instructions for it, and PyTorch emulates them.")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="compare every route, which takes minutes")
+    full = parser.parse_args().full
     ignore_warnings_of_export()
     # With several threads, work of others on one core makes every small operator wait for milliseconds.
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
 
-    step(1, "load all-MiniLM-L6-v2 and sentences of public-domain prose")
-    bert, batches = load()
+    step("load all-MiniLM-L6-v2 and sentences of public-domain prose")
+    bert, batches = load(1 if full else 2)
     count, sample = sum(len(ids) for ids, _ in batches), batches[len(batches) // 2]
     say(f"{count} sentences, {sum(int(mask.sum()) for _, mask in batches)} tokens, {len(batches)} batches")
 
-    step(2, f"quantize the encoder: {', '.join(FORMS)}")
-    bfloat16 = Embedder(copy.deepcopy(bert).to(torch.bfloat16)).eval()
-    models = {"float32": Embedder(bert).eval(), "bfloat16": bfloat16, **quantized(bert, sample)}
+    step(f"quantize the encoder: {', '.join(FORMS)}")
+    models: dict[str, nn.Module] = {"float32": Embedder(bert).eval()}
+    if has_bfloat16():
+        models["bfloat16"] = Embedder(copy.deepcopy(bert).to(torch.bfloat16)).eval()
+    quantized, kernels = quantize_all(bert, sample)
+    models |= quantized
 
-    step(3, f"embed with {', '.join(models)}, eager")
-    embeddings = {name: embed(model, batches) for name, model in models.items()}
-    for name, least in LEAST_COSINES.items():
-        mean, worst = cosines(embeddings[name], embeddings["float32"])
-        require(mean >= least, f"mean cosine of {name} to float32 is {mean:.4f}, below {least}")
-        say(f"{name} against float32: cosine mean {mean:.4f}, worst {worst:.4f}")
+    step(f"embed the sentences with {', '.join(models)}")
+    embeddings = {"float32": embed(models["float32"], batches)}
+    for name in [*models][1:]:
+        embeddings[name] = embed(models[name], batches)
+        least = LEAST_COSINES.get(name, 0.99)
+        check_embeddings(f"{name}, against float32", embeddings[name], embeddings["float32"], least)
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "inductor"))
-        step(4, f"compare the int8 layers, from float activations to float results, on {len(sample[0])} sentences")
-        same = compare_layers("int8", models["int8"], sample, Path(folder, "layers"))
-        step(5, "compare the whole int8 model, exported for any number of sentences and tokens")
-        found = compare_model(models["int8"], sample, Path(folder, "model"))
-        timed: dict[str, Model] = dict(models)
-        for route in ("compiled", "packaged"):
-            if route in found:
-                timed[f"int8 {route}"] = found[route]
-                embeddings[f"int8 {route}"] = embed(found[route], batches)
-        step(6, f"time {', '.join(timed)}: 1 thread, {ROUNDS} interleaved rounds")
-        times = measure(timed, batches)
+        packages = package_int8(models["int8"], sample, Path(folder), full)
+        least = LEAST_OF_ROUTES[forms()["int8"].dtype]
+        for name, (model, kernel) in packages.items():
+            kernels[name], embeddings[name] = kernel, embed(model, batches)
+            check_embeddings(f"{name}, against eager int8", embeddings[name], embeddings["int8"], least)
+        if packages:
+            say("(Inductor rounds floats between layers in its own way, which can move a code by one)")
 
-    print_summary(models, embeddings, times)
-    print(f"results of all int8 layers, bit for bit: {' = '.join(same)}")
+        timed = {**models, **{name: model for name, (model, _) in packages.items()}}
+        chosen = [batches[len(batches) // 4], batches[3 * len(batches) // 4]]
+        some = sum(len(ids) for ids, _ in chosen)
+        step(f"time {len(timed)} models on {some} sentences: processor time of 1 thread, medians of {ROUNDS} rounds")
+        times = measure(timed, chosen)
+
+    sizes = {name: megabytes(models.get(name, models["int8"])) for name in timed}
+    print_table({name: Result(sizes[name], times[name], embeddings[name]) for name in timed}, kernels)
     print(f"done in {time.perf_counter() - START:.0f} s")
 
 

@@ -75,11 +75,11 @@ def load_encoder() -> tuple[nn.Module, Any]:
     return bert, AutoTokenizer.from_pretrained(folder)
 
 
-def load() -> tuple[nn.Module, list[Batch]]:
-    """The encoder, and the sentences in batches, sorted by length so that they need little padding."""
+def load(every: int = 1) -> tuple[nn.Module, list[Batch]]:
+    """The encoder, and one in `every` sentences, in batches, sorted by length so that they need little padding."""
     bert, tokenizer = load_encoder()
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
-    sentences = sorted((s for s in lines if s and not s.startswith("#")), key=len)
+    sentences = sorted((s for s in lines if s and not s.startswith("#")), key=len)[::every]
     batches = []
     for i in range(0, len(sentences), BATCH):
         tokens = tokenizer(sentences[i : i + BATCH], padding=True, return_tensors="pt")

