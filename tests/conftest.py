@@ -16,6 +16,7 @@ from hop.compat.versions import LACKS
 from tests.support import case
 
 LEFT = "left to another day"
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # half the time to compile a package
 
 
 def pytest_addoption(parser):

@@ -79,6 +79,7 @@ BATCHES = [correlated(40, 64, seed) for seed in (10, 20, 30)]
 
 class TestSolve(unittest.TestCase):
     @parameterized.expand([(f"{name}_{order}", q, order) for name, q in QUANTIZERS.items() for order in (True, False)])
+    @pytest.mark.quick(2)
     def test_is_the_reference(self, _name, q, order):
         x = correlated(200, 64).to(torch.float64)
         weight, hessian = randn(32, 64, seed=4), x.t() @ x

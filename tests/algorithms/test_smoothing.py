@@ -108,6 +108,7 @@ class TestFlow(unittest.TestCase):
     """Sources by the graph alone: no name is looked at."""
 
     @parameterized.expand(["layer", "rms", "rms_module"])
+    @pytest.mark.quick(2)
     def test_norms(self, norm):
         block = Block(norm, mlp="gated").eval()
         assert source(block, "q") == source(block, "v") == ("norm1", {"q", "k", "v"})
@@ -175,6 +176,7 @@ class TestFactors(unittest.TestCase):
             )
         ]
     )
+    @pytest.mark.quick(4)
     def test_the_model_computes_the_same(self, _name, norm, attention, mlp, post):
         """In floats, whatever folds; and no error of a layer grows."""
         for algorithm, scheme in ((smoothquant, "int8_static"), (awq, GROUPS)):

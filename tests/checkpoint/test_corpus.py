@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from parameterized import parameterized
@@ -141,6 +142,7 @@ class TestTensors(unittest.TestCase):
 
 class TestLayers(unittest.TestCase):
     @parameterized.expand(files("layers.*"))
+    @pytest.mark.quick(2)
     def test_outputs(self, _name, version, path):
         found, inputs = loaded(path), numbers(version)
         if path.suffix == ".safetensors":  # one dictionary of all, by their names
@@ -219,6 +221,7 @@ def emptied(t: Any) -> Any:
 
 class TestPrograms(unittest.TestCase):
     @parameterized.expand(files("programs/*.pt2"))
+    @pytest.mark.quick(3)
     def test_outputs(self, _name, version, path):
         name = path.stem.removesuffix("_lowered")
         inputs, want = numbers(version), under(version, f"program.{name}.")

@@ -437,6 +437,7 @@ class TestVerify(Files):
 
 
 class TestExport(Files):
+    @pytest.mark.full
     def test_to_aten(self):
         out = self.path("lowered.pt2")
         status, said, _ = run("export", self.path("int8.pt2"), "-o", out, "--to", "aten")
@@ -444,6 +445,7 @@ class TestExport(Files):
         assert not [n for n in inputs.load_program(out).graph.nodes if "hop" in str(n.target)]
         assert run("verify", self.path("int8.pt2"), out)[0] == 0
 
+    @pytest.mark.full
     def test_to_integers_and_back(self):
         qdq, integers, report = self.path("qdq.pt2"), self.path("integers.pt2"), []
         for source, out, more in (

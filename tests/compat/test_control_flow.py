@@ -298,7 +298,7 @@ def check_gradients(name: str, weight: str, way: str, route: str) -> None:
 
 class TestValues(unittest.TestCase):
     @parameterized.expand(cells(VALUES, quick=True))
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(24)
     def test_equal_bits(self, _name, *cell):
         check_values(*cell)
 
@@ -318,7 +318,7 @@ class TestValues(unittest.TestCase):
 
 class TestGradients(unittest.TestCase):
     @parameterized.expand(cells([r for r in GRADIENTS if r != "inductor"], quick=True))
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(14)
     def test_those_of_the_plain_function(self, _name, *cell):
         check_gradients(*cell)
 

@@ -350,6 +350,7 @@ class TestCommand(unittest.TestCase):
             (("--only", "nothing"), 1, "no group and no kernel is named 'nothing'; the groups are first-tile"),
         ]
     )
+    @pytest.mark.quick(4)
     def test_errors_are_one_line(self, arguments, status, words):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert command.main(["kernels", "build", *arguments]) == status

@@ -115,6 +115,7 @@ class Arithmetic(unittest.TestCase):
         ("max.s16x2 %z, %a, %b;", lambda a, b: np.maximum(a.view("i2"), b.view("i2")).view("u4")),
         ("min.u16x2 %z, %a, %b;", lambda a, b: np.minimum(a.view("u2"), b.view("u2")).view("u4")),
     ])  # fmt: skip
+    @pytest.mark.quick(7)
     def test_integers(self, text, oracle):
         got = apply(text, WORDS, OTHERS, out=np.uint32)
         with np.errstate(all="ignore"):
@@ -125,6 +126,7 @@ class Arithmetic(unittest.TestCase):
         ("max.f32", np.fmax), ("max.NaN.f32", np.maximum), ("min.NaN.f32", np.minimum), ("mul.rn.f32", np.multiply),
         ("div.rn.f32", np.divide), ("rcp.rn.f32", lambda a, b: np.float32(1) / a),
     ])  # fmt: skip
+    @pytest.mark.quick(3)
     def test_floats_have_one_nan(self, name, oracle):
         """NaN results are all the canonical one."""
         others = FLOATS[::-1].copy()
@@ -148,6 +150,7 @@ class Arithmetic(unittest.TestCase):
         ("cvt.rn.satfinite.e4m3x2.f32 %z, %a, %b;", ml_dtypes.float8_e4m3fn, np.uint16),
         ("cvt.rn.satfinite.e5m2x2.f32 %z, %a, %b;", ml_dtypes.float8_e5m2, np.uint16),
     ])  # fmt: skip
+    @pytest.mark.quick(2)
     def test_pairs_of_floats(self, text, dtype, out):
         """The first operand is the upper half; satfinite clips to the largest finite."""
         others = FLOATS[::-1].copy()
@@ -168,6 +171,7 @@ class Arithmetic(unittest.TestCase):
 
     @parameterized.expand([("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide),
                            ("min", np.fmin), ("max", np.fmax)])  # fmt: skip
+    @pytest.mark.quick(3)
     def test_floats(self, name, oracle):
         others = FLOATS[::-1].copy()
         rounding_ = "" if name in ("min", "max") else ".rn"
@@ -332,6 +336,7 @@ def run(ptx: str, parameters: list, memory: Memory, *, block: int = 32, grid: in
 
 class Pipelines(unittest.TestCase):
     @parameterized.expand([(1,), (2,)])
+    @pytest.mark.quick(2)
     def test_right(self, stages):
         for seed in SEEDS:
             got, expected = multiply(gemm(stages=stages), seed)

@@ -284,6 +284,7 @@ class TestIntegers(OnGpu):
             ("", "bias", "bias_int"),
         )
     )
+    @pytest.mark.quick(2)
     def test_epilogues(self, out, shape, zeros, bias):
         m, k, n = 9, 50, 19
         wanted = {"lhs_scale": shape, "rhs_scale": "each" if shape == "one" else shape}
@@ -360,6 +361,7 @@ FLOAT_PAIRS = list(itertools.product((E4M3, E5M2), (E4M3, E5M2)))
 
 class TestFloats(OnGpu):
     @parameterized.expand(itertools.product(FLOAT_PAIRS, (CPU, AMPERE, ADA, HOPPER, BLACKWELL), range(len(SIZES))))
+    @pytest.mark.quick(3)
     def test_products(self, pair, capability, size):
         m, k, n = SIZES[size]
         for layout in LAYOUTS:
@@ -376,6 +378,7 @@ class TestFloats(OnGpu):
             (CPU, ADA, HOPPER, BLACKWELL),
         )
     )
+    @pytest.mark.quick(3)
     def test_scales(self, out, shape, bias, capability):
         m, k, n = 19, 40, 23
         given = vectors(m, n, lhs_scale=shape, rhs_scale=shape, **({} if bias is None else {"bias": "each"}))
@@ -417,6 +420,7 @@ class TestFloats(OnGpu):
             (False, True),
         )
     )
+    @pytest.mark.quick(4)
     def test_blocks(self, size, out, capability, has_bias):
         m, k, n = size
         scales = torch.rand(m, -(-k // 128)) * 0.01, torch.rand(-(-k // 128), -(-n // 128))
@@ -477,6 +481,7 @@ class TestGroups(OnGpu):
             (CPU, HOPPER, BLACKWELL, SMALL_BLACKWELL),
         )
     )
+    @pytest.mark.quick(5)
     def test_products(self, kind, size, out, capability):
         for more in ({}, {"bias": torch.randn(size[2]), "global_scale": torch.tensor(0.25)}):
             p = group_product(kind, *size, out, **more)

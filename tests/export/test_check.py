@@ -52,6 +52,7 @@ class TestCheck(unittest.TestCase):
         assert "tests/export/test_check.py:" in lines[0] and "# a line to be named" in lines[0]
 
     @parameterized.expand([("nested", aten.sin, "sin"), ("outer", torch.ops.higher_order.cond, "cond")])
+    @pytest.mark.quick(2)
     def test_one_less(self, _name, less, shown):
         allowed = [x for x in ALLOWED if x is not less]
         with pytest.raises(ValueError, match=f"{shown}.* is not among the operators"):
@@ -66,6 +67,7 @@ class TestCheck(unittest.TestCase):
     @parameterized.expand(
         [("list", "aten.mm.default", TypeError), ("operator", [3], TypeError), ("dtype", None, ValueError)]
     )
+    @pytest.mark.quick(3)
     def test_arguments(self, _name, operators, error):
         with pytest.raises(error, match="check: operators"):
             export.check(small(), operators=operators)
@@ -92,6 +94,7 @@ class TestKeep(unittest.TestCase):
             ("several", (hop.quantize, "hop_scaled_buffers"), {"hop_quantize_buffers", "hop_scaled_buffers"}),
         ]
     )
+    @pytest.mark.quick(5)
     def test_stays(self, _name, keep, wanted):
         low = self.lowered(*keep)
         assert {str(n.target) for n in low.graph.nodes if str(n.target).startswith("hop_")} == wanted

@@ -323,7 +323,7 @@ class TestTies(unittest.TestCase):
         assert torch.equal(export.lower(found).module()(x), got)
 
     @parameterized.expand(IN_ONE_SCALE)
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_all_equal(self, name):
         self.check(name, 0.0137, 3)
 
@@ -346,6 +346,7 @@ class TestPadding(unittest.TestCase):
         made = export.to_integer(program)
         return made, torch.equal(made.program.module()(x), program.module()(x))
 
+    @pytest.mark.full
     def test_of_a_code(self) -> None:
         for number in (0.0, 2.5, -32.75, 31.0):
             made, is_equal = self.found(lambda x, n=number: F.pad(x, (1, 2, 0, 3), value=n))
@@ -506,7 +507,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         return module
 
     @parameterized.expand([(cpu,) for cpu in CPUS])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_quantize_(self, cpu):
         self.check_quantized(cpu, torch.float32)
 
@@ -532,6 +533,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         [(f"{f.__name__}_{cpu}", f, cpu) for f in (scaled_product, safe_product) for cpu in CPUS]
         + [(f.__name__, f, "u8s8") for f in (wide_product, traced_product)]
     )
+    @pytest.mark.quick(8)
     def test_product(self, _name, function, cpu):
         x, rows = torch.randint(-128, 128, (5, 32), dtype=torch.int8), torch.rand(5, 1)
         x[0], x[1] = -128, 127
@@ -542,7 +544,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         assert [n for n in operators(found) if "hop" in n] == ["hop_scaled_buffers"], str(found.graph)
 
     @parameterized.expand(UNLIKE)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(8)
     @unittest.skipIf(unsigned_products.is_needed, "torch._int_mm of this version takes no uint8, nor torchao's form")
     def test_of_another_meaning(self, name):
         """What is not undone as a whole is not undone at all."""
@@ -746,6 +748,7 @@ class TestDynamic(unittest.TestCase):
 class TestOurs(unittest.TestCase):
     """Programs of hop's own modules and operators."""
 
+    @pytest.mark.full
     def test_module(self):
         model = linear_layers()
         hop.nn.convert(model, hop.schemes.INT8_DYNAMIC)
@@ -756,6 +759,7 @@ class TestOurs(unittest.TestCase):
         assert len([t for t in targets(found) if "linear" in t]) == 2, str(found.graph)
         assert torch.equal(export.lower(found).module()(x), model(x))
 
+    @pytest.mark.full
     def test_conventions(self):
         """How sums become codes is the caller's choice: integers as runtimes compute them."""
         case = BY_NAME["linear_relu"]
@@ -987,7 +991,7 @@ class TestReport(unittest.TestCase):
             ("softmax", lambda y: torch.softmax(y, -1)),
         ]
     )
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_functions_of_codes(self, _name, function):
         """Between codes they are tables: the float program's codes, but where its own function rounds otherwise."""
         x = torch.randn(64, 32)
@@ -998,6 +1002,7 @@ class TestReport(unittest.TestCase):
         assert torch.equal(got, lowered)
         assert (got.int() - want.int()).abs().max() <= 1 and (got != want).float().mean() < 1e-3
 
+    @pytest.mark.full
     def test_clamps_and_repeats_alone(self):
         """relu6 and upsample_nearest between other scales, and with a float result: codes move."""
         for function in (F.relu6, lambda x: F.interpolate(x[None, None], scale_factor=2)):

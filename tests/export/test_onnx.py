@@ -366,6 +366,7 @@ class TestModel(WithRuntime):
                 x = torch.randn(n, 32)
                 assert np.array_equal(run(found, x)[0], model(x).numpy())
 
+    @pytest.mark.full
     def test_two_forms(self):
         """By default a product of the largest codes says whether weights are int8 or uint8; both forms are exact, and
         onnxruntime keeps one of them."""
@@ -386,6 +387,7 @@ class TestModel(WithRuntime):
                     y = torch.randn(n, 32)
                     assert np.array_equal(run(found, y)[0], model(y).numpy()), (wanted, level, n)
 
+    @pytest.mark.full
     def test_one_form_is_kept(self):
         """No question is left in what onnxruntime runs."""
         import onnx
@@ -422,6 +424,7 @@ class TestModel(WithRuntime):
             ("conv_transpose3d", (1, 4, 3, 4, 5), (4, 3, 2, 2, 2), (2,)),
         ]
     )
+    @pytest.mark.quick(3)
     def test_transposed_convolutions_of_affine_inputs(self, name, of_x, of_w, rest):
         """Zeros between the elements are codes that are the zero point, which may be computed there."""
         weight = torch.randint(-127, 128, of_w, dtype=torch.int8)
@@ -451,6 +454,7 @@ class TestModel(WithRuntime):
             np.testing.assert_array_equal(got, want.numpy())
 
     @parameterized.expand([("affine", "choose_qparams"), ("symmetric", "choose_qparams_symmetric")])
+    @pytest.mark.quick(2)
     def test_scales_of_a_tensor_that_are_found_there(self, _name, choose):
         """As PT2E's dynamic quantizers write them, with one scale for the tensor."""
         importlib.import_module("torch.ao.quantization.fx._decomposed")

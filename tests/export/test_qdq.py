@@ -195,6 +195,7 @@ class TestLeft(unittest.TestCase):
             ("rows", {"x": presets.INT8_ROW, "output": torch.float32}, "rows are written of int8"),
         ]
     )
+    @pytest.mark.quick(2)
     def test_reasons(self, _name, given, reason):
         module = layer(LINEAR, given.pop("weight", presets.INT8_ROW), (32, 64), bias=32, **given)
         x = torch.randn(5, 64)

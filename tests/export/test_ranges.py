@@ -173,6 +173,7 @@ class TestProducts(unittest.TestCase):
         for r in (row, with_bias):
             assert (min(reached[r.inner]), max(reached[r.inner])) == (r.low, r.high)
 
+    @pytest.mark.full
     def test_of_two_inputs_are_reached(self):
         p = program(
             lambda a, b: hop.out_dtype(aten.bmm.default, torch.int32, a, b),
@@ -246,6 +247,7 @@ class TestProducts(unittest.TestCase):
 
 class TestOverflow(unittest.TestCase):
     @parameterized.expand([("largest_that_fits", 33025, PROVEN), ("one_more", 33026, MAY_OVERFLOW)])
+    @pytest.mark.quick(2)
     def test_of_a_long_sum(self, _name, k, status):
         """Of products of 255 by 255, K = 33025 is the longest sum that int32 holds."""
         w = torch.full((k, 2), 255, dtype=torch.uint8)
@@ -319,6 +321,7 @@ class TestUnknown(unittest.TestCase):
         found = ranges(program(function, torch.zeros(3, 3, dtype=torch.int32)))
         assert not found.proven and UNKNOWN in {r.status for r in found.rows}
 
+    @pytest.mark.full
     def test_sizes(self):
         """A summed dimension without an upper bound, with one, and a batch without one."""
         dtype = torch.int8
@@ -338,6 +341,7 @@ class TestUnknown(unittest.TestCase):
 
 
 class TestInputs(unittest.TestCase):
+    @pytest.mark.full
     def test_bounds_of_floats(self):
         w = weights(9, 3, 16)
         p = program(
@@ -363,6 +367,7 @@ class TestInputs(unittest.TestCase):
         found = ranges(export(Counter(), (torch.zeros(2, dtype=torch.int8),)))
         assert [r.status for r in found.rows if r.operator == "aten.mul.Tensor"] == [PROVEN, MAY_OVERFLOW]
 
+    @pytest.mark.full
     def test_errors(self):
         p = program(lambda a: a + 1, torch.zeros(4, dtype=torch.int8))
         with pytest.raises(ValueError, match=r"inputs must name inputs of the program, got 'x'; take one of args_0"):

@@ -112,6 +112,7 @@ class TestNumbers(Folder):
         relu6, relu = (n.arrays["output.range"].tolist() for n in nodes if n.operator.endswith("conv2d.default"))
         self.assertTrue(relu6[0] == relu[0] == -128 and relu6[1] <= 127 == relu[1])
 
+    @pytest.mark.full
     def test_from(self) -> None:
         """What is said to come from a node is what that node gave."""
         program, x = network()
@@ -129,6 +130,7 @@ class TestNumbers(Folder):
         np.testing.assert_array_equal(nodes[output].arrays["output"], program.module()(x).numpy())
         np.testing.assert_array_equal(nodes["hop_quantize_buffers"].arrays["input"], x.numpy())
 
+    @pytest.mark.full
     def test_two_operands(self) -> None:
         """Concatenations and products of tensors: an argument that is a list, and sums without a bias."""
 

@@ -245,6 +245,7 @@ class TestPairs(unittest.TestCase):
         found = verify(program, reloaded(lowered), (inputs("perceptron"),))
         assert found.first is None and "hop_scaled_1" in {r.a for r in found.rows}
 
+    @pytest.mark.full
     def test_a_change_in_the_middle_is_found_across_a_lowering(self):
         program = chain()
         changed = chain()

@@ -138,6 +138,7 @@ MASKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.quick(2)
 def test_integers(mask: str, values: str) -> None:
     q = hop.quantize(presets.INT8_ROW, made(2, 4, 5, 12, seed=1, scale=2))
     k = hop.quantize(presets.INT8_ROW, made(2, 4, 9, 12, seed=2))
@@ -157,6 +158,7 @@ def test_causal_and_grouped(values: str) -> None:
 
 @pytest.mark.parametrize("mask", ["none", "bool", "hidden"])
 @pytest.mark.parametrize("format", [INT4, INT8])
+@pytest.mark.quick(3)
 def test_groups_of_elements(format: Any, mask: str) -> None:
     """The last group of v is cut off."""
     q = hop.quantize(presets.INT8_ROW, made(2, 4, 5, 12, seed=1, scale=2))

@@ -3,6 +3,7 @@
 import unittest
 from typing import Any
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -90,6 +91,7 @@ class TestErrors(unittest.TestCase):
             assert_refused(error, words, lambda: hop.out_dtype(*fakes))
 
     @parameterized.expand([c for c in CASES if c[0] != "packed_operand"])
+    @pytest.mark.quick(3)
     def test_compile(self, name, error, words, args):
         """Dynamo wraps what a call raises while it traces, and keeps type and words."""
 

@@ -86,7 +86,7 @@ def compare(operator: ScaledOperator, output: Any, args: list[Any]) -> Any:
 
 class TestScaled(unittest.TestCase):
     @parameterized.expand([(o.name, o) for o in SCALED])
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(36)
     def test_are_those_of_the_reference(self, _name: str, operator: ScaledOperator) -> None:
         """Contiguous operands and others, for every kind of output."""
         operands, count = operator._operands(), 0
@@ -95,7 +95,7 @@ class TestScaled(unittest.TestCase):
         assert count >= 10
 
     @parameterized.expand([(o.name, o) for o in SCALED])
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(30)
     def test_errors_are_those_of_the_reference(self, _name: str, operator: ScaledOperator) -> None:
         for other in wrong(operator):
             try:

@@ -69,6 +69,7 @@ class TestScaled(unittest.TestCase):
     """Plain floats beside quantized tensors: the small calls for which eager mode keeps plans."""
 
     @parameterized.expand([(name, dtype) for name in WEIGHTS for dtype in (torch.float32, torch.float64)])
+    @pytest.mark.quick(3)
     def test_random_calls(self, name: str, dtype: torch.dtype):
         rng = random.Random(name)
         for _ in range(4):

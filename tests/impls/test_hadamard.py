@@ -63,6 +63,7 @@ def test_a_row_alone_and_among_others(size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 32])
+@pytest.mark.quick(2)
 def test_its_derivative_is_itself(size: int) -> None:
     x, grad = numbers(3, 64).requires_grad_(), numbers(3, 64, seed=1)
     for output in (torch.float32, presets.FP8_ROW):

@@ -219,7 +219,7 @@ def same(a: Any, b: Any) -> bool:
 
 class TestGradients(unittest.TestCase):
     @parameterized.expand(ALL_SCHEMES)
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_those_of_quantized(self, _name, scheme):
         """Bit for bit."""
         for flags, save_original, dtype in itertools.product(FLAGS, (False, True), (torch.bfloat16, torch.float32)):

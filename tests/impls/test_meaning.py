@@ -33,6 +33,7 @@ class TestAgainstOracle(unittest.TestCase):
     """Every operator in every format, fast path and reference, and the same strides from both."""
 
     @parameterized.expand([(f"{o.name}_{f.name}", o, f) for o, f in PAIRS])
+    @pytest.mark.quick(4)
     def test_value(self, _name, op, fmt):
         args, kwargs = arguments(op, fmt, seed=1)
         got = hop.out_dtype(op.op, fmt.output, *args, **kwargs)
@@ -376,6 +377,7 @@ class TestIntegerProducts(unittest.TestCase):
             for n in (1, 2)
         ]
     )
+    @pytest.mark.quick(5)
     def test_channels_last(self, _name, size, dtype, groups, n):
         """Channels last if the input or the weight is: on the kernel, the reference and fakes."""
         op = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}[len(size)]

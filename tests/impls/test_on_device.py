@@ -30,7 +30,7 @@ MAKERS = {
 
 class TestOnDevice(unittest.TestCase):
     @parameterized.expand(MAKERS.items())
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(15)
     def test_every_tensor_is_moved(self, _name, make):
         """A function of tensors on a GPU holds none on the CPU: fake tensors raise where two devices meet."""
         for case in make():

@@ -614,6 +614,7 @@ class TestDeployment(unittest.TestCase):
                     assert torch.equal(a, b) and torch.equal(a, c), (backend, dynamic, m, dtype)
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_gradients_of_fake_quantization_compile_in_bfloat16(self):
         """Products of bfloat16, compiled as in eager mode, without a copy of what lies in memory."""
         from torch._inductor.utils import run_and_get_code
@@ -733,6 +734,7 @@ class TestRowsOfNvfp4(unittest.TestCase):
     """The weight's gradient sums over rows, which the Hadamard transform of the scheme takes in blocks of 16."""
 
     @parameterized.expand([(rows,) for rows in (1, 5, 7, 16, 20, 33)])
+    @pytest.mark.quick(5)
     def test_any_number_of_rows(self, rows):
         torch.manual_seed(1)
         layer = hop.nn.Linear(64, 32, bias=False, scheme=recipes.NVFP4_TRAINING)

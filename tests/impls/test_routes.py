@@ -27,8 +27,8 @@ def _of_leaves(pairs: list[tuple[Any, Setting]]) -> tuple[list[Case], list[Case]
     return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
 
 
-# Programs take minutes. Of those of two parts, the quick suite takes the first, which has every operator. Each is made
-# once, so that routes of one process share its export.
+# Programs take minutes. The quick suite takes the first of two parts, which has every operator of out_dtype and every
+# leaf. Each is made once, so that the routes of one process share its export.
 TRACED = [r for r in BATCHED if not r.compiler]
 COMPILED = [r for r in BATCHED if r.compiler]
 
@@ -47,7 +47,9 @@ def program_in_parts(part: int) -> tuple[list[Case], list[Case]]:
 
 @functools.cache
 def leaves_in_parts(part: int) -> tuple[list[Case], list[Case]]:
-    return _of_leaves(half(LEAVES, SETTINGS, part))
+    """Each leaf in one setting, another for each leaf in turn; or in the remaining settings."""
+    pairs = itertools.product(enumerate(LEAVES), enumerate(SETTINGS))
+    return _of_leaves([(o, s) for (i, o), (k, s) in pairs if ((i + k) % len(SETTINGS) == 0) == (part == 0)])
 
 
 class TestRoutes(unittest.TestCase):
@@ -111,9 +113,9 @@ QUICK = ("inductor",)  # of the larger operators
 
 
 @functools.cache
-def scaled_program(part: int) -> tuple[list[Case], list[Case]]:
-    """Every other case of scaled at once."""
-    operators = SCALED[part::2]
+def scaled_program(part: int, parts: int = 2) -> tuple[list[Case], list[Case]]:
+    """Every other operator of scaled at once, or one in `parts`."""
+    operators = SCALED[part::parts]
     return [o.case() for o in operators], [case for o in operators for case in o.gradient_cases()]
 
 
@@ -126,10 +128,11 @@ class TestScaled(unittest.TestCase):
     def test_program(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
 
-    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in (0, 1)])
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in range(4)])
     @pytest.mark.compiler
+    @pytest.mark.quick(4)  # Inductor takes a minute for each
     def test_compiled_program(self, _name: str, route: Route, part: int):
-        route.run(*scaled_program(part))
+        route.run(*scaled_program(part, 4))
 
     @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name not in QUICK for part in (0, 1)])
     @pytest.mark.compiler
@@ -140,9 +143,10 @@ class TestScaled(unittest.TestCase):
 
 
 @functools.cache
-def quantized_program() -> tuple[list[Case], list[Case]]:
-    """All cases of quantized at once."""
-    return [o.case() for o in QUANTIZED], [case for o in QUANTIZED for case in o.gradient_cases()]
+def quantized_program(part: int = 0, parts: int = 1) -> tuple[list[Case], list[Case]]:
+    """All operators of quantized at once, or one in `parts`."""
+    operators = QUANTIZED[part::parts]
+    return [o.case() for o in operators], [case for o in operators for case in o.gradient_cases()]
 
 
 class TestQuantized(unittest.TestCase):
@@ -155,10 +159,11 @@ class TestQuantized(unittest.TestCase):
     def test_program(self, _name: str, route: Route):
         route.run(*quantized_program())
 
-    @parameterized.expand([(r.name, r) for r in COMPILED if r.name in QUICK])
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in (0, 1)])
     @pytest.mark.compiler
-    def test_compiled_program(self, _name: str, route: Route):
-        route.run(*quantized_program())
+    @pytest.mark.quick(2)
+    def test_compiled_program(self, _name: str, route: Route, part: int):
+        route.run(*quantized_program(part, 2))
 
     @parameterized.expand([(r.name, r) for r in COMPILED if r.name not in QUICK])
     @pytest.mark.compiler

@@ -548,6 +548,7 @@ class TestConvolutions(unittest.TestCase):
                 check(op, DTYPES[i // 2 % 4], want, x, w, bias, *args)
 
     @parameterized.expand(list(CONVOLUTIONS))
+    @pytest.mark.quick(3)
     def test_formats(self, name):
         self.formats(name, 11)
 
@@ -651,6 +652,7 @@ class TestLimits(unittest.TestCase):
             ("against_zero_points", presets.INT8_ROW_AFFINE, -128, 127, presets.INT8_ROW_AFFINE, 127, -128, 40_003),
         ]
     )
+    @pytest.mark.quick(4)
     def test_wrap(self, _name, lhs, a, zero_a, rhs, b, zero_b, k):
         self.wrap(lhs, a, zero_a, rhs, b, zero_b, k)
 
@@ -732,6 +734,7 @@ class TestLimits(unittest.TestCase):
             for a, b in itertools.product(["int8", "int8_affine", "uint8_affine"], ["int8", "uint8_affine", "int4"])
         ]
     )
+    @pytest.mark.quick(5)
     def test_large_groups(self, _name, a, b):
         """Sums of a group beyond 2^24, which float32 would round on the way, up and down."""
         rng = generator(14)
@@ -811,6 +814,7 @@ class TestLimits(unittest.TestCase):
         assert got == math.inf
 
     @parameterized.expand([(f"{m}_{k}_{n}", m, k, n) for m, k, n in itertools.product((0, 1), (0, 1, 3), (0, 1))])
+    @pytest.mark.quick(9)
     def test_small_sizes(self, _name, m, k, n):
         rng = generator(6)
         names = [
@@ -873,6 +877,7 @@ class TestLimits(unittest.TestCase):
     @parameterized.expand(
         ["int8_tensor", "int8_row", "int8_row_affine", "uint8_tensor_affine", "int8_groups_20", "int4_groups_32"]
     )
+    @pytest.mark.quick(3)
     def test_strides(self, name):
         """Operands that are views of others, with their scales."""
         rng = generator(9)
@@ -987,6 +992,7 @@ class TestRandomCases(unittest.TestCase):
         how=st.sampled_from(["linear", "mm", "addmm", "columnwise", "batch"]),
     )
     @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @pytest.mark.full
     def test_products(self, formats, blocks, affine, size, dtype, seed, how):
         rng = generator(seed)
         (m, k, n), make = size, scaled_oracles.make
@@ -1125,6 +1131,7 @@ class TestFloats(unittest.TestCase):
                 )
 
     @parameterized.expand(WEIGHTS)
+    @pytest.mark.quick(7)
     def test_plain(self, right):
         """Activations in every dtype with weights of every quantizer."""
         for i, left in enumerate(PLAIN):
@@ -1133,6 +1140,7 @@ class TestFloats(unittest.TestCase):
             self.linear(left, right, 3, 33, 20, DTYPES[i], rng)
 
     @parameterized.expand(FLOATS)
+    @pytest.mark.quick(10)
     def test_pairs(self, right):
         """Every two quantizers of floats."""
         for i, left in enumerate(FLOATS):
@@ -1147,6 +1155,7 @@ class TestFloats(unittest.TestCase):
             self.linear(left, right, m, k, n, output, generator(i))
 
     @parameterized.expand(FLOATS)
+    @pytest.mark.quick(5)
     def test_operators(self, name):
         """mm, addmm, bmm, baddbmm and matmul, of weights that are turned, and packed and turned."""
         rng = generator(1, *name.encode())
@@ -1237,6 +1246,7 @@ class TestFloats(unittest.TestCase):
     @parameterized.expand(
         ["two_all", "one_same", "transposed_two_all", "three", "general_two", "two_alone", "two_same_even"]
     )
+    @pytest.mark.quick(5)
     def test_convolutions(self, name):
         op, x_shape, w_shape, args, g = CONVOLUTIONS[name]
         rng = generator(4, *name.encode())
@@ -1267,6 +1277,7 @@ class TestFloats(unittest.TestCase):
     @parameterized.expand(
         ["fp8_tensor", "fp8_row", "mxfp8", "nvfp4_row", "mxfp4", "int8_row", "int4_groups_32", "state8"]
     )
+    @pytest.mark.quick(8)
     def test_small_sizes(self, right):
         """Sums of nothing are 0, and what has no elements keeps its shape."""
         rng = generator(7)
@@ -1280,6 +1291,7 @@ class TestFloats(unittest.TestCase):
                         self.within(f"small {left} x {right}", aten.linear.default, output, x, w, product, k, held=held)
 
     @parameterized.expand(["fp8_tensor", "fp8_row", "fp8_1x128", "mxfp8", "nvfp4", "mxfp4", "int8_row"])
+    @pytest.mark.quick(2)
     def test_strides(self, right):
         """Weights and activations that are views, one after the other: no plan is taken for another layout."""
         rng = generator(8)
@@ -1459,6 +1471,7 @@ class TestEmbedding(unittest.TestCase):
     """Rows of a quantized table."""
 
     @parameterized.expand(WEIGHT_PRESETS)
+    @pytest.mark.quick(8)
     def test_presets(self, name, q):
         rng = generator(*name.encode())
         for rows, size in [(40, 96), (33, 130), (5, 1)]:
@@ -1511,6 +1524,7 @@ class TestArithmetic(unittest.TestCase):
     """add, sub and mul: in float32 on the numbers, every operation rounded."""
 
     @parameterized.expand(OTHERS)
+    @pytest.mark.quick(6)
     def test_add_and_sub(self, name):
         rng = generator(*name.encode())
         x = scaled_oracles.make(OTHERS[name], (3, 40), rng)
@@ -1646,6 +1660,7 @@ class TestValues(unittest.TestCase):
     """cat, activations, maxima and views: numbers that the operand has."""
 
     @parameterized.expand(OTHERS)
+    @pytest.mark.quick(2)
     def test_activations(self, name):
         rng = generator(*name.encode())
         x = scaled_oracles.make(OTHERS[name], (6, 40), rng, codes=without_negative_zero)
@@ -1674,6 +1689,7 @@ class TestValues(unittest.TestCase):
         check(aten.cat.default, torch.float32, arrays[0], [x])
 
     @parameterized.expand(MAX_POOLS)
+    @pytest.mark.quick(2)
     def test_max_pool(self, name):
         op, shape, args = MAX_POOLS[name]
         rng = generator(*name.encode())
@@ -1683,6 +1699,7 @@ class TestValues(unittest.TestCase):
                 check_all(op, scaled_oracles.max_pool(x.values(), *args), x, *args, outputs=list(OUTPUTS)[:5])
 
     @parameterized.expand(VIEWS)
+    @pytest.mark.quick(4)
     def test_views(self, name):
         """All are new tensors, of the numbers that the view has."""
         op, args, of_array = VIEWS[name]
@@ -1800,6 +1817,7 @@ class TestMeans(unittest.TestCase):
     """mean and average pools: of integers float32(mean of code differences) · scale, of others the mean of numbers."""
 
     @parameterized.expand(AVERAGED)
+    @pytest.mark.quick(2)
     def test_mean(self, name):
         rng = generator(*name.encode())
         for shape in [(3, 4, 7, 9), (2, 3, 5), (4, 13), (37,)]:

@@ -63,6 +63,7 @@ class TestFolders(InFolder):
             ("blocks of rows", hop.presets.FP8_128X128, {}),
         ]
     )
+    @pytest.mark.quick(2)
     def test_equals_from_pretrained(self, _name, scheme, options):
         report = self.written(scheme, **options)
         names = options.get("modules_to_not_convert")

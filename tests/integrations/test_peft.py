@@ -210,6 +210,7 @@ class TestMerge(unittest.TestCase):
         assert [type(m) for m in merged.children()] == [nn.Embedding, nn.Linear, nn.Conv1d]
         torch.testing.assert_close(merged(index), want, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.full
     def test_exported(self):
         model = adapted()
         want = logits(model)

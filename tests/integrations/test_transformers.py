@@ -81,6 +81,7 @@ with torch.no_grad():
 
 class TestLoading(unittest.TestCase):
     @parameterized.expand([(name,) for name in ("int8", "int8_weight", "int4_weight_32", "fp8", "mxfp8")])
+    @pytest.mark.quick(3)
     def test_every_bit_comes_back(self, name):
         model = loaded(llama(), HopConfig(name))
         want = llama()
@@ -199,6 +200,7 @@ class TestLoading(unittest.TestCase):
         with saved(again):
             assert again.dequantize().dtype == torch.float32
 
+    @pytest.mark.full
     def test_compiled_and_exported(self):
         model = int8()
         with torch.no_grad():
@@ -265,6 +267,7 @@ class TestConfig(unittest.TestCase):
 
 
 class TestImport(unittest.TestCase):
+    @pytest.mark.full
     def test_says_what_is_missing_and_comes_late(self):
         with tempfile.TemporaryDirectory() as _:
             code = """

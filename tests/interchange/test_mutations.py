@@ -72,6 +72,7 @@ class TestMutations(InFolder):
         assert len(seeds) // 50 < read < len(seeds), read
 
     @parameterized.expand([(kind,) for kind in MADE])
+    @pytest.mark.quick(7)
     def test_some(self, kind):
         self.mutated(kind, range(100))
 

@@ -128,6 +128,7 @@ for name, code in CHANGES.items():
 
 
 class TestChanges(unittest.TestCase):
+    @pytest.mark.full
     def test_each_raises(self):
         """An error, and no signal; each in a process of its own."""
         done = child("-c", f"{SETUP}torch.set_num_threads(1)\nCHANGES = {CHANGES!r}\n{RUN}")
@@ -138,6 +139,7 @@ class TestChanges(unittest.TestCase):
 
 
 class TestFuzz(unittest.TestCase):
+    @pytest.mark.full
     def test_few(self):
         assert not fuzz.faults("tests.fuzz", 0, 60)
 

@@ -103,6 +103,7 @@ def takes_native(x, w, bias=None, output=torch.float32) -> bool:
 @BUILT
 class TestLevels(unittest.TestCase):
     @parameterized.expand([(level, *pair) for level in levels.OWN for pair in INTEGERS])
+    @pytest.mark.quick(6)
     def test_integers(self, level, left, right):
         """Bit for bit the meaning, in every output, plain and packed."""
         torch.manual_seed(0)
@@ -126,6 +127,7 @@ class TestLevels(unittest.TestCase):
             for right in ("INT4_32", "INT4_128", "UINT4_32_AFFINE", "UINT4_128_AFFINE")
         ]
     )
+    @pytest.mark.quick(2)
     def test_groups_of_the_largest_codes(self, level, left, right):
         """Few rows and many of codes at both ends, with zero points at both ends: bit for bit the meaning."""
         torch.manual_seed(2)
@@ -140,6 +142,7 @@ class TestLevels(unittest.TestCase):
                     assert_bits(linear(x, form), want, f"{m}x{k}x{n}")
 
     @parameterized.expand([(level, *pair) for level in levels.OWN for pair in FLOATS])
+    @pytest.mark.quick(7)
     def test_floats(self, level, left, right):
         """Within what sums in float32 allow, plain and packed."""
         torch.manual_seed(1)
@@ -216,6 +219,7 @@ class TestLevels(unittest.TestCase):
             for lhs, added in ((negated, bias), (x, negated_bias), (negated, negated_bias)):
                 assert torch.equal(linear(lhs, w, added), want)
 
+    @pytest.mark.full
     def test_parts_of_batches_and_in_compiled_programs(self):
         torch.manual_seed(8)
         x, w = torch.randn(3, 5, 64), hop.quantize(presets.INT8_ROW, torch.randn(3, 48, 64))
@@ -336,6 +340,7 @@ class TestLevels(unittest.TestCase):
             got = native_product.int_mm(a, b)
         assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
 
+    @pytest.mark.full
     def test_large_products_of_out_dtype(self):
         """From integer.MANY multiply-adds on they are native, not with a row less; the integers are the same."""
         torch.manual_seed(6)

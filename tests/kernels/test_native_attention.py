@@ -82,6 +82,7 @@ def assert_same(got: Tensor, want: Tensor) -> None:
 
 @pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.quick(4)
 def test_bits(shapes: tuple[tuple[int, ...], ...], level: str) -> None:
     generator = torch.Generator().manual_seed(len(shapes[0]) + shapes[1][-2])
     grouped = {"enable_gqa": True} if shapes[0][:-2] != shapes[1][:-2] else {}

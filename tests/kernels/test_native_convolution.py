@@ -107,6 +107,7 @@ def _drawn(seed: int) -> Call:
 
 
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.quick(2)
 def test_random(seed: int) -> None:
     call = _drawn(seed)
     for level in levels.OWN_HERE[::-1] if seed % 4 == 0 else levels.OWN_HERE[-1:]:
@@ -147,6 +148,7 @@ _CONVENTIONS = [
 @pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("convention", _CONVENTIONS, ids=str)
 @pytest.mark.parametrize("block", _BLOCKS)
+@pytest.mark.quick(3)
 def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
     """Requantized, beside each kind of bias, with each kind of scale."""
     torch.manual_seed(1)
@@ -225,6 +227,7 @@ def test_in_programs(format: Any, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("output", [torch.bfloat16, Quantizer(UINT8, scale=Static(affine=True))], ids=str)
+@pytest.mark.quick(2)
 def test_plans(output: Any) -> None:
     """Calls that differ in one thing alone, one after the other, twice: each gives what it gives without a plan."""
     given = [torch.full(s, 0.1) for s in ((), (1, 1, 1, 1))]

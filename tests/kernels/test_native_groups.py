@@ -98,6 +98,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.quick(2)
 def test_gguf(name: str):
     t = BY_NAME[name]
     for seed, (m, n, k) in enumerate(((1, 1, 256), (3, 37, 512), (9, 50, 768), (70, 23, 256))):

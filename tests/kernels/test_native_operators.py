@@ -199,6 +199,7 @@ def operator(name: str):
 
 class TestOperators(unittest.TestCase):
     @parameterized.expand(NAMES)
+    @pytest.mark.quick(3)
     def test_as_pytorch_checks_operators(self, name):
         tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
         found = torch.library.opcheck(operator(name), operators()[name], test_utils=tests)
@@ -284,6 +285,7 @@ class TestThreads(unittest.TestCase):
     @pytest.mark.skipif(
         not hasattr(sys, "getwindowsversion") and sys.platform == "darwin", reason="forks are for Linux"
     )
+    @pytest.mark.full
     def test_a_forked_process(self):
         code = """
 import os, torch, hop
@@ -302,6 +304,7 @@ print(os.waitpid(pid, 0)[1])
 
 
 class TestFuzz(unittest.TestCase):
+    @pytest.mark.full
     def test_few(self):
         assert not fuzz.faults("tests.fuzz_operators", 0, 60)
 

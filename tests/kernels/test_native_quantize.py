@@ -88,6 +88,7 @@ def one(name: str, shape: tuple[int, ...], kind: str, dtype: torch.dtype, given:
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.quick(18)
 def test_quantizer(name):
     for i, (shape, kind) in enumerate(itertools.product(SHAPES, KINDS)):
         one(name, shape, kind, DTYPES[(i + len(name)) % 3], given=i % 4 == 3)
@@ -104,6 +105,7 @@ def test_quantizer_in_full(name):
 @pytest.mark.parametrize(
     "name", ["int8_tensor", "int8_row_affine", "ternary_row", "mxfp8", "nvfp4", "state4", "int8_column"]
 )
+@pytest.mark.quick(2)
 def test_threads(name):
     for i, shape in enumerate(LARGE):
         one(name, shape, ("normal", "blocky", "nan")[i % 3], DTYPES[i % 3], given=False)
@@ -125,6 +127,7 @@ def test_threads_in_full(name):
     st.booleans(),
     st.integers(0, 99),
 )
+@pytest.mark.full
 def test_drawn(name, shape, kind, dtype, given_scale, seed):
     one(name, tuple(shape), kind, dtype, given_scale, seed)
 
@@ -145,6 +148,7 @@ def test_ties(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick(2)
 def test_all_half_floats(dtype):
     words = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     x = (words.view(dtype) if dtype != torch.float32 else words.view(torch.bfloat16).float()).reshape(-1, 32)
@@ -320,6 +324,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.quick(4)
 def test_product(name):
     """x times a factor of each column, lying as it is and turned, with noise that is given or found from a seed."""
     q, g = PRODUCTS[name], generator(0)

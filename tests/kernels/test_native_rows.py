@@ -94,7 +94,7 @@ def of(op: Any, output: Any, x: Tensor, args: Any, kwargs: dict[str, Any]) -> An
 @unittest.skipUnless(levels.HERE, "needs the native kernels")
 class TestRows(unittest.TestCase):
     @parameterized.expand([(name, level) for name in OUTPUTS for level in levels.OWN])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(30)
     def test_the_bits_of_the_reference(self, name, level):
         output, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(len(name)), 0
         with levels.at(level):
@@ -123,6 +123,7 @@ class TestRows(unittest.TestCase):
                 assert same(hop.scaled(aten.gelu.default, presets.INT8_ROW, x, approximate=how), want), top
 
     @parameterized.expand([(name, level) for name in ("INT8_ROW", "INT4_32", "MXFP8") for level in levels.OWN])
+    @pytest.mark.quick(2)
     def test_floats_and_their_codes(self, name, level):
         q, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(5), 0
         with levels.at(level):

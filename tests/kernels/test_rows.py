@@ -109,6 +109,7 @@ def differing(level, left, right, sizes, k, n, threads, outputs):
 @BUILT
 class TestRows(unittest.TestCase):
     @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PAIRS])
+    @pytest.mark.quick(5)
     def test_a_row_does_not_depend_on_its_neighbours(self, level, left, right):
         sizes, outputs = (1, 2, 3, 6, 13, 17, 40), (torch.float32, torch.bfloat16)
         wrong, count = differing(level, left, right, sizes, 704, 72, (1, 2), outputs)
@@ -138,6 +139,7 @@ class TestRows(unittest.TestCase):
         bound = 704 * 2.0**-23 * (exact[0].abs() @ exact[1].abs().T)
         assert ((own.double() - exact[0] @ exact[1].T).abs() <= bound).all()
 
+    @pytest.mark.full
     def test_the_environment_says_0_or_1(self):
         """A library that is loaded reads it once."""
         for said, words in (("1", ""), ("yes", "HOP_REORDER_FEW_ROWS must be 0 or 1, got 'yes'")):

@@ -102,6 +102,7 @@ class TestAttention(unittest.TestCase):
             torch.testing.assert_close(mine, one, rtol=0.0, atol=1e-6)
 
     @parameterized.expand(applicable())
+    @pytest.mark.quick(2)
     def test_a_scheme(self, name, scheme):
         """Near PyTorch's; frozen, packed, saved and loaded, copied: the same bits, in self-attention and across."""
         layer, plain = converted(scheme), floats()
@@ -152,6 +153,7 @@ class TestAttention(unittest.TestCase):
         layer(x, y := x.clone(), y)
         assert [shape for _, shape in calls] == [(2, 5, 64), (2, 5, 128)]
 
+    @pytest.mark.full
     def test_programs(self):
         layer, x = converted(schemes.INT8_STATIC), randn(2, 5, 64)
         hop.nn.freeze(layer)
@@ -316,6 +318,7 @@ class TestAttentionInAScheme(unittest.TestCase):
         assert (x.grad - other.grad).norm() < 0.2 * other.grad.norm()
 
     @parameterized.expand([("int8",), ("int8_rotated",)])
+    @pytest.mark.quick(2)
     def test_compiled_and_exported(self, attention):
         layer, x = attending(attention), randn(2, 5, 64)
         with torch.no_grad():

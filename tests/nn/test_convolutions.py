@@ -64,6 +64,7 @@ class TestLayers(unittest.TestCase):
         assert {f"{kind}_{name}" for kind in SHAPES for name in (*EXACT, "INT4_WEIGHT_32")} <= names
 
     @parameterized.expand(applicable())
+    @pytest.mark.quick(2)
     def test_a_scheme(self, name, kind, scheme):
         """Near the float layer, as its own gradients are; frozen, saved and loaded it gives the same bits."""
         layer, x = ready(kind, scheme)
@@ -97,6 +98,7 @@ class TestLayers(unittest.TestCase):
         assert list(layer.state_dict()) == list(floats.state_dict())
 
     @parameterized.expand([(kind,) for kind in SHAPES])
+    @pytest.mark.quick(4)
     def test_programs(self, kind):
         layer, x = ready(kind, schemes.INT8_STATIC)
         hop.nn.freeze(layer)

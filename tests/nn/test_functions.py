@@ -124,6 +124,7 @@ class TestModules(unittest.TestCase):
             assert torch.equal(again(x).codes, y.codes)
             assert not any(key.startswith("scales") for key in hop.nn.float_state_dict(layer))
 
+    @pytest.mark.full
     def test_codes_in_codes_out(self):
         """A static model of 8-bit codes: what is between products is integers, too."""
         torch.manual_seed(1)
@@ -186,6 +187,7 @@ class TestFused(unittest.TestCase):
     @parameterized.expand(
         [(d, s) for d in (torch.float32, torch.bfloat16, torch.float16) for s in ("int8", "8da4w", "mxfp8", "fp8")]
     )
+    @pytest.mark.quick(4)
     def test_the_bits_of_the_unfused_model(self, dtype, scheme):
         plain, fused = blocks(dtype, scheme)
         for context in (torch.no_grad, torch.inference_mode):
@@ -266,6 +268,7 @@ class TestFused(unittest.TestCase):
         fused.up(y).sum().backward()
         assert y.grad is not None
 
+    @pytest.mark.full
     def test_programs(self):
         plain, fused = blocks(torch.bfloat16)
         x = some(5, 64).bfloat16()

@@ -325,6 +325,7 @@ def test_codes_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+@pytest.mark.quick(3)
 def test_compiled_once(name: str, backend: str) -> None:
     """As it fills, and beyond the window; the bits of eager mode, where sums are exact."""
     torch._dynamo.reset()
@@ -348,6 +349,7 @@ def test_compiled_once(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", pytest.param("int4", marks=pytest.mark.full), "fp8"])
+@pytest.mark.quick(2)
 def test_exported(name: str) -> None:
     """With its buffers, which change; saved, loaded, and lowered."""
     q, k, v = tokens()

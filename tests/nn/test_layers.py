@@ -462,6 +462,7 @@ class TestSchemes(unittest.TestCase):
             assert torch.equal(want.weight.grad, got.weight.grad)
         assert torch.equal(layer(x), linear()(x))
 
+    @pytest.mark.full
     def test_compiled_programs_follow(self):
         layer, x = linear(), randn(5, 24)
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -505,6 +506,7 @@ class TestSchemes(unittest.TestCase):
                     a.sub_(a.grad)
                     b.sub_(b.grad)
 
+    @pytest.mark.full
     def test_compiled_programs_take_other_sizes(self):
         for scheme, learn in ((SHORT, False), (recipes.INT8_TRAINING, False), (LEARNED, True)):
             layer = linear(scheme, learn_scales=learn)
@@ -517,6 +519,7 @@ class TestSchemes(unittest.TestCase):
             assert layer.weight.grad.isfinite().all()
 
     @parameterized.expand([("MXFP8_TRAINING", 2), ("NVFP4_TRAINING", 3)])
+    @pytest.mark.quick(2)
     def test_programs_of_eight_batch_sizes(self, name, programs):
         """Blocks lie along the rows in the products of the backward: a program for rows that are one block at most,
         one for multiples of a block, one for others."""

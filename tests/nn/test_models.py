@@ -250,6 +250,7 @@ class TestCalibrate(unittest.TestCase):
         hop.nn.calibrate(model, [nothing, x])
         assert model[0].scales.input.ready
 
+    @pytest.mark.full
     def test_of_a_compiled_model(self):
         """Looking at values breaks no graph, so waits for no device either."""
         for method in (hop.calibration.amax, hop.calibration.mse):
@@ -398,6 +399,7 @@ class TestFreeze(unittest.TestCase):
                 other.load_state_dict(read)
                 assert torch.equal(other(x), want)
 
+    @pytest.mark.full
     def test_goes_through_a_file(self):
         pytest.importorskip("safetensors")
         for name, scheme, kind in applicable():

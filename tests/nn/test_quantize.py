@@ -163,6 +163,7 @@ class TestQuantize(unittest.TestCase):
         assert sum(p.nbytes for p in model.parameters()) < 0.3 * floats
 
     @parameterized.expand(DYNAMIC.items())
+    @pytest.mark.quick(11)
     def test_every_scheme(self, name, scheme):
         """Eval, frozen, packed, trained further: the same bits, from the same input."""
         torch.manual_seed(0)
@@ -254,6 +255,7 @@ class TestPacked(unittest.TestCase):
         assert torch.equal(model(INDEX), quantized("int8")(INDEX))
 
     @parameterized.expand(["int8", "int4", "fp8", "mxfp8", "nvfp4"])
+    @pytest.mark.quick(2)
     def test_saved_plain_and_packed_where_it_is_loaded(self, name):
         model = quantized(name)
         want, state = model(INDEX), saved(model)
@@ -326,6 +328,7 @@ class TestPacked(unittest.TestCase):
         file.seek(0)
         return torch.load(file, weights_only=False)
 
+    @pytest.mark.full
     def test_exported_both_ways(self):
         model = quantized("int8")
         want = model(INDEX)

@@ -156,6 +156,7 @@ class TestSchedule(unittest.TestCase):
         assert mean.any() and torch.equal(model[1].running_mean, mean)
         assert torch.equal(model(x), copy.deepcopy(model).eval()(x))
 
+    @pytest.mark.full
     def test_a_stage_compiles_once(self):
         model, x = made(learned(8), learn_scales=True)
         stages = [
@@ -177,6 +178,7 @@ class TestSchedule(unittest.TestCase):
         assert (seen[0], seen[-1]) == (1, 5), seen
 
     @parameterized.expand([*ESTIMATORS.items()])
+    @pytest.mark.quick(5)
     def test_trained_frozen_and_exported(self, _, estimator):
         """The integers of the program are those of the last training forward."""
         model, x = made(learned(8), learn_scales=True)

@@ -62,6 +62,7 @@ class TestRowsOfTiles(unittest.TestCase):
             with pytest.raises(IndexError):
                 hop.scaled(aten.embedding.default, torch.float32, packed, torch.tensor([row]))
 
+    @pytest.mark.full
     def test_programs(self):
         function = lambda w, i: hop.scaled(aten.embedding.default, torch.float32, w, i)  # noqa: E731
         index = torch.tensor([[0, 69], [33, 15]])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -129,6 +130,7 @@ class TestRules(unittest.TestCase):
             assert torch.equal(own.buffers()[stored], tensor)
 
     @parameterized.expand([(f"{name}_{p}", q, p) for name, q in ALL for p in (99.9, 90.0, 50.0, 100)])
+    @pytest.mark.quick(2)
     def test_percentile(self, _name, q, percent):
         def ends(x: np.ndarray) -> np.ndarray:
             if q.scale.has_zero_point():
@@ -139,6 +141,7 @@ class TestRules(unittest.TestCase):
         assert_equal(calibration.percentile(q, *xs, percent=percent), expected(q, xs, ends))
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(4)
     def test_mse(self, _name, q):
         """Of the scales tried, the one with the least error, block by block, as far as float32 can tell."""
         xs = batches(q)
@@ -155,6 +158,7 @@ class TestRules(unittest.TestCase):
             assert tuple(t[index].item() for t in got.values()) in one
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(9)
     def test_mse_is_no_worse_than_amax(self, _name, q):
         xs = batches(q)
         largest, best = (errors(q, xs, rule(q, *xs)) for rule in (calibration.amax, calibration.mse))
@@ -194,6 +198,7 @@ class TestEdges(unittest.TestCase):
         assert calibration.percentile(presets.INT4_32, x, percent=50)["scale"].tolist() == [[f32(1) / f32(7), 2.0]]
 
     @parameterized.expand([(d,) for d in (torch.bfloat16, torch.float16, torch.float64)])
+    @pytest.mark.quick(3)
     def test_dtypes(self, dtype):
         """As in float32, for numbers that it has."""
         x = draw((6, 70), 0).nan_to_num(0.0).to(torch.bfloat16)
@@ -205,6 +210,7 @@ class TestEdges(unittest.TestCase):
                 assert torch.equal(tensor, rule(q, x.float())[name])
 
     @parameterized.expand([(shape,) for shape in ((), (5,), (0,), (0, 32), (3, 0), (2, 3, 40))])
+    @pytest.mark.quick(2)
     def test_shapes(self, shape):
         x = torch.randn(shape)
         for q in (presets.INT8_TENSOR, presets.INT8_ROW, presets.UINT4_32_AFFINE, presets.NVFP4, presets.STATE8):

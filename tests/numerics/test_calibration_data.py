@@ -56,6 +56,7 @@ def from_ends(q: Quantizer, shape: Any, ends: dict[Any, np.ndarray]) -> dict[str
 
 class TestMovingAverage(unittest.TestCase):
     @parameterized.expand([(f"{name}_{m}", q, m) for name, q in presets.PRESETS.items() for m in (0.1, 0.7, 1)])
+    @pytest.mark.quick(2)
     def test_is_its_formula(self, _name, q, momentum):
         xs = batches(q)
         ends = {}

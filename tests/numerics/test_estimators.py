@@ -73,6 +73,7 @@ def formula(name: str, x: Tensor, g: Tensor, s: float) -> tuple[Tensor, Tensor]:
 
 class TestFormulas(unittest.TestCase):
     @EACH
+    @pytest.mark.quick(3)
     def test_fake_quantize_and_quantize(self, name, estimator):
         x, g = randn(40, 16), randn(40, 16, seed=1)
         wanted, of_scale = formula(name, x, g, SCALE)
@@ -143,6 +144,7 @@ class TestLayers(unittest.TestCase):
             assert torch.allclose(layer.scales[role].scale.grad, own.grad * g, rtol=1e-3, atol=1e-3)
 
     @EACH
+    @pytest.mark.quick(4)
     def test_trains_freezes_and_exports_without_a_difference(self, _name, estimator):
         """The integers of training's forward are those that are frozen and exported."""
         model, x, target = self.model(estimator), randn(64, 16, seed=5), randn(64, 4, seed=6)
@@ -167,6 +169,7 @@ class TestLayers(unittest.TestCase):
         with torch.no_grad():
             assert torch.equal(loaded(x), training)
 
+    @pytest.mark.full
     def test_digits_learn(self):
         """Two clouds of points, 2-bit weights: every estimator separates them."""
         torch.manual_seed(0)

@@ -65,6 +65,7 @@ LENGTHS = (1, 2, 3, 7, 33, 128, 511)
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("beta", [1.0, 0.3])
+@pytest.mark.quick(4)
 def test_tflite_softmax_of_8_bits(dtype: torch.dtype, beta: float) -> None:
     low = torch.iinfo(dtype).min
     for x, scale in rows(dtype, 1, LENGTHS):
@@ -84,6 +85,7 @@ def test_tflite_softmax_of_16_bits(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.3])
+@pytest.mark.quick(2)
 def test_tosa_softmax(beta: float) -> None:
     for x, scale in rows(torch.int8, 3, LENGTHS):
         table = exact.exp_table(scale, beta)
@@ -93,6 +95,7 @@ def test_tosa_softmax(beta: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("exp_max", [1.0, 0.97])
+@pytest.mark.quick(3)
 def test_ibert_softmax(dtype: torch.dtype, exp_max: float) -> None:
     low = torch.iinfo(dtype).min
     for x, scale in rows(dtype, 4, LENGTHS):
@@ -144,6 +147,7 @@ def test_softmax_along_another_dimension(convention: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.quick(2)
 def test_tables_of_8_bits(name: str, dtype: torch.dtype) -> None:
     info, draw = torch.iinfo(dtype), rng(6)
     every = torch.arange(info.min, info.max + 1).to(dtype)
@@ -186,6 +190,7 @@ def test_reciprocal_roots_of_16_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+@pytest.mark.quick(2)
 def test_sigmoids_of_16_bits(name: str) -> None:
     every = torch.arange(-32768, 32768).to(torch.int16)
     for scale in (2.0**-12, 2.0**-11, 0.0003, 0.002, 0.02):
@@ -204,6 +209,7 @@ def test_the_published_table() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
 @pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.quick(2)
 def test_ibert_layer_norm(dtype: torch.dtype, shift: int) -> None:
     info, draw = torch.iinfo(dtype), rng(8)
     for x, _ in rows(dtype, 9, (1, 2, 16, 384)):
@@ -263,7 +269,7 @@ def programs() -> list[tuple[str, Callable[[Tensor], Tensor], torch.dtype]]:
 @pytest.mark.parametrize(
     ("name", "function", "dtype"), programs(), ids=[f"{p[0]}_{i}" for i, p in enumerate(programs())]
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(12)
 def test_programs_give_the_same(name: str, function: Any, dtype: torch.dtype) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -327,7 +333,7 @@ CALLS: list[tuple[Any, Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(
     ("convention", "op", "args"), CALLS, ids=[type(c[0]).__name__ + str(i) for i, c in enumerate(CALLS)]
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(12)
 def test_scaled_gives_their_codes(convention: Any, op: Any, args: Any) -> None:
     q, zero, out_zero = output(convention), torch.tensor(5, dtype=torch.int8), torch.tensor(-128, dtype=torch.int8)
 

@@ -138,6 +138,7 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 3, 4, 8, 13, 24])
+@pytest.mark.quick(12)
 def test_pt2e(form: torch.memory_format, channels: int) -> None:
     """The codes of PyTorch's float32, where many results lie halfway between two."""
     zero, (own, out) = 5, numbers(0.03125, 0.0371)

@@ -110,6 +110,7 @@ SCHEMES = [
 
 class TestProducts(unittest.TestCase):
     @parameterized.expand(SCHEMES)
+    @pytest.mark.quick(4)
     def test_are_of_floats_with_the_noise_of_the_seed(self, _name, scheme):
         self.check(scheme, "eager", "aot_eager")
 
@@ -174,6 +175,7 @@ class TestLayers(unittest.TestCase):
         return hop.nn.calibrate(hop.nn.convert(floats, Scheme(lhs, rhs), learn_scales=True), [randn(32, 16)])
 
     @EACH
+    @pytest.mark.quick(2)
     def test_trains_freezes_and_exports_without_a_difference(self, _name, estimator):
         """A stage of a schedule turns the noise off; from then on training's integers are those that are exported."""
         model, x, target = self.model(estimator), randn(64, 16, seed=5), randn(64, 4, seed=6)
@@ -206,6 +208,7 @@ class TestLayers(unittest.TestCase):
         with torch.no_grad():
             assert torch.equal(model(x), plain(x)) and torch.equal(hop.nn.freeze(model)(x), plain(x))
 
+    @pytest.mark.full
     def test_compiles_once_for_each_stage(self):
         model, x = self.model(NoiseInjection()), randn(8, 16)
         counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

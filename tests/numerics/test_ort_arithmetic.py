@@ -108,10 +108,12 @@ class TestTwoOperands(unittest.TestCase):
             np.testing.assert_array_equal(found.numpy(), theirs)
 
     @parameterized.expand(TWO)
+    @pytest.mark.quick(8)
     def test_add(self, _name: str, kind: Any, shapes: Any) -> None:
         self.check("QLinearAdd", OrtAdd(), kind, shapes, lambda a, b: float(max(a, b)))
 
     @parameterized.expand(TWO)
+    @pytest.mark.quick(6)
     def test_multiply(self, _name: str, kind: Any, shapes: Any) -> None:
         self.check("QLinearMul", OrtMultiply(), kind, shapes, lambda a, b: float(a * b) * 60)
 

@@ -228,6 +228,7 @@ class TestValues(unittest.TestCase):
     """Every quantizer on numbers of all sizes, fast and by reference."""
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(23)
     def test_bits(self, _name, q):
         for seed, (kind, make) in enumerate(KINDS.items()):
             with self.subTest(kind):
@@ -247,6 +248,7 @@ class TestValues(unittest.TestCase):
                 amax = torch.nextafter(amax, torch.tensor(end))
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(4)
     def test_given(self, _name, q):
         for kind in ("normal", "sizes", "blocky", "halves"):
             with self.subTest(kind):
@@ -289,6 +291,7 @@ class TestEdges(unittest.TestCase):
             assert_right(q, x, others, usages_of(q, x, others))
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(7)
     def test_shapes(self, name, q):
         """Each shape in one dtype and of one kind, which differ from quantizer to quantizer."""
         g = generator(3)
@@ -328,14 +331,17 @@ class TestEdges(unittest.TestCase):
                     assert_right(q, x, operands(q, x, generator(6)))
 
     @parameterized.expand(PRESETS)
+    @pytest.mark.quick(2)
     def test_empty(self, _name, q):
         self.empty(q)
 
     @parameterized.expand(PRESETS)
+    @pytest.mark.quick(4)
     def test_strides(self, _name, q):
         self.strides(q)
 
     @parameterized.expand(PRESETS)
+    @pytest.mark.quick(4)
     def test_alone(self, _name, q):
         self.alone(q)
 
@@ -394,7 +400,7 @@ class TestMicroscaling(unittest.TestCase):
         return [*kinds, ("beside powers", with_amax(beside_powers(), generator(9)))]
 
     @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS[1:])))
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(15)
     def test_equals_torchao(self, name, rounding):
         """Bit for bit, but for codes of NaN in a format that has none: those are nothing in torchao."""
         format, dtype = TORCHAO_MX[name]
@@ -410,6 +416,7 @@ class TestMicroscaling(unittest.TestCase):
 
     @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS)))
     @pytest.mark.sampled(4)
+    @pytest.mark.quick(5)
     def test_every_way(self, name, rounding):
         """Native kernels of each level, PyTorch's operators and fake_quantize give what the reference gives."""
         format, _ = TORCHAO_MX[name]
@@ -457,6 +464,7 @@ class TestWhereTorchaoDiffers(unittest.TestCase):
     """What docs/numerics.md lists, and that there is nothing else."""
 
     @parameterized.expand(list(TORCHAO_MX))
+    @pytest.mark.quick(5)
     def test_rceil(self, name):
         format, dtype = TORCHAO_MX[name]
         seen = dict.fromkeys(("nan", "least", "logarithm"), 0)
@@ -832,6 +840,7 @@ class TestHadamard(unittest.TestCase):
         np.testing.assert_allclose(back, x.float(), atol=2e-6)
 
     @parameterized.expand([("NVFP4_HADAMARD",), ("NVFP4_GRADIENT",)])
+    @pytest.mark.quick(2)
     def test_column_wise_copy(self, name):
         """The transform of the transposed rows, and of them alone; its own amax; dequantizing inverts it."""
         q = presets.PRESETS[name]
@@ -878,6 +887,7 @@ class TestFast(unittest.TestCase):
         same_bits(hop.fake_quantize(q, x, **given), fake, "fake_quantize")
 
     @parameterized.expand(PRESETS)
+    @pytest.mark.quick(2)
     def test_reference(self, _name, q):
         for seed, kind in enumerate(("sizes", "blocky", "bits")):
             g = generator(seed)

@@ -407,6 +407,7 @@ class TestCodes(unittest.TestCase):
     """Codes of millions of sums."""
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(2)
     def test_everywhere(self, name):
         case = everywhere(1500, 1000)
         assert assert_codes(name, case, zeros(case, INT8), INT8) == 1_500_000
@@ -441,6 +442,7 @@ class TestCodes(unittest.TestCase):
         assert count > 500_000
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(3)
     def test_extremes(self, name):
         case = extremes()
         for format in FORMATS:
@@ -458,6 +460,7 @@ class TestCodes(unittest.TestCase):
             assert_equal(got, fixed_steps(name, *case), name, *case)
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(2)
     def test_in_decompositions(self, name):
         """What exported programs take apart is written in other operators."""
         codes, steps = map(as_decomposition, (CONVENTIONS[name].codes, CONVENTIONS[name].steps))
@@ -519,6 +522,7 @@ class TestCodes(unittest.TestCase):
         st.sampled_from(FORMATS),
         st.floats(0, 1),
     )
+    @pytest.mark.full
     def test_any_scales(self, name, n, lhs, rhs, scale, format, place):
         """Subnormal scales and huge ones, in fractions."""
         zero = round(format.low + place * (format.high - format.low))
@@ -534,6 +538,7 @@ class TestActivation(unittest.TestCase):
     """low and high are quantized by division, ties to even, and clamp the codes."""
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(3)
     def test_ranges(self, name):
         rng = generator(7)
         lhs, rhs, scale = scales(rng, (600, 1), -20, 0)
@@ -816,6 +821,7 @@ class TestScaled(unittest.TestCase):
     """hop.scaled on codes that numpy sums."""
 
     @parameterized.expand(MATRIX_OF_CASES)
+    @pytest.mark.quick(12)
     def test_products(self, _test, name, make):
         """int8 and uint8 activations with zero points, weights by tensor and by channel, all kinds of bias."""
         distinct = set()
@@ -936,6 +942,7 @@ class TestScaled(unittest.TestCase):
                 check_output(made, want, scale, zero, f"{rhs.codes.shape}")
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(2)
     def test_multiply(self, name):
         """mul of two quantized tensors, which broadcast, with scales for groups too."""
         rng = generator(14)
@@ -955,6 +962,7 @@ class TestScaled(unittest.TestCase):
                 check_output(made, want, scale, zero, f"{convention!r} {a_format.name} {b_format.name} {out.name}")
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(5)
     def test_values(self, name):
         """view, relu, max pooling and the like of a tensor with one scale: the other is 1."""
         rng = generator(15)
@@ -1059,6 +1067,7 @@ class TestDivision(unittest.TestCase):
         assert not torch.equal(both[0].codes, both[1].codes)
 
     @parameterized.expand([(make.__name__, make) for make in PRODUCTS])
+    @pytest.mark.quick(3)
     def test_is_quantize(self, _name, make):
         for i, (format, per_channel, powers, bias) in enumerate(
             itertools.product((INT8, UINT8), (False, True), (False, True), ("none", "float32", "int32"))
@@ -1163,6 +1172,7 @@ class TestErrors(unittest.TestCase):
     """What cannot be says which rule it breaks."""
 
     @parameterized.expand(REFUSED)
+    @pytest.mark.quick(2)
     def test_no_exact_sum(self, _test, name, what):
         op, args, kwargs, words = refused()[what]
         convention = CONVENTIONS[name]

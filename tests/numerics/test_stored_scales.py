@@ -6,6 +6,7 @@ import unittest
 import warnings
 
 import numpy as np
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -131,6 +132,7 @@ def same(got: Tensor, want: np.ndarray, what: str) -> None:
 
 class TestValues(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.quick(5)
     def test_bits(self, _name, q):
         for seed, (kind, make) in enumerate(KINDS.items()):
             x = make((6, 300), generator(seed))
@@ -149,6 +151,7 @@ class TestValues(unittest.TestCase):
         assert 8 * t.nbytes == bits * t.numel()
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(3)
     def test_shapes(self, _name, q):
         for shape in [(7,), (1,), (2, 3, 5, 34), (0,), (3, 0), (0, 32), (129, 2), (2, 2, 300)]:
             x = torch.randn(shape, generator=generator())
@@ -276,6 +279,7 @@ class TestTensors(unittest.TestCase):
 
 class TestProducts(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.quick(6)
     def test_linear(self, _name, q):
         """Beside floats and beside codes, eager and compiled: within float32's rounding of the product in float64."""
         w = hop.quantize(q, torch.randn(9, 256, generator=generator()))

@@ -102,6 +102,7 @@ class TestSpelling(unittest.TestCase):
 
     @hypothesis.settings(max_examples=300, deadline=None)
     @hypothesis.given(st.text(max_size=60) | st.text("hop1:Quantizer(format=int8,block-1)\"'[]e.", max_size=60))
+    @pytest.mark.full
     def test_any_text_is_refused_or_read(self, text):
         for candidate in (text, "hop1:" + text):
             try:

@@ -91,6 +91,7 @@ class TestConventions(unittest.TestCase):
 
 class TestScaled(unittest.TestCase):
     @parameterized.expand(["linear", "conv2d", "bmm"])
+    @pytest.mark.quick(3)
     def test_sums(self, name: str) -> None:
         """Each operator's sums, beyond 32 bits, on all routes."""
         generator = torch.Generator().manual_seed(0)

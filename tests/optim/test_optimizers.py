@@ -302,6 +302,7 @@ class TestNative(unittest.TestCase):
     """The kernel against the reference, bit for bit."""
 
     @parameterized.expand([(f"{k}_{d}", k, d) for k in STEPS for d in (torch.float32, torch.bfloat16, torch.float16)])
+    @pytest.mark.quick(5)
     def test_equals_reference(self, _name, kind, dtype):
         shapes = (*SHAPES, (5000, 3), (1,), (2, 4096))
         g = torch.Generator().manual_seed(0)
@@ -548,6 +549,7 @@ class TestInterrupted(unittest.TestCase):
             ("sgd", optim.SGD, {"momentum": 0.9}),
         ]
     )
+    @pytest.mark.quick(3)
     def test_at_each_operator(self, _name, cls, options):
         assert self.check(lambda params: cls(params, **options), map(StopsAtOperator, range(10_000))) > 3
 

@@ -321,6 +321,7 @@ class TestDistributed(unittest.TestCase):
 
 
 class TestDocstrings(unittest.TestCase):
+    @pytest.mark.full
     def test_sentences(self):
         """Each module has some on both sides, none is there twice, and all are prose of its docstrings."""
         docstrings = example("docstrings")

@@ -214,6 +214,7 @@ class TestImports(unittest.TestCase):
         for line in ("torch.ops.aten._softmax.default", "'the norm of torch._x'", "x._replace(a=1)"):
             assert not private_torch(ast.parse(line)), line
 
+    @pytest.mark.full
     def test_cheap(self):
         """Nothing heavy comes with it: not Dynamo, Inductor, DTensor or the CuTe DSL, nor the command line."""
         code = "import torch, sys; before = set(sys.modules); import hop; print(*set(sys.modules) - before)"
@@ -229,6 +230,7 @@ class TestImports(unittest.TestCase):
             times = [float(run(code, env)) for _ in range(4)]
         assert min(times[1:]) <= 0.12, times
 
+    @pytest.mark.full
     def test_what_is_not_needed_at_once_is_not_imported(self):
         modules = run("import hop, sys; print(*(m for m in sys.modules if m.startswith('hop.')))").split()
         late = {m for m in modules for name in ("export", "nn", "storage", "tensor.rules") if m == f"hop.{name}"}
@@ -275,6 +277,7 @@ def run_each(programs: list[str]) -> list[tuple[str, str]]:
 
 
 class TestAliases(unittest.TestCase):
+    @pytest.mark.full
     def test_public_names(self):
         """One module, by attribute and by import, which stays what it is."""
         same = "print({0} is {1} is sys.modules['{0}'], {0}.__spec__.name)"
@@ -285,6 +288,7 @@ class TestAliases(unittest.TestCase):
             run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
         )
 
+    @pytest.mark.full
     def test_attributes(self):
         """As they were reached before: after `import hop` alone. A warning names the line that asks."""
         names = (*aliases.PUBLIC, *aliases.RENAMED)

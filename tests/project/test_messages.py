@@ -28,6 +28,7 @@ def said(row: Wrong) -> str:
 
 class TestMessages(unittest.TestCase):
     @parameterized.expand(ROWS)
+    @pytest.mark.quick(5)
     def test_four_parts(self, _name, row):
         message = said(row)
         assert not (lacks := missing(row, message)), f"{', '.join(lacks)} missing in: {message}"
@@ -42,6 +43,7 @@ class TestMessages(unittest.TestCase):
         assert said(row) in str(caught.exception), str(caught.exception)
 
     @parameterized.expand(TRACED)
+    @pytest.mark.quick(3)
     def test_make_fx(self, _name, row):
         with self.assertRaises(row.error) as caught:
             make_fx(lambda: row.call())()

@@ -34,6 +34,7 @@ def skip_without(package: str, needs: str) -> None:
 
 class TestMigrating(unittest.TestCase):
     @parameterized.expand(CASES)
+    @pytest.mark.quick(3)
     def test_row(self, _name, library, row):
         skip_without(library.package, row.needs)
         if versions.version() < (least := max(library.least, row.least)):

@@ -23,6 +23,7 @@ THIRDS = formats.Codebook("thirds", 2, torch.uint8, (-1.0, -1 / 3, 1 / 3, 1.0))
 
 class TestTables(unittest.TestCase):
     @parameterized.expand([(name,) for name in make.TABLES if name not in ("gallery.md", "export.md")])
+    @pytest.mark.quick(3)
     def test_page_is_up_to_date(self, name):
         assert (make.DOCS / name).read_text() == make.page(name), "run make tables"
 
@@ -61,6 +62,7 @@ class TestGallery(unittest.TestCase):
         ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in gallery_tables.errors(gallery_tables.subjects()["nvfp4"])]
         assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | numbers | {ratios[0]} | {ratios[1]} |" in page, "run make tables"
 
+    @pytest.mark.full
     def test_drawn_alike(self):
         """From the same numbers, the same picture; of a format that the library does not have, too."""
         subject = gallery_tables.of_format(E3M2)
@@ -111,6 +113,7 @@ class TestANewFormat(unittest.TestCase):
     """Formats made here, by one constant each, meet everything that the library does with its own."""
 
     @parameterized.expand([(f.name, f) for f in (E3M2, INT3, THIRDS)])
+    @pytest.mark.quick(2)
     def test_everything(self, _name, fmt):
         x = torch.randn(6, 72, requires_grad=True)
         for q in (

@@ -188,6 +188,7 @@ class TestCompare(unittest.TestCase):
 
 
 class TestPairing(unittest.TestCase):
+    @pytest.mark.full
     def test_programs_exported_each_on_its_own(self):
         """Each product pairs with that of its own module, though none has its name."""
         model, int8 = encoders()

@@ -188,6 +188,7 @@ ERRORS = [
 class TestErrors(unittest.TestCase):
     @parameterized.expand([(f"{n}_{f.__name__}", f, *rest) for (n, *rest), f in
                            itertools.product(ERRORS, (hop.quantize, hop.fake_quantize))])  # fmt: skip
+    @pytest.mark.quick(3)
     def test_everywhere(self, _name, function, error, words, q, x, options):
         """The same type and words in eager, with fakes, under make_fx, torch.compile and torch.export."""
         assert_refused(error, [*words, function.__name__], lambda: function(q, x, **options))
@@ -266,6 +267,7 @@ class TestCopies(unittest.TestCase):
 
     @parameterized.expand([(r.name, r) for r in routes.ROUTES if not r.compiler and r.name not in ("vmap", "func")])
     @pytest.mark.sampled(3)
+    @pytest.mark.quick(5)
     def test_routes(self, _name, route):
         cases = [leaf.case(s) for leaf, s in itertools.product((QUANTIZE, DEQUANTIZE), self.SETTINGS)]
         gradients = [QUANTIZE.case(s) for s in self.SETTINGS]

@@ -96,6 +96,7 @@ class TestNoise(unittest.TestCase):
                 hop.noise(seed, (3,), stream=stream)
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_in_a_program(self):
         def f(seed, x):
             return hop.noise(seed, x.shape, stream=2)

@@ -72,6 +72,7 @@ def same(a, b):
 
 class TestProduct(unittest.TestCase):
     @parameterized.expand(QUANTIZERS)
+    @pytest.mark.quick(5)
     def test_buffers_are_what_quantize_returns(self, _name, q):
         for proto, t in tensors(q):
             assert described(t) == [tuple(b) for b in proto.buffers()], proto
@@ -79,6 +80,7 @@ class TestProduct(unittest.TestCase):
             assert (t.shape, t.dtype, t.quantizer, t.usages) == (proto.shape, proto.dtype, q, proto.usages)
 
     @parameterized.expand(QUANTIZERS)
+    @pytest.mark.quick(6)
     def test_flatten_and_unflatten(self, _name, q):
         for _, t in tensors(q):
             names, context = t.__tensor_flatten__()
@@ -88,12 +90,14 @@ class TestProduct(unittest.TestCase):
             assert TensorProto.of(again) == TensorProto.of(t) and same(hop.dequantize(again), hop.dequantize(t))
 
     @parameterized.expand(QUANTIZERS)
+    @pytest.mark.quick(6)
     def test_of_buffers(self, _name, q):
         for _, t in tensors(q):
             again = TensorProto.of(t).create_tensor(list(t.buffers().values()))
             assert same(hop.dequantize(again), hop.dequantize(t))
 
     @parameterized.expand(QUANTIZERS)
+    @pytest.mark.quick(11)
     def test_made_empty(self, _name, q):
         """Real, fake and on the meta device."""
         for usages, shape, dtype in product(q):
@@ -147,6 +151,7 @@ class TestTraced(unittest.TestCase):
     """In one graph, without a break, with sizes that are numbers or symbols."""
 
     @parameterized.expand([("static", False), ("dynamic", True)])
+    @pytest.mark.quick(2)
     def test_created_in_a_graph(self, _name, dynamic):
         @torch.compile(backend="aot_eager", fullgraph=True, dynamic=dynamic)
         def f(x):
@@ -161,6 +166,7 @@ class TestTraced(unittest.TestCase):
             assert torch.equal(f(x), x.to(torch.bfloat16))
 
     @parameterized.expand([("static", False), ("dynamic", True)])
+    @pytest.mark.quick(2)
     def test_described_and_updated_in_a_graph(self, _name, dynamic):
         @torch.compile(backend="aot_eager", fullgraph=True, dynamic=dynamic)
         def f(x):

@@ -357,6 +357,7 @@ def quietly_raised(function: Callable[..., Any], *args: Any) -> Any:
 
 class TestViews(unittest.TestCase):
     @parameterized.expand(BY_NAME)
+    @pytest.mark.quick(11)
     def test_rules(self, name, q):
         for (i, shape), (op, call_name, call) in itertools.product(enumerate(SHAPES), CALLS):
             with self.subTest(op=str(op), call=call_name, shape=shape):
@@ -379,6 +380,7 @@ class TestViews(unittest.TestCase):
                 check_view(op, call, made(q, *shape, dtype=torch.bfloat16))
 
     @parameterized.expand(BY_NAME)
+    @pytest.mark.quick(2)
     def test_which_are_views(self, name, q):
         b = made(q, 64, 128, dtype=torch.bfloat16)
         for op, call_name, call in CALLS:
@@ -705,6 +707,7 @@ OTHERS: dict[Any, Callable[[Quantizer], None]] = {
 
 class TestOthers(unittest.TestCase):
     @parameterized.expand([(check.__name__[6:], check) for check in OTHERS.values()])
+    @pytest.mark.quick(2)
     def test_rule(self, _name, check):
         for name, q in QUANTIZERS.items():
             with self.subTest(quantizer=name):
@@ -1241,6 +1244,7 @@ class TestCompile(unittest.TestCase):
         assert_alike(b, twin)
 
     @parameterized.expand(QUICK)
+    @pytest.mark.quick(4)
     def test_flat_state(self, _name, q):
         """What DTensor.from_local does to an optimizer's state: a view has its base's dtype, compiled too."""
         self.check_flat_state(q)
@@ -1274,6 +1278,7 @@ class TestCompile(unittest.TestCase):
                 assert count.frame_count == i
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_programs_on_disk(self):
         """A program compiled once is found again, but not by other rules than those that were traced into it."""
         b, found = made(P.STATE8, 64, 128), []
@@ -1361,6 +1366,7 @@ class TestExport(unittest.TestCase):
                         assert got.dtype == torch.float32
                         torch.testing.assert_close(got, m(x))
 
+    @pytest.mark.full
     def test_quantizing_inside(self):
         class Inside(nn.Module):
             def forward(self, x):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import safetensors
 import safetensors.torch
 import torch
@@ -51,6 +52,7 @@ class InFile(InFolder):
 
 class TestThereAndBack(InFile):
     @parameterized.expand([(name,) for name in P.PRESETS])
+    @pytest.mark.quick(3)
     def test_preset(self, name):
         q = P.PRESETS[name]
         usages = [("rowwise",)] if q.flat else [("rowwise",), ("columnwise",), ("rowwise", "columnwise")]
@@ -241,6 +243,7 @@ class TestRefused(InFile):
         with self.assertRaisesRegex(TypeError, r"save_file: tensors\['a'\] must be a tensor, got 1"):
             save_file({"a": 1}, self.path)
 
+    @pytest.mark.full
     def test_without_safetensors(self):
         code = """
 import sys
