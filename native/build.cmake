@@ -45,7 +45,7 @@ function(run)
     set(said "${output}" PARENT_SCOPE)
 endfunction()
 
-run(${CMAKE_COMMAND} -S ${root} -B ${build} -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} ${fresh})
+run(${CMAKE_COMMAND} -S ${root} -B ${build} --log-level=NOTICE -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} ${fresh})
 if(failed)
     file(REMOVE ${build}/settings.txt)
 else()
