@@ -7,8 +7,9 @@ PART ?=
 LEVEL ?=
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
-# torch goes first and pinned, so that no package can pull in another build of it.
-PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
+# torch goes first and pinned, so that no package can pull in another build of it. Python compiles what it imports, the first
+# time; where it is told to keep no bytecode, pip does that, for all of a package.
+PIP := $(PY) -m pip install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint $(VENV)/constraints.txt
 CMAKE := $(VENV)/bin/cmake -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
@@ -37,7 +38,7 @@ $(VENV)/base: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard native/*.* 
 	@$(CMAKE) -P native/build.cmake
 	@echo "set-up: hop"
 	@$(PIP) --no-build-isolation --editable .
-	@$(if $(PYTHONDONTWRITEBYTECODE),$(PY) -m compileall -q hop) # where Python keeps no bytecode by itself
+	@$(if $(PYTHONDONTWRITEBYTECODE),$(PY) -m compileall -q hop)
 	@touch $@
 
 # Extras of hop, which is there: pip installs what they name alone.
