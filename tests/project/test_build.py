@@ -68,6 +68,7 @@ def test_says_why(project):
 
 
 @pytest.mark.compiler
+@pytest.mark.full
 def test_without_a_compiler(project):
     """Nor with one that fails, and with one afterwards."""
     for compiler, words in (("no-compiler", "no-compiler"), ("/bin/false", "is not able to compile")):
