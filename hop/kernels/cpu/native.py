@@ -122,7 +122,7 @@ def _errors(output: str) -> str:
     """The first errors in the output of CMake and the compiler, in one line."""
     configuring = re.search(r"^CMake Error(?: at [^\n]*)?:\s*(.*?)(?=\n\S|\Z)", output, re.DOTALL | re.MULTILINE)
     if configuring:
-        return " ".join(configuring[1].split())[:300]
+        return " ".join(configuring[1].split()).partition(". ")[0][:300]  # then comes advice for those who write CMake
     lines = output.splitlines()
     errors = [line for line in lines if re.search(r"\berror:|undefined", line)] or lines[-3:]
     return "; ".join(line[:300] for line in errors[:3])
