@@ -7,8 +7,10 @@ PART ?=
 LEVEL ?=
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
-# torch goes first and pinned, so that no package can pull in another build of it.
-PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
+# torch goes first and pinned, so that no package can pull in another build of it. Python compiles what it imports, the first
+# time; where it is told to keep no bytecode, pip does that, for all of a package.
+PIP := $(PY) -m pip install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint $(VENV)/constraints.txt
+CMAKE := $(VENV)/bin/cmake -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-levels test-exhaustive test-functions daily bench docs tables lint gpu gpu-here sanitize test-aarch64 wheel test-wheel clean
@@ -16,49 +18,67 @@ PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-$(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*.h native/*/*)
-	@echo "setting up $(VENV)"
+comma := ,
+# The steps of a set-up, each with a line that says what it does.
+$(VENV)/tools: constraints.txt
+	@echo "set-up: $(VENV), an environment of $(PYTHON), with CMake and Ninja"
 	@$(PYTHON) -m venv $(VENV)
 	@sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
-	@$(PIP) torch numpy
-	@$(PIP) --editable .
-	@$(PY) -m compileall -q hop # for environments that tell Python to keep no bytecode
+	@$(PIP) cmake ninja scikit-build-core
 	@touch $@
 
+$(VENV)/torch: $(VENV)/tools
+	@echo "set-up: $$(grep ^torch== $(VENV)/constraints.txt), a large download the first time"
+	@$(PIP) torch numpy
+	@touch $@
+
+# Without a compiler pip goes on, and `hop info` says why there are no native kernels.
+$(VENV)/base: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard native/*.* native/*/*)
+	@echo "set-up: native kernels, for which a compiler works some minutes the first time"
+	@$(CMAKE) -P native/build.cmake
+	@echo "set-up: hop"
+	@$(PIP) --no-build-isolation --editable .
+	@$(if $(PYTHONDONTWRITEBYTECODE),$(PY) -m compileall -q hop)
+	@touch $@
+
+# Extras of hop, which is there: pip installs what they name alone.
+extras = @echo "set-up: packages for $(1)"; $(PIP) 'torch-hop[$(1)]'
+
 $(VENV)/dev: $(VENV)/base
-	@$(PIP) --editable '.[dev]'
+	$(call extras,dev)
 	@touch $@
 
 # The CuTe DSL compiles GPU kernels on machines without a GPU; it is there for Linux only.
 $(VENV)/cuda: $(VENV)/dev
-	@if [ "$$(uname)" = Linux ]; then $(PIP) --editable '.[cuda]'; fi
+	$(if $(filter Linux,$(shell uname)),$(call extras,cuda))
 	@touch $@
 
 $(VENV)/demo: $(VENV)/base
-	@$(PIP) --editable '.[demo]'
+	$(call extras,demo)
 	@touch $@
 
 $(VENV)/bench: $(VENV)/dev $(VENV)/demo
-	@$(PIP) --editable '.[bench]'
+	$(call extras,bench)
 	@touch $@
 
 $(VENV)/docs: $(VENV)/dev
-	@$(PIP) --editable '.[docs]'
+	$(call extras,docs)
 	@touch $@
 
 $(VENV)/runtimes: $(VENV)/dev
-	@$(PIP) --editable '.[onnx,executorch,litert,oracles]'
-	@$(PIP) --editable '.[micro]' || echo "no tflite-micro for this machine: its tests skip"
+	$(call extras,onnx$(comma)executorch$(comma)litert$(comma)oracles)
+	$(call extras,micro) || echo "no tflite-micro for this machine: its tests skip"
 	@touch $@
 
 # TOSA's reference model pins other versions than ours: it has an environment of its own, and is run by files.
 $(VENV)/tosa: $(VENV)/base
+	@echo "set-up: .venv-tosa, with TOSA's reference model"
 	@$(PYTHON) -m venv .venv-tosa
 	@if .venv-tosa/bin/python -m pip install --quiet --no-deps --constraint constraints.txt tosa-tools; then touch $@; \
 	else echo "no tosa-tools for this machine: the tests of its reference model skip"; fi
 
 $(VENV)/wheel: $(VENV)/base
-	@$(PIP) --editable '.[wheel]'
+	$(call extras,wheel)
 	@touch $@
 
 FULL ?=
@@ -120,66 +140,42 @@ STAGE ?= all
 gpu-here: ## what a GPU is asked first, with Python, torch and the folder HOP_KERNELS alone: no pip, no network
 	@$(PYTHON) -m benchmarks.gpu --stage $(STAGE)
 
-# The native kernels and their tests, without Python, with the sanitizers of memory and of undefined behaviour.
-SANITIZED := build/sanitized
-SANITIZE := -std=c++17 -Inative -O1 -g -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer \
-	-fsanitize=address,undefined -fno-sanitize-recover=all
-KERNELS := $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(filter-out native/tests/% native/torch/%,$(wildcard native/*/*.cpp)))
-NATIVE_TESTS := $(patsubst native/tests/%.cpp,$(SANITIZED)/tests/%,$(wildcard native/tests/*.cpp))
+# The native kernels and their tests, without Python: a folder of build/, options of CMake, options of the compiler.
+NATIVE_TESTS := $(patsubst native/tests/%.cpp,%,$(wildcard native/tests/*.cpp))
+native-tests = @$(CMAKE) -G Ninja -S . -B build/$(1) --log-level=NOTICE -DHOP_NATIVE_TESTS=ON -DCMAKE_BUILD_TYPE=None $(2) \
+	-DCMAKE_CXX_FLAGS="$(3)" && NINJA_STATUS="native tests, %f of %t: " $(VENV)/bin/cmake --build build/$(1)
 
-$(SANITIZED)/%.o: native/%.cpp
-	@mkdir -p $(@D)
-	@$(CXX) $(SANITIZE) -MMD -c $< -o $@
-
-$(SANITIZED)/tests/%: $(SANITIZED)/tests/%.o $(KERNELS)
-	@$(CXX) $(SANITIZE) $^ -lpthread -o $@
-
-.PRECIOUS: $(SANITIZED)/%.o $(SANITIZED)/tests/%.o
--include $(KERNELS:.o=.d) $(wildcard $(SANITIZED)/tests/*.d)
-
-sanitize: $(NATIVE_TESTS) ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
-	@for test in $^; do echo $$test; $$test || exit 1; done
+sanitize: $(VENV)/tools ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
+	$(call native-tests,sanitized,,-O1 -g -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+	@for test in $(NATIVE_TESTS); do echo $$test; build/sanitized/tests/$$test || exit 1; done
 
 # The same for AArch64, on CPUs without and with what each level needs, which an emulator stands for.
-AARCH64 := build/aarch64
 AARCH64_CXX ?= aarch64-linux-gnu-g++
 AARCH64_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
 AARCH64_CPUS := cortex-a53 neoverse-n1 max
 AARCH64_CASES ?= 2000
-AARCH64_FLAGS := -std=c++17 -Inative -O2 -Wall -Wextra -Werror -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized \
-	-ffp-contract=off -fno-math-errno -fno-trapping-math
-AARCH64_KERNELS := $(KERNELS:$(SANITIZED)/%=$(AARCH64)/%)
-AARCH64_TESTS := $(NATIVE_TESTS:$(SANITIZED)/%=$(AARCH64)/%)
 
-$(AARCH64)/%.o: native/%.cpp
-	@mkdir -p $(@D)
-	@$(AARCH64_CXX) $(AARCH64_FLAGS) -MMD -c $< -o $@
+aarch64-build: aarch64-tools $(VENV)/tools
+	$(call native-tests,aarch64,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_CXX_COMPILER=$(AARCH64_CXX),-O2 -Werror)
 
-$(AARCH64)/tests/%: $(AARCH64)/tests/%.o $(AARCH64_KERNELS)
-	@$(AARCH64_CXX) $^ -lpthread -o $@
-
-.PRECIOUS: $(AARCH64)/%.o $(AARCH64)/tests/%.o
--include $(AARCH64_KERNELS:.o=.d) $(wildcard $(AARCH64)/tests/*.d)
-
-.PHONY: aarch64-tools $(AARCH64_CPUS:%=aarch64-on-%)
+.PHONY: aarch64-tools aarch64-build $(AARCH64_CPUS:%=aarch64-on-%)
 aarch64-tools:
 	@for tool in $(AARCH64_CXX) $(firstword $(AARCH64_RUN)); do \
 		command -v $$tool >/dev/null || { echo "test-aarch64 not run: there is no $$tool (Debian: g++-aarch64-linux-gnu, qemu-user)"; exit 1; }; \
 	done
 
-$(AARCH64_CPUS:%=aarch64-on-%): aarch64-on-%: $(AARCH64_TESTS)
-	@for test in $^; do \
+$(AARCH64_CPUS:%=aarch64-on-%): aarch64-on-%: aarch64-build
+	@for test in $(NATIVE_TESTS:%=build/aarch64/tests/%); do \
 		case $$test in *quantize*|*update*) cases=$$(($(AARCH64_CASES) / 10));; *) cases=$(AARCH64_CASES);; esac; \
 		$(AARCH64_RUN) -cpu $* $$test 0 $$cases > $$test.$*.txt 2>&1; code=$$?; \
 		echo "$* $$(basename $$test): $$(cat $$test.$*.txt)"; [ $$code = 0 ] || exit 1; done
 
-test-aarch64: aarch64-tools ## native kernels for AArch64 against plain C++, cross-compiled and run by an emulator, 2000 products a level
-	@$(MAKE) --no-print-directory $(AARCH64_CPUS:%=aarch64-on-%)
+test-aarch64: $(AARCH64_CPUS:%=aarch64-on-%) ## native kernels for AArch64 against plain C++, cross-compiled and run by an emulator, 2000 products a level
 
-# What setuptools left of earlier builds would go into the wheel. The library looks for libtorch_cpu.so in the process.
+# The library looks for libtorch_cpu.so in the process.
 wheel: $(VENV)/wheel ## a wheel for x86-64 Linux, any Python and each torch that is supported, into dist/
-	@rm -rf build/lib* build/bdist* build/wheel dist
-	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	@rm -rf build/wheel dist
+	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
 	@ls -l dist
 

@@ -1,61 +1,101 @@
-"""What an installation says of the native kernels: whether they were built, and why not."""
+"""What an installation says of the native kernels, whether they were built and why not; and what is in a wheel."""
 
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from hop.kernels.cpu import native
 
-pytest.importorskip("setuptools.command.bdist_wheel", reason="the build needs a newer setuptools")
+pytest.importorskip("scikit_build_core", minversion="1.1", reason="it builds hop")
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("hop", "cutlass_kernels")
+SOURCES = ("CMakeLists.txt", "native/build.cmake", "pyproject.toml", "README.md", "LICENSE", ".gitignore")
 GOOD = 'extern "C" __attribute__((visibility("default"))) int hop_version() { return 0; }\n'
+BAD = "int wrong() { return missing; }\n"
+HOOK = "import sys, scikit_build_core.build as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the project with one file of C++."""
-    (tmp_path / "hop").mkdir()
-    (tmp_path / "native" / "one").mkdir(parents=True)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "hop/__init__.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+    made = tmp_path / "project"
+    (made / "native" / "one").mkdir(parents=True)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, made / package, ignore=shutil.ignore_patterns("_native*", "__pycache__"))
+    for name in SOURCES:
+        shutil.copy(ROOT / name, made / name)
+    return made
 
 
-def build(project: Path, source: str, **environment: str) -> tuple[str, str | None]:
-    """What the build prints, and why there is no library."""
-    (project / "native" / "one" / "one.cpp").write_text(source)
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--inplace"],
-        cwd=project,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr  # the package is installed either way
-    return done.stdout, native.load(project / "hop")[1]
+def build(project: Path, hook: str, source: str | None = GOOD, **environment: str) -> tuple[str, Path]:
+    """What pip would print with -v, and the file that the build makes."""
+    if source is not None:
+        (project / "native" / "one" / "one.cpp").write_text(source)
+    out = project.parent / hook
+    words = [sys.executable, "-c", HOOK, f"build_{hook}", str(out)]
+    done = subprocess.run(words, cwd=project, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr  # the package is installed either way
+    return done.stdout, out / done.stdout.splitlines()[-1]
+
+
+def reason(project: Path, source: str = GOOD, **environment: str) -> str:
+    """What an installation in place makes `hop info` say; of the version, if the library was built and loaded."""
+    build(project, "editable", source, **environment)
+    said = native.load(project / "hop")[1]
+    assert said is not None and "\n" not in said
+    return said
 
 
 @pytest.mark.compiler
 def test_says_why(project):
-    """Errors of the compiler reach the reason, and no library of an earlier build is left beside it."""
-    printed, reason = build(project, GOOD)
-    assert "the native kernels were built" in printed
-    assert reason is not None and "have version 0" in reason  # loaded
-    printed, reason = build(project, "int wrong() { return missing; }\n")
-    assert "the native kernels were NOT built" in printed
-    assert reason is not None and "were not built (" in reason and "one.cpp:1" in reason and "missing" in reason
-    assert "\n" not in reason and not list((project / "hop").glob("*.so"))
-    assert "were built" in build(project, GOOD)[0] and not (project / "hop" / "_native.txt").exists()
+    """Errors of the compiler reach the reason, and no library of an earlier build is left beside it. What was compiled
+    is not compiled again."""
+    (project / "native" / "one" / "two.cpp").write_text("int two() { return 2; }\n")
+    assert "have version 0" in reason(project)
+    (two,) = (project / "build" / "native").rglob("two.cpp.o")
+    made = two.stat().st_mtime_ns
+    said = reason(project, BAD)
+    assert "were not built (" in said and "one.cpp:1" in said and "missing" in said
+    assert not list((project / "hop").glob("*.so"))
+    assert "have version 0" in reason(project) and not (project / "hop" / "_native.txt").exists()
+    printed, _ = build(project, "wheel", None)
+    assert "ninja: no work to do." in printed.splitlines() and two.stat().st_mtime_ns == made
 
 
-@pytest.mark.parametrize(
-    ("compiler", "words"), [("/bin/false", "/bin/false: exit status 1"), ("no-compiler", "no-compiler: No such file")]
-)
-def test_without_a_compiler(project, compiler, words):
-    printed, reason = build(project, GOOD, CC=compiler, CXX=compiler)
-    assert f"the native kernels were NOT built; hop goes on without them: {words}" in printed
-    assert reason is not None and f"were not built ({words}" in reason
+@pytest.mark.compiler
+@pytest.mark.full
+def test_without_a_compiler(project):
+    """Nor with one that fails, and with one afterwards."""
+    for compiler, words in (("no-compiler", "no-compiler"), ("/bin/false", "is not able to compile")):
+        said = reason(project, CXX=compiler)
+        assert "were not built (" in said and compiler in said and words in said
+    assert "have version 0" in reason(project)
+
+
+@pytest.mark.compiler
+@pytest.mark.full
+def test_wheel(project):
+    """One of an sdist has the packages with their data, the library, and nothing else, for any Python."""
+    (project / "native" / "one" / "one.cpp").write_text(GOOD)
+    (project / "hop" / "_native.of_another_build.so").write_text("")
+    shutil.unpack_archive(build(project, "sdist")[1], project.parent, filter="data")
+    (unpacked,) = project.parent.glob("torch_hop-*")
+    wheel = build(unpacked, "wheel", None)[1]
+    assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
+    with ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        library = Path(archive.extract("hop/_native.abi3.so", project.parent / "extracted"))
+    sources = {str(f.relative_to(ROOT)) for p in PACKAGES for f in (ROOT / p).rglob("*") if f.is_file()}
+    assert found == {f for f in sources if "_native." not in f and "__pycache__" not in f} | {"hop/_native.abi3.so"}
+    assert {"hop/py.typed", "hop/report/page.html", "hop/export/golden/files/hop_vectors.h"} <= found
+    assert "have version 0" in str(native.load(library.parent)[1])
+
+
+def test_without_cmake_errors():
+    """What is said of output in which nothing is marked as an error."""
+    assert native._errors("a\nb\nc\nd\n") == "b; c; d"

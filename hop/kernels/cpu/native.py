@@ -24,6 +24,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,8 +102,9 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     """The native library in a folder, or why there is none."""
     libraries = sorted(folder.glob("_native*.so"))
     if not libraries:
-        why = folder / "_native.txt"  # setup.py wrote it
-        said = "; ".join(why.read_text("utf-8").splitlines()) if why.exists() else "nothing says why"
+        why = folder / "_native.txt"  # native/build.cmake wrote it
+        unsaid = "they are for Linux and macOS" if os.name == "nt" else "nothing says why"
+        said = _errors(why.read_text("utf-8")) if why.exists() else unsaid
         return None, f"the native kernels were not built ({said}): install hop where there is a C++ compiler"
     try:
         functions = ctypes.CDLL(str(libraries[0]))
@@ -114,6 +116,16 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     if version != _VERSION:
         return None, f"the native kernels have version {version}, not {_VERSION}: install hop again"
     return functions, None
+
+
+def _errors(output: str) -> str:
+    """The first errors in the output of CMake and the compiler, in one line."""
+    configuring = re.search(r"^CMake Error(?: at [^\n]*)?:\s*(.*?)(?=\n\S|\Z)", output, re.DOTALL | re.MULTILINE)
+    if configuring:
+        return " ".join(configuring[1].split()).partition(". ")[0][:300]  # then comes advice for those who write CMake
+    lines = output.splitlines()
+    errors = [line for line in lines if re.search(r"\berror:|undefined", line)] or lines[-3:]
+    return "; ".join(line[:300] for line in errors[:3])
 
 
 @functools.cache

@@ -1,0 +1,63 @@
+# Builds the native kernels in build/native, and puts the library, or _native.txt with what CMake and the compiler said where
+# they failed, into hop/: that of an installation, which goes on in either case (CMakeLists.txt), or that of this checkout:
+#     cmake -P native/build.cmake
+cmake_minimum_required(VERSION 3.24)
+cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH root)
+set(build ${root}/build/native)
+set(place ${root}/hop)
+if(HOP_STATE STREQUAL editable)
+    # All that Python needs to find the package here. What comes earlier on its path, as another checkout, goes first.
+    file(WRITE ${CMAKE_INSTALL_PREFIX}/torch_hop.pth "${root}\n")
+elseif(HOP_STATE)
+    set(place ${CMAKE_INSTALL_PREFIX}/hop)
+endif()
+
+# All settings come from the environment, as CMake reads it in an empty folder only: others than before begin anew.
+if(NOT CMAKE_GENERATOR)
+    set(CMAKE_GENERATOR Ninja)
+    find_program(CMAKE_MAKE_PROGRAM ninja REQUIRED)
+endif()
+set(ENV{NINJA_STATUS} "native kernels, %f of %t: ")
+set(settings "")
+foreach(name IN ITEMS CMAKE_GENERATOR CMAKE_TOOLCHAIN_FILE CMAKE_OSX_ARCHITECTURES CMAKE_BUILD_TYPE CXX CXXFLAGS LDFLAGS
+        MACOSX_DEPLOYMENT_TARGET)
+    if(${name})
+        set(ENV{${name}} "${${name}}")
+    endif()
+    string(APPEND settings "${name}=$ENV{${name}}\n")
+endforeach()
+set(known "")
+if(EXISTS ${build}/settings.txt)
+    file(READ ${build}/settings.txt known)
+endif()
+if(known STREQUAL settings)
+    set(fresh "")
+else()
+    set(fresh --fresh)
+    file(WRITE ${build}/settings.txt "${settings}")
+endif()
+
+# Runs a command, whose output is both shown and kept.
+function(run)
+    execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output
+        ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)
+    set(failed ${status} PARENT_SCOPE)
+    set(said "${output}" PARENT_SCOPE)
+endfunction()
+
+run(${CMAKE_COMMAND} -S ${root} -B ${build} --log-level=NOTICE -DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM} ${fresh})
+if(failed)
+    file(REMOVE ${build}/settings.txt)
+else()
+    run(${CMAKE_COMMAND} --build ${build})
+endif()
+
+file(GLOB earlier ${place}/_native*.so ${place}/_native.txt)
+file(REMOVE ${earlier})
+if(failed)
+    file(WRITE ${place}/_native.txt "${said}")
+    message(STATUS "hop: the native kernels were NOT built; hop goes on without them: ${place}/_native.txt says why")
+else()
+    file(COPY ${build}/_native.abi3.so DESTINATION ${place})
+    message(STATUS "hop: the native kernels were built: ${place}/_native.abi3.so")
+endif()
