@@ -4,9 +4,6 @@
 
 #include "hop.h"
 
-#define HOP_INLINE static inline __attribute__((always_inline))
-#define HOP_MEMBER inline __attribute__((always_inline))
-
 namespace hop {
 
 constexpr int64_t kColumns = 4096;     // of a row at a time: as float32 they stay in the first cache
