@@ -20,13 +20,14 @@
 #include <limits>
 #include <type_traits>
 
-#include "common/cpu.h"
-#include "common/isa.h"
-#include "common/parallel.h"
-
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
 #pragma GCC diagnostic ignored "-Wunused-function"      // of headers, which several kernels share
 #endif
+
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "common/scratch.h"
 
 #define HOP_NAME_OF(path) #path

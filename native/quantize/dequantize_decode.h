@@ -2,7 +2,7 @@
 
 // ---- several codes to a byte
 
-static void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, uint8_t* __restrict__ codes) {
+static HOP_ALONE void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, uint8_t* __restrict__ codes) {
     const uint8_t mask = uint8_t((1 << bits) - 1);
     const int64_t whole = n * bits / 8, per_byte = 8 / bits;
     if (bits == 4) {
@@ -46,5 +46,8 @@ HOP_INLINE void decode_run(const uint8_t* __restrict__ codes, int64_t n, float s
     int64_t i = 0;
     for (; i + 16 <= n; i += 16)
         for (int j = 0; j < 16; ++j) out[i + j] = T::narrow(decode(codes[i + j]) * step);
-    for (; i < n; ++i) out[i] = T::narrow(decode(codes[i]) * step);
+    for (; i < n; ++i) {
+        HOP_ONE_BY_ONE;
+        out[i] = T::narrow(decode(codes[i]) * step);
+    }
 }

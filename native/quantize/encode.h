@@ -20,7 +20,10 @@ HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes)
         for (int j = 0; j < kLanes; ++j) out[i + j] = encode(T::widen(x[i + j]));
-    for (; i < n; ++i) out[i] = encode(T::widen(x[i]));
+    for (; i < n; ++i) {
+        HOP_ONE_BY_ONE;
+        out[i] = encode(T::widen(x[i]));
+    }
 }
 
 // ---- integers
@@ -40,7 +43,7 @@ struct Columns {
     float by[kColumns], above[kColumns], below[kColumns], low[kColumns], high[kColumns];
     int32_t zero[kColumns];
     uint32_t odd[kColumns];  // whether the reciprocal is not to be used
-    void set(const hop_quantizer& q, const Factors& f, int64_t n) {
+    HOP_ALONE void set(const hop_quantizer& q, const Factors& f, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const float magnitude = float_of(bits_of(f.by[i]) & kMagnitude), inverse = 1.0f / f.by[i];
             zero[i] = f.zero ? code_of_zero(q, f.zero[i]) : q.zero;
@@ -61,7 +64,7 @@ HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
 }
 
 template <class T>
-static void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
+static HOP_ALONE void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
                                     uint8_t* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_integer(T::widen(x[i]) / run.by, b, uint32_t(run.zero)));
 }
@@ -161,7 +164,7 @@ struct EncodeSearched {
 };
 
 template <class T>
-static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+static HOP_ALONE void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
     if (q.size <= 16) return each<T>(x, n, out, EncodeFew{q, run.by});
     if (q.index) return each<T>(x, n, out, EncodeIndexed{q, run.by});
     each<T>(x, n, out, EncodeSearched{q, run.by});
@@ -169,14 +172,14 @@ static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, in
 
 // ---- with noise
 
-static void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
+static HOP_ALONE void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
                                const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_float_with(y[i], noise[i], f));
 }
 
 // y = x in units of the format.
 template <class T>
-static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float by, bool divides,
+static HOP_ALONE void scale_block(const typename T::Word* __restrict__ x, int64_t n, float by, bool divides,
                         float* __restrict__ y) {
     int64_t i = 0;
     for (; !divides && i + kLanes <= n; i += kLanes)
@@ -185,7 +188,7 @@ static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float
 }
 
 template <class T>
-static void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
+static HOP_ALONE void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
                                  const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
     const float by = run.by;
     const uint32_t zero = uint32_t(run.zero);
@@ -195,7 +198,7 @@ static void encode_integers_with(const Bounds& b, const typename T::Word* __rest
 // ---- elements each of a block of its own
 
 template <class T, bool divides>
-static void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
+static HOP_ALONE void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
                                  const float* __restrict__ by, uint8_t* __restrict__ out) {
     for (int64_t i = 0; i < n; ++i) {
         const float v = T::widen(x[i]);
@@ -205,11 +208,11 @@ static void encode_float_columns(const FloatFormat f, const typename T::Word* __
 
 // As encode_integers_by.
 template <class T>
-static void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
+static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
                                    uint8_t* __restrict__ out) {
     constexpr int step = 2 * kLanes;
     int64_t i = 0;
-    const auto exactly = [&](int64_t end) {
+    const auto exactly = [&](int64_t end) HOP_ALONE {
         for (int64_t k = i; k < end; ++k)
             out[k] =
                 uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
@@ -250,7 +253,7 @@ struct Encoder {
 
     // A row of blocks, floats with noise.
     template <class T>
-    void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
+    HOP_ALONE void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
               uint8_t* out) const {
         float y[kColumns];
         for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i)
@@ -260,13 +263,14 @@ struct Encoder {
 
     // A row of blocks of one column.
     template <class T>
-    void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
+    HOP_ALONE void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
                  uint8_t* out) const {
         if (noise && q.format == HOP_FLOAT) return with<T>(x, n, 1, at, noise, out);
         if (noise || q.format == HOP_CODEBOOK) {
             for (int64_t i = 0; i < n; ++i) {
                 const Run own{at.by[i], at.divides, false, at.zero ? code_of_zero(q, at.zero[i]) : q.zero};
-                run<T>(x + i, 1, own, noise ? noise + i : nullptr, out + i);
+                if (noise) encode_integers_with<T>(Bounds(q, own.zero), x + i, 1, own, noise + i, out + i);
+                else encode_by_book<T>(q, x + i, 1, own, out + i);
             }
         } else if (q.format == HOP_INTEGER) {
             encode_integer_columns<T>(x, n, *c, out);
@@ -280,7 +284,7 @@ struct Encoder {
 
 // ---- several codes to a byte, the first in the lowest bits
 
-static void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
+static HOP_ALONE void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
     const int64_t whole = n * bits / 8;
     if (bits == 4) {
         for (int64_t i = 0; i < whole; ++i) out[i] = uint8_t((codes[2 * i] & 15) | codes[2 * i + 1] << 4);

@@ -94,12 +94,3 @@ static int quantize_rows_product(const QuantizeCall& c, const Product& p) {
     });
     return result;
 }
-
-static int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return quantize_rows_product<F32>(c, p);
-        case HOP_BF16: return quantize_rows_product<BF16>(c, p);
-        case HOP_F16: return quantize_rows_product<F16>(c, p);
-        default: return HOP_UNSUPPORTED;
-    }
-}
