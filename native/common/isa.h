@@ -58,9 +58,6 @@
 // Of functions that are not to be copied to where they are called.
 #define HOP_ALONE __attribute__((noinline))
 
-// In the body of a loop of so few steps that it is not worth vectorizing, which takes much code.
-#define HOP_ONE_BY_ONE __asm__ volatile("")
-
 // Before a loop of few steps whose arrays are to lie in registers.
 #if defined(__clang__)
 #define HOP_UNROLL _Pragma("clang loop unroll(full)")

@@ -10,6 +10,9 @@ static HOP_ALONE void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32
             codes[2 * i] = bytes[i] & 15;
             codes[2 * i + 1] = uint8_t(bytes[i] >> 4);
         }
+    } else if (bits == 2) {
+        for (int64_t i = 0; i < whole; ++i)
+            for (int64_t j = 0; j < 4; ++j) codes[4 * i + j] = uint8_t(bytes[i] >> (2 * j) & 3);
     } else {
         for (int64_t i = 0; i < whole; ++i)
             for (int64_t j = 0; j < per_byte; ++j) codes[i * per_byte + j] = uint8_t(bytes[i] >> (j * bits) & mask);
@@ -46,8 +49,5 @@ HOP_INLINE void decode_run(const uint8_t* __restrict__ codes, int64_t n, float s
     int64_t i = 0;
     for (; i + 16 <= n; i += 16)
         for (int j = 0; j < 16; ++j) out[i + j] = T::narrow(decode(codes[i + j]) * step);
-    for (; i < n; ++i) {
-        HOP_ONE_BY_ONE;
-        out[i] = T::narrow(decode(codes[i]) * step);
-    }
+    for (; i < n; ++i) out[i] = T::narrow(decode(codes[i]) * step);
 }

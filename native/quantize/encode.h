@@ -20,10 +20,7 @@ HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes)
         for (int j = 0; j < kLanes; ++j) out[i + j] = encode(T::widen(x[i + j]));
-    for (; i < n; ++i) {
-        HOP_ONE_BY_ONE;
-        out[i] = encode(T::widen(x[i]));
-    }
+    for (; i < n; ++i) out[i] = encode(T::widen(x[i]));
 }
 
 // ---- integers
@@ -63,9 +60,11 @@ HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
     return bits_of(bounded + kWhole) + zero;
 }
 
-template <class T>
-static HOP_ALONE void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
-                                    uint8_t* out) {
+// Of N elements, or with 0 of `count`.
+template <class T, int N = 0>
+static void encode_integers_exactly(const typename T::Word* x, int64_t count, const Bounds& b, const Run& run,
+                                              uint8_t* out) {
+    const int64_t n = N ? N : count;
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_integer(T::widen(x[i]) / run.by, b, uint32_t(run.zero)));
 }
 
@@ -85,7 +84,7 @@ HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const B
             differ |= p ^ q;
             out[i + j] = uint8_t(p);
         }
-        if (differ) encode_integers_exactly<T>(x + i, step, b, run, out + i);
+        if (differ) encode_integers_exactly<T, step>(x + i, step, b, run, out + i);
     }
     if (i < n) encode_integers_exactly<T>(x + i, n - i, b, run, out + i);
 }
@@ -95,7 +94,7 @@ static void encode_integers(const hop_quantizer& q, const typename T::Word* x, i
                             uint8_t* out) {
     const Bounds b(q, run.zero);
     const float size = run.by < 0 ? -run.by : run.by;
-    if (!(size > 0x1p-100f && size < 0x1p100f)) {
+    if (n < 2 * kLanes || !(size > 0x1p-100f && size < 0x1p100f)) {
         encode_integers_exactly<T>(x, n, b, run, out);
     } else if (run.known && q.rule == HOP_AMAX) {
         encode_integers_by<T, false>(x, n, b, run, out);
@@ -142,12 +141,14 @@ struct EncodeFew {
 
 // The upper half of y's bits says where to look, and leaves a choice of two.
 struct EncodeIndexed {
-    const hop_quantizer& q;
+    const uint8_t* index;
+    const float* thresholds;
+    uint32_t zero_code;
     float by;
     HOP_MEMBER uint8_t operator()(float x) const {
         const float y = x / by;
-        const uint32_t code = q.index[bits_of(y) >> 16];
-        return uint8_t(y == y ? code + (y >= q.thresholds[code + 1] ? 1 : 0) : uint32_t(q.zero_code));
+        const uint32_t code = index[bits_of(y) >> 16];
+        return uint8_t(y == y ? code + (y >= thresholds[code + 1] ? 1 : 0) : zero_code);
     }
 };
 
@@ -164,22 +165,22 @@ struct EncodeSearched {
 };
 
 template <class T>
-static HOP_ALONE void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
     if (q.size <= 16) return each<T>(x, n, out, EncodeFew{q, run.by});
-    if (q.index) return each<T>(x, n, out, EncodeIndexed{q, run.by});
+    if (q.index) return each<T>(x, n, out, EncodeIndexed{q.index, q.thresholds, uint32_t(q.zero_code), run.by});
     each<T>(x, n, out, EncodeSearched{q, run.by});
 }
 
 // ---- with noise
 
-static HOP_ALONE void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
+static void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
                                const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_float_with(y[i], noise[i], f));
 }
 
 // y = x in units of the format.
 template <class T>
-static HOP_ALONE void scale_block(const typename T::Word* __restrict__ x, int64_t n, float by, bool divides,
+static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float by, bool divides,
                         float* __restrict__ y) {
     int64_t i = 0;
     for (; !divides && i + kLanes <= n; i += kLanes)
@@ -206,17 +207,18 @@ static HOP_ALONE void encode_float_columns(const FloatFormat f, const typename T
     }
 }
 
+template <class T>
+static HOP_ALONE void encode_integer_columns_exactly(const typename T::Word* x, int64_t begin, int64_t end, const Columns& c, uint8_t* out) {
+    for (int64_t k = begin; k < end; ++k)
+        out[k] = uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
+}
+
 // As encode_integers_by.
 template <class T>
 static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
-                                   uint8_t* __restrict__ out) {
+                                             uint8_t* __restrict__ out) {
     constexpr int step = 2 * kLanes;
     int64_t i = 0;
-    const auto exactly = [&](int64_t end) HOP_ALONE {
-        for (int64_t k = i; k < end; ++k)
-            out[k] =
-                uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
-    };
     for (; i + step <= n; i += step) {
         uint32_t differ = 0;
         for (int j = 0; j < step; ++j) {
@@ -227,9 +229,9 @@ static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict_
             differ |= (p ^ encode_integer(v * c.below[k], b, uint32_t(c.zero[k]))) | c.odd[k];
             out[k] = uint8_t(p);
         }
-        if (differ) exactly(i + step);
+        if (differ) encode_integer_columns_exactly<T>(x, i, i + step, c, out);
     }
-    exactly(n);
+    encode_integer_columns_exactly<T>(x, i, n, c, out);
 }
 
 // ---- all

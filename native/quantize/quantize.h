@@ -185,6 +185,8 @@ struct Room {
 HOP_AT_EACH_LEVEL(
     int quantize(const QuantizeCall& c, int32_t dtype);
     int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype);
+    int quantize_words(const QuantizeCall& c, int32_t dtype);  // of bfloat16 and float16
+    int quantize_words_product(const QuantizeCall& c, const Product& p, int32_t dtype);
     // A strip of float32, by one thread; and parts of that: a part of a strip's codes, and the scales of blocks.
     void quantize_f32(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room);
     void encode_f32(const QuantizeCall& c, const Strip& s, const Unit& u, const Factors& f, bool known);

@@ -1,4 +1,4 @@
-// Quantizing (quantize.h) at a level.
+// Quantizing (quantize.h) at a level: of float32; quantize_words_code.h has the other dtypes.
 namespace {
 #include "quantize/elements.h"
 #include HOP_WIDE_OR_PLAIN(quantize/noise)
@@ -10,21 +10,11 @@ namespace {
 }  // namespace
 
 int quantize(const QuantizeCall& c, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return quantize_tensor<F32>(c);
-        case HOP_BF16: return quantize_tensor<BF16>(c);
-        case HOP_F16: return quantize_tensor<F16>(c);
-        default: return HOP_UNSUPPORTED;
-    }
+    return dtype == HOP_F32 ? quantize_tensor<F32>(c) : quantize_words(c, dtype);
 }
 
 int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return quantize_rows_product<F32>(c, p);
-        case HOP_BF16: return quantize_rows_product<BF16>(c, p);
-        case HOP_F16: return quantize_rows_product<F16>(c, p);
-        default: return HOP_UNSUPPORTED;
-    }
+    return dtype == HOP_F32 ? quantize_rows_product<F32>(c, p) : quantize_words_product(c, p, dtype);
 }
 
 void quantize_f32(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {

@@ -111,7 +111,7 @@ HOP_INLINE void sum_of(const typename T::Word* x, int64_t n, double& sum, int64_
 // ---- groups side by side
 
 template <class T, int size>
-static HOP_ALONE void amax_of_groups_plainly(const typename T::Word* x, int64_t groups, float* high, bool& known) {
+HOP_INLINE void amax_of_groups_plainly(const typename T::Word* x, int64_t groups, float* high, bool& known) {
     for (int64_t i = 0; i < groups; ++i) {
         const float own = amax_of<T>(x + i * size, size, known);
         high[i] = own > high[i] ? own : high[i];
@@ -119,7 +119,7 @@ static HOP_ALONE void amax_of_groups_plainly(const typename T::Word* x, int64_t 
 }
 
 template <class T, int size>
-static HOP_ALONE void range_of_groups_plainly(const typename T::Word* x, int64_t groups, float* low, float* high,
+HOP_INLINE void range_of_groups_plainly(const typename T::Word* x, int64_t groups, float* low, float* high,
                                         bool& known) {
     for (int64_t i = 0; i < groups; ++i) range_of<T>(x + i * size, size, low[i], high[i], known);
 }
