@@ -1,6 +1,11 @@
 // A call of hop_attend.
 #pragma once
-#include "hop.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "functions/functions.h"
+#include "quantize/quantize.h"
 
 namespace hop {
 
@@ -12,5 +17,7 @@ struct AttentionCall {
     void* result;
     int threads;
 };
+
+HOP_AT_EACH_LEVEL(int attend(const AttentionCall& c);)
 
 }  // namespace hop

@@ -251,46 +251,8 @@ static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch
         room.invalid |= !(scale <= kLargest);
         logs[j] = scale > 0 ? scale : 1.0f;
     }
-    functions_here::evaluate(Function::log, logs, logs, tokens);
+    evaluate(Function::log, logs, logs, tokens);
     for (int64_t j = 0; j < a.keys; ++j)
         if (!(of_values[j * a.v_scale_stride[2]] > 0)) logs[j] = -infinity();
     for (int64_t p = 0; p < channels; ++p) room.channels()[p] = 1.0f;
-}
-
-static int attend(const AttentionCall& c) {
-    const hop_attention& a = c.a;
-    const int64_t groups = a.heads / a.key_heads, all_rows = a.queries * groups, heads = a.batch * a.key_heads;
-    constexpr int64_t kWorth = 256;  // rows, for which keys and values are brought to lines once more
-    const int64_t wanted = least(divide_up(4 * c.threads, heads), divide_up(all_rows, kWorth));
-    const int64_t parts = c.threads > 1 && heads % c.threads ? wanted : 1, per_part = divide_up(all_rows, parts);
-    const int threads = worth(c.threads, all_rows * heads * a.keys * (a.width + a.value_width), 1 << 20);
-    std::atomic<int> result{HOP_OK};
-    Queue queue(heads * parts);
-    parallel(threads, [&](int, int) {
-        AttentionRoom room(a);
-        char* memory = scratch(room.size);
-        if (!memory) {
-            result = HOP_NO_MEMORY;
-            return;
-        }
-        room.lie(memory);
-        for (int64_t item, end; queue.take(item, end);) {
-            const int64_t batch = item / parts / a.key_heads, head = item / parts % a.key_heads;
-            const int64_t first = item % parts * per_part, last = least(all_rows, first + per_part);
-            const auto own = [&](int64_t at) { return row_of(c, batch, head * groups + at / a.queries, at % a.queries); };
-            int64_t most = 0;
-            for (int64_t at = first; at < last && most < a.keys; ++at) {
-                const int64_t keys = own(at).keys;
-                most = keys > most ? keys : most;
-            }
-            take_head(c, room, batch, head, most);
-            for (int64_t at = first; at < last; at += room.rows) {
-                AttentionRow row[AttentionRoom::kMost];
-                const int rows = int(least(room.rows, last - at));
-                for (int i = 0; i < rows; ++i) row[i] = own(at + i);
-                attend_block(c, room, batch, row, rows);
-            }
-        }
-    });
-    return result;
 }

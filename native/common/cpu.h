@@ -20,19 +20,30 @@ bool reorders_few_rows();  // whether few rows of floats may take an order of th
 
 }  // namespace hop
 
-// A call of what was compiled for this CPU's level, of code that there is for portable, avx2 and avx512, and in the
-// second form for neon: HOP_BY_LEVEL(run(call)).
+// Declares what code defines at each level that it is compiled for (level.h), and calls that of this CPU's level:
+//
+//     HOP_AT_EACH_LEVEL(int run(const Call& call);)      portable, avx2 and avx512; with _OR_NEON also neon
+//     HOP_BY_LEVEL(run(call))
 #if defined(__x86_64__)
+#define HOP_AT_EACH_LEVEL(...)            \
+    namespace portable { __VA_ARGS__ }    \
+    namespace avx2 { __VA_ARGS__ }        \
+    namespace avx512 { __VA_ARGS__ }
 #define HOP_BY_LEVEL(...)                                         \
     (hop::level() >= hop::Level::avx512 ? hop::avx512::__VA_ARGS__ \
      : hop::level() == hop::Level::avx2 ? hop::avx2::__VA_ARGS__   \
                                         : hop::portable::__VA_ARGS__)
-#define HOP_BY_LEVEL_OR_NEON(...) HOP_BY_LEVEL(__VA_ARGS__)
-#elif defined(__AARCH64EL__)
+#else
+#define HOP_AT_EACH_LEVEL(...) namespace portable { __VA_ARGS__ }
 #define HOP_BY_LEVEL(...) hop::portable::__VA_ARGS__
+#endif
+#if defined(__AARCH64EL__)
+#define HOP_AT_EACH_LEVEL_OR_NEON(...) \
+    HOP_AT_EACH_LEVEL(__VA_ARGS__)     \
+    namespace neon { __VA_ARGS__ }
 #define HOP_BY_LEVEL_OR_NEON(...) \
     (hop::level() == hop::Level::portable ? hop::portable::__VA_ARGS__ : hop::neon::__VA_ARGS__)
 #else
-#define HOP_BY_LEVEL(...) hop::portable::__VA_ARGS__
-#define HOP_BY_LEVEL_OR_NEON(...) hop::portable::__VA_ARGS__
+#define HOP_AT_EACH_LEVEL_OR_NEON(...) HOP_AT_EACH_LEVEL(__VA_ARGS__)
+#define HOP_BY_LEVEL_OR_NEON(...) HOP_BY_LEVEL(__VA_ARGS__)
 #endif

@@ -52,6 +52,8 @@
 
 // Of functions and lambdas whose arguments are to lie in registers.
 #define HOP_INLINED __attribute__((always_inline))
+#define HOP_INLINE static inline HOP_INLINED
+#define HOP_MEMBER inline HOP_INLINED
 
 // Of functions that are not to be copied to where they are called.
 #define HOP_ALONE __attribute__((noinline))

@@ -1,4 +1,7 @@
 // Memory of this thread, valid until its next call. Each file that includes this has its own.
+#pragma once
+#include "common/parallel.h"
+
 namespace hop {
 namespace {
 

@@ -160,21 +160,3 @@ void evaluate_by(Function f, const float* x, float* y, int64_t n) {
         if (part) std::memcpy(y + i, out, static_cast<size_t>(n - i) * sizeof(float));
     }
 }
-
-inline void exp_row(const float* x, float* y, int64_t n);
-
-// The function of n numbers in the cache; y may be x.
-inline void evaluate(Function f, const float* x, float* y, int64_t n) {
-    switch (f) {
-        case Function::exp: return exp_row(x, y, n);
-        case Function::exp2: return evaluate_by<Exp2>(f, x, y, n);
-        case Function::log: return evaluate_by<Log>(f, x, y, n);
-        case Function::tanh: return evaluate_by<Tanh>(f, x, y, n);
-        case Function::erf: return evaluate_by<Erf>(f, x, y, n);
-        case Function::sigmoid: return evaluate_by<Sigmoid>(f, x, y, n);
-        case Function::rsqrt: return evaluate_by<Rsqrt>(f, x, y, n);
-        case Function::gelu: return evaluate_by<Gelu>(f, x, y, n);
-        case Function::gelu_tanh: return evaluate_by<GeluTanh>(f, x, y, n);
-        case Function::silu: return evaluate_by<Silu>(f, x, y, n);
-    }
-}

@@ -1,20 +1,11 @@
 #include "functions/functions.h"
 
-#include <atomic>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <new>
 
-#include "common/cpu.h"
-#include "common/isa.h"
-#include "common/parallel.h"
+#include "common/level.h"
 #include "functions/exact.h"
 #include "functions/polynomials.h"
-#include "quantize/quantize.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "hop.h"
 
 namespace hop {
 namespace functions {

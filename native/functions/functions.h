@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common/cpu.h"
+
 namespace hop {
 
 enum class Function : int32_t { exp = 0, exp2, log, tanh, erf, sigmoid, rsqrt, gelu, gelu_tanh, silu };
@@ -17,4 +19,8 @@ float exactly(Function f, float x);
 const float* table(Function f, int32_t dtype);
 
 }  // namespace functions
+
+// The function of n numbers in the cache; y may be x.
+HOP_AT_EACH_LEVEL(void evaluate(Function f, const float* x, float* y, int64_t n);)
+
 }  // namespace hop

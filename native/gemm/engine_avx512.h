@@ -71,16 +71,16 @@ public:
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
-            const auto once = [&] { if (first == 0) between(); };
             block<n.value, sums_of(n.value)>(a + first * kRow, R * kLhsBytes * kTile, b, slices, 0, kQuads,
-                                             sums + first * kBlock, add, once);
+                                             sums + first * kBlock, add, Once<Between>{between, first == 0});
         });
     }
 
     template <int R, class Between>
-    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between& between) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
-            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, [] {});
+            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false,
+                                             Once<Between>{between, false});
         });
     }
 

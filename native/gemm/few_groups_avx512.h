@@ -8,7 +8,7 @@ public:
         : o_(o), data_(static_cast<const uint8_t*>(data)), rows_(rows), groups_(groups) {}
 
     // Of rows first..first + 31 in groups begin..begin + kWindow - 1, 32 bytes each.
-    const uint8_t* at(int64_t first, int64_t begin) {
+    HOP_ALONE const uint8_t* at(int64_t first, int64_t begin) {
         const int64_t count = groups_ - begin < kWindow ? groups_ - begin : kWindow;
         const int64_t rest = rows_ - first, rows = rest < kBlock ? rest : kBlock;
         if (o_.zero_format == HOP_NONE) {
@@ -26,7 +26,7 @@ public:
     }
 
     // Whether those that were found last are all below 16.
-    bool are_small() const {
+    HOP_ALONE bool are_small() const {
         __m512i any = load512(window_);
         for (int i = 64; i < kWindow * kBlock; i += 64) any = _mm512_or_si512(any, load512(window_ + i));
         return _mm512_test_epi8_mask(any, _mm512_set1_epi8(static_cast<char>(0xf0))) == 0;
@@ -35,7 +35,7 @@ public:
     static constexpr int64_t kWindow = BlockScales::kWindow;
 
 private:
-    void part(int64_t first, int64_t rows, int64_t begin, int64_t count, int half) {
+    HOP_ALONE void part(int64_t first, int64_t rows, int64_t begin, int64_t count, int half) {
         uint8_t own[kTile], tile[kTile];
         const uint8_t* from = data_ + first * o_.scale.row_stride + begin;
         int64_t stride = o_.scale.row_stride;
@@ -113,7 +113,7 @@ private:
     };
 
     // What the next panel's rows have of scales or zero points, if they lie side by side.
-    static Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
+    static HOP_ALONE Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
         if (!data || s.rows != 1 || s.k_stride != 1 || first + 2 * kBlock > job.p.n) return Ahead(nullptr, 0, 1);
         const int64_t size = kBlock * s.row_stride * bytes;
         return Ahead(static_cast<const char*>(data) + first / kBlock * size + size, size, job.groups);

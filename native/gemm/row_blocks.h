@@ -1,5 +1,15 @@
 // Included in a namespace (isa.h).
 
+// What goes on beside the tiles (gemm.h), for one block of rows alone: of one type, whichever block that is.
+template <class Between>
+struct Once {
+    Between& between;
+    bool is_first;
+    void operator()() const {
+        if (is_first) between();
+    }
+};
+
 // Calls body(N, first) for `rows` (32 or fewer) in blocks of `Most` or fewer, of about the same size: N.value.
 template <int Most, int N = Most, class Body>
 inline void in_row_block(int rows, int first, Body& body) {

@@ -2,15 +2,14 @@
 // Included in a namespace (isa.h), after weight.h and the integers of a level.
 
 // The steps of the summed dimension, in which no scale changes. A unit is a chunk, or half of one where a group is that.
-template <class F>
 struct Steps {
-    static constexpr int64_t kUnit = F::kPairs ? 16 : 32, kBlocks = F::kPairs ? 2 : 4;  // of 16 units
     static constexpr int64_t kMore = 3 * kBlock;  // codes of a row again, behind its end: 16 units may begin near to it
-    int64_t chunks, units, padded, held, step, count, each, bytes;
+    bool pairs;
+    int64_t unit, chunks, units, padded, held, step, count, each, bytes;
 
     explicit Steps(const hop_group_product& p)
-        : chunks(p.k / kChunk), units(p.k / kUnit), padded((units + 15) / 16 * 16), held(padded + 16), step(step_of(p)),
-          count((p.k + step - 1) / step), each(step / kUnit), bytes((p.k + kBlock - 1) / kBlock * kBlock) {}
+        : pairs(p.scales.group < kChunk), unit(pairs ? kChunk / 2 : kChunk), chunks(p.k / kChunk), units(p.k / unit), padded((units + 15) / 16 * 16), held(padded + 16), step(step_of(p)),
+          count((p.k + step - 1) / step), each(step / unit), bytes((p.k + kBlock - 1) / kBlock * kBlock) {}
 
     int64_t of_row() const { return bytes + kMore + 3 * held * 4; }
     static int64_t step_of(const hop_group_product& p) {
@@ -27,10 +26,9 @@ struct RowOfCodes {
     const float *scale, *sum;
 };
 
-template <class F>
 class RowsOfCodes {
 public:
-    RowsOfCodes(const GroupCall& call, const Steps<F>& steps, int zero, char* memory)
+    RowsOfCodes(const GroupCall& call, const Steps& steps, int zero, char* memory)
         : p_(call.p), steps_(steps), x_(static_cast<const int8_t*>(call.x)), scales_(call.x_scale), zero_(zero), memory_(memory),
           own_(p_.x_group && p_.x_group < p_.k ? p_.x_group : p_.k), of_row_((p_.k + own_ - 1) / own_) {}
 
@@ -41,7 +39,7 @@ public:
     }
 
     // Row `row` of x becomes row i.
-    HOP_ALONE void prepare(int64_t row, int64_t i, const Order<F::kBits>& order) const {
+    HOP_ALONE void prepare(int64_t row, int64_t i, const Order& order) const {
         char* at = memory_ + i * steps_.of_row();
         auto* codes = reinterpret_cast<int8_t*>(at);
         auto* added = reinterpret_cast<int32_t*>(at + steps_.bytes + steps_.kMore);
@@ -73,7 +71,7 @@ public:
 
 private:
     const hop_group_product& p_;
-    const Steps<F>& steps_;
+    const Steps& steps_;
     const int8_t* x_;
     const float* scales_;
     int zero_;

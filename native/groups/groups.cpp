@@ -1,22 +1,5 @@
 #include "groups/groups.h"
 
-#include <atomic>
-#include <cstring>
-
-#include "common/cpu.h"
-#include "common/isa.h"
-#include "common/parallel.h"
-#include "quantize/quantize.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
-#endif
-
-#define HOP_CODE "groups/code.h"
-#include "common/levels.h"
-
 namespace hop {
 namespace {
 
@@ -64,6 +47,5 @@ int hop_multiply_groups(const hop_group_product* product, int threads, const voi
     if (hop_group_product_declines(product)) return HOP_UNSUPPORTED;
     if (product->m == 0 || product->n == 0) return HOP_OK;
     const hop::GroupCall call{*product, x, x_scale, *weight, bias, y, threads};
-    if (product->x_format == HOP_INT8) return hop::multiply_integers(call);
-    return HOP_BY_LEVEL(run(call));
+    return product->x_format == HOP_INT8 ? HOP_BY_LEVEL(multiply_integers(call)) : HOP_BY_LEVEL(multiply_floats(call));
 }

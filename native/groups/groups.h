@@ -1,5 +1,6 @@
 // A call of hop_multiply_groups.
 #pragma once
+#include "common/cpu.h"
 #include "hop.h"
 
 namespace hop {
@@ -14,6 +15,9 @@ struct GroupCall {
     int threads;
 };
 
-int multiply_integers(const GroupCall& call);  // of x in HOP_INT8
+HOP_AT_EACH_LEVEL(
+    int multiply_floats(const GroupCall& call);
+    int multiply_integers(const GroupCall& call);  // of x in HOP_INT8
+)
 
 }  // namespace hop

@@ -6,87 +6,160 @@
 //     many              16 rows of the weight become a strip of bytes, four of each in turn, and each register holds the sums
 //                       of 16 rows for a row of x
 //
-// Sums of integers are exact, and what is done in floats is the same both ways, at every level.
+// Sums of integers are exact, and what is done in floats is the same both ways, at every level. Compiled for each form of a
+// weight is only what unpacks its codes (FormOfIntegers).
 
 constexpr int64_t kColumns = 16;         // rows of the weight at once
 constexpr int64_t kIntegersFetched = 8 << 10;  // bytes of codes that are fetched before few rows read them
 constexpr int64_t kBegun = 2 << 10;            // and while rows of x are prepared
 
-// The bytes of block b of a row of the weight, of which the last may have fewer than four chunks.
-template <class F>
-HOP_INLINED inline Block block_of(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t b, int64_t chunks) {
-    constexpr int64_t bytes = codes_of_chunk(F::kBits), more = high_of_chunk(F::kBits);
-    low += 4 * b * bytes, high += 4 * b * more;
-    if (4 * b + 4 <= chunks) return codes(low, high);
-    uint8_t own[4 * bytes + 1] = {}, own_high[4 * more + 1] = {};
-    const auto rest = static_cast<size_t>(chunks - 4 * b);
-    std::memcpy(own, low, rest * bytes);
-    if (more) std::memcpy(own_high, high, rest * more);
-    return codes(own, own_high);
-}
+// A product as all parts of it see it.
+struct ProductOfIntegers {
+    const GroupCall& call;
+    const Steps& steps;
+    const Codes& codes;
+    const RowsOfCodes& x;
+};
 
 // What is done in floats: (float32(sum) · scale of x) · scale, less (float32(sum of x) · scale of x) · offset.
-template <class F>
+template <bool Offset>
 HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale, const float* offset) {
     const Lanes product = times(times(sum, x_scale), scale);
-    return F::kOffset ? minus(product, times(x_sum, load(offset))) : product;
+    return Offset ? minus(product, times(x_sum, load(offset))) : product;
 }
 
 // ---- few rows of x
 
-// Asks for the lines that lie ahead of 16 units: their codes and high bits.
+// Where the codes of 16 units lie.
 template <class F>
-HOP_INLINED inline void fetch_ahead(const uint8_t* low, const uint8_t* high) {
-    constexpr int64_t chunks = 4 * Steps<F>::kBlocks, bytes = chunks * codes_of_chunk(F::kBits), more = chunks * high_of_chunk(F::kBits);
-    HOP_UNROLL
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(low + line + kIntegersFetched, 0, 3);
-    HOP_UNROLL
-    for (int64_t line = 0; line < more; line += 64) __builtin_prefetch(high + line + kIntegersFetched, 0, 3);
+struct Sixteen {
+    static constexpr int64_t kBlocks = F::kPairs ? 2 : 4, kChunks = 4 * kBlocks, kUnit = F::kPairs ? kChunk / 2 : kChunk;
+    static constexpr int64_t kBytes = kChunks * codes_of_chunk(F::kBits), kHigh = kChunks * high_of_chunk(F::kBits);
+    const uint8_t *low, *high;
+
+    HOP_INLINED void next() { low += kBytes, high += kHigh; }
+
+    // The sums of bytes of the units by some rows of x, whose codes begin `at`.
+    template <int Rows>
+    HOP_INLINED void sum(const Codes& codes, const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) const {
+        Ints e[Rows][kBlocks];
+        fetch_ahead();
+        HOP_UNROLL
+        for (int b = 0; b < kBlocks; ++b) {
+            const Block w = codes.template block<F::kBits>(low + b * kBytes / kBlocks, high + b * kHigh / kBlocks);
+            HOP_UNROLL
+            for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(all_ints(0), w, x[i] + at + b * kBlock);
+        }
+        HOP_UNROLL
+        for (int i = 0; i < Rows; ++i) {
+            if constexpr (F::kPairs) sums[i] = sums_of_halves(e[i]);
+            else sums[i] = sums_of_chunks(e[i]);
+        }
+    }
+
+private:
+    // Asks for the lines that lie ahead.
+    HOP_INLINED void fetch_ahead() const {
+        HOP_UNROLL
+        for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(low + line + kIntegersFetched, 0, 3);
+        HOP_UNROLL
+        for (int64_t line = 0; line < kHigh; line += 64) __builtin_prefetch(high + line + kIntegersFetched, 0, 3);
+    }
+};
+
+// Rows of x by which rows of the weight are multiplied, and where the sums of units and the terms go.
+template <int M>
+struct RowsOfTerms {
+    RowOfCodes x[M];
+    int32_t* sums[M];
+    float* terms[M];
+};
+
+// Of `count` times 16 units, the first of which is `unit` of `units` of a row of x: the terms, from `first` on, where each has
+// its scales, or else the sums of bytes. What it reads are its own copies, which stay in registers.
+template <class F, int M, bool Terms>
+HOP_ALONE void of_units(const Codes& given, const RowsOfTerms<M>& r, const uint8_t* low, const uint8_t* high, RowScales s, int64_t first,
+                        int64_t unit, int64_t units, int64_t count) {
+    const Codes codes = given;
+    Sixteen<F> w{low, high};
+    const int8_t* x[M];
+    const int32_t* added[M];
+    const float *x_scale[M], *x_sum[M];
+    int32_t* sums[M];
+    float* terms[M];
+    for (int i = 0; i < M; ++i) {
+        x[i] = r.x[i].codes, added[i] = r.x[i].added, x_scale[i] = r.x[i].scale, x_sum[i] = r.x[i].sum;
+        sums[i] = r.sums[i] + first, terms[i] = r.terms[i] + first;
+    }
+    for (int64_t at = 0; at < 16 * count; at += 16) {
+        Ints found[M];
+        w.template sum<M>(codes, x, unit * Sixteen<F>::kUnit, found);
+        if constexpr (Terms) {
+            const Lanes scale = load(s.scale + at);
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
+                const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
+                store(terms[i] + at, term<F::kOffset>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + at));
+            }
+        } else {
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) store_ints(sums[i] + at, found[i]);
+        }
+        w.next();
+        unit += 16;
+        while (unit >= units) unit -= units;
+    }
 }
 
-// The sums of bytes of 16 units, of which `chunks` are there: all of them where they are `Whole`. Codes of x begin with theirs.
-template <class F, int Rows, bool Whole>
-HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t chunks,
-                                  const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) {
-    constexpr int64_t blocks = Steps<F>::kBlocks;
-    Ints e[Rows][blocks];
-    fetch_ahead<F>(low, high);
-    HOP_UNROLL
-    for (int b = 0; b < blocks; ++b) {
-        HOP_UNROLL
-        for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
-        if (!Whole && 4 * b >= chunks) continue;
-        const Block w = block_of<F>(codes, low, high, b, Whole ? 4 * b + 4 : chunks);
-        HOP_UNROLL
-        for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + at + b * kBlock);
-    }
-    HOP_UNROLL
-    for (int i = 0; i < Rows; ++i) {
-        if constexpr (F::kPairs) sums[i] = sums_of_halves(e[i]);
-        else sums[i] = sums_of_chunks(e[i]);
-    }
-}
+// A row of the weight: 16 units after another, and copies of those at its end that are fewer, with zeros behind them.
+class InSixteens {
+public:
+    InSixteens(const hop_group_product& p, const Steps& steps, int64_t chunks)
+        : each_(steps.pairs ? 8 : 16), count_(chunks / each_), rest_(static_cast<size_t>(chunks - count_ * each_)),
+          bytes_(codes_of_chunk(p.bits)), high_(high_of_chunk(p.bits)) {}
 
-// The terms of a row of the weight by one of x where several units share scales. `sums` is memory for those of units.
-template <class F>
-HOP_ALONE void of_steps(const Codes<F::kBits>& codes, const Steps<F>& steps, const uint8_t* low, const uint8_t* high, RowScales s,
-                        const RowOfCodes& x, int32_t* sums, float* terms) {
-    const int8_t* const own[] = {x.codes};
-    constexpr int64_t each = 4 * Steps<F>::kBlocks;  // chunks of 16 units
-    for (int64_t unit = 0, chunk = 0; unit < steps.units; unit += 16, chunk += each) {
-        Ints found[1];
-        sum_units<F, 1, false>(codes, low + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits),
-                               steps.chunks - chunk, own, chunk * kChunk, found);
-        store_ints(sums + unit, found[0]);
+    // run(codes, high bits, which are the first 16, how many times 16)
+    template <class Run>
+    HOP_INLINED void operator()(const uint8_t* low, const uint8_t* high, const Run& run) {
+        run(low, high, int64_t(0), count_);
+        if (!rest_) return;
+        std::memcpy(own_, low + count_ * each_ * bytes_, rest_ * static_cast<size_t>(bytes_));
+        if (high_) std::memcpy(own_high_, high + count_ * each_ * high_, rest_ * static_cast<size_t>(high_));
+        run(own_, own_high_, count_, int64_t(1));
     }
-    for (int64_t step = 0; step < steps.count; ++step) {
-        const int64_t first = step * steps.each, last = first + steps.each;
+
+private:
+    int64_t each_, count_;  // chunks of 16 units, and whole 16
+    size_t rest_;
+    int64_t bytes_, high_;  // of a chunk
+    uint8_t own_[16 * codes_of_chunk(8)] = {}, own_high_[16 * high_of_chunk(6)] = {};
+};
+
+// The terms of a row of the weight by one of x where several units share scales, from the sums of units. Steps of Each units
+// are found side by side; the rest, and with 0 all of them, one after the other.
+template <int Each, bool Offset>
+HOP_ALONE void add_steps(const Steps& steps, RowScales s, const RowOfCodes& x, const int32_t* __restrict__ sums, float* __restrict__ terms) {
+    const int64_t count = steps.count, each = Each ? Each : steps.each, units = steps.units, whole = Each ? units / each : 0;
+    const auto put = [=](int64_t step, uint32_t total) HOP_INLINED {
+        const float product = static_cast<float>(static_cast<int32_t>(total)) * x.scale[step] * s.scale[step * each];
+        terms[step] = Offset ? product - x.sum[step] * s.offset[step * each] : product;
+    };
+    for (int64_t step = 0; step < whole; ++step) {
         auto total = static_cast<uint32_t>(x.added[step]);
-        for (int64_t unit = first; unit < last && unit < steps.units; ++unit) total += static_cast<uint32_t>(sums[unit]);
-        float product = static_cast<float>(static_cast<int32_t>(total)) * x.scale[step] * s.scale[first];
-        if (F::kOffset) product -= x.sum[step] * s.offset[first];
-        terms[step] = product;
+        for (int unit = 0; unit < Each; ++unit) total += static_cast<uint32_t>(sums[step * each + unit]);
+        put(step, total);
     }
+    for (int64_t step = whole; step < count; ++step) {
+        const int64_t last = (step + 1) * each < units ? (step + 1) * each : units;
+        auto total = static_cast<uint32_t>(x.added[step]);
+        for (int64_t unit = step * each; unit < last; ++unit) total += static_cast<uint32_t>(sums[unit]);
+        put(step, total);
+    }
+}
+
+template <bool Offset>
+auto add_steps_of(int64_t each) {
+    return each == 2 ? add_steps<2, Offset> : each == 4 ? add_steps<4, Offset> : add_steps<0, Offset>;
 }
 
 // The results of a row of x by 16 rows of the weight, whose terms lie `apart`.
@@ -107,140 +180,145 @@ HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, f
         for (int64_t j = 0; j < kColumns; ++j) results[j] += terms[j * apart + step];
 }
 
-template <class F, int M>
+// A row of the weight as bytes.
+template <int Bits>
+HOP_ALONE void decode_row(const Codes& codes, const uint8_t* low, const uint8_t* high, int64_t chunks, uint8_t* to) {
+    constexpr int64_t bytes = 4 * codes_of_chunk(Bits), more = 4 * high_of_chunk(Bits);
+    uint8_t last[bytes] = {}, last_high[more + 1] = {};
+    for (; chunks > 0; chunks -= 4, low += bytes, high += more, to += kBlock) {
+        if (chunks < 4) {
+            std::memcpy(last, low, static_cast<size_t>(chunks * bytes / 4));
+            if (more) std::memcpy(last_high, high, static_cast<size_t>(chunks * more / 4));
+            low = last, high = last_high;
+        }
+        const Block w = codes.template block<Bits>(low, high);
+        store_bytes(to, w.first), store_bytes(to + 64, w.second);
+    }
+}
+
+// What is compiled for each form of a weight.
+struct FormOfIntegers {
+    template <int M>
+    using OfUnits = void (*)(const Codes&, const RowsOfTerms<M>&, const uint8_t* low, const uint8_t* high, RowScales, int64_t first,
+                             int64_t unit, int64_t units, int64_t count);
+    OfUnits<1> one_by_sums, one_by_terms;
+    OfUnits<kIntegerFew> few_by_sums, few_by_terms;
+    void (*decode_row)(const Codes&, const uint8_t* low, const uint8_t* high, int64_t chunks, uint8_t* to);
+};
+
+template <class F>
+FormOfIntegers form_of() {
+    using WithoutOffset = Form<F::kBits, F::kPairs, false>;
+    return {of_units<WithoutOffset, 1, false>, of_units<F, 1, true>, of_units<WithoutOffset, kIntegerFew, false>,
+            of_units<F, kIntegerFew, true>, decode_row<F::kBits>};
+}
+
+template <int M>
 class FewOfIntegers {
 public:
-    FewOfIntegers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x, float* memory)
-        : call_(call), steps_(steps), codes_(codes), weight_(call), scales_(memory), terms_(memory + weight_.floats(kColumns)),
-          sums_(reinterpret_cast<int32_t*>(terms_ + M * kColumns * steps.padded)), ahead_(kIntegersFetched / weight_.bytes() + kColumns) {
-        for (int i = 0; i < M; ++i) x_[i] = x[i < call.p.m ? i : call.p.m - 1];
+    FewOfIntegers(const ProductOfIntegers& p, const FormOfIntegers& form, float* memory)
+        : call_(p.call), steps_(p.steps), codes_(p.codes), form_(form), weight_(p.call), scales_(memory),
+          ahead_(kIntegersFetched / weight_.bytes() + kColumns) {
+        const int64_t each = kColumns * steps_.padded;
+        float* terms = memory + weight_.floats(kColumns);
+        auto* sums = reinterpret_cast<int32_t*>(terms + M * each);
+        for (int i = 0; i < M; ++i)
+            rows_.x[i] = p.x[i < call_.p.m ? i : call_.p.m - 1], rows_.terms[i] = terms + i * each, rows_.sums[i] = sums + i * each;
     }
-    static int64_t floats(const Weight& weight, const Steps<F>& steps) {
-        return weight.floats(kColumns) + M * kColumns * steps.padded + steps.padded;
-    }
+    static int64_t floats(const Weight& weight, const Steps& steps) { return weight.floats(kColumns) + 2 * M * kColumns * steps.padded; }
 
-    void operator()(int64_t column, int64_t columns) const {
+    HOP_ALONE void operator()(int64_t column, int64_t columns) const {
         weight_.fetch(column + ahead_, columns);
         weight_.find(column, columns, scales_);
-        int64_t apart = steps_.padded;  // terms of rows of the weight
-        if (steps_.each == 1) {
-            if (steps_.chunks % 4 == 0 && columns * steps_.units % 16 == 0) apart = steps_.units;
-            of_units(column, columns, apart);
-        } else {
-            for (int64_t j = 0; j < columns; ++j)
-                for (int i = 0; i < M && i < call_.p.m; ++i)
-                    of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), weight_.found(j, columns, scales_), x_[i], sums_, terms(i) + j * apart);
+        // Rows lie one after the other, and so do their scales: where each is of whole blocks, and all of them are of whole
+        // sixteens of units, 16 units may end one row and begin the next.
+        const bool is_one = steps_.chunks % 4 == 0 && columns * steps_.units % 16 == 0;
+        const int64_t apart = is_one ? steps_.units : steps_.padded, rows = is_one ? 1 : columns;
+        InSixteens sixteens(call_.p, steps_, is_one ? columns * steps_.chunks : steps_.chunks);
+        const auto run = of_units();
+        for (int64_t j = 0; j < rows; ++j) {
+            const RowScales s = weight_.found(j, columns, scales_);
+            sixteens(weight_.codes(column + j), weight_.high(column + j), [&](const uint8_t* low, const uint8_t* high, int64_t begin, int64_t count) {
+                const int64_t first = 16 * begin;
+                run(codes_, rows_, low, high, {s.scale + first, s.offset + first}, j * apart + first, first, steps_.units, count);
+            });
         }
+        const auto add = call_.p.has_offset ? add_steps_of<true>(steps_.each) : add_steps_of<false>(steps_.each);
+        for (int i = 0; i < M && i < call_.p.m && steps_.each > 1; ++i)
+            for (int64_t j = 0; j < columns; ++j)
+                add(steps_, weight_.found(j, columns, scales_), rows_.x[i], rows_.sums[i] + j * apart, rows_.terms[i] + j * apart);
         const Results results(call_);
         for (int i = 0; i < M && i < call_.p.m; ++i) {
             float numbers[kColumns];
-            add_up(terms(i), apart, steps_.count, numbers);
-            for (int64_t j = 0; j < columns; ++j) results.put(i, column + j, numbers[j]);
+            add_up(rows_.terms[i], apart, steps_.count, numbers);
+            results.put(i, column, numbers, columns);
         }
     }
 
 private:
-    float* terms(int i) const { return terms_ + i * kColumns * steps_.padded; }
-
-    // The terms of some rows where each unit has its scales, `apart` of them from row to row. Rows lie one after the other, and
-    // so do their scales: where each is of whole blocks, and all of them are of whole sixteens of units, 16 units may end
-    // one row and begin the next. What it reads are its own copies, which stay in registers.
-    HOP_ALONE void of_units(int64_t column, int64_t columns, int64_t apart) const {
-        const Codes<F::kBits> codes = codes_;
-        constexpr int64_t each = 4 * Steps<F>::kBlocks;  // chunks of 16 units
-        const bool is_one = apart == steps_.units;
-        const int64_t rows = is_one ? 1 : columns, chunks = is_one ? columns * steps_.chunks : steps_.chunks, units = steps_.units;
-        const int8_t* x[M];
-        const int32_t* added[M];
-        const float *x_scale[M], *x_sum[M];
-        float* to[M];
-        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum, to[i] = terms(i);
-        for (int64_t j = 0; j < rows; ++j) {
-            const uint8_t *low = weight_.codes(column + j), *high = weight_.high(column + j);
-            const RowScales s = weight_.found(j, columns, scales_);
-            int64_t unit = 0;  // of a row of x
-            const auto take = [&](auto whole, int64_t chunk, int64_t at) HOP_INLINED {
-                Ints found[M];
-                sum_units<F, M, decltype(whole)::value>(codes, low + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits),
-                                                        chunks - chunk, x, unit * Steps<F>::kUnit, found);
-                const Lanes scale = load(s.scale + at);
-                HOP_UNROLL
-                for (int i = 0; i < M; ++i) {
-                    const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
-                    store(to[i] + at, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + at));
-                }
-            };
-            int64_t chunk = 0, at = 0;
-            for (; chunk + each <= chunks; chunk += each, at += 16) {
-                take(std::true_type{}, chunk, at);
-                unit += 16;
-                while (unit >= units) unit -= units;
-            }
-            if (chunk < chunks) take(std::false_type{}, chunk, at);
-            for (int i = 0; i < M; ++i) to[i] += apart;
-        }
+    FormOfIntegers::OfUnits<M> of_units() const {
+        const bool is_terms = steps_.each == 1;
+        if constexpr (M == 1) return is_terms ? form_.one_by_terms : form_.one_by_sums;
+        else return is_terms ? form_.few_by_terms : form_.few_by_sums;
     }
 
     const GroupCall& call_;
-    const Steps<F>& steps_;
-    const Codes<F::kBits>& codes_;
+    const Steps& steps_;
+    const Codes& codes_;
+    const FormOfIntegers& form_;
     const Weight weight_;
-    RowOfCodes x_[M];
-    float *scales_, *terms_;  // terms of rows of x by rows of the weight
-    int32_t* sums_;           // of units
-    int64_t ahead_;           // rows of the weight, of which scales are fetched
+    float* scales_;
+    RowsOfTerms<M> rows_;
+    int64_t ahead_;  // rows of the weight, of which scales are fetched
 };
 
 // ---- many rows
 
-template <class F>
 class StripOfIntegers {
 public:
-    StripOfIntegers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x, float* memory)
-        : call_(call), steps_(steps), codes_(codes), weight_(call), x_(x), found_(memory), scales_(memory + weight_.floats(kColumns)),
-          offsets_(scales_ + kColumns * steps.padded), rows_(reinterpret_cast<uint8_t*>(offsets_ + kColumns * steps.padded)),
-          strip_(rows_ + kColumns * steps.bytes) {}
-    static int64_t floats(const Weight& weight, const Steps<F>& steps) {
+    StripOfIntegers(const ProductOfIntegers& p, const FormOfIntegers& form, float* memory)
+        : call_(p.call), steps_(p.steps), codes_(p.codes), form_(form), weight_(p.call), x_(p.x), found_(memory),
+          scales_(memory + weight_.floats(kColumns)), offsets_(scales_ + kColumns * steps_.padded),
+          rows_(reinterpret_cast<uint8_t*>(offsets_ + kColumns * steps_.padded)), strip_(rows_ + kColumns * steps_.bytes) {}
+    static int64_t floats(const Weight& weight, const Steps& steps) {
         return weight.floats(kColumns) + 2 * kColumns * steps.padded + kColumns * steps.bytes / 2;
     }
 
     // Rows of x from `first` on, of which the first is row 0 here.
-    void operator()(int64_t column, int64_t first, int64_t rows) const {
+    HOP_ALONE void operator()(int64_t column, int64_t first, int64_t rows) const {
         const int64_t rest = call_.p.n - column, columns = rest < kColumns ? rest : kColumns;
         decode(column, columns);
-        int64_t i = 0;
-        for (; i + kIntegerRows <= rows; i += kIntegerRows) tile<kIntegerRows>(i, first, column, columns);
-        for (; i + 2 <= rows; i += 2) tile<2>(i, first, column, columns);
-        if (i < rows) tile<1>(i, first, column, columns);
+        if (steps_.pairs) tiles<true>(first, rows, column, columns);
+        else tiles<false>(first, rows, column, columns);
     }
 
 private:
     HOP_ALONE void decode(int64_t column, int64_t columns) const {
         weight_.find(column, columns, found_);
-        for (int64_t j = 0; j < kColumns; ++j) {
-            uint8_t* row = rows_ + j * steps_.bytes;
-            if (j >= columns) {
-                std::memset(row, 0, static_cast<size_t>(steps_.bytes));
-                continue;
-            }
-            const uint8_t *low = weight_.codes(column + j), *high = weight_.high(column + j);
-            for (int64_t b = 0; b * kBlock < steps_.bytes; ++b) {
-                const Block w = block_of<F>(codes_, low, high, b, steps_.chunks);
-                store_bytes(row + b * kBlock, w.first), store_bytes(row + b * kBlock + 64, w.second);
-            }
-        }
+        for (int64_t j = 0; j < columns; ++j)
+            form_.decode_row(codes_, weight_.codes(column + j), weight_.high(column + j), steps_.chunks, rows_ + j * steps_.bytes);
+        std::memset(rows_ + columns * steps_.bytes, 0, static_cast<size_t>((kColumns - columns) * steps_.bytes));
         for (int64_t at = 0; at < steps_.bytes; at += 64) turn(rows_ + at, steps_.bytes, strip_ + at * kColumns);
         for (int64_t j = 0; j < kColumns; ++j) {
             const RowScales s = weight_.found(j < columns ? j : columns - 1, columns, found_);
             for (int64_t step = 0; step < steps_.count; ++step) {
                 scales_[step * kColumns + j] = s.scale[step * steps_.each];
-                if (F::kOffset) offsets_[step * kColumns + j] = s.offset[step * steps_.each];
+                if (call_.p.has_offset) offsets_[step * kColumns + j] = s.offset[step * steps_.each];
             }
         }
     }
 
-    template <int M>
+    template <bool Pairs>
+    HOP_INLINED void tiles(int64_t first, int64_t rows, int64_t column, int64_t columns) const {
+        int64_t i = 0;
+        for (; i + kIntegerRows <= rows; i += kIntegerRows) tile<Pairs, kIntegerRows>(i, first, column, columns);
+        for (; i + 2 <= rows; i += 2) tile<Pairs, 2>(i, first, column, columns);
+        if (i < rows) tile<Pairs, 1>(i, first, column, columns);
+    }
+
+    template <bool Pairs, int M>
     HOP_ALONE void tile(int64_t row, int64_t first, int64_t column, int64_t columns) const {
+        const bool has_offset = call_.p.has_offset;
         RowOfCodes x[M];
         Lanes y[M];
         for (int i = 0; i < M; ++i) x[i] = x_[row + i];
@@ -249,11 +327,13 @@ private:
             HOP_UNROLL
             for (int i = 0; i < M; ++i) sums[i] = all_ints(x[i].added[step]);
             const int64_t begin = step * steps_.each, last = begin + steps_.each < steps_.units ? begin + steps_.each : steps_.units;
-            for (int64_t unit = begin; unit < last; ++unit) of_unit<M>(unit, x, sums);
+            for (int64_t unit = begin; unit < last; ++unit) of_unit<Pairs, M>(unit, x, sums);
             const Lanes scale = load(scales_ + step * kColumns);
+            const float* offset = offsets_ + step * kColumns;
             HOP_UNROLL
             for (int i = 0; i < M; ++i) {
-                const Lanes own = term<F>(to_floats(sums[i]), all(x[i].scale[step]), all(x[i].sum[step]), scale, offsets_ + step * kColumns);
+                const Lanes sum = to_floats(sums[i]), x_scale = all(x[i].scale[step]), x_sum = all(x[i].sum[step]);
+                const Lanes own = has_offset ? term<true>(sum, x_scale, x_sum, scale, offset) : term<false>(sum, x_scale, x_sum, scale, offset);
                 y[i] = step ? plus(y[i], own) : own;
             }
         }
@@ -261,13 +341,13 @@ private:
         for (int i = 0; i < M; ++i) {
             float numbers[kColumns];
             store(numbers, y[i]);
-            for (int64_t j = 0; j < columns; ++j) results.put(first + row + i, column + j, numbers[j]);
+            results.put(first + row + i, column, numbers, columns);
         }
     }
 
-    template <int M>
+    template <bool Pairs, int M>
     HOP_INLINED void of_unit(int64_t unit, const RowOfCodes (&x)[M], Ints (&sums)[M]) const {
-        constexpr int64_t per_chunk = F::kPairs ? 2 : 1, quads = 4 / per_chunk;
+        constexpr int64_t per_chunk = Pairs ? 2 : 1, quads = 4 / per_chunk;
         const int64_t chunk = unit / per_chunk, at = chunk / 4 * kBlock + chunk % 4 * 16 + unit % per_chunk * 8;
         HOP_UNROLL
         for (int64_t second = 0; second < 2; ++second)
@@ -281,30 +361,29 @@ private:
     }
 
     const GroupCall& call_;
-    const Steps<F>& steps_;
-    const Codes<F::kBits>& codes_;
+    const Steps& steps_;
+    const Codes& codes_;
+    const FormOfIntegers& form_;
     const Weight weight_;
-    const RowsOfCodes<F>& x_;
+    const RowsOfCodes& x_;
     float *found_, *scales_, *offsets_;  // by rows of the weight, and by steps
     uint8_t *rows_, *strip_;
 };
 
 // ---- a call
 
-template <class F, int M>
-void few_of_integers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x,
-                     int64_t first, int64_t last, float* memory) {
-    const FewOfIntegers<F, M> few(call, steps, codes, x, memory);
+template <int M>
+void few_of_integers(const ProductOfIntegers& product, const FormOfIntegers& form, int64_t first, int64_t last, float* memory) {
+    const FewOfIntegers<M> few(product, form, memory);
     for (int64_t column = first; column < last; column += kColumns) few(column, last - column < kColumns ? last - column : kColumns);
 }
 
-template <class F>
-int multiply_integers(const GroupCall& call) {
+inline int multiply(const GroupCall& call, const FormOfIntegers& form) {
     const hop_group_product& p = call.p;
     const Weight weight(call);
-    const Steps<F> steps(p);
-    const Codes<F::kBits> codes(p);
-    const Order<F::kBits> order;
+    const Steps steps(p);
+    const Codes codes(p);
+    const Order order(p.bits);
     Scratch& of_x = memory_of_x();
     const bool is_few = p.m <= kIntegerFew;
     int64_t block = is_few ? p.m : kBlockBytes / steps.of_row() / kIntegerRows * kIntegerRows;
@@ -312,9 +391,10 @@ int multiply_integers(const GroupCall& call) {
     if (block > p.m) block = p.m;
     char* memory_of_codes = of_x.get(static_cast<size_t>(block * steps.of_row()));
     if (!memory_of_codes) return HOP_NO_MEMORY;
-    const RowsOfCodes<F> x(call, steps, codes.zero(), memory_of_codes);
+    const RowsOfCodes x(call, steps, codes.zero(), memory_of_codes);
+    const ProductOfIntegers product{call, steps, codes, x};
     const int64_t panels = (p.n + kColumns - 1) / kColumns;
-    const int64_t floats = is_few ? FewOfIntegers<F, kIntegerFew>::floats(weight, steps) : StripOfIntegers<F>::floats(weight, steps);
+    const int64_t floats = is_few ? FewOfIntegers<kIntegerFew>::floats(weight, steps) : StripOfIntegers::floats(weight, steps);
     const int threads = worth(call.threads, p.n * p.k / 4 * (is_few ? 1 : block), kWorthAThread);
     std::atomic<int> error{HOP_OK};
     for (int64_t first = 0; first < p.m; first += block) {
@@ -337,11 +417,11 @@ int multiply_integers(const GroupCall& call) {
             if (is_few) {
                 while (panels_left.take(begin, end)) {
                     const int64_t last = end * kColumns < p.n ? end * kColumns : p.n;
-                    if (p.m == 1) few_of_integers<F, 1>(call, steps, codes, x, begin * kColumns, last, memory);
-                    else few_of_integers<F, kIntegerFew>(call, steps, codes, x, begin * kColumns, last, memory);
+                    if (p.m == 1) few_of_integers<1>(product, form, begin * kColumns, last, memory);
+                    else few_of_integers<kIntegerFew>(product, form, begin * kColumns, last, memory);
                 }
             } else {
-                const StripOfIntegers<F> strip(call, steps, codes, x, memory);
+                const StripOfIntegers strip(product, form, memory);
                 while (panels_left.take(begin, end))
                     for (int64_t panel = begin; panel < end; ++panel) strip(panel * kColumns, first, rows);
             }
@@ -351,8 +431,4 @@ int multiply_integers(const GroupCall& call) {
     }
     of_x.trim();
     return error;
-}
-
-int run(const GroupCall& call) {
-    return by_form(call.p, [&call](auto form) { return multiply_integers<decltype(form)>(call); });
 }

@@ -67,30 +67,31 @@ static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
         }
 }
 
-template <int Bits>
 class Codes {
 public:
-    explicit Codes(const hop_group_product& p) : zero_(zero_of(p)), is_wide_(Bits == 8) {
+    HOP_ALONE explicit Codes(const hop_group_product& p) : zero_(zero_of(p)), is_wide_(p.bits == 8) {
+        const int bits = p.bits;
         alignas(32) uint8_t table[32], place[64], first[32], second[32];
         for (int i = 0; i < 64; ++i) {
-            const int element = element_of(Bits, i % 16, 0);
+            const int element = element_of(bits, i % 16, 0);
             place[i] = static_cast<uint8_t>(4 * (i / 16) + element / 8);
             if (i >= 32) continue;
-            const int number = number_of(p, i % 16 % (1 << (Bits == 2 ? 2 : 4))) + zero_;
+            const int number = number_of(p, i % 16 % (1 << (bits == 2 ? 2 : 4))) + zero_;
             table[i] = static_cast<uint8_t>(number);
-            if ((Bits == 2 || Bits == 4) && number > 63) is_wide_ = true;
-            first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(Bits, i % 16, 1) % 8);
+            if ((bits == 2 || bits == 4) && number > 63) is_wide_ = true;
+            first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(bits, i % 16, 1) % 8);
         }
         table_ = load_half(table), place_ = load_bytes(place), first_ = load_half(first), second_ = load_half(second);
-        turned_ = _mm256_set1_epi8(static_cast<char>(!p.is_signed ? 0 : Bits == 6 ? 0x0a : 0xff));
+        turned_ = _mm256_set1_epi8(static_cast<char>(!p.is_signed ? 0 : bits == 6 ? 0x0a : 0xff));
     }
     int zero() const { return zero_; }
 
-    HOP_INLINED Block operator()(const uint8_t* codes, const uint8_t* high) const {
+    template <int Bits>
+    HOP_INLINED Block block(const uint8_t* codes, const uint8_t* high) const {
         Block b;
         constexpr int bytes = Bits == 8 ? 64 : Bits < 4 ? 16 : 32, more = Bits == 6 ? 16 : 0;  // of two chunks
-        two(codes, high, place_.lo, b.first.lo, b.second.lo);
-        two(codes + bytes, high + more, place_.hi, b.first.hi, b.second.hi);
+        two<Bits>(codes, high, place_.lo, b.first.lo, b.second.lo);
+        two<Bits>(codes + bytes, high + more, place_.hi, b.first.hi, b.second.hi);
         return b;
     }
 
@@ -122,6 +123,7 @@ private:
     }
 
     // Two chunks.
+    template <int Bits>
     HOP_INLINED void two(const uint8_t* codes, const uint8_t* high, __m256i place, __m256i& a, __m256i& b) const {
         const __m256i low = _mm256_set1_epi8(15), pair = _mm256_set1_epi8(3);
         if constexpr (Bits == 8) {
@@ -159,5 +161,4 @@ private:
     Bytes place_;
 };
 
-template <int Bits>
-using Order = PlainOrder<Bits>;
+using Order = PlainOrder;

@@ -59,23 +59,24 @@ static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(to) + i * 64, b[i]);
 }
 
-template <int Bits>
 class Codes {
 public:
-    explicit Codes(const hop_group_product& p) : zero_(zero_of(p)) {
+    HOP_ALONE explicit Codes(const hop_group_product& p) : zero_(zero_of(p)) {
+        const int bits = p.bits;
         alignas(64) uint8_t table[64], place[64], first[64], second[64];
         for (int i = 0; i < 64; ++i) {
-            const int chunk = i / 16, at = i % 16, element = element_of(Bits, at, 0);
-            table[i] = static_cast<uint8_t>(number_of(p, at % (1 << (Bits == 2 ? 2 : 4))) + zero_);
+            const int chunk = i / 16, at = i % 16, element = element_of(bits, at, 0);
+            table[i] = static_cast<uint8_t>(number_of(p, at % (1 << (bits == 2 ? 2 : 4))) + zero_);
             place[i] = static_cast<uint8_t>(4 * chunk + element / 8);
-            first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(Bits, at, 1) % 8);
+            first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(bits, at, 1) % 8);
         }
         table_ = load_bytes(table), place_ = load_bytes(place), first_ = load_bytes(first), second_ = load_bytes(second);
-        turned_ = _mm512_set1_epi8(static_cast<char>(!p.is_signed ? 0 : Bits == 6 ? 0x0a : 0xff));
+        turned_ = _mm512_set1_epi8(static_cast<char>(!p.is_signed ? 0 : bits == 6 ? 0x0a : 0xff));
     }
     int zero() const { return zero_; }
 
-    HOP_INLINED Block operator()(const uint8_t* codes, const uint8_t* high) const {
+    template <int Bits>
+    HOP_INLINED Block block(const uint8_t* codes, const uint8_t* high) const {
         const __m512i low = _mm512_set1_epi8(15), pair = _mm512_set1_epi8(3);
         if constexpr (Bits == 8) {
             const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), odd = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
@@ -88,13 +89,13 @@ public:
             const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
             const __m512i fields = _mm512_srlv_epi32(_mm512_permutexvar_epi32(order, words), shifts);
             const Block b{_mm512_and_si512(fields, pair), _mm512_and_si512(_mm512_srli_epi32(fields, 4), pair)};
-            if constexpr (Bits == 3) return with_bits(b, high);
+            if constexpr (Bits == 3) return with_bits<Bits>(b, high);
             return {_mm512_shuffle_epi8(table_, b.first), _mm512_shuffle_epi8(table_, b.second)};
         } else {
             const __m512i bytes = load_bytes(codes);
             const Block b{_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low)};
             if constexpr (Bits == 4) return {_mm512_shuffle_epi8(table_, b.first), _mm512_shuffle_epi8(table_, b.second)};
-            else if constexpr (Bits == 5) return with_bits(b, high);
+            else if constexpr (Bits == 5) return with_bits<Bits>(b, high);
             // Fields of the first and second codes in the lowest four bits of each byte.
             const __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
             const __m512i upper = _mm512_set1_epi16(-256), field = _mm512_set1_epi8(0x30);
@@ -118,6 +119,7 @@ public:
     }
 
 private:
+    template <int Bits>
     HOP_INLINED Block with_bits(const Block& b, const uint8_t* high) const {
         const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high));
         const __m512i bits = _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(own), turned_), place_);
@@ -130,14 +132,13 @@ private:
 };
 
 // 128 codes of x in the order of a weight's.
-template <int Bits>
 class Order {
 public:
-    Order() {
+    explicit Order(int bits) {
         alignas(64) uint8_t first[64], second[64];
         for (int i = 0; i < 64; ++i) {
-            first[i] = static_cast<uint8_t>(i / 16 * 32 + element_of(Bits, i % 16, 0));
-            second[i] = static_cast<uint8_t>(i / 16 * 32 + element_of(Bits, i % 16, 1));
+            first[i] = static_cast<uint8_t>(i / 16 * 32 + element_of(bits, i % 16, 0));
+            second[i] = static_cast<uint8_t>(i / 16 * 32 + element_of(bits, i % 16, 1));
         }
         first_ = load_bytes(first), second_ = load_bytes(second);
     }

@@ -1,3 +1,5 @@
+// Products of codes (groups.h) at a level.
+namespace {
 #include "common/rounding.h"
 #include HOP_HEADER(groups/lanes)
 #include "groups/order.h"
@@ -5,3 +7,8 @@
 #include "groups/weight.h"
 #include "groups/codes_of_rows.h"
 #include "groups/integers.h"
+}  // namespace
+
+int multiply_integers(const GroupCall& call) {
+    return multiply(call, by_form(call.p, [](auto form) { return form_of<decltype(form)>(); }));
+}

@@ -65,17 +65,17 @@ static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
             std::memcpy(static_cast<char*>(to) + j * 64 + i * 4, static_cast<const char*>(from) + i * stride + j * 4, 4);
 }
 
-template <int Bits>
 class Codes {
 public:
     explicit Codes(const hop_group_product& p) : p_(p), zero_(zero_of(p)) {}
     int zero() const { return zero_; }
 
-    HOP_ALONE Block operator()(const uint8_t* codes, const uint8_t* high) const {
+    template <int Bits>
+    HOP_ALONE Block block(const uint8_t* codes, const uint8_t* high) const {
         Block b;
         for (int i = 0; i < 64; ++i) {
-            b.first.of[i] = code(codes, high, i / 16 * 32 + element_of(Bits, i % 16, 0));
-            b.second.of[i] = code(codes, high, i / 16 * 32 + element_of(Bits, i % 16, 1));
+            b.first.of[i] = code<Bits>(codes, high, i / 16 * 32 + element_of(Bits, i % 16, 0));
+            b.second.of[i] = code<Bits>(codes, high, i / 16 * 32 + element_of(Bits, i % 16, 1));
         }
         return b;
     }
@@ -92,6 +92,7 @@ public:
     }
 
 private:
+    template <int Bits>
     uint8_t code(const uint8_t* codes, const uint8_t* high, int at) const {
         constexpr int low = Bits == 8 ? 8 : Bits < 4 ? 2 : 4, width = Bits - low;
         const int own = codes[at * low / 8] >> (at * low % 8) & ((1 << low) - 1);
@@ -103,5 +104,4 @@ private:
     int zero_;
 };
 
-template <int Bits>
-using Order = PlainOrder<Bits>;
+using Order = PlainOrder;

@@ -26,11 +26,10 @@ inline int zero_of(const hop_group_product& p) {
 }
 
 // A block of codes of x in that order, by plain loops.
-template <int Bits>
 class PlainOrder {
 public:
-    PlainOrder() {
-        for (int i = 0; i < kBlock; ++i) from_[i] = static_cast<uint8_t>(i % 64 / 16 * 32 + element_of(Bits, i % 16, i / 64));
+    explicit PlainOrder(int bits) {
+        for (int i = 0; i < kBlock; ++i) from_[i] = static_cast<uint8_t>(i % 64 / 16 * 32 + element_of(bits, i % 16, i / 64));
     }
     void operator()(const int8_t* from, int8_t* to) const {
         for (int i = 0; i < kBlock; ++i) to[i] = from[from_[i]];

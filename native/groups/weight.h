@@ -36,13 +36,13 @@ public:
     int64_t high_bytes() const { return high_; }
 
     // Asks for the first lines of a row.
-    void begin(int64_t row, int64_t bytes) const {
+    HOP_ALONE void begin(int64_t row, int64_t bytes) const {
         for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(codes(row) + line, 0, 3);
         if (high_) for (int64_t line = 0; line < bytes / 2; line += 64) __builtin_prefetch(high(row) + line, 0, 3);
     }
 
     // Asks for the memory of scales of some rows, of which there may be none.
-    void fetch(int64_t row, int64_t rows) const {
+    HOP_ALONE void fetch(int64_t row, int64_t rows) const {
         const hop_group_scales& s = p_.scales;
         const auto ask = [row, rows](const void* data, int64_t count, int32_t format) {
             const int64_t each = count * (format == HOP_FLOAT32 ? 4 : is_word(format) ? 2 : 1);
@@ -58,7 +58,7 @@ public:
 
     // Finds those of some rows, in memory for floats(rows).
     int64_t floats(int64_t rows) const { return rows * (2 * served_ + groups_ + outers_) + kMore; }
-    void find(int64_t row, int64_t rows, float* memory) const {
+    HOP_ALONE void find(int64_t row, int64_t rows, float* memory) const {
         float* rest = memory + rows * 2 * served_;
         serve(row, rows, d_.scale, d_.outer_scale, memory, rest);
         if (p_.has_offset) serve(row, rows, d_.offset, d_.outer_offset, memory + rows * served_, rest);
@@ -76,7 +76,7 @@ private:
         return s.outer_format == HOP_NONE ? 0 : s.outer ? (p.k + s.outer - 1) / s.outer : 1;
     }
 
-    void serve(int64_t row, int64_t rows, const void* inner, const void* outer, float* to, float* rest) const {
+    HOP_ALONE void serve(int64_t row, int64_t rows, const void* inner, const void* outer, float* to, float* rest) const {
         const hop_group_scales& s = p_.scales;
         float *own = each_ == 1 ? to : rest, *over = rest + rows * groups_;
         if (!outers_) {
@@ -95,7 +95,7 @@ private:
     }
 
     // Scales from `first` on under numbers for each `under` of them.
-    void multiply(const void* inner, int64_t first, int64_t count, const float* over, int64_t under, float* to) const {
+    HOP_ALONE void multiply(const void* inner, int64_t first, int64_t count, const float* over, int64_t under, float* to) const {
         const hop_group_scales& s = p_.scales;
         const bool is_signed = s.format == HOP_INT8;
         int64_t i = 0;
@@ -115,7 +115,7 @@ private:
         }
     }
 
-    void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) const {
+    HOP_ALONE void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) const {
         if (format == HOP_FLOAT16) return from_halves(static_cast<const uint16_t*>(data) + first, count, to);
         const auto* bytes = static_cast<const uint8_t*>(data) + first;
         const auto* words = static_cast<const uint16_t*>(data) + first;
@@ -137,11 +137,14 @@ class Results {
 public:
     explicit Results(const GroupCall& call) : p_(call.p), bias_(call.bias), y_(call.y) {}
 
-    HOP_INLINED void put(int64_t row, int64_t column, float sum) const {
-        if (bias_) sum += number(p_.bias_format, bias_, column);
-        const int64_t at = row * p_.n + column;
-        if (p_.output_format == HOP_FLOAT32) static_cast<float*>(y_)[at] = sum;
-        else static_cast<uint16_t*>(y_)[at] = p_.output_format == HOP_BFLOAT16 ? to_bfloat16(sum) : to_float16(sum);
+    // Those of a row of x from a column on.
+    HOP_ALONE void put(int64_t row, int64_t column, const float* sums, int64_t count) const {
+        for (int64_t j = 0; j < count; ++j) {
+            const float sum = bias_ ? sums[j] + number(p_.bias_format, bias_, column + j) : sums[j];
+            const int64_t at = row * p_.n + column + j;
+            if (p_.output_format == HOP_FLOAT32) static_cast<float*>(y_)[at] = sum;
+            else static_cast<uint16_t*>(y_)[at] = p_.output_format == HOP_BFLOAT16 ? to_bfloat16(sum) : to_float16(sum);
+        }
     }
 
 private:
@@ -167,7 +170,7 @@ inline Scratch& memory_of_thread() {
 // ---- forms
 
 template <int Bits, class Run>
-int by_scales(const hop_group_product& p, Run&& run) {
+auto by_scales(const hop_group_product& p, Run&& run) {
     const bool pairs = p.scales.group < kChunk;
     if constexpr (Bits != 8)
         if (p.has_offset) return pairs ? run(Form<Bits, true, true>{}) : run(Form<Bits, false, true>{});
@@ -176,7 +179,7 @@ int by_scales(const hop_group_product& p, Run&& run) {
 
 // run of the form of a weight.
 template <class Run>
-int by_form(const hop_group_product& p, Run&& run) {
+auto by_form(const hop_group_product& p, Run&& run) {
     switch (p.bits) {
         case 2: return by_scales<2>(p, run);
         case 3: return by_scales<3>(p, run);

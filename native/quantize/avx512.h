@@ -77,9 +77,8 @@ HOP_INLINE __m512i bytes_of(const __m512i n[4]) {
     return _mm512_permutexvar_epi8(byte_order<T>(), select(word, a, _mm512_slli_epi32(b, 16)));
 }
 
-// 64 codes, several to a byte.
-template <int bits>
-HOP_INLINE void store_codes(__m512i codes, uint8_t* out) {
+// 64 codes, several to a byte if they have 4 or 2 bits.
+HOP_INLINE void store_codes(__m512i codes, int32_t bits, uint8_t* out) {
     if (bits == 8) {
         _mm512_storeu_si512(out, codes);
     } else if (bits == 4) {
@@ -94,29 +93,45 @@ HOP_INLINE void store_codes(__m512i codes, uint8_t* out) {
     }
 }
 
-// codes(64 elements, number of their first block) for all x. Blocks are of `size` elements; 64 stands for `blocks`
-// times as many.
-template <class T, int size, int bits, class Codes>
-HOP_INLINE void each_64(const typename T::Word* x, int64_t n, int64_t blocks, uint8_t* out, const Codes codes) {
-    int64_t i = 0, block = 0, left = blocks;
-    Four f;
-    for (; i + 64 <= n; i += 64) {
-        load(x + i, f, T{});
-        for (size_t k = 0; k < sizeof(typename T::Word); ++k)
-            _mm_prefetch(reinterpret_cast<const char*>(x + i + kColumns) + 64 * k, _MM_HINT_T0);
-        store_codes<bits>(codes(f, block), out + i * bits / 8);
+// Blocks of `size` elements; 64 stands for `blocks` times as many.
+template <int size>
+struct At {
+    int64_t block, left, blocks;
+
+    HOP_MEMBER void next() {
         if (size < 64) {
             block += 64 / size;
         } else if (--left == 0) {
             left = blocks, ++block;
         }
     }
+};
+
+// codes(64 elements, number of their first block) for whole 64 of them; returns where the next ones are.
+template <class T, int size, class Codes>
+static HOP_ALONE At<size> each_whole_64(const typename T::Word* x, int64_t n, At<size> at, int32_t bits, uint8_t* out, const Codes& given) {
+    const Codes codes = given;
+    Four f;
+    for (int64_t i = 0; i + 64 <= n; i += 64, out += 8 * bits) {
+        load(x + i, f, T{});
+        for (size_t k = 0; k < sizeof(typename T::Word); ++k)
+            _mm_prefetch(reinterpret_cast<const char*>(x + i + kColumns) + 64 * k, _MM_HINT_T0);
+        store_codes(codes(f, at.block), bits, out);
+        at.next();
+    }
+    return at;
+}
+
+// The same for all x.
+template <class T, int size, class Codes>
+HOP_INLINE void each_64(const typename T::Word* x, int64_t n, int64_t blocks, int32_t bits, uint8_t* out, const Codes& codes) {
+    const At<size> at = each_whole_64<T, size>(x, n, At<size>{0, blocks, blocks}, bits, out, codes);
+    const int64_t i = n / 64 * 64;
     if (i == n) return;
     typename T::Word rest[64] = {};
     uint8_t made[64];
     __builtin_memcpy(rest, x + i, size_t(n - i) * sizeof(rest[0]));
-    load(rest, f, T{});
-    store_codes<bits>(codes(f, block), made);
+    each_whole_64<T, size>(rest, 64, at, bits, made, codes);
     __builtin_memcpy(out + i * bits / 8, made, size_t(((n - i) * bits + 7) / 8));
     if (bits < 8 && (n - i) * bits % 8) out[n * bits / 8] &= uint8_t((1 << (n - i) * bits % 8) - 1);
 }

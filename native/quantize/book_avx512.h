@@ -4,13 +4,13 @@
 // The exponent of a magnitude says on which line it lies, or on which two and where the second begins; a product and a sum
 // say between which thresholds, in units of 2^-16. They are off by kPieceMargin units at most, as are products with
 // 1 / scale: what is as near to a threshold is divided, and compared.
-template <class T, int size, int bits, bool is_signed>
+template <class T, int size, bool few, bool is_signed>
 struct PieceCodes {
     __m512 begin[2], slope, offset, limit;
     __m512i zero;  // what becomes of 0
     const float* inverse;
     float raised;
-    BookCodes<T, size, (bits <= 4)> exactly;
+    BookCodes<T, size, few> exactly;
 
     PieceCodes(const hop_quantizer& q, const float* scale, const float* inverted, const ByteTables* next,
                float lowest)

@@ -9,13 +9,14 @@ struct RowOfBlocks {
     int64_t n, size;
     const Factors& by;
     bool known;
+    int32_t bits;  // of a code in memory
     uint8_t* out;
     float raised = 0;  // what numbers above 0 are at least, in units of codes; only where x is finite
 };
 
-template <class T, int size, int bits, class Codes>
+template <class T, int size, class Codes>
 HOP_INLINE bool encode_all(const RowOfBlocks<T>& r, const Codes& codes) {
-    each_64<T, size, bits>(r.x, r.n, r.size / 64, r.out, codes);
+    each_64<T, size>(r.x, r.n, r.size / 64, r.bits, r.out, codes);
     return true;
 }
 
@@ -32,7 +33,7 @@ HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float* _
 
 constexpr int kMostBlocks = kColumns / 16 + 16;
 
-template <class T, int size, int bits, bool affine>
+template <class T, int size, bool affine>
 static bool encode_fixed_row(const RowOfBlocks<T>& r, float* inverse) {
     float first[kMostBlocks], zero[kMostBlocks];
     const int64_t blocks = divide_up(r.n, r.size);
@@ -43,17 +44,17 @@ static bool encode_fixed_row(const RowOfBlocks<T>& r, float* inverse) {
     }
     const FixedCodes<T, size, affine> codes{
         r.by.by, inverse, first, zero, _mm512_set1_epi16(int16_t(r.q.low)), _mm512_set1_epi16(int16_t(r.q.high))};
-    return encode_all<T, size, bits>(r, codes);
+    return encode_all<T, size>(r, codes);
 }
 
-template <class T, int size, int bits, bool affine>
+template <class T, int size, bool affine>
 static bool encode_integer_row(const RowOfBlocks<T>& r) {
     float inverse[kMostBlocks], above[kMostBlocks], below[kMostBlocks], low[kMostBlocks], high[kMostBlocks];
     int32_t zero[kMostBlocks];
     const int64_t blocks = divide_up(r.n, r.size);
     if (!invert(r.by.by, blocks, inverse)) return false;
     const bool bounded = r.q.rule == HOP_AMAX || r.q.rule == HOP_MINMAX;  // quotients are no larger than codes
-    if (r.known && bounded) return encode_fixed_row<T, size, bits, affine>(r, inverse);
+    if (r.known && bounded) return encode_fixed_row<T, size, affine>(r, inverse);
     for (int64_t i = 0; i < blocks; ++i) {
         above[i] = inverse[i] * kAbove;
         below[i] = inverse[i] * kBelow;
@@ -63,84 +64,78 @@ static bool encode_integer_row(const RowOfBlocks<T>& r) {
         low[i] = float(r.q.low - zero[i]);
         high[i] = float(r.q.high - zero[i]);
     }
-    return encode_all<T, size, bits>(r, IntegerCodes<T, size, affine>{r.by.by, above, below, low, high, zero});
+    return encode_all<T, size>(r, IntegerCodes<T, size, affine>{r.by.by, above, below, low, high, zero});
 }
 
 template <class T, int size, int mantissa>
 static bool encode_byte_floats(const RowOfBlocks<T>& r) {
     const float* by = r.by.by;
-    if (!r.by.divides) return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, false>{by, by, r.f, 0});
+    if (!r.by.divides) return encode_all<T, size>(r, ByteFloats<T, size, mantissa, false>{by, by, r.f, 0});
     float inverse[kMostBlocks];
     if (!invert(by, divide_up(r.n, r.size), inverse)) return false;
-    return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, true>{inverse, by, r.f, r.raised});
+    return encode_all<T, size>(r, ByteFloats<T, size, mantissa, true>{inverse, by, r.f, r.raised});
 }
 
-template <class T, int size, int bits>
+template <class T, int size>
 static bool encode_float_row(const RowOfBlocks<T>& r) {
-    const bool bytes = r.known && bits == 8 && r.f.sign == 7;
+    const bool bytes = r.known && r.bits == 8 && r.f.sign == 7;
     if (bytes && r.f.mantissa == 3) return encode_byte_floats<T, size, 3>(r);
     if (bytes && r.f.mantissa == 2) return encode_byte_floats<T, size, 2>(r);
     const bool e2m1 = r.f.mantissa == 1 && r.f.largest == bits_of(6.0f) && r.f.least == bits_of(1.0f);
-    if (r.known && bits == 4 && e2m1 && !r.by.divides) return encode_all<T, size, bits>(r, E2m1Codes<T, size>{r.by.by});
-    if (r.by.divides) return encode_all<T, size, bits>(r, FloatCodes<T, size, true>{r.by.by, r.f});
-    return encode_all<T, size, bits>(r, FloatCodes<T, size, false>{r.by.by, r.f});
+    if (r.known && r.bits == 4 && e2m1 && !r.by.divides) return encode_all<T, size>(r, E2m1Codes<T, size>{r.by.by});
+    if (r.by.divides) return encode_all<T, size>(r, FloatCodes<T, size, true>{r.by.by, r.f});
+    return encode_all<T, size>(r, FloatCodes<T, size, false>{r.by.by, r.f});
 }
 
 // Of codebooks on lines; for large blocks alone, as those of states are.
-template <class T, int size, int bits>
+template <class T, int size, bool few>
 static bool encode_pieces([[maybe_unused]] const RowOfBlocks<T>& r, [[maybe_unused]] const float* inverse,
                           [[maybe_unused]] const ByteTables* next) {
     if constexpr (size == 64) {
         const float* by = r.by.by;
         const int pieces = r.q.tables[2049];
-        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, next, r.raised));
-        if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, next, r.raised));
+        if (pieces == 1) return encode_all<T, size>(r, PieceCodes<T, size, few, false>(r.q, by, inverse, next, r.raised));
+        if (pieces == 2) return encode_all<T, size>(r, PieceCodes<T, size, few, true>(r.q, by, inverse, next, r.raised));
     }
     return false;
 }
 
-template <class T, int size, int bits>
-static bool encode_row(const RowOfBlocks<T>& r) {
-    if (r.q.format == HOP_INTEGER) {
-        return r.by.zero ? encode_integer_row<T, size, bits, true>(r) : encode_integer_row<T, size, bits, false>(r);
-    }
-    if (r.q.format == HOP_FLOAT) return encode_float_row<T, size, bits>(r);
+template <class T, int size>
+static bool encode_book_row(const RowOfBlocks<T>& r) {
     if (!r.q.tables || (r.q.size > 16 && !r.q.index)) return false;
     const float* by = r.by.by;
     float inverse[kMostBlocks];
     const bool inverts = invert(by, divide_up(r.n, r.size), inverse), even = inverts && r.q.tables[2048];
     const float* products = even ? inverse : nullptr;
-    const bool few = r.q.size <= 16, pieces = r.known && inverts && r.q.rule == HOP_AMAX && few == (bits <= 4);
-    if (few && pieces && encode_pieces<T, size, bits>(r, inverse, nullptr)) return true;
-    if (few) return encode_all<T, size, bits>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
+    const bool few = r.q.size <= 16, pieces = r.known && inverts && r.q.rule == HOP_AMAX && few == (r.bits <= 4);
+    if (few && pieces && encode_pieces<T, size, true>(r, inverse, nullptr)) return true;
+    if (few) return encode_all<T, size>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
     const ByteTables next(r.q.tables + 1024);
-    if (pieces && encode_pieces<T, size, bits>(r, inverse, &next)) return true;
-    return encode_all<T, size, bits>(r, BookCodes<T, size, false>{by, products, r.q, &next});
+    if (pieces && encode_pieces<T, size, false>(r, inverse, &next)) return true;
+    return encode_all<T, size>(r, BookCodes<T, size, false>{by, products, r.q, &next});
 }
 
 template <class T, int size>
 static bool encode_row(const RowOfBlocks<T>& r) {
-    switch (r.q.bits) {
-        case 1: return false;
-        case 2: return encode_row<T, size, 2>(r);
-        case 4: return encode_row<T, size, 4>(r);
-        default: return encode_row<T, size, 8>(r);
-    }
+    if (r.q.format == HOP_FLOAT) return encode_float_row<T, size>(r);
+    if (r.q.format == HOP_CODEBOOK) return encode_book_row<T, size>(r);
+    return r.by.zero ? encode_integer_row<T, size, true>(r) : encode_integer_row<T, size, false>(r);
 }
 
 // Packed codes of a row of blocks; false where the plain loops must make them.
 template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n,
                            int64_t size, const Factors& by, bool known, uint8_t* out) {
-    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, known, out});
-    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, known, out});
-    if (size % 64 == 0) return encode_row<T, 64>({q, f, x, n, size, by, known, out});
-    const int32_t per_byte = codes_per_byte(q);
+    if (q.bits == 1) return false;
+    const int32_t per_byte = codes_per_byte(q), bits = 8 / per_byte;
+    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, known, bits, out});
+    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, known, bits, out});
+    if (size % 64 == 0) return encode_row<T, 64>({q, f, x, n, size, by, known, bits, out});
     if (size < 24 || (size % per_byte != 0 && size < n)) return false;
     for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
         const Factors own{by.divides, by.by + i, by.zero ? by.zero + i : nullptr};
         const int64_t count = least(size, n - at), blocks = divide_up(count, 64) * 64;
-        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, known, out + at / per_byte})) return false;
+        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, known, bits, out + at / per_byte})) return false;
     }
     return true;
 }

@@ -61,7 +61,7 @@ struct NoisyCodes {
 };
 
 template <class T, bool bounded>
-static bool encode_integers_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size,
+static HOP_ALONE bool encode_integers_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size,
                                        const Factors& by, const uint8_t* noise, uint8_t* out) {
     Four f;
     for (int64_t at = 0, i = 0; at < n; at += size, ++i) {

@@ -7,9 +7,8 @@ struct Numbers {
     __m512 v[4];
 };
 
-// 64 codes, one to a byte.
-template <int bits>
-HOP_INLINE __m512i load_codes(const uint8_t* p) {
+// 64 codes of 8, 4 or 2 bits, one to a byte.
+HOP_INLINE __m512i load_codes(const uint8_t* p, int32_t bits) {
     if (bits == 8) return _mm512_loadu_si512(p);
     if (bits == 4) {
         const __m512i w = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -173,80 +172,73 @@ struct Steps {
     const float *by, *zero;
 };
 
-template <class T, int size, int bits, bool affine, class Decode>
-HOP_INLINE void decode_64(const uint8_t* codes, const Steps& steps, int64_t block, const Decode& decode,
-                          typename T::Word* out) {
-    Numbers f;
-    decode.template of<T>(load_codes<bits>(codes), f);
-    for (int k = 0; k < 4; ++k) {
-        if (affine) f.v[k] = _mm512_sub_ps(f.v[k], of_block<T, size>(steps.zero + block, k));
-        f.v[k] = _mm512_mul_ps(f.v[k], of_block<T, size>(steps.by + block, k));
+// Whole 64 codes.
+template <class T, int size, bool affine, class Decode>
+static HOP_ALONE void decode_whole_64(const uint8_t* codes, int64_t n, int32_t bits, Steps steps, const Decode& given, typename T::Word* out) {
+    const Decode decode = given;
+    for (int64_t i = 0, block = 0; i + 64 <= n; i += 64, codes += 8 * bits, block += size ? 64 / (size ? size : 1) : 0) {
+        Numbers f;
+        decode.template of<T>(load_codes(codes, bits), f);
+        for (int k = 0; k < 4; ++k) {
+            if (affine) f.v[k] = _mm512_sub_ps(f.v[k], of_block<T, size>(steps.zero + block, k));
+            f.v[k] = _mm512_mul_ps(f.v[k], of_block<T, size>(steps.by + block, k));
+        }
+        store(f, out + i, T{});
     }
-    store(f, out, T{});
 }
 
-template <class T, int size, int bits, bool affine, class Decode>
-HOP_INLINE void decode_64s(const uint8_t* codes, int64_t n, const Steps& steps, const Decode& decode,
-                           typename T::Word* out) {
-    int64_t i = 0, block = 0;
-    for (; i + 64 <= n; i += 64, block += size ? 64 / (size ? size : 1) : 0)
-        decode_64<T, size, bits, affine>(codes + i * bits / 8, steps, block, decode, out + i);
+template <class T, int size, bool affine, class Decode>
+HOP_INLINE void decode_64s(const uint8_t* codes, int64_t n, int32_t bits, Steps steps, const Decode& decode, typename T::Word* out) {
+    decode_whole_64<T, size, affine>(codes, n, bits, steps, decode, out);
+    const int64_t i = n / 64 * 64;
     if (i == n) return;
     uint8_t rest[64] = {};
     typename T::Word made[64];
     __builtin_memcpy(rest, codes + i * bits / 8, size_t(((n - i) * bits + 7) / 8));
-    decode_64<T, size, bits, affine>(rest, steps, block, decode, made);
+    if (size) steps.by += i / (size ? size : 1), steps.zero += i / (size ? size : 1);
+    decode_whole_64<T, size, affine>(rest, 64, bits, steps, decode, made);
     __builtin_memcpy(out + i, made, size_t(n - i) * sizeof(made[0]));
 }
 
-template <class T, int bits, bool affine, class Decode>
-HOP_INLINE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t size, Steps steps, const Decode& decode,
-                              typename T::Word* out) {
+template <class T, bool affine, class Decode>
+static HOP_ALONE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t size, int32_t bits, Steps steps, const Decode& decode,
+                                    typename T::Word* out) {
     if (size == 16) {
-        decode_64s<T, 16, bits, affine>(codes, n, steps, decode, out);
+        decode_64s<T, 16, affine>(codes, n, bits, steps, decode, out);
     } else if (size == 32) {
-        decode_64s<T, 32, bits, affine>(codes, n, steps, decode, out);
+        decode_64s<T, 32, affine>(codes, n, bits, steps, decode, out);
     } else {
         if ((size * bits % 8 != 0 && size < n) || size < 24) return false;
         for (int64_t at = 0; at < n; at += size, ++steps.by, ++steps.zero)
-            decode_64s<T, 0, bits, affine>(codes + at * bits / 8, least(size, n - at), steps, decode, out + at);
+            decode_64s<T, 0, affine>(codes + at * bits / 8, least(size, n - at), bits, steps, decode, out + at);
     }
     return true;
 }
 
-template <class T, int bits>
+// A row of blocks; false where the plain loops must do it.
+template <class T>
 static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
                            const float* by, typename T::Word* out) {
     const hop_quantizer& q = c.q;
+    if (q.bits == 1) return false;
+    const int32_t bits = 8 / codes_per_byte(q);
     const int64_t size = c.blocks.tile_cols;
     float zero[kColumns / 16 + 16];
     const Steps steps{by, zero};
-    if (q.format == HOP_FLOAT) return decode_blocks<T, bits, false>(codes, n, size, steps, FloatNumbers(q), out);
+    if (q.format == HOP_FLOAT) return decode_blocks<T, false>(codes, n, size, bits, steps, FloatNumbers(q), out);
     if (q.format == HOP_CODEBOOK) {
         const bool few = q.size <= 16 && q.bits <= 4;
-        if (few) return decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out);
-        if (q.tables) return decode_blocks<T, bits, false>(codes, n, size, steps, BookBytes(q.tables), out);
-        return decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
+        if (few) return decode_blocks<T, false>(codes, n, size, bits, steps, BookNumbers<true>{q.numbers}, out);
+        if (q.tables) return decode_blocks<T, false>(codes, n, size, bits, steps, BookBytes(q.tables), out);
+        return decode_blocks<T, false>(codes, n, size, bits, steps, BookNumbers<false>{q.numbers}, out);
     }
     const IntegerNumbers integers{zeros ? 0 : q.zero, sign_of(q)};
-    if (!zeros) return decode_blocks<T, bits, false>(codes, n, size, steps, integers, out);
+    if (!zeros) return decode_blocks<T, false>(codes, n, size, bits, steps, integers, out);
     if (size < 16) return false;
     const int64_t blocks = divide_up(n, size);
     for (int64_t i = 0; i < blocks + 4; ++i) {  // a little more than those of the row may be read
         const uint8_t code = i < blocks ? zeros[i] : 0;
         zero[i] = float(q.low < 0 ? int32_t(int8_t(code)) : int32_t(code));
     }
-    return decode_blocks<T, bits, true>(codes, n, size, steps, integers, out);
-}
-
-// A row of blocks; false where the plain loops must do it.
-template <class T>
-static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
-                           const float* steps, typename T::Word* out) {
-    switch (c.q.bits) {
-        case 1: return false;
-        case 2: return decode_quickly<T, 2>(c, zeros, codes, n, steps, out);
-        case 4: return decode_quickly<T, 4>(c, zeros, codes, n, steps, out);
-        default: return decode_quickly<T, 8>(c, zeros, codes, n, steps, out);
-    }
+    return decode_blocks<T, true>(codes, n, size, bits, steps, integers, out);
 }

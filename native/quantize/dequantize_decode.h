@@ -2,7 +2,7 @@
 
 // ---- several codes to a byte
 
-static void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, uint8_t* __restrict__ codes) {
+static HOP_ALONE void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, uint8_t* __restrict__ codes) {
     const uint8_t mask = uint8_t((1 << bits) - 1);
     const int64_t whole = n * bits / 8, per_byte = 8 / bits;
     if (bits == 4) {
@@ -10,6 +10,9 @@ static void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, u
             codes[2 * i] = bytes[i] & 15;
             codes[2 * i + 1] = uint8_t(bytes[i] >> 4);
         }
+    } else if (bits == 2) {
+        for (int64_t i = 0; i < whole; ++i)
+            for (int64_t j = 0; j < 4; ++j) codes[4 * i + j] = uint8_t(bytes[i] >> (2 * j) & 3);
     } else {
         for (int64_t i = 0; i < whole; ++i)
             for (int64_t j = 0; j < per_byte; ++j) codes[i * per_byte + j] = uint8_t(bytes[i] >> (j * bits) & mask);

@@ -2,7 +2,7 @@
 
 // ---- part of a strip
 
-static void find_steps(const DequantizeCall& c, const Strip& s, float* steps) {
+static HOP_ALONE void find_steps(const DequantizeCall& c, const Strip& s, float* steps) {
     const float* scale = static_cast<const float*>(c.scale) + s.first;
     const uint8_t* small = static_cast<const uint8_t*>(c.scale) + s.first;
     if (c.q.rule == HOP_MICROSCALING) {
@@ -18,7 +18,7 @@ static void find_steps(const DequantizeCall& c, const Strip& s, float* steps) {
 }
 
 template <class T, class Decode>
-static void decode_row(const DequantizeCall& c, const uint8_t* codes, int64_t n, const float* steps, Decode decode,
+static HOP_ALONE void decode_row(const DequantizeCall& c, const uint8_t* codes, int64_t n, const float* steps, Decode decode,
                        typename T::Word* out) {
     const int64_t size = c.blocks.tile_cols;
     if (size == 1) {
@@ -93,13 +93,4 @@ static int dequantize_tensor(const DequantizeCall& c) {
         }
     });
     return HOP_OK;
-}
-
-static int dequantize(const DequantizeCall& c, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return dequantize_tensor<F32>(c);
-        case HOP_BF16: return dequantize_tensor<BF16>(c);
-        case HOP_F16: return dequantize_tensor<F16>(c);
-        default: return HOP_UNSUPPORTED;
-    }
 }

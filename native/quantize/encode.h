@@ -40,7 +40,7 @@ struct Columns {
     float by[kColumns], above[kColumns], below[kColumns], low[kColumns], high[kColumns];
     int32_t zero[kColumns];
     uint32_t odd[kColumns];  // whether the reciprocal is not to be used
-    void set(const hop_quantizer& q, const Factors& f, int64_t n) {
+    HOP_ALONE void set(const hop_quantizer& q, const Factors& f, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const float magnitude = float_of(bits_of(f.by[i]) & kMagnitude), inverse = 1.0f / f.by[i];
             zero[i] = f.zero ? code_of_zero(q, f.zero[i]) : q.zero;
@@ -60,9 +60,11 @@ HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
     return bits_of(bounded + kWhole) + zero;
 }
 
-template <class T>
-static void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
-                                    uint8_t* out) {
+// Of N elements, or with 0 of `count`.
+template <class T, int N = 0>
+static void encode_integers_exactly(const typename T::Word* x, int64_t count, const Bounds& b, const Run& run,
+                                              uint8_t* out) {
+    const int64_t n = N ? N : count;
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_integer(T::widen(x[i]) / run.by, b, uint32_t(run.zero)));
 }
 
@@ -82,7 +84,7 @@ HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const B
             differ |= p ^ q;
             out[i + j] = uint8_t(p);
         }
-        if (differ) encode_integers_exactly<T>(x + i, step, b, run, out + i);
+        if (differ) encode_integers_exactly<T, step>(x + i, step, b, run, out + i);
     }
     if (i < n) encode_integers_exactly<T>(x + i, n - i, b, run, out + i);
 }
@@ -92,7 +94,7 @@ static void encode_integers(const hop_quantizer& q, const typename T::Word* x, i
                             uint8_t* out) {
     const Bounds b(q, run.zero);
     const float size = run.by < 0 ? -run.by : run.by;
-    if (!(size > 0x1p-100f && size < 0x1p100f)) {
+    if (n < 2 * kLanes || !(size > 0x1p-100f && size < 0x1p100f)) {
         encode_integers_exactly<T>(x, n, b, run, out);
     } else if (run.known && q.rule == HOP_AMAX) {
         encode_integers_by<T, false>(x, n, b, run, out);
@@ -139,12 +141,14 @@ struct EncodeFew {
 
 // The upper half of y's bits says where to look, and leaves a choice of two.
 struct EncodeIndexed {
-    const hop_quantizer& q;
+    const uint8_t* index;
+    const float* thresholds;
+    uint32_t zero_code;
     float by;
     HOP_MEMBER uint8_t operator()(float x) const {
         const float y = x / by;
-        const uint32_t code = q.index[bits_of(y) >> 16];
-        return uint8_t(y == y ? code + (y >= q.thresholds[code + 1] ? 1 : 0) : uint32_t(q.zero_code));
+        const uint32_t code = index[bits_of(y) >> 16];
+        return uint8_t(y == y ? code + (y >= thresholds[code + 1] ? 1 : 0) : zero_code);
     }
 };
 
@@ -163,7 +167,7 @@ struct EncodeSearched {
 template <class T>
 static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
     if (q.size <= 16) return each<T>(x, n, out, EncodeFew{q, run.by});
-    if (q.index) return each<T>(x, n, out, EncodeIndexed{q, run.by});
+    if (q.index) return each<T>(x, n, out, EncodeIndexed{q.index, q.thresholds, uint32_t(q.zero_code), run.by});
     each<T>(x, n, out, EncodeSearched{q, run.by});
 }
 
@@ -185,7 +189,7 @@ static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float
 }
 
 template <class T>
-static void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
+static HOP_ALONE void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
                                  const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
     const float by = run.by;
     const uint32_t zero = uint32_t(run.zero);
@@ -195,7 +199,7 @@ static void encode_integers_with(const Bounds& b, const typename T::Word* __rest
 // ---- elements each of a block of its own
 
 template <class T, bool divides>
-static void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
+static HOP_ALONE void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
                                  const float* __restrict__ by, uint8_t* __restrict__ out) {
     for (int64_t i = 0; i < n; ++i) {
         const float v = T::widen(x[i]);
@@ -203,17 +207,18 @@ static void encode_float_columns(const FloatFormat f, const typename T::Word* __
     }
 }
 
+template <class T>
+static HOP_ALONE void encode_integer_columns_exactly(const typename T::Word* x, int64_t begin, int64_t end, const Columns& c, uint8_t* out) {
+    for (int64_t k = begin; k < end; ++k)
+        out[k] = uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
+}
+
 // As encode_integers_by.
 template <class T>
-static void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
-                                   uint8_t* __restrict__ out) {
+static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
+                                             uint8_t* __restrict__ out) {
     constexpr int step = 2 * kLanes;
     int64_t i = 0;
-    const auto exactly = [&](int64_t end) {
-        for (int64_t k = i; k < end; ++k)
-            out[k] =
-                uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
-    };
     for (; i + step <= n; i += step) {
         uint32_t differ = 0;
         for (int j = 0; j < step; ++j) {
@@ -224,9 +229,9 @@ static void encode_integer_columns(const typename T::Word* __restrict__ x, int64
             differ |= (p ^ encode_integer(v * c.below[k], b, uint32_t(c.zero[k]))) | c.odd[k];
             out[k] = uint8_t(p);
         }
-        if (differ) exactly(i + step);
+        if (differ) encode_integer_columns_exactly<T>(x, i, i + step, c, out);
     }
-    exactly(n);
+    encode_integer_columns_exactly<T>(x, i, n, c, out);
 }
 
 // ---- all
@@ -250,7 +255,7 @@ struct Encoder {
 
     // A row of blocks, floats with noise.
     template <class T>
-    void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
+    HOP_ALONE void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
               uint8_t* out) const {
         float y[kColumns];
         for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i)
@@ -260,13 +265,14 @@ struct Encoder {
 
     // A row of blocks of one column.
     template <class T>
-    void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
+    HOP_ALONE void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
                  uint8_t* out) const {
         if (noise && q.format == HOP_FLOAT) return with<T>(x, n, 1, at, noise, out);
         if (noise || q.format == HOP_CODEBOOK) {
             for (int64_t i = 0; i < n; ++i) {
                 const Run own{at.by[i], at.divides, false, at.zero ? code_of_zero(q, at.zero[i]) : q.zero};
-                run<T>(x + i, 1, own, noise ? noise + i : nullptr, out + i);
+                if (noise) encode_integers_with<T>(Bounds(q, own.zero), x + i, 1, own, noise + i, out + i);
+                else encode_by_book<T>(q, x + i, 1, own, out + i);
             }
         } else if (q.format == HOP_INTEGER) {
             encode_integer_columns<T>(x, n, *c, out);
@@ -280,7 +286,7 @@ struct Encoder {
 
 // ---- several codes to a byte, the first in the lowest bits
 
-static void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
+static HOP_ALONE void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
     const int64_t whole = n * bits / 8;
     if (bits == 4) {
         for (int64_t i = 0; i < whole; ++i) out[i] = uint8_t((codes[2 * i] & 15) | codes[2 * i + 1] << 4);

@@ -1,14 +1,7 @@
 // Random bits of stochastic rounding: Philox4x32-10, as hop/tensor/buffers/noise.py defines it.
 #include <algorithm>
-#include <cstring>
 
-#include "common/cpu.h"
 #include "hop.h"
-#include "common/isa.h"
-#include "common/parallel.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #define HOP_CODE "quantize/noise_code.h"
 #include "common/levels.h"

@@ -57,7 +57,7 @@ static void quantize_strip_product(const QuantizeCall& c, const Product& p, cons
     const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
     uint8_t* codes = c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte;
     const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, codes, c.scale, c.second, 1};
-    quantize_strip<F32>(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
+    quantize_f32(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
 }
 
 template <class T>
@@ -93,13 +93,4 @@ static int quantize_rows_product(const QuantizeCall& c, const Product& p) {
         }
     });
     return result;
-}
-
-static int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return quantize_rows_product<F32>(c, p);
-        case HOP_BF16: return quantize_rows_product<BF16>(c, p);
-        case HOP_F16: return quantize_rows_product<F16>(c, p);
-        default: return HOP_UNSUPPORTED;
-    }
 }

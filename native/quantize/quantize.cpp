@@ -1,22 +1,7 @@
 #include "quantize/quantize.h"
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
-
-#include "common/cpu.h"
-#include "common/isa.h"
-#include "common/parallel.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
-#endif
-
-#include "common/scratch.h"
-#define HOP_CODE "quantize/quantize_code.h"
-#include "common/levels.h"
 
 int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
     const auto code = [&](uint32_t bits) {

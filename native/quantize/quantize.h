@@ -1,11 +1,10 @@
 // What quantize and dequantize share: a call, and how its tensor is cut into pieces for threads.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
+#include "common/cpu.h"
 #include "hop.h"
-
-#define HOP_INLINE static inline __attribute__((always_inline))
-#define HOP_MEMBER inline __attribute__((always_inline))
 
 namespace hop {
 
@@ -122,5 +121,83 @@ struct Units {
         return {r, least(rows, s.rows - r), c, least(cols, s.cols - c)};
     }
 };
+
+// What is known of blocks side by side.
+struct Stats {
+    float* high;     // amax, or the largest number
+    float* low;      // HOP_MINMAX: the smallest
+    double* sum;     // HOP_ABSMEAN
+    int64_t* count;  // HOP_ABSMEAN: elements that are not NaN
+    bool known;      // no NaN and no infinity was seen
+
+    static size_t bytes(int64_t blocks) { return size_t(blocks) * 24; }
+    static Stats at(char* memory, int64_t blocks) {
+        Stats s;
+        s.sum = reinterpret_cast<double*>(memory);
+        s.count = reinterpret_cast<int64_t*>(memory + 8 * blocks);
+        s.high = reinterpret_cast<float*>(memory + 16 * blocks);
+        s.low = s.high + blocks;
+        return s;
+    }
+    void clear(int64_t blocks, int rule) {
+        known = true;
+        __builtin_memset(high, 0, size_t(blocks) * 4);
+        if (rule == HOP_MINMAX) __builtin_memset(low, 0, size_t(blocks) * 4);
+        if (rule == HOP_ABSMEAN) {
+            __builtin_memset(sum, 0, size_t(blocks) * 8);
+            __builtin_memset(count, 0, size_t(blocks) * 8);
+        }
+    }
+};
+
+// How elements of blocks side by side are encoded: divided by, or multiplied with, a factor each.
+struct Factors {
+    bool divides;
+    float* by;
+    uint8_t* zero;  // the code of 0, where each block has its own
+};
+
+// S of HOP_TWO_LEVEL, and what all blocks under one global_amax share.
+struct TwoLevel {
+    float scaled;        // amax of a block times this is its scale
+    float inverse[256];  // of the code of a scale
+};
+
+// What is known of a strip's blocks, and what follows.
+struct Room {
+    Stats stats, part;
+    Factors factors;
+
+    static size_t bytes(int64_t blocks) { return size_t(padded(blocks)) * 53; }
+    static int64_t padded(int64_t blocks) { return divide_up(blocks, 16) * 16; }
+    Room(char* memory, int64_t blocks, bool affine) {
+        const int64_t n = padded(blocks);
+        stats = Stats::at(memory, n);
+        part = Stats::at(memory + 24 * n, n);
+        factors.by = reinterpret_cast<float*>(memory + 48 * n);
+        factors.zero = affine ? reinterpret_cast<uint8_t*>(memory + 52 * n) : nullptr;
+        factors.divides = true;
+    }
+};
+
+// ---- at each level
+
+HOP_AT_EACH_LEVEL(
+    int quantize(const QuantizeCall& c, int32_t dtype);
+    int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype);
+    int quantize_words(const QuantizeCall& c, int32_t dtype);  // of bfloat16 and float16
+    int quantize_words_product(const QuantizeCall& c, const Product& p, int32_t dtype);
+    // A strip of float32, by one thread; and parts of that: a part of a strip's codes, and the scales of blocks.
+    void quantize_f32(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room);
+    void encode_f32(const QuantizeCall& c, const Strip& s, const Unit& u, const Factors& f, bool known);
+    void find_scales_f32(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, Factors& f);
+)
+HOP_AT_EACH_LEVEL_OR_NEON(
+    int dequantize(const DequantizeCall& c, int32_t dtype);
+    void decode_f32(const DequantizeCall& c, const Strip& s, const Unit& u);  // to float32
+)
+#if defined(__AARCH64EL__)
+namespace neon { using portable::quantize_f32; }
+#endif
 
 }  // namespace hop

@@ -24,7 +24,7 @@ static int quantize_together(const QuantizeCall& c, const Strip& s, const TwoLev
         for (int64_t i = 0; i < count; ++i) {
             Stats own = Stats::at(memory + each * size_t(i), blocks);
             own.known = known;
-            room.stats.merge(own, s.count, c.q.rule);
+            merge(own, s.count, c.q.rule, room.stats);
         }
     }
     find_factors<T>(c, s, outer, room);
@@ -118,13 +118,4 @@ static int quantize_tensor(const QuantizeCall& c) {
         return HOP_OK;
     }
     return quantize_strips<T>(c, strips, &outer, threads);
-}
-
-static int quantize(const QuantizeCall& c, int32_t dtype) {
-    switch (dtype) {
-        case HOP_F32: return quantize_tensor<F32>(c);
-        case HOP_BF16: return quantize_tensor<BF16>(c);
-        case HOP_F16: return quantize_tensor<F16>(c);
-        default: return HOP_UNSUPPORTED;
-    }
 }

@@ -1,18 +1,5 @@
 // The rules: from what is known of blocks to their scales. Included in a namespace (isa.h).
 
-// How elements of blocks side by side are encoded: divided by, or multiplied with, a factor each.
-struct Factors {
-    bool divides;
-    float* by;
-    uint8_t* zero;  // the code of 0, where each block has its own
-};
-
-// S of HOP_TWO_LEVEL, and what all blocks under one global_amax share.
-struct TwoLevel {
-    float scaled;        // amax of a block times this is its scale
-    float inverse[256];  // of the code of a scale
-};
-
 HOP_INLINE float clamped(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 HOP_INLINE float no_zero(float scale) { return scale == 0 ? 1.0f : scale; }

@@ -1,40 +1,14 @@
 // What scale rules need to know of each block. Included in a namespace (isa.h).
 
-// Of blocks side by side.
-struct Stats {
-    float* high;     // amax, or the largest number
-    float* low;      // HOP_MINMAX: the smallest
-    double* sum;     // HOP_ABSMEAN
-    int64_t* count;  // HOP_ABSMEAN: elements that are not NaN
-    bool known;      // no NaN and no infinity was seen
-
-    static size_t bytes(int64_t blocks) { return size_t(blocks) * 24; }
-    static Stats at(char* memory, int64_t blocks) {
-        Stats s;
-        s.sum = reinterpret_cast<double*>(memory);
-        s.count = reinterpret_cast<int64_t*>(memory + 8 * blocks);
-        s.high = reinterpret_cast<float*>(memory + 16 * blocks);
-        s.low = s.high + blocks;
-        return s;
+// Adds what is known of other elements of the same blocks.
+static void merge(const Stats& other, int64_t blocks, int rule, Stats& s) {
+    s.known = s.known && other.known;
+    for (int64_t i = 0; i < blocks; ++i) {
+        s.high[i] = other.high[i] > s.high[i] ? other.high[i] : s.high[i];
+        if (rule == HOP_MINMAX) s.low[i] = other.low[i] < s.low[i] ? other.low[i] : s.low[i];
+        if (rule == HOP_ABSMEAN) s.sum[i] += other.sum[i], s.count[i] += other.count[i];
     }
-    void clear(int64_t blocks, int rule) {
-        known = true;
-        __builtin_memset(high, 0, size_t(blocks) * 4);
-        if (rule == HOP_MINMAX) __builtin_memset(low, 0, size_t(blocks) * 4);
-        if (rule == HOP_ABSMEAN) {
-            __builtin_memset(sum, 0, size_t(blocks) * 8);
-            __builtin_memset(count, 0, size_t(blocks) * 8);
-        }
-    }
-    void merge(const Stats& other, int64_t blocks, int rule) {
-        known = known && other.known;
-        for (int64_t i = 0; i < blocks; ++i) {
-            high[i] = other.high[i] > high[i] ? other.high[i] : high[i];
-            if (rule == HOP_MINMAX) low[i] = other.low[i] < low[i] ? other.low[i] : low[i];
-            if (rule == HOP_ABSMEAN) sum[i] += other.sum[i], count[i] += other.count[i];
-        }
-    }
-};
+}
 
 // ---- amax: integers, as magnitudes count up with their bits
 

@@ -109,13 +109,24 @@ HOP_INLINE bool range_of_16_groups(const typename T::Word* x, float* low, float*
     return true;
 }
 
+// Groups of which there are no 16, or that have a NaN or an infinity.
+template <class T, int size>
+static HOP_ALONE void amax_of_few_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
+    amax_of_groups_plainly<T, size>(x, groups, high, known);
+}
+
+template <class T, int size>
+static HOP_ALONE void range_of_few_groups(const typename T::Word* x, int64_t groups, float* low, float* high, bool& known) {
+    range_of_groups_plainly<T, size>(x, groups, low, high, known);
+}
+
 template <class T, int size>
 HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
     int64_t i = 0;
     for (; i + 16 <= groups; i += 16)
         if (!amax_of_16_groups<T, size>(x + i * size, high + i))
-            amax_of_groups_plainly<T, size>(x + i * size, 16, high + i, known);
-    amax_of_groups_plainly<T, size>(x + i * size, groups - i, high + i, known);
+            amax_of_few_groups<T, size>(x + i * size, 16, high + i, known);
+    amax_of_few_groups<T, size>(x + i * size, groups - i, high + i, known);
 }
 
 template <class T, int size>
@@ -123,9 +134,9 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     int64_t i = 0;
     for (; i + 16 <= groups; i += 16) {
         if (!range_of_16_groups<T, size>(x + i * size, low + i, high + i))
-            range_of_groups_plainly<T, size>(x + i * size, 16, low + i, high + i, known);
+            range_of_few_groups<T, size>(x + i * size, 16, low + i, high + i, known);
     }
-    range_of_groups_plainly<T, size>(x + i * size, groups - i, low + i, high + i, known);
+    range_of_few_groups<T, size>(x + i * size, groups - i, low + i, high + i, known);
 }
 
 // As range_of: numbers are read once, as integers that count up with them.

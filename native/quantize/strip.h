@@ -36,23 +36,6 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
     }
 }
 
-// What is known of a strip's blocks, and what follows.
-struct Room {
-    Stats stats, part;
-    Factors factors;
-
-    static size_t bytes(int64_t blocks) { return size_t(padded(blocks)) * 53; }
-    static int64_t padded(int64_t blocks) { return divide_up(blocks, 16) * 16; }
-    Room(char* memory, int64_t blocks, bool affine) {
-        const int64_t n = padded(blocks);
-        stats = Stats::at(memory, n);
-        part = Stats::at(memory + 24 * n, n);
-        factors.by = reinterpret_cast<float*>(memory + 48 * n);
-        factors.zero = affine ? reinterpret_cast<uint8_t*>(memory + 52 * n) : nullptr;
-        factors.divides = true;
-    }
-};
-
 HOP_INLINE bool measures(const QuantizeCall& c) { return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL; }
 
 // Whether a NaN is all that a block's scale shall be.
@@ -94,7 +77,7 @@ static void quantize_strip(const QuantizeCall& c, const Strip& s, const TwoLevel
         for (int64_t i = 0; count > 1 && i < count; ++i) {
             room.part.clear(s.count, c.q.rule);
             measure<T>(c, s, units[i], room.part);
-            room.stats.merge(room.part, s.count, c.q.rule);
+            merge(room.part, s.count, c.q.rule, room.stats);
         }
     }
     find_factors<T>(c, s, outer, room);

@@ -90,7 +90,7 @@ static bool gelu_piece(const RowsCall& c, const Piece& p, bool given, Room& room
         const float amax = room.stats.high[i] = c.table[bits_of(range.high) >> 16];
         if (!(amax >= kGeluLeast && amax < 0x1p100f)) return false;
     }
-    find_scales<F32>(c.q, room.stats, p.first, p.count, nullptr, room.factors);
+    find_scales_f32(c.q, room.stats, p.first, p.count, room.factors);
     for (int64_t i = 0; i < p.count; ++i) {  // a floor makes scales larger alone, and so codes smaller
         gelu_codes(c, x + i * size, least(size, p.cols - i * size), room.factors.by[i], c.q.codes + at + i * size);
     }

@@ -5,7 +5,7 @@ static void widen_row(const typename T::Word* __restrict__ x, int64_t n, float* 
     for (int64_t i = 0; i < n; ++i) y[i] = T::widen(x[i]);
 }
 
-static void evaluate_row(int function, float* y, int64_t n) { functions_here::evaluate(Function(function), y, y, n); }
+static void evaluate_row(int function, float* y, int64_t n) { evaluate(Function(function), y, y, n); }
 
 HOP_INLINE float quiet_nan() { return float_of(0x7fc00000); }
 

@@ -1,29 +1,5 @@
 #include "rows/rows.h"
 
-#include <atomic>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <new>
-#include <type_traits>
-
-#include "common/cpu.h"
-#include "common/isa.h"
-#include "common/parallel.h"
-#include "functions/functions.h"
-#include "functions/polynomials.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
-#endif
-
-#include "common/scratch.h"
-#define HOP_CODE "rows/code.h"
-#include "common/levels.h"
-
 int hop_compute_rows(const hop_rows* rows, const void* x, const void* other, const void* weight, const void* bias,
                      const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, void* result,
                      void* scale, void* second, int32_t threads) {

@@ -1,5 +1,10 @@
 // A call of hop_compute_rows, and how its elements are cut into pieces for threads.
 #pragma once
+#include <memory>
+#include <new>
+
+#include "functions/functions.h"
+#include "functions/polynomials.h"
 #include "quantize/quantize.h"
 
 namespace hop {
@@ -52,5 +57,7 @@ struct Pieces {
         return p;
     }
 };
+
+HOP_AT_EACH_LEVEL(int compute_rows(RowsCall c, const void* weight, const void* bias);)
 
 }  // namespace hop

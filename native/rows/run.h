@@ -94,9 +94,9 @@ struct Encoding {
         uint8_t* codes = q.codes + p.row * row_bytes + p.col / per_byte;
         const QuantizeCall one{q.q, row, y, nullptr, false, nullptr, nullptr, codes, q.scale, q.second, 1};
         const Strip strip{0, 1, 0, p.cols, p.first, p.count};
-        if (!given) return quantize_strip<F32>(one, strip, outer, room);
+        if (!given) return quantize_f32(one, strip, outer, room);
         const Factors own{given->divides, given->by + p.first, given->zero ? given->zero + p.first : nullptr};
-        encode_unit<F32>(one, strip, Unit{0, 1, 0, p.cols}, own, false);
+        encode_f32(one, strip, Unit{0, 1, 0, p.cols}, own, false);
     }
     // A row of blocks, with an amax of its own.
     void by_row(int64_t row, const float* y, Room& room) const {
@@ -181,26 +181,4 @@ static void widen_any(int32_t dtype, const void* x, int64_t n, float* y) {
     if (dtype == HOP_F32) widen_all<F32>(x, n, y);
     else if (dtype == HOP_BF16) widen_all<BF16>(x, n, y);
     else widen_all<F16>(x, n, y);
-}
-
-static int compute_rows(RowsCall c, const void* weight, const void* bias) {
-    const int64_t n = c.r.length;
-    std::unique_ptr<float[]> wide;
-    if (weight || bias) {
-        wide.reset(new (std::nothrow) float[size_t(2 * n)]);
-        if (!wide) return HOP_NO_MEMORY;
-        if (weight) widen_any(c.r.weight_dtype, weight, n, wide.get()), c.weight = wide.get();
-        if (bias) widen_any(c.r.bias_dtype, bias, n, wide.get() + n), c.bias = wide.get() + n;
-    }
-    const bool is_function = c.r.operation == HOP_FUNCTION || c.r.operation == HOP_GATED;
-    if (is_function && c.r.dtype != HOP_F32 && c.r.function < kFunctions) {
-        c.table = functions::table(Function(c.r.function), c.r.dtype);
-        if (!c.table) return HOP_NO_MEMORY;
-    }
-    switch (c.r.dtype) {
-        case HOP_F32: return compute_all<F32>(c);
-        case HOP_BF16: return compute_all<BF16>(c);
-        case HOP_F16: return compute_all<F16>(c);
-        default: return HOP_UNSUPPORTED;
-    }
 }

@@ -22,7 +22,7 @@ struct QuickState {
     uint8_t* codes(int64_t at) const { return static_cast<uint8_t*>(s.data) + at * bits / 8; }
 
     HOP_MEMBER void read(int64_t at, __m512 step, Numbers& f) const {
-        decode.template of<BF16>(load_codes<bits>(codes(at)), f);
+        decode.template of<BF16>(load_codes(codes(at), bits), f);
         for (int k = 0; k < 4; ++k) f.v[k] = _mm512_mul_ps(f.v[k], step);
     }
     HOP_MEMBER void hold(int64_t i, const Numbers& f, __m512i& most) const {
@@ -60,7 +60,9 @@ struct QuickState {
         const float raised = s.least * q.range;  // which is a number of the format
         const Factors factors{true, scale, nullptr};
         const FloatFormat f = q.format == HOP_FLOAT ? float_format(q) : FloatFormat{};
-        encode_row<Line, 64, bits>({q, f, reinterpret_cast<const uint32_t*>(line), n, s.block, factors, true, codes(at), raised});
+        const RowOfBlocks<Line> row{q, f, reinterpret_cast<const uint32_t*>(line), n, s.block, factors, true, bits, codes(at), raised};
+        if (q.format == HOP_FLOAT) encode_float_row<Line, 64>(row);
+        else encode_book_row<Line, 64>(row);
     }
 };
 

@@ -1,12 +1,28 @@
+// A step of an optimizer (update.h) at a level.
+namespace {
 #include "quantize/elements.h"
-#include "quantize/strip.h"
-#include "quantize/run.h"
-#include "quantize/decoding.h"
 #include HOP_WIDE_OR_PLAIN(quantize/noise)
 #include "update/run.h"
 #if defined(HOP_IN_AVX512)
+#include "quantize/decoding.h"
 #include "update/adam_avx512.h"
 #else
 #include "update/plain.h"
 #endif
-#include "update/all.h"
+}  // namespace
+
+// All elements, some steps of them at a time.
+int update(const hop_update& u, int threads) {
+    const int64_t parts = divide_up(u.count, kStep);
+    const int used = worth(threads, u.count, kLarge / 4);
+    Queue queue(parts, grain_of(parts, kStep, used));
+    parallel(used, [&](int, int) {
+        Lines lines;
+        for (int64_t i, end; queue.take(i, end);) {
+            const int64_t last = least(end * kStep, u.count);
+            for (int64_t at = update_quickly(u, i * kStep, last, lines); at < last; at += kStep)
+                update_part(u, at, least(kStep, last - at), lines);
+        }
+    });
+    return HOP_OK;
+}

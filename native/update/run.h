@@ -1,5 +1,5 @@
 // A step of an optimizer, some elements at a time: states become floats, which are updated, and become codes again, all
-// of which stays in the first caches. Included in a namespace (isa.h), after quantize_run.h and dequantize_run.h.
+// of which stays in the first caches. Included in a namespace (isa.h), after numbers.h, stats.h, scales.h and noise.
 //
 // Each operation is rounded by itself, in the order of hop/optim/updates.py.
 
@@ -62,8 +62,8 @@ static void read_state(const hop_state& s, int64_t at, int64_t n, float* line) {
     const hop_quantizer& q = *s.quantizer;
     const Piece piece(n, s.block);
     const auto* codes = static_cast<const uint8_t*>(s.data) + at / codes_per_byte(q);
-    decode_unit<F32>(DequantizeCall{q, piece.blocks, codes, s.scale + at / s.block, nullptr, line, 1}, piece.strip,
-                     Unit{0, 1, 0, n});
+    decode_f32(DequantizeCall{q, piece.blocks, codes, s.scale + at / s.block, nullptr, line, 1}, piece.strip,
+               Unit{0, 1, 0, n});
 }
 
 // Numbers above 0 become `part` of what scales their block at least.
@@ -89,9 +89,8 @@ static void write_state(const hop_state& s, int64_t at, int64_t n, float* line) 
     alignas(64) char memory[most * 53];
     Room room(memory, piece.strip.count, false);
     auto* codes = static_cast<uint8_t*>(s.data) + at / codes_per_byte(q);
-    quantize_strip<F32>(QuantizeCall{q, piece.blocks, line, nullptr, false, nullptr, nullptr, codes,
-                                     s.scale + at / s.block, nullptr, 1},
-                        piece.strip, nullptr, room);
+    quantize_f32(QuantizeCall{q, piece.blocks, line, nullptr, false, nullptr, nullptr, codes, s.scale + at / s.block, nullptr, 1},
+                 piece.strip, nullptr, room);
 }
 
 // ---- rules

@@ -50,7 +50,7 @@ private:
 };
 
 // A row of x as it is multiplied.
-inline void prepare(const hop_group_product& p, const void* x, int64_t row, float* to) {
+HOP_ALONE inline void prepare(const hop_group_product& p, const void* x, int64_t row, float* to) {
     const int64_t first = row * p.k;
     const auto* words = static_cast<const uint16_t*>(x) + first;
     if (p.x_format == HOP_FLOAT32) std::memcpy(to, static_cast<const float*>(x) + first, static_cast<size_t>(p.k) * sizeof(float));
@@ -100,12 +100,15 @@ void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight,
         }
     }
     const Results results(call);
-    for (int j = 0; j < N && j < columns; ++j)
-        for (int i = 0; i < M && i < rows; ++i) results.put(i, row + j, total(sums[j][i]));
+    for (int i = 0; i < M && i < rows; ++i) {
+        float totals[N];
+        for (int j = 0; j < N; ++j) totals[j] = total(sums[j][i]);
+        results.put(i, row, totals, columns);
+    }
 }
 
 template <class F, int M>
-void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last, float* memory) {
+HOP_ALONE void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last, float* memory) {
     const Numbers<F> numbers(call.p);
     const Weight weight(call);
     for (int64_t row = first; row < last; row += kFewColumns) {
@@ -116,19 +119,26 @@ void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last
 
 // ---- many rows
 
+// Some rows of the weight as float32, k numbers each.
 template <class F>
-void decode_row(const Numbers<F>& numbers, const Weight& weight, int64_t row, int64_t k, RowScales scales, float* to) {
-    const uint8_t *codes = weight.codes(row), *high = weight.high(row);
-    for (int64_t chunk = 0; chunk < k / kChunk; ++chunk) {
-        Lanes a, b;
-        numbers(codes + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits), scales, chunk, a, b);
-        store(to + chunk * kChunk, a), store(to + chunk * kChunk + 16, b);
+HOP_ALONE void decode_rows(const GroupCall& call, int64_t row, int64_t rows, const float* scales, float* to) {
+    const Numbers<F> numbers(call.p);
+    const Weight weight(call);
+    const int64_t k = call.p.k;
+    for (int64_t j = 0; j < rows; ++j, to += k) {
+        const uint8_t *codes = weight.codes(row + j), *high = weight.high(row + j);
+        const RowScales s = weight.found(j, rows, scales);
+        for (int64_t chunk = 0; chunk < k / kChunk; ++chunk) {
+            Lanes a, b;
+            numbers(codes + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits), s, chunk, a, b);
+            store(to + chunk * kChunk, a), store(to + chunk * kChunk + 16, b);
+        }
     }
 }
 
 // M rows of x by a strip of kTileColumns rows of the weight, of which `columns` are any.
 template <int M>
-void tile(const GroupCall& call, const float* x, int64_t row, const float* strip, int64_t column, int64_t columns) {
+HOP_ALONE void tile(const GroupCall& call, const float* x, int64_t row, const float* strip, int64_t column, int64_t columns) {
     const int64_t k = call.p.k;
     Lanes sums[M][kTileColumns];
     HOP_UNROLL
@@ -147,30 +157,37 @@ void tile(const GroupCall& call, const float* x, int64_t row, const float* strip
         }
     }
     const Results results(call);
-    for (int i = 0; i < M; ++i)
-        for (int64_t j = 0; j < columns; ++j) results.put(row + i, column + j, total(sums[i][j]));
+    for (int i = 0; i < M; ++i) {
+        float totals[kTileColumns];
+        for (int j = 0; j < kTileColumns; ++j) totals[j] = total(sums[i][j]);
+        results.put(row + i, column, totals, columns);
+    }
 }
 
+// ---- a call
+
+// What is compiled for each form of a weight.
+struct FormOfFloats {
+    void (*one)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
+    void (*two)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
+    void (*few)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
+    void (*decode)(const GroupCall&, int64_t row, int64_t rows, const float* scales, float* to);
+};
+
 // `rows` rows of x, from `first` on, by the rows of the weight that are kTileColumns from `column` on.
-template <class F>
-void strip(const GroupCall& call, const Numbers<F>& numbers, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
+inline void strip(const GroupCall& call, const FormOfFloats& form, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
     const Weight weight(call);
     const int64_t k = call.p.k, rest = call.p.n - column, columns = rest < kTileColumns ? rest : kTileColumns;
     float* decoded = memory + weight.floats(kTileColumns);
     weight.find(column, columns, memory);
-    for (int64_t j = 0; j < kTileColumns; ++j) {
-        if (j < columns) decode_row(numbers, weight, column + j, k, weight.found(j, columns, memory), decoded + j * k);
-        else std::memset(decoded + j * k, 0, static_cast<size_t>(k) * sizeof(float));
-    }
+    form.decode(call, column, columns, memory, decoded);
+    std::memset(decoded + columns * k, 0, static_cast<size_t>((kTileColumns - columns) * k) * sizeof(float));
     int64_t i = 0;
     for (; i + kTileRows <= rows; i += kTileRows) tile<kTileRows>(call, x + i * k, first + i, decoded, column, columns);
     for (; i < rows; ++i) tile<1>(call, x + i * k, first + i, decoded, column, columns);
 }
 
-// ---- a call
-
-template <class F>
-int multiply(const GroupCall& call) {
+inline int multiply(const GroupCall& call, const FormOfFloats& form) {
     const hop_group_product& p = call.p;
     const Weight weight(call);
     Scratch& of_x = memory_of_x();
@@ -201,15 +218,12 @@ int multiply(const GroupCall& call) {
             if (is_few) {
                 while (panels_left.take(begin, end)) {
                     const int64_t last = end * columns < p.n ? end * columns : p.n;
-                    if (p.m == 1) few_rows<F, 1>(call, x, begin * columns, last, memory);
-                    else if (p.m == 2) few_rows<F, 2>(call, x, begin * columns, last, memory);
-                    else few_rows<F, kFewRows>(call, x, begin * columns, last, memory);
+                    (p.m == 1 ? form.one : p.m == 2 ? form.two : form.few)(call, x, begin * columns, last, memory);
                 }
             } else {
-                const Numbers<F> numbers(p);
                 while (panels_left.take(begin, end))
                     for (int64_t panel = begin; panel < end; ++panel)
-                        strip<F>(call, numbers, x, first, rows, panel * columns, memory);
+                        strip(call, form, x, first, rows, panel * columns, memory);
             }
             own.trim();
         });
@@ -217,8 +231,4 @@ int multiply(const GroupCall& call) {
     }
     of_x.trim();
     return error;
-}
-
-int run(const GroupCall& call) {
-    return by_form(call.p, [&call](auto form) { return multiply<decltype(form)>(call); });
 }

@@ -1,0 +1,20 @@
+// Includes HOP_CODE for AVX-512 (level.h).
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "common/level.h"
+
+#define HOP_IN_AVX512
+#define HOP_HEADER(path) HOP_NAME_OF(path##_avx512.h)
+#define HOP_WIDE_OR_PLAIN(path) HOP_NAME_OF(path##_avx512.h)
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace hop {
+namespace avx512 {
+#include HOP_CODE
+}  // namespace avx512
+}  // namespace hop
+HOP_END_TARGET
+#undef HOP_IN_AVX512
+#undef HOP_HEADER
+#undef HOP_WIDE_OR_PLAIN
+#endif

@@ -1,0 +1,4 @@
+#include "quantize/quantize.h"
+
+#define HOP_CODE "quantize/quantize_words_code.h"
+#include "common/level_avx512.h"

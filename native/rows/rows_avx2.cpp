@@ -1,0 +1,4 @@
+#include "rows/rows.h"
+
+#define HOP_CODE "rows/code.h"
+#include "common/level_avx2.h"

@@ -1,0 +1,4 @@
+#include "update/update.h"
+
+#define HOP_CODE "update/code.h"
+#include "common/level_portable.h"
