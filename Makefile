@@ -2,14 +2,16 @@
 # Another version of torch or Python has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?=
-# A part of a long suite, such as 3/40; a level of CPU, such as avx2.
+# A part of a long suite, such as 3/40; a level of CPU, such as avx2; when test-all starts no more long tests.
 PART ?=
 LEVEL ?=
+UNTIL ?=
+# Tests start many processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
-# torch goes first and pinned, so that no package can pull in another build of it. Python compiles what it imports, the first
-# time; where it is told to keep no bytecode, pip does that, for all of a package.
-PIP := $(PY) -m pip install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint $(VENV)/constraints.txt
+# torch goes first and pinned, so that no package can pull in another build of it. Python compiles what it imports, once.
+PIP := $(PY) -m pip install --quiet --no-compile --constraint $(VENV)/constraints.txt
 CMAKE := $(VENV)/bin/cmake -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
@@ -38,7 +40,6 @@ $(VENV)/base: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard native/*.* 
 	@$(CMAKE) -P native/build.cmake
 	@echo "set-up: hop"
 	@$(PIP) --no-build-isolation --editable .
-	@$(if $(PYTHONDONTWRITEBYTECODE),$(PY) -m compileall -q hop)
 	@touch $@
 
 # Extras of hop, which is there: pip installs what they name alone.
@@ -88,8 +89,9 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full and not exhaustive"
 
-test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
-	@$(PYTEST) -m "not exhaustive"
+test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## make test, then operators, routes, formats, dtypes, GPU kernels and runtimes crossed
+	@$(PYTEST) -m "not full and not exhaustive"
+	@$(PYTEST) -m "full and not exhaustive" $(UNTIL:%=--until %)
 
 test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level that it has (LEVEL=avx2: for that one)
 	@$(PY) -m tests.levels $(LEVEL)
@@ -104,7 +106,7 @@ test-functions: $(VENV)/dev ## elementary functions of all 2^32 float32, at each
 DAY := $(shell expr $$(date +%s) / 86400)
 DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize test,TORCH=2.15.0 \
 	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64 \
-	test-functions
+	test-functions demo,FULL=1
 daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, AArch64, parts of the exhaustive suite
 	@set -- $(DAILY); turn=$$(( $(DAY) % $$# )); round=$$(( $(DAY) / $$# )); shift $$turn; \
 	set -- $$(echo $$1 | tr , ' '); \
