@@ -1,6 +1,6 @@
 // Code for one set of instructions. A file includes all that it needs from the system, then opens a region with
-// HOP_BEGIN_TARGET and a namespace of its own, and includes the shared code there: so no function that was compiled for
-// one CPU can be merged with another's.
+// HOP_BEGIN_TARGET and a namespace of its own, and includes the shared code there (level.h): so no function that was compiled
+// for one CPU can be merged with another's.
 #pragma once
 
 #define HOP_PRAGMA(text) _Pragma(#text)

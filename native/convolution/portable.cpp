@@ -5,6 +5,8 @@
 
 #include "convolution/convolution.h"
 
+#include "common/isa.h"
+
 namespace hop {
 namespace portable {
 

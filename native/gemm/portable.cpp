@@ -6,6 +6,8 @@
 #include "common/cpu.h"
 #include "gemm/product.h"
 
+#include "common/isa.h"
+
 namespace hop {
 namespace portable {
 

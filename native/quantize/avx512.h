@@ -1,4 +1,4 @@
-// Loops of quantize_encode.h and quantize_stats.h by hand, 64 elements at a time. Included in a namespace (isa.h).
+// Loops of encode.h and stats.h by hand, 64 elements at a time. Included in a namespace (isa.h).
 //
 // Elements are held in four vectors of float32, in an order that is cheap to make: of bfloat16, even and odd ones.
 // Codes are the low bytes of four vectors; one permutation brings them in order.

@@ -1,8 +1,8 @@
-// Codes of 64 elements at a time. Included in a namespace (isa.h), after quantize_avx512.h.
+// Codes of 64 elements at a time. Included in a namespace (isa.h), after avx512.h.
 
 // ---- integers
 
-// By products with numbers above and below 1 / scale (quantize_encode.h). `low` and `high` bound codes less the code of
+// By products with numbers above and below 1 / scale (encode.h). `low` and `high` bound codes less the code of
 // 0; they and `zero` are those of each block, or, unless `affine`, of all.
 template <class T, int size, bool affine>
 struct IntegerCodes {

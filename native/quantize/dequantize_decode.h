@@ -1,4 +1,4 @@
-// From codes and scales to numbers. Included in a namespace (isa.h), after quantize_numbers.h.
+// From codes and scales to numbers. Included in a namespace (isa.h), after numbers.h.
 
 // ---- several codes to a byte
 

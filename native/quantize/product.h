@@ -1,5 +1,5 @@
 // x times a factor, row by row: products and their noise go through the first cache alone. Rows that lie as columns are
-// gathered first, as many as a line of the cache holds. Included in a namespace (isa.h), after quantize_run.h.
+// gathered first, as many as a line of the cache holds. Included in a namespace (isa.h), after run.h.
 
 // A thread's memory.
 template <class T>

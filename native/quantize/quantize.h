@@ -18,7 +18,7 @@ constexpr int32_t kPieceMargin = 16;
 constexpr uint32_t kBeginNear = 48;  // units of the last place after which a line begins for certain
 void find_pieces(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
-constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see quantize_codes_avx512.h
+constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see codes_avx512.h
 
 struct QuantizeCall {
     const hop_quantizer& q;
