@@ -6,7 +6,7 @@ constexpr int kLine = 4 * kLanes;
 HOP_INLINE int64_t line_count(int64_t columns) { return divide_up(columns, kLanes); }
 
 // Columns are tokens: four elements of a token lie side by side.
-static void pack_keys(const int8_t* k, int64_t stride, int64_t tokens, int64_t width, int64_t lines, uint8_t* out) {
+static HOP_ALONE void pack_keys(const int8_t* k, int64_t stride, int64_t tokens, int64_t width, int64_t lines, uint8_t* out) {
     const int64_t whole = width / 4, quads_of = divide_up(width, 4);
     std::memset(out, 0, size_t(lines * quads_of * kLine));
     for (int64_t j = 0; j < tokens; ++j) {
@@ -18,7 +18,7 @@ static void pack_keys(const int8_t* k, int64_t stride, int64_t tokens, int64_t w
 }
 
 // -128 times the sum of each token's codes: what 128 added to each code of a query adds to a sum.
-static void sum_keys(const uint8_t* packed, int64_t quads_of, int64_t lines, int32_t* out) {
+static HOP_ALONE void sum_keys(const uint8_t* packed, int64_t quads_of, int64_t lines, int32_t* out) {
     const uint8_t ones[4] = {1, 1, 1, 1};
     const Four one = four(ones);
     for (int64_t p = 0; p < lines; ++p) {
@@ -47,7 +47,7 @@ HOP_INLINE void interleave(const int8_t* const rows[4], uint8_t* to) {
 }
 
 // Columns are channels: four tokens of a channel are brought side by side, in the first `quads` of `quads_of`.
-static void pack_values(const int8_t* v, int64_t stride, int64_t tokens, int64_t width, int64_t quads, int64_t quads_of, uint8_t* out) {
+static HOP_ALONE void pack_values(const int8_t* v, int64_t stride, int64_t tokens, int64_t width, int64_t quads, int64_t quads_of, uint8_t* out) {
     int8_t part[4][kLanes];
     for (int64_t c = 0; c < quads; ++c) {
         for (int64_t p = 0; p < line_count(width); ++p) {

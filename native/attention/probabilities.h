@@ -34,7 +34,7 @@ static int32_t code_of(float e) {
 // rint(steps · e^(x - most)) of n scores, a multiple of 16, none of which is above `most`: stored, if asked for, and their
 // sum. To each score is added what `more` holds, if anything.
 template <int steps, bool Stored, bool More>
-static int32_t probabilities(const float* x, const float* more, int64_t n, float most, uint8_t* c) {
+static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, uint8_t* c) {
     Ints total{};
     for (int64_t j = 0; j < n; j += kLanes) {
         Floats t = load_as<Floats>(x + j);

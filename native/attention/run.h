@@ -110,7 +110,7 @@ struct Extent {
 
 // Rows `first` to `first + N`, keys j to j + 16 · kLinesAtOnce.
 template <int N>
-static void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
+static HOP_ALONE void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                   Extent* extents) {
     const int64_t tokens = room.lines * kLanes, bytes = room.quads_of_keys * 4;
     Sums sums[N][kLinesAtOnce];
@@ -150,7 +150,7 @@ static void store_row(const float* y, int64_t n, void* out, int64_t at) {
     for (int64_t i = 0; i < n; ++i) to[i] = T::narrow(y[i]);
 }
 
-static void store_any(const AttentionCall& c, const float* y, int64_t at) {
+static HOP_ALONE void store_any(const AttentionCall& c, const float* y, int64_t at) {
     switch (c.a.result_dtype) {
         case HOP_F32: return store_row<F32>(y, c.a.value_width, c.result, at);
         case HOP_BF16: return store_row<BF16>(y, c.a.value_width, c.result, at);
@@ -159,7 +159,7 @@ static void store_any(const AttentionCall& c, const float* y, int64_t at) {
 }
 
 // Queries of a block, 128 added to their codes.
-static void take_queries(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
+static HOP_ALONE void take_queries(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t bytes = room.quads_of_keys * 4;
     for (int i = 0; i < rows; ++i) {
         const int8_t* from = c.q + batch * c.a.q_stride[0] + row[i].head * c.a.q_stride[1] + row[i].query * c.a.q_stride[2];
@@ -170,7 +170,7 @@ static void take_queries(const AttentionCall& c, const AttentionRoom& room, int6
 }
 
 // The weights of values in a row of scores, in steps of 255, and what their sum is multiplied by.
-static float weigh(const AttentionCall& c, const AttentionRoom& room, const Extent& extent, const float* x, int64_t keys,
+static HOP_ALONE float weigh(const AttentionCall& c, const AttentionRoom& room, const Extent& extent, const float* x, int64_t keys,
                    uint8_t* weights) {
     constexpr int kSteps = 1024;
     const float most = largest_of(extent.most), top = largest_of(extent.top);
@@ -186,7 +186,26 @@ static float weigh(const AttentionCall& c, const AttentionRoom& room, const Exte
     return functions::exactly(Function::exp, top - most) * (1.0f / float(total) * (float(kSteps) / 255.0f));
 }
 
-static void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
+// Rows `first` to `first + N`, channels p to p + 16 · kLinesAtOnce: the weighted sums of values.
+template <int N>
+static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p, int64_t keys, int64_t channels) {
+    const int64_t tokens = room.lines * kLanes;
+    Sums sums[N][kLinesAtOnce];
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        HOP_UNROLL
+        for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = sums_of(Ints{});
+    }
+    const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
+    multiply<N>(room.weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        HOP_UNROLL
+        for (int l = 0; l < kLinesAtOnce; ++l) store_as(room.sums + (first + i) * channels + p + l * kLanes, sums[i][l]);
+    }
+}
+
+static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
     Extent extents[AttentionRoom::kMost];
     int64_t keys = 0;
@@ -201,16 +220,7 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
     float factors[AttentionRoom::kMost];
     for (int i = 0; i < rows; ++i) factors[i] = weigh(c, room, extents[i], room.scores + i * tokens, keys, room.weights + i * tokens);
     for (int64_t p = 0; p < channels; p += step) {
-        in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) {
-            constexpr int N = n.value;
-            Sums sums[N][kLinesAtOnce];
-            for (int i = 0; i < N; ++i)
-                for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = sums_of(Ints{});
-            const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
-            multiply<N>(room.weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
-            for (int i = 0; i < N; ++i)
-                for (int l = 0; l < kLinesAtOnce; ++l) store_as(room.sums + (first + i) * channels + p + l * kLanes, sums[i][l]);
-        });
+        in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { add_values<n.value>(room, first, p, keys, channels); });
     }
     for (int i = 0; i < rows; ++i) {
         auto* y = reinterpret_cast<float*>(room.sums + i * channels);
