@@ -10,8 +10,8 @@ UNTIL ?=
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
-# torch goes first and pinned, so that no package can pull in another build of it. Python compiles what it imports, once.
-PIP := $(PY) -m pip install --quiet --no-compile --constraint $(VENV)/constraints.txt
+# torch goes first and pinned, so that no package can pull in another build of it.
+PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 CMAKE := $(VENV)/bin/cmake -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
