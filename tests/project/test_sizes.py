@@ -20,7 +20,7 @@ class TestSizes(unittest.TestCase):
             f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
             for path, text in FILES.items()
             for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
         }
         assert len(lengths) > 2000
         assert not {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FUNCTION}
