@@ -39,6 +39,7 @@ class TestNeighbours(unittest.TestCase):
 
 
 class TestAdaRound(unittest.TestCase):
+    @pytest.mark.full
     def test_between_the_nearest_and_the_best_of_all_roundings(self):
         """Of the 2^10 roundings of each row of ten elements; in the mean a good part of the way."""
         q, parts = presets.INT4_32, []

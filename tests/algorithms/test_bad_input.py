@@ -69,6 +69,7 @@ class TestBadData(unittest.TestCase):
         assert all("no batch reaches it" in note for note in run(Model(), [torch.zeros(0, 32)]))
 
     @EACH
+    @pytest.mark.quick(3)
     def test_a_layer_that_data_never_reaches(self, _name, run):
         first, second, other = run(Model(), [randn(16, 32)])
         assert "no batch reaches it" in other

@@ -178,6 +178,7 @@ class TestChoice(unittest.TestCase):
             for percent in (0, 13, 37, 61, 88, 100)
         ]
     )
+    @pytest.mark.quick(3)
     def test_is_the_best_of_all(self, _name, measure, percent):
         model = mlp()
         sizes = [[dense_bytes(q, model[i].weight.shape) for q in BITS] for i in (0, 2, 4)]

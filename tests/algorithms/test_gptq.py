@@ -118,6 +118,7 @@ class TestSolve(unittest.TestCase):
 
 class TestModels(unittest.TestCase):
     @parameterized.expand([*QUANTIZERS.items()])
+    @pytest.mark.quick(2)
     def test_frozen_to_ordinary_tensors(self, _name, q):
         """Scales are those of freeze; each layer's error is less, and is what the report says."""
         float_model: Any = mlp()

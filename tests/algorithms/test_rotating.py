@@ -73,6 +73,7 @@ class TestRotate(unittest.TestCase):
             ("grouped", "rms_module", "grouped", "gelu", True),
         ]
     )
+    @pytest.mark.quick(3)
     def test_the_model_computes_the_same(self, _name, norm, attention, mlp, post):
         block = Block(norm, post, attention, mlp).eval().requires_grad_(False)
         model = rotate(copy.deepcopy(block), "mxfp4", BATCHES, settings=ALWAYS)
@@ -115,6 +116,7 @@ class TestRotate(unittest.TestCase):
         assert torch.allclose(in_floats(done, BATCHES[0]), wanted, atol=1e-4 * float(wanted.abs().max()))
 
     @parameterized.expand(["mxfp4", "nvfp4", "int8_static"])
+    @pytest.mark.quick(2)
     def test_errors_are_those_of_layers(self, scheme):
         """Before and after are what the layer does on the data, and it is rotated only where that is better."""
         layer = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)

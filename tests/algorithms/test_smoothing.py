@@ -137,6 +137,7 @@ class TestFlow(unittest.TestCase):
             ("bare", nn.Sequential(nn.LayerNorm(64, elementwise_affine=False), nn.Linear(64, 8)), "1", "has no weight"),
         ]
     )
+    @pytest.mark.quick(3)
     def test_reasons(self, name, model, layer, said):
         if name == "output":
             model.forward = lambda x: (model["b"](y := model["a"](x)), y)

@@ -280,6 +280,7 @@ class TestComplete(unittest.TestCase):
         own = [cls for cls in subclasses(hop.nn.Layer) if "float_type" in vars(cls)]
         assert {cls.float_type for cls in own} == {type(make()) for make in contents.LAYERS.values()} | contents.ALIKE
 
+    @pytest.mark.full
     def test_operators(self):
         found = {name for _, _, path in files("programs/*.pt2") for name in contents.operators(torch.export.load(path))}
         assert found == {str(op) for op in _hop.hops if op.__class__.__module__.startswith("hop.")} - contents.UNSAVED

@@ -113,6 +113,7 @@ class Files(unittest.TestCase):
 
 class TestHelp(unittest.TestCase):
     @parameterized.expand([("_".join(c), c, width) for c in COMMANDS for width in (80, 120)])
+    @pytest.mark.quick(2)
     def test_has_examples_and_fits(self, _name, command, width):
         with mock.patch.dict(os.environ, {"COLUMNS": str(width)}):
             status, out, _ = run(*command, "--help")
@@ -251,6 +252,7 @@ class TestInfo(unittest.TestCase):
         assert found["lacks"].keys() == {name for name, lack in versions.LACKS.items() if lack.shows()}
         assert all(f"{lack['what']}: {lack['instead']}" in out for lack in found["lacks"].values())
 
+    @pytest.mark.full
     def test_says_why_not(self):
         with native.use("off"):
             kernel = as_json("info")["kernels"]["native, on CPU"]
@@ -350,6 +352,7 @@ class TestInputs(Files):
         with self.assertRaisesRegex(ValueError, "data are read from .npz and .safetensors"):
             inputs.load_inputs(program, self.path("data.pkl"))
 
+    @pytest.mark.full
     def test_arguments_by_name(self):
         program = torch.export.export(
             Layers(None),
@@ -460,6 +463,7 @@ class TestExport(Files):
         _, said, _ = run("export", qdq, "-o", integers)
         assert re.match(r"\d+ rewritten, \d+ left\n", said)
 
+    @pytest.mark.full
     def test_what_is_left(self):
         """Operators that stay in floats are listed with the reason; a program with nothing quantized is refused."""
         a, b = torch.ones(4, 8, dtype=torch.int8), torch.ones(8, 4, dtype=torch.int8)

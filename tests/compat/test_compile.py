@@ -113,6 +113,7 @@ class TestDynamicShapes(unittest.TestCase):
             ),
         ]
     )
+    @pytest.mark.quick(3)
     def test_one_compilation_serves_all_sizes(self, _name, function, shapes):
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="aot_eager", dynamic=True, fullgraph=True)

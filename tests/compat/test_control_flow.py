@@ -362,6 +362,7 @@ class TestOperands(unittest.TestCase):
             assert made.quantizer == self.w.quantizer
             assert torch.equal(made.codes, self.w.codes)
 
+    @pytest.mark.full
     def test_loops_run_over_stacked_weights(self):
         layers = [hop.quantize(ROWS, torch.randn(64, 64) / 8) for _ in range(3)]
         stack = hop.quantize(ROWS, torch.stack([hop.dequantize(w) for w in layers]))

@@ -162,6 +162,7 @@ class Arithmetic(unittest.TestCase):
 
     @parameterized.expand([("cvt.rni.s32.f32", np.rint, "i4"), ("cvt.rzi.u32.f32", np.trunc, "u4"),
                            ("cvt.rni.s8.f32", np.rint, "i1")])  # fmt: skip
+    @pytest.mark.quick(3)
     def test_floats_to_integers(self, name, round_, dtype):
         got = apply(f"{name} %z, %a;", FLOATS, out=np.uint32).view(np.int32)
         limits = np.iinfo(dtype)
@@ -342,6 +343,7 @@ class Pipelines(unittest.TestCase):
             got, expected = multiply(gemm(stages=stages), seed)
             np.testing.assert_array_equal(got, expected)
 
+    @pytest.mark.full
     def test_stage_released_too_early(self):
         wrong = 0
         for seed in SEEDS:

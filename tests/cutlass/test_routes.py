@@ -252,6 +252,7 @@ class TestIntegers(OnGpu):
     @parameterized.expand(
         itertools.product((torch.int8, torch.uint8), (torch.int8, torch.uint8), LAYOUTS, range(len(SIZES)))
     )
+    @pytest.mark.quick(3)
     def test_sums(self, lhs, rhs, layout, size):
         m, k, n = SIZES[size]
         p = Product(laid_out(codes(lhs, m, k), layout), laid_out(codes(rhs, k, n), layout), torch.int32)

@@ -43,6 +43,7 @@ class TestCheck(unittest.TestCase):
         export.check(program, operators=[*ALLOWED, "aten._softmax.default", aten.softmax])
         export.check(program, dtypes={torch.int8, torch.int32, torch.float32, torch.bool})
 
+    @pytest.mark.full
     def test_an_operator(self):
         with pytest.raises(ValueError) as raised:
             export.check(small(), operators=ALLOWED)
@@ -58,6 +59,7 @@ class TestCheck(unittest.TestCase):
         with pytest.raises(ValueError, match=f"{shown}.* is not among the operators"):
             export.check(small(), operators=[*allowed, aten._softmax, aten.softmax])
 
+    @pytest.mark.full
     def test_dtypes(self):
         with pytest.raises(ValueError) as raised:
             export.check(small(), dtypes=[torch.float32, torch.bool])
@@ -121,6 +123,7 @@ class TestNames(unittest.TestCase):
         assert getattr(torch.ops.higher_order, f"hop_{name}") in named
         assert all(getattr(torch.ops.higher_order, h.name()) is h for h in named)
 
+    @pytest.mark.full
     def test_a_node(self):
         found = [n for n in small().graph.nodes if n.target is torch.ops.higher_order.hop_out_dtype]
         assert len(found) == 1 and found[0].args[0] is aten.mm.default

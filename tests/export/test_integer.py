@@ -354,6 +354,7 @@ class TestPadding(unittest.TestCase):
             (pad,) = [n for n in made.program.graph.nodes if n.target is aten.constant_pad_nd.default]
             assert pad.args[2] == number / 0.25 + 3 and pad.meta["val"].dtype == torch.int8
 
+    @pytest.mark.full
     def test_of_uint8(self) -> None:
         for zero in (0, 128, 200):
             made, is_equal = self.found(lambda x: F.pad(x, (1, 2)), Static(0.25, zero, torch.uint8))
@@ -361,6 +362,7 @@ class TestPadding(unittest.TestCase):
             (pad,) = [n for n in made.program.graph.nodes if n.target is aten.constant_pad_nd.default]
             assert (*pad.args, 0)[2] == zero  # 0 is the default
 
+    @pytest.mark.full
     def test_of_no_code(self) -> None:
         """It stays in floats, and the report says why; a target of integers alone raises."""
         for number in (0.1, 32.0, -33.0):
@@ -903,6 +905,7 @@ class TestOddGraphs(unittest.TestCase):
         first, second = module(x), module(x)
         assert torch.equal(first + 1, second)
 
+    @pytest.mark.full
     def test_a_zero_point_that_is_written(self):
         """A buffer that a program writes is no constant, whatever it holds now; one that it only writes is kept."""
 
@@ -939,6 +942,7 @@ class TestOddGraphs(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "requantize must be a convention of hop.requantization"):
             export.to_integer(exported(nn.Linear(2, 2), torch.randn(1, 2)), requantize="even")
 
+    @pytest.mark.full
     def test_another_version_of_ours(self):
         """A program whose quantizers are spelled as another version spelled them."""
         case = BY_NAME["relu"]
@@ -974,6 +978,7 @@ class TestReport(unittest.TestCase):
             and "hop.scaled has no aten.sin.default: it runs on dequantized floats" in text
         )
 
+    @pytest.mark.full
     def test_functions_of_floats(self):
         """What hop.scaled has not stays, by its name."""
         for function in (torch.sin, torch.cos, F.elu):

@@ -134,6 +134,7 @@ class TestBackAgain(unittest.TestCase):
         found = operators(program)
         assert found["aten.hardtanh.default"] == 1 and found["aten.max_pool2d.default"] == 1
 
+    @pytest.mark.full
     def test_bias_of_integers(self):
         round_trip(perceptron(FloatMultiplier(), "int"), FloatMultiplier(), torch.randn(200, 48) * 1.5)
 
@@ -151,6 +152,7 @@ class TestBackAgain(unittest.TestCase):
         program = round_trip(layer(op, weight, shape, bias=bias), FloatMultiplier(), torch.randn(50, 64))
         assert operators(program)["aten.linear.default"] == 1
 
+    @pytest.mark.full
     def test_scales_that_are_inputs(self):
         def f(m: Any, x: Tensor, scale: Tensor) -> Tensor:
             x = hop.quantize(TORCH, x, scale=scale, zero_point=m.z0)
@@ -175,6 +177,7 @@ class TestBackAgain(unittest.TestCase):
     @parameterized.expand(
         [("int4_groups", presets.INT4_32, "per_channel_group"), ("int8", presets.INT8_ROW, "channel")]
     )
+    @pytest.mark.quick(2)
     def test_rows(self, _name, weight, kind):
         """Scales that are found while running: torch's operator finds the same but for roundings."""
         module = layer(LINEAR, weight, (32, 64), x=presets.INT8_ROW_AFFINE, output=torch.float32, bias=32)
@@ -203,6 +206,7 @@ class TestLeft(unittest.TestCase):
         assert not written.report.rewritten and reason in str(written.report)
         assert torch.equal(written.program.module()(x), module(x))
 
+    @pytest.mark.full
     def test_floats_for_xnnpack(self):
         program = exported(layer(LINEAR, presets.INT8_ROW, (32, 64), output=torch.float32), torch.randn(5, 64))
         assert not to_qdq(program).report.left

@@ -191,6 +191,7 @@ class TestProducts(unittest.TestCase):
         narrow = ranges(p, {"args_0": (-7, 7), "args_1": (0, 3)})
         assert (only(narrow).low, only(narrow).high) == (-7 * 3 * 9, 7 * 3 * 9)
 
+    @pytest.mark.full
     def test_a_known_left_factor(self):
         w = torch.randint(-128, 128, (5, 12), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
         x = torch.zeros(12, 3, dtype=torch.int8)
@@ -223,6 +224,7 @@ class TestProducts(unittest.TestCase):
         for scale in (1.0, 1e30, 1e-30):
             check(lowered, found, torch.randn(3, 96) * scale)
 
+    @pytest.mark.full
     def test_transposed_convolution(self):
         w = torch.randint(-128, 128, (4, 3, 2, 2), dtype=torch.int8, generator=torch.Generator().manual_seed(5))
         p = program(
@@ -239,6 +241,7 @@ class TestProducts(unittest.TestCase):
         for _ in range(5):
             check(lowered, found, torch.randint(-128, 128, (1, 4, 5, 5), dtype=torch.int8))
 
+    @pytest.mark.full
     def test_an_empty_sum(self):
         zeros = torch.zeros(2, 0, dtype=torch.int8), torch.zeros(0, 3, dtype=torch.int8)
         p = program(lambda a, b: hop.out_dtype(aten.mm.default, torch.int32, a, b), *zeros)
@@ -263,6 +266,7 @@ class TestOverflow(unittest.TestCase):
         assert row.bits == (32 if status == PROVEN else 33)
         assert status in str(found)
 
+    @pytest.mark.full
     def test_of_a_bias(self):
         w = weights(8, 2, 8)
         bias = torch.tensor([2**31 - 1, 0], dtype=torch.int32)
@@ -286,6 +290,7 @@ class TestOverflow(unittest.TestCase):
         (row,) = ranges(p).rows
         assert (row.low, row.high, row.bits, row.status) == (-256, 254, 9, MAY_OVERFLOW)
 
+    @pytest.mark.full
     def test_of_a_cast(self):
         p = program(lambda a: (a.to(torch.int32) * 3).to(torch.int8) + 0, torch.zeros(4, dtype=torch.int8))
         found = ranges(p)
@@ -314,6 +319,7 @@ class TestUnknown(unittest.TestCase):
         row = ranges(p).rows[-1]
         assert (row.low, row.high, row.status) == (-(2**63) + 1, 2**63, MAY_OVERFLOW)
 
+    @pytest.mark.full
     def test_program_in_a_program(self):
         def function(x: Tensor) -> Tensor:
             return torch.cond(x.sum() > 0, lambda x: x.mm(x).float(), lambda x: x.float(), (x,))
@@ -353,6 +359,7 @@ class TestInputs(unittest.TestCase):
         assert int(recorder.meant[only(found).inner].max()) <= only(found).high
         assert (only(ranges(p)).high or 0) > (only(found).high or 0)
 
+    @pytest.mark.full
     def test_a_buffer_that_is_written_to_is_unknown(self):
         class Counter(nn.Module):
             def __init__(self) -> None:

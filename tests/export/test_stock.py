@@ -154,6 +154,7 @@ def same(got: list[Tensor], want: list[Tensor]) -> None:
 
 class TestExchange(unittest.TestCase):
     @parameterized.expand([(k,) for k in ("mm", "div", "mul_scalar")])
+    @pytest.mark.quick(3)
     def test_integers_quick(self, kind):
         self._integers(kind, (torch.int8, torch.int32))
 

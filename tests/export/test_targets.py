@@ -47,12 +47,14 @@ class TestToInteger(unittest.TestCase):
         assert not report.left and len(report.rewritten) == 3
         assert "TfliteAdd()" in conventions(program) and 'rounding="gemmlowp"' in conventions(program)
 
+    @pytest.mark.full
     def test_default_is_pt2e(self) -> None:
         program = exported(Pair())
         own, named = (hop.export.to_integer(program, **given).program for given in ({}, {"target": PT2E}))
         x = program.example_inputs[0][0]
         assert conventions(own) == conventions(named) and torch.equal(own.module()(x), named.module()(x))
 
+    @pytest.mark.full
     def test_missing_row(self) -> None:
         program = exported(Pair(lambda x: F.silu(x)))
         with pytest.raises(ValueError, match=r"'silu'.*no row for aten.silu.default; the nearest are"):

@@ -79,6 +79,7 @@ class Folder(unittest.TestCase):
 
 
 class TestNumbers(Folder):
+    @pytest.mark.full
     def test_network(self) -> None:
         """Sums are those of the codes; codes are those that fixed point makes of the sums."""
         program, x = network()
@@ -204,11 +205,13 @@ class TestReaders(Folder):
         hop.export.vectors(self.program, self.out, (x,))
         self.nodes = reader().read(self.out)
 
+    @pytest.mark.full
     def test_python_without_torch(self) -> None:
         words = "import sys; sys.modules['torch'] = None; import hop_vectors; print(len(hop_vectors.read('.')))"
         done = subprocess.run([sys.executable, "-c", words], cwd=self.out, capture_output=True, text=True, check=True)
         self.assertEqual(int(done.stdout), len(self.nodes))
 
+    @pytest.mark.full
     def test_damaged_folders(self) -> None:
         path = self.out / "vectors.json"
         text = path.read_text()
@@ -243,6 +246,7 @@ class TestReaders(Folder):
             reader().read(self.out)
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_c(self) -> None:
         """C99 without a warning; each array as numpy reads it; damage of every kind, in front of sanitizers."""
         compiler = os.environ.get("CC", "cc")

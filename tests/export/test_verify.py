@@ -199,6 +199,7 @@ class TestPairs(unittest.TestCase):
         assert found.first is found.rows[2] and (found.only_a, found.only_b) == (0, 1)
         assert verify(program, program, (torch.randn(2, 8),)).first is None
 
+    @pytest.mark.full
     def test_a_lowered_program(self):
         """A node corresponds with the result of what it became; a quantized tensor by its codes."""
         x = inputs("perceptron")
@@ -239,6 +240,7 @@ class TestPairs(unittest.TestCase):
             paired = [(n, origin[0]) for n, origin in ancestries(graph).items() if n.name in names]
             assert {origin for n, origin in paired if n.meta["val"].numel() > 1} == wanted
 
+    @pytest.mark.full
     def test_after_a_file(self):
         program = chain()
         lowered = lower(program)
@@ -257,6 +259,7 @@ class TestPairs(unittest.TestCase):
         shown = str(found)
         assert "hop_scaled_1" in shown and "hop_dequantize (output 0)" in shown and "hop_quantize" not in shown
 
+    @pytest.mark.full
     def test_quantized_outputs(self):
         """Decompositions take them apart into their buffers."""
         program = chain(codes=True)
@@ -281,6 +284,7 @@ class TestPairs(unittest.TestCase):
         assert {r.a: r.b for r in found.rows}["sigmoid"] == "sigmoid_1"
         assert all(r.differing == 0 or (r.sqnr or 0) > 100 for r in found.rows)
 
+    @pytest.mark.full
     def test_ancestries(self):
         program = chain()
         lowered = lower(program)

@@ -116,6 +116,7 @@ class TestScaled(unittest.TestCase):
             close(got, torch.ones(2, 6, 4, 4))
 
     @parameterized.expand([(name,) for name in WEIGHTS])
+    @pytest.mark.quick(3)
     def test_a_quantized_tensor_carries_one(self, name: str):
         """From what is quantized, through views and packing, to a quantized result, and out of it."""
         q = getattr(presets, name)
@@ -192,6 +193,7 @@ class TestScaled(unittest.TestCase):
 
 class TestQuantized(unittest.TestCase):
     @parameterized.expand([(name,) for name in TRAINING])
+    @pytest.mark.quick(2)
     def test_layers(self, name: str):
         """Of hop.nn, by input, weight and bias: that of hop.quantized, and the transpose of a backward that is that of
         fake quantization."""
@@ -266,6 +268,7 @@ class TestOthers(unittest.TestCase):
                 optimizer.step()
         assert torch.equal(p, before)
 
+    @pytest.mark.full
     def test_a_function_that_torch_compiles(self):
         """A dual tensor that is passed into a program: PyTorch loses it, of its own operators and so of ours. When this
         fails, docs/limits.md has a line less."""

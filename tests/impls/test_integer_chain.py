@@ -332,6 +332,7 @@ class ToCodes(Network):
 
 class TestValues(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.quick(3)
     def test_are_those_of_integers(self, _name, network, rule):
         """Bit for bit, by layers of every convention, and with codes at both ends."""
         model, x = Network(network, rule), inputs(network)

@@ -314,6 +314,7 @@ class TestMainGrad(unittest.TestCase):
         return hop.nn.Linear(K, N, scheme=scheme)
 
     @parameterized.expand([("eager", None), ("compiled", "aot_eager")])
+    @pytest.mark.quick(2)
     def test_accumulates(self, _name, backend):
         plain, fused = self._layer(), self._layer()
         fused.weight.main_grad = torch.ones(N, K, dtype=torch.float64)

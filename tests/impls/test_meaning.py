@@ -80,6 +80,7 @@ class TestAgainstStock(unittest.TestCase):
     @parameterized.expand(
         [(f"{name}_{i}_{o}", op, s, i, o) for (name, op, s), (i, o) in itertools.product(STOCK, STOCK_DTYPES)]
     )
+    @pytest.mark.quick(2)
     def test_equal(self, _name, op, shapes, input_dtype, output_dtype):
         args: list[Any] = [None if s is None else draw(s, input_dtype, RNG, full_range=False) for s in shapes]
         if op is aten.convolution.default:
@@ -111,6 +112,7 @@ class TestPromotion(unittest.TestCase):
             )
         ]
     )
+    @pytest.mark.quick(2)
     def test_is_torch_result_type(self, _a, _b, _o, a, b, output):
         want = torch.promote_types(torch.promote_types(a, b), output)
         want = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(want, want)

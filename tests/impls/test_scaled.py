@@ -558,6 +558,7 @@ class TestConvolutions(unittest.TestCase):
         self.formats(name, 1)
 
     @parameterized.expand(list(CONVOLUTIONS))
+    @pytest.mark.quick(2)
     def test_int32_bias(self, name):
         op, x_shape, w_shape, args, g = CONVOLUTIONS[name]
         rng = generator(2, *name.encode())
@@ -719,6 +720,7 @@ class TestLimits(unittest.TestCase):
             ("uint4", presets.UINT8_ROW_AFFINE, 0, presets.UINT4_32_AFFINE, 15),
         ]
     )
+    @pytest.mark.quick(3)
     def test_extreme_codes(self, _name, lhs, a, rhs, b):
         """Nothing saturates on the way to int32."""
         rng = generator(3)
@@ -773,6 +775,7 @@ class TestLimits(unittest.TestCase):
             ("both_in_groups", Quantizer(INT8, (1, 20)), presets.UINT4_32_AFFINE),
         ]
     )
+    @pytest.mark.quick(3)
     def test_hostile_scales(self, name, lhs, rhs):
         """Overflow, underflow, infinities and NaN come out as float32 has them, operation by operation."""
         seen = set()
@@ -1549,6 +1552,7 @@ class TestArithmetic(unittest.TestCase):
                     check(aten.sub.Tensor, DTYPES[i % 4], b - as_columns, y, x, **kwargs)
 
     @parameterized.expand(OTHERS)
+    @pytest.mark.quick(3)
     def test_mul(self, name):
         rng = generator(*name.encode())
         x = scaled_oracles.make(OTHERS[name], (3, 40), rng)
@@ -1591,6 +1595,7 @@ class TestArithmetic(unittest.TestCase):
                 check(aten.cat.default, dtype, np.concatenate([a, b]), [x, y])
 
     @parameterized.expand(OUTPUTS)
+    @pytest.mark.quick(2)
     def test_quantized(self, output):
         rng = generator(5)
         for left, right in [
@@ -1676,6 +1681,7 @@ class TestValues(unittest.TestCase):
         check(aten.hardtanh.default, torch.float32, np.clip(a, f32(0), f32(6)), x, 0, 6)
 
     @parameterized.expand([*OTHERS][::3])
+    @pytest.mark.quick(2)
     def test_cat(self, name):
         rng = generator(*name.encode())
         x = scaled_oracles.make(OTHERS[name], (3, 40), rng)
@@ -1711,6 +1717,7 @@ class TestValues(unittest.TestCase):
                 check_all(op, of_array(x.values()), x, *args, outputs=list(OUTPUTS)[start % 4 :: 4])
 
     @parameterized.expand(["int8_row_affine", "fp8_tensor", "int4_groups_32"])
+    @pytest.mark.quick(3)
     def test_views_of_ones(self, name):
         rng = generator(6)
         x = scaled_oracles.make(OTHERS[name], (1, 4, 1, 40), rng)

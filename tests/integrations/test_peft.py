@@ -100,6 +100,7 @@ class TestTrainer(unittest.TestCase):
 
 class TestGradients(unittest.TestCase):
     @parameterized.expand([("int8",), ("int4_weight_32",), ("fp8",)])
+    @pytest.mark.quick(2)
     def test_reach_adapters_below_quantized_layers(self, scheme):
         """As of the float model of the same numbers, where activations are floats; and of nothing else."""
         model = adapted(scheme)
@@ -121,6 +122,7 @@ class TestGradients(unittest.TestCase):
 
 class TestMerge(unittest.TestCase):
     @parameterized.expand([("int8_weight",), ("int4_weight_32",), ("int8",)])
+    @pytest.mark.quick(3)
     def test_into_floats(self, scheme):
         """With float activations to float32's rounding; else to what quantized activations change: 1/127 of the
         largest of a row, at each of the merged layers."""

@@ -98,6 +98,7 @@ class TestLoading(unittest.TestCase):
                 assert all(torch.equal(values(t), values(two[name])) for name, t in one.items())
 
     @parameterized.expand([(tie, skip) for tie in (False, True) for skip in (None, [], ["lm_head"])])
+    @pytest.mark.quick(3)
     def test_heads_and_what_is_tied_to_them(self, tie, skip):
         model = loaded(llama(tie), HopConfig("int8", modules_to_not_convert=skip))
         head, table = (isinstance(m, hop.nn.Layer) for m in (model.lm_head, model.model.embed_tokens))

@@ -90,6 +90,7 @@ class TestWriting(InCheckpoint):
     @parameterized.expand(
         [(f"{name}_{str(d)[6:]}", name, d) for name in CASES for d in (torch.float32, torch.bfloat16)]
     )
+    @pytest.mark.quick(3)
     def test_form(self, _name, name, dtype):
         q, format, wanted = CASES[name]
         w, other = made(q, (48, 256), dtype), torch.arange(3.0)

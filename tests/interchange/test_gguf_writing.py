@@ -64,6 +64,7 @@ class Made(Mapping[str, torch.Tensor]):
 
 class TestTypes(InFile):
     @parameterized.expand([(name, *pair) for name, pair in BY_NAME.items()])
+    @pytest.mark.quick(3)
     def test_random_blocks(self, name, number, t):
         """Any bytes: what is read is written, and read again by both."""
         new = self.folder / "new.gguf"

@@ -289,6 +289,7 @@ class TestLevels(unittest.TestCase):
                     assert (off <= 2 * bound[want.isfinite()]).all(), f"{left} x {right}: {off.max()}"
 
     @parameterized.expand(levels.OWN)
+    @pytest.mark.quick(3)
     def test_requantized(self, level):
         """Codes, by every convention, bit for bit."""
         torch.manual_seed(3)
@@ -319,6 +320,7 @@ class TestLevels(unittest.TestCase):
     @parameterized.expand(levels.OWN)
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
+    @pytest.mark.quick(2)
     def test_bytes(self, level, data):
         """Sums of int8 and uint8 of any sizes and strides, modulo 2^32."""
         m, k, n = (data.draw(st.integers(0, 70)) for _ in range(3))

@@ -99,6 +99,7 @@ def test_bits(shapes: tuple[tuple[int, ...], ...], level: str) -> None:
 
 
 @pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.quick(3)
 def test_outputs_strides_and_threads(level: str) -> None:
     generator = torch.Generator().manual_seed(2)
     floats = [torch.randn(2, 300, 6, 32, generator=generator) for _ in range(3)]

@@ -159,6 +159,7 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("level", levels.OWN)
+@pytest.mark.quick(3)
 def test_read_in_place(level: str) -> None:
     """Kernels of one element over channels in whole slices, which lie last: any number of pixels, groups, and examples
     with scales of their own, and more slices than are multiplied at once."""
@@ -275,6 +276,7 @@ def test_codes_halfway() -> None:
 @pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("lies", ["plain", "last", "cut"])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (1, 7), (5, 5), (2, 3, 2)], ids=str)
+@pytest.mark.quick(3)
 def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
     """Weights that are brought to tiles in the call, of 128 channels and a number of outputs that fills no panel."""
     torch.manual_seed(0)
@@ -287,6 +289,7 @@ def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("output", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.quick(3)
 def test_large_results(level: str, output: torch.dtype) -> None:
     """Results that go past the cache, one of whose panels is not full."""
     x = _operand(presets.UINT8_TENSOR_AFFINE, _random_codes((2, 3, 150, 151), torch.uint8, "last"))

@@ -247,6 +247,7 @@ CHANNELS_LAST = {
 
 @pytest.mark.parametrize("q", CHANNELS_LAST, ids=str)
 @pytest.mark.parametrize("size", [(6, 8), (3, 4, 5)], ids=str)
+@pytest.mark.quick(2)
 def test_channels_last(q, size):
     """Codes and numbers lie as what they were made from, and are the same."""
     g = generator(1)
@@ -289,6 +290,7 @@ def test_channels_last_in_programs(level, dynamic):
 
 
 @pytest.mark.parametrize("name", sorted(n for n, q in QUANTIZERS.items() if not q.flat))
+@pytest.mark.quick(2)
 def test_copies(name):
     q, g = QUANTIZERS[name], generator(0)
     x = torch.randn(32, 48, generator=g)

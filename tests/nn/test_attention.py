@@ -77,6 +77,7 @@ class TestAttention(unittest.TestCase):
         assert dict(applicable()).keys() == CROSSED.keys()
 
     @parameterized.expand([(f"{form}_{name}", form, name) for form in FORMS for name in WITH])
+    @pytest.mark.quick(3)
     def test_in_floats_it_is_pytorchs(self, _name, form, name):
         layer, given, plain = converted(schemes.INT8_DYNAMIC, form), inputs(form), floats(form)
         assert isinstance(layer, hop.nn.MultiheadAttention)
@@ -264,6 +265,7 @@ def attending(attention: Any, form: str = "batch_first") -> Any:
 
 class TestAttentionInAScheme(unittest.TestCase):
     @parameterized.expand([(f"{scheme}_{mask}", scheme, mask) for scheme in ATTENDS for mask in MASKS])
+    @pytest.mark.quick(3)
     def test_between_the_projections_it_is_the_operator(self, _name, scheme, mask):
         layer, (x, *_) = attending(scheme.lower()), inputs()
         got, weights = layer(x, x, x, **MASKS[mask] | {"need_weights": False})

@@ -243,6 +243,7 @@ HADAMARD = torch.ops.hop.hadamard.default
 
 
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.quick(3)
 def test_rotated_keys(name: str) -> None:
     """Token by token the codes of all at once; queries are rotated each time, so that attention is that of rotated
     tokens in a plain cache, and near that of the tokens as they are."""

@@ -55,6 +55,7 @@ class TestLayers(unittest.TestCase):
         want = hop.quantized(aten.linear.default, schemes.INT8_DYNAMIC, x, layer.weight, layer.bias)
         assert torch.equal(layer(x), want) and not torch.equal(want, functional.linear(x, layer.weight, layer.bias))
 
+    @pytest.mark.full
     def test_convolutions_pad_as_torch_does(self):
         """A scheme whose scales are powers of two and numbers that it holds exactly: the float layer's own bits."""
         exact = Scheme(Quantizer(UINT8, scale=MinMax()), None)
@@ -488,6 +489,7 @@ class TestSchemes(unittest.TestCase):
             hop.nn.prepare(layer)
             assert torch.equal(compiled(x), linear(SHORT)(x))
 
+    @pytest.mark.full
     def test_compiled_training_is_eager_training(self):
         conv = Scheme(presets.INT8_ROW, presets.INT8_ROW)
         model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 6))

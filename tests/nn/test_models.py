@@ -381,6 +381,7 @@ class TestFreeze(unittest.TestCase):
         blocks = {"INT8_DA_INT4_W", "FP8_BLOCKWISE", "MXFP8_TRAINING", "NVFP4_TRAINING"}
         assert {name for name, kind in found if kind == "conv2d"} == set(CROSSED) - blocks
 
+    @pytest.mark.full
     def test_keeps_the_bits_in_less_memory(self):
         for name, scheme, kind in applicable():
             with self.subTest(scheme=name, kind=kind):

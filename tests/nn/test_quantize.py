@@ -180,6 +180,7 @@ class TestQuantize(unittest.TestCase):
         assert torch.equal(program.module()(INDEX), want)
         assert not [n for n in program.graph.nodes if "rand" in str(n.target)]
 
+    @pytest.mark.full
     def test_says_once_that_freeze_was_forgotten(self):
         model = hop.nn.convert(net(), "int8")
         with mock.patch("hop.nn.reminder._said", False), warnings.catch_warnings(record=True) as found:
@@ -354,6 +355,7 @@ class TestPacked(unittest.TestCase):
 
 class TestEnsembles(unittest.TestCase):
     @parameterized.expand(["int8", "int4", "8da4w", "fp8", "mxfp8", "int8_weight"])
+    @pytest.mark.quick(3)
     def test_members_under_vmap(self, name):
         """torch.func.stack_module_state of frozen models: the codes of each member, and its results."""
         models = []
@@ -438,6 +440,7 @@ class TestSharedInput(unittest.TestCase):
         del x
         assert model.query.shared_input._last is None
 
+    @pytest.mark.full
     def test_gradients_and_other_routes(self):
         model, plain = self.model(), self.unshared(self.model())
         grads = []

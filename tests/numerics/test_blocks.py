@@ -27,6 +27,7 @@ def by_hand(x: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:
 
 class TestBlocks(unittest.TestCase):
     @parameterized.expand([(str((s, b)), s, b) for s in SHAPES for b in BLOCKS])
+    @pytest.mark.quick(3)
     def test_there_and_back(self, _name, shape, block):
         x = torch.randint(-50, 50, shape)
         cut, dims = blocks.split(x, block)

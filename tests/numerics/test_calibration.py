@@ -115,6 +115,7 @@ def errors(q: Quantizer, xs: list[Tensor], found: dict[str, Tensor]) -> np.ndarr
 
 class TestRules(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.quick(2)
     def test_amax(self, _name, q):
         xs = batches(q)
         assert_equal(calibration.amax(q, *xs), expected(q, xs, lambda x: x))
@@ -167,6 +168,7 @@ class TestRules(unittest.TestCase):
             assert best.sum() < largest.sum()
 
     @parameterized.expand(ALL)
+    @pytest.mark.quick(3)
     def test_fits_quantize(self, _name, q):
         """What is found is a scale that quantize takes, of the buffer's shape."""
         xs = batches(q)

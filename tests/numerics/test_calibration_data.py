@@ -123,6 +123,7 @@ def divergence(q: Quantizer, numbers: np.ndarray, low: float, high: float, ratio
 
 class TestEntropy(unittest.TestCase):
     @parameterized.expand([*SEVERAL.items()])
+    @pytest.mark.quick(2)
     def test_loses_the_least(self, _name, q):
         xs = [
             torch.from_numpy(np.random.default_rng(seed).standard_t(3, (3, 400)).astype(np.float32)) for seed in (1, 2)

@@ -126,6 +126,7 @@ class TestLayers(unittest.TestCase):
         return hop.nn.calibrate(model, [randn(32, 16)])
 
     @EACH
+    @pytest.mark.quick(3)
     def test_layer_has_the_gradients_of_fake_quantization(self, name, estimator):
         """Of weight, input and scales: those of hop.fake_quantize and a product, LSQ's gradient scale where layers add
         it."""

@@ -161,6 +161,7 @@ def test_tables_of_8_bits(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.quick(2)
 def test_tables_of_16_bits(name: str) -> None:
     draw = rng(7)
     x = torch.from_numpy(draw.integers(-32768, 32768, 3000)).to(torch.int16)

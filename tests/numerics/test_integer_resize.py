@@ -114,6 +114,7 @@ def test_tosa(rows: tuple[int, int], columns: tuple[int, int], align: bool) -> N
 
 @pytest.mark.parametrize(("before", "after"), [*SIZES, (8, 2000)])
 @pytest.mark.parametrize("align", [False, True])
+@pytest.mark.quick(2)
 def test_places_of_tosa(before: int, after: int, align: bool) -> None:
     step = TosaStep.of(before, after, align)
     own = [Fraction(i * step.step + step.offset, step.parts) for i in range(after)]

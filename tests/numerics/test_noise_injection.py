@@ -41,6 +41,7 @@ def formula(name: str, u: Tensor, low: float, high: float, noise: Tensor, width:
 
 class TestFormulas(unittest.TestCase):
     @EACH
+    @pytest.mark.quick(2)
     def test_numbers_and_gradients(self, name, estimator):
         """By autograd of the formula in float64: of noise they are derivatives, of QuantNoise straight through."""
         x, g, noise = randn(40, 16), randn(40, 16, seed=1), bits((40, 16))
@@ -73,6 +74,7 @@ class TestFormulas(unittest.TestCase):
         assert float(error.var()) == pytest.approx(1 / 12, rel=0.02)
 
     @parameterized.expand([("MXFP4",), ("NVFP4",), ("FP8_ROW",), ("UINT4_32_AFFINE",), ("STATE8",), ("TERNARY_ROW",)])
+    @pytest.mark.quick(3)
     def test_any_quantizer(self, name):
         """The numbers around u are as far apart as the format says, here found one by one."""
         base = presets.PRESETS[name]

@@ -131,6 +131,7 @@ class TestReductions(unittest.TestCase):
             np.testing.assert_array_equal(found.numpy(), theirs)
 
     @parameterized.expand(KINDS)
+    @pytest.mark.quick(2)
     def test_average_pool(self, _name: str, kind: Any) -> None:
         draws = Draws(kind, 3)
         for i in range(80):
@@ -156,6 +157,7 @@ class TestReductions(unittest.TestCase):
             np.testing.assert_array_equal(found.numpy(), theirs)
 
     @parameterized.expand(KINDS)
+    @pytest.mark.quick(2)
     def test_softmax(self, _name: str, kind: Any) -> None:
         """Also of shares that are no code, which saturate."""
         draws = Draws(kind, 4)

@@ -957,6 +957,7 @@ class TestCompiled(unittest.TestCase):
                     assert_bits(fakes, array(other), "fake_quantize")
                     assert_bits(numbers, array(back), "dequantize")
 
+    @pytest.mark.full
     def test_some(self):
         names = ["UINT4_32_AFFINE", "FP8_E5M2_1X128", "MXFP8", "NVFP4_STOCHASTIC", "STATE8"]
         self.check({name: QUANTIZERS[name] for name in names}, ["normal", "blocky", "bits", "subnormal"], ("rowwise",))

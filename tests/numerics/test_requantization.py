@@ -342,6 +342,7 @@ class TestOracles(unittest.TestCase):
     """The oracles say what fractions say, and tell conventions apart on the cases here."""
 
     @parameterized.expand(FIXED)
+    @pytest.mark.quick(2)
     def test_fractions(self, name):
         rng = generator(0)
         for case in (everywhere(300, 4), near_ties(200, 2), odd_multipliers(200, 2), extremes(), *exact_ties()):
@@ -869,6 +870,7 @@ class TestScaled(unittest.TestCase):
             assert len(np.unique(want)) > min(50, (format.high - format.low) // 2)
 
     @parameterized.expand(EXACT)
+    @pytest.mark.quick(3)
     def test_output_blocks(self, name):
         """A scale and a zero point for each row, column or group of the output."""
         rng = generator(10)

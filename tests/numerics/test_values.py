@@ -274,6 +274,7 @@ class TestCompiledConstants(unittest.TestCase):
         ]
     )
     @pytest.mark.works("replace_in_programs")
+    @pytest.mark.quick(3)
     def test_replace(self, _name, make):
         """The way to vary a value, inside of a program."""
         torch._dynamo.reset()

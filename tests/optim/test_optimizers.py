@@ -175,6 +175,7 @@ class TestQuantizedStates(unittest.TestCase):
         assert size <= {"adamw4": 1.07, "sgd": 1.02, "lion": 1.02, "amsgrad_mixed": 3.06}.get(kind, 2.04)
 
     @parameterized.expand([(f"{k}_{d}", k, d) for k in QUANTIZED for d in (torch.float32, torch.bfloat16)])
+    @pytest.mark.quick(3)
     def test_saved_and_loaded(self, _name, kind, dtype):
         """A copy goes on as the original, and shares nothing with it; also after a file, and as a deep copy."""
         params = parameters(dtype)
@@ -446,6 +447,7 @@ class TestStochasticRounding(unittest.TestCase):
 
 class TestErrors(unittest.TestCase):
     @parameterized.expand([("eager", False), ("compiled", True)])
+    @pytest.mark.quick(2)
     def test_nonfinite(self, _name, compiled):
         params = parameters()
         optimizer = optim.AdamW8bit(params, error_if_nonfinite=True)

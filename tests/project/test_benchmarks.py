@@ -142,6 +142,7 @@ class TestRoofline(unittest.TestCase):
         for i, (x, y) in enumerate(labels):
             assert all(abs(x - a) >= width or abs(y - b) >= height for a, b in labels[:i])
 
+    @pytest.mark.full
     def test_picture(self):
         row = {"group": "decoded", "case": "fp8, packed", "ours_ms": 1.0, "peer": "bfloat16", "peer_ms": 1.0}
         work = {"operations": 2_000_000_000, "bytes": 20_000_000, "peer_bytes": 40_000_000}

@@ -61,6 +61,7 @@ class TestDigits(unittest.TestCase):
         assert found["int8_deployed_accuracy"] == found["int8_accuracy"]
         assert f"deployment changes 0 of 5000 logits after int8 training, {found['fake_logits_changed']} after" in out
 
+    @pytest.mark.full
     def test_claims_can_fail(self):
         digits = example("digits")
         good = digits.Result(0, 98.0, 97.0, 97.0, 4000, 1, 0.01, 97.6, 97.6, 0, 0)

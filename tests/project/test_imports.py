@@ -190,11 +190,13 @@ class TestImports(unittest.TestCase):
     def test_few_modules_are_loose(self):
         assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE
 
+    @pytest.mark.full
     def test_private_torch_is_named_in_one_folder(self):
         for path in ROOT.glob("hop/**/*.py"):
             if path.parent.name != "compat":
                 assert not (found := private_torch(tree_of(path))), f"{path} names {sorted(found)}"
 
+    @pytest.mark.full
     def test_private_attributes_are_read_in_one_folder(self):
         """Attributes with an underscore that nothing of ours defines are PyTorch's."""
         trees = {path: tree_of(path) for path in ROOT.glob("hop/**/*.py")}

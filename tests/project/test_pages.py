@@ -85,6 +85,7 @@ class TestTrainingRuns(unittest.TestCase):
         middle = (training_tables.WINDOW - 1) / 2
         np.testing.assert_allclose(training_tables.smoothed(losses), [middle, middle + 1, middle + 2])
 
+    @pytest.mark.full
     def test_picture(self):
         assert_shown(training_tables.draw, "finetune.png", "training_runs.md")
 
@@ -95,6 +96,7 @@ class TestOptimizersRuns(unittest.TestCase):
         for off in (float("nan"), float("inf"), 1e9):
             assert optimizers_tables.difference(off) == optimizers_tables.number(off) == "diverged"
 
+    @pytest.mark.full
     def test_picture(self):
         assert_shown(optimizers_tables.draw, "optimizers.png", "optimizers_runs.md")
 
@@ -105,6 +107,7 @@ class TestAlgorithmsRuns(unittest.TestCase):
         low, high = algorithms_tables.interval([1.0, 2.0, 3.0, 4.0, 5.0])
         assert 1.0 < low < 3.0 < high < 5.0
 
+    @pytest.mark.full
     def test_picture(self):
         assert_shown(algorithms_tables.draw, "algorithms.png", "algorithms_runs.md")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch._higher_order_ops.associative_scan import associative_scan
@@ -69,6 +70,7 @@ class TestLacks(unittest.TestCase):
         assert PROBES.keys() == versions.LACKS.keys()
 
     @parameterized.expand(list(PROBES), skip_on_empty=True)
+    @pytest.mark.quick(2)
     def test_shows_where_it_is_said_to(self, name):
         works, lack = PROBES[name](), versions.LACKS[name]
         assert works != lack.shows(), f"{name} {'works' if works else 'does not work'} with torch {versions.version()}"

@@ -956,6 +956,7 @@ class TestCopies(unittest.TestCase):
         assert torch.equal(numbers(got.detach()), numbers(want.detach()))
 
     @parameterized.expand(BY_NAME)
+    @pytest.mark.quick(2)
     def test_deepcopy_and_pickle(self, _name, q):
         whole = made(q, 256, 256, dtype=torch.bfloat16)
         part, _ = quietly(lambda: whole[128:])  # at an offset, where it is a view
@@ -1293,6 +1294,7 @@ class TestCompile(unittest.TestCase):
 
     @parameterized.expand([("aot_eager",), ("inductor",)])
     @pytest.mark.compiler
+    @pytest.mark.quick(2)
     def test_parameter_and_gradients(self, backend):
         m = Holder(P.INT8_ROW, requires_grad=True)
         x = torch.randn(3, 128, requires_grad=True)
