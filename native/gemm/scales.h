@@ -28,7 +28,7 @@ inline void load_scales(const hop_scale& s, const void* data, int64_t first, int
 }
 
 // The zero points of `count` rows at one k, of codes that became int8.
-HOP_ALONE inline void load_zeros(const hop_operand& o, const void* data, int64_t first, int64_t count, int64_t k, int32_t* zeros) {
+inline void load_zeros(const hop_operand& o, const void* data, int64_t first, int64_t count, int64_t k, int32_t* zeros) {
     const int shift = o.format == HOP_UINT8 ? 128 : 0;
     if (o.zero_format == HOP_NONE) {
         for (int64_t i = 0; i < count; ++i) zeros[i] = o.zero - shift;
@@ -74,7 +74,7 @@ public:
 
 private:
 
-    HOP_ALONE void fill(int64_t first, int64_t begin) {
+    void fill(int64_t first, int64_t begin) {
         const int64_t rest = rows_ - first, rows = rest < kBlock ? rest : kBlock;
         const int64_t bytes = s_.format == HOP_FLOAT32 ? 4 : 1, count = blocks_ - begin < kWindow ? blocks_ - begin : kWindow;
         if (!together_) {
@@ -92,7 +92,7 @@ private:
             }
     }
 
-    HOP_ALONE void judge(int64_t count) {
+    void judge(int64_t count) {
         int bad = 0;
         for (int64_t i = 0; i < count; ++i)
             for (int j = 0; j < kBlock; ++j) {
@@ -103,7 +103,7 @@ private:
         moderate_ = !bad, judged_ = true;
     }
 
-    HOP_ALONE void part(int64_t first, int64_t rows, int64_t block, int64_t count, int64_t bytes, int half, int64_t at) {
+    void part(int64_t first, int64_t rows, int64_t block, int64_t count, int64_t bytes, int half, int64_t at) {
         uint8_t own[kTile], tile[kTile];
         if (rows <= 0) {
             for (int64_t i = 0; i < count; ++i) std::memset(window_[at + i] + half * kRows, 0, sizeof(float) * kRows);
