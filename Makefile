@@ -2,7 +2,7 @@
 # Another version of torch or Python has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?=
-# A part of a long suite, such as 3/40; a level of CPU, such as avx2; when test-all starts no more long tests.
+# A part of a long suite, such as 3/40; a level of CPU, such as avx2; when no more long tests start.
 PART ?=
 LEVEL ?=
 UNTIL ?=
@@ -97,16 +97,15 @@ test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level th
 	@$(PY) -m tests.levels $(LEVEL)
 
 test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## what test-all takes samples of (hours; PART=3/40: one part of forty)
-	@$(PYTEST) -m exhaustive $(PART:%=--part %)
+	@$(PYTEST) -m exhaustive $(PART:%=--part %) $(UNTIL:%=--until %)
 
 test-functions: $(VENV)/dev ## elementary functions of all 2^32 float32, at each level that the CPU has, by checksums
 	@$(PY) -W ignore -m tests.numerics.all_floats
 
 # What takes too long for each change: one of them a day, in turn, so that none is ever old. Some minutes each.
 DAY := $(shell expr $$(date +%s) / 86400)
-DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize test,TORCH=2.15.0 \
-	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64 \
-	test-functions demo,FULL=1
+DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize demo,FULL=1 test,TORCH=2.15.0 \
+	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64 test-functions
 daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, AArch64, parts of the exhaustive suite
 	@set -- $(DAILY); turn=$$(( $(DAY) % $$# )); round=$$(( $(DAY) / $$# )); shift $$turn; \
 	set -- $$(echo $$1 | tr , ' '); \
