@@ -130,7 +130,7 @@ tables: $(VENV)/dev ## write what pages show of the code and of results: tables,
 	@$(PY) -m docs.make
 
 lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/docs ## ruff and pyright
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --threads --pythonpath $(PY)
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
 gpu: $(VENV)/dev $(VENV)/cuda ## operators on every route, optimizers, tensors and FSDP2 on a GPU, its kernels checked and timed; fails where there is none
 	@status=0; $(PY) -m pytest tests/impls/test_routes.py tests/impls/test_device.py --device cuda || status=1; \
