@@ -4,6 +4,7 @@ named groups in the place of those that are there.
 
 python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
 python -m benchmarks --page      # the page and its pictures again, from the results on disk
+python -m benchmarks tune        # the table of the fastest integer products, see benchmarks/tune.py
 """
 
 import argparse
@@ -17,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 import hop
-from benchmarks import native, performance, roofline, running
+from benchmarks import native, performance, roofline, running, tune
 from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line
 from benchmarks.timing import Row, keep_freed_memory
@@ -90,6 +91,9 @@ def measured(groups: Sequence[str]) -> list[Row]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["tune"]:
+        tune.main(sys.argv[2:])
+        return
     given = arguments()
     if given.page:
         show()

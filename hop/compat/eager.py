@@ -145,9 +145,11 @@ preserve_version = torch.autograd._unsafe_preserve_version_counter
 
 
 @functools.cache
-def int_mm_is_exact() -> bool:
-    """Whether `torch._int_mm` gives exact sums on this CPU, found by asking it once. oneDNN's kernels for CPUs without
-    VNNI add two products of bytes in 16 bits, and saturate."""
+def has_int_mm() -> bool:
+    """Whether `torch._int_mm` has an exact kernel on this CPU. Without VNNI it is a plain loop, or a kernel of oneDNN's
+    that adds two products of bytes in 16 bits and saturates."""
+    if not torch.cpu._is_vnni_supported():
+        return False
     with _disable_current_modes():
         a, b = (torch.full(shape, 127, dtype=torch.int8) for shape in ((33, 64), (64, 17)))
         return bool((int_mm(a, b) == 127 * 127 * 64).all())

@@ -7,6 +7,7 @@ float results, while float32 would not have rounded them either.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,10 @@ from hop.dispatch.kernel import Kernel
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
+from hop.impls.out_dtype.meaning import reference
 from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
 from hop.kernels.aten import convolution, float8, integer
+from hop.kernels.cpu import product as native_product
 from hop.kernels.gpu import product as gpu
 
 
@@ -45,7 +48,17 @@ def candidates(
         return
     call = FormedCall(form, common_dtype(describe(op), output_dtype, args, kwargs), output_dtype)
     for kernel in table:
-        yield kernel, call
+        yield _NATIVE_PRODUCT if kernel is _INTEGER_PRODUCT and _is_native(call) else kernel, call
+
+
+def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    """The reference, with its products of integers as float32 products over chunks of K: for exported programs."""
+    for kernel, call in candidates(op, output_dtype, args, kwargs):
+        if kernel is _INTEGER_PRODUCT and kernel.supports(call):  # none is native here
+            return _run_product(call, "floats")
+        if kernel is _INTEGER_CONVOLUTION and kernel.supports(call):
+            return _run_convolution(call, "floats")
+    return reference(op, output_dtype, *args, **kwargs)
 
 
 # ---- integer products
@@ -55,8 +68,6 @@ _MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.u
 
 
 def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> str | None:
-    if not (lhs.is_cpu or lhs.is_cuda):
-        return f"no kernel for device {lhs.device.type}"
     if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
         return f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16"
     if call.common in _MODULO:
@@ -64,6 +75,8 @@ def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -
     exact = is_integer(call.common)
     if not exact and not call.common.is_floating_point:
         return f"the common dtype is {call.common}"
+    if not exact and is_integer(call.output_dtype):
+        return "a float factor stands between integers, which the reference multiplies in float64"
     limit = 2**31 - 1 if exact else 2**24
     largest = limit // integer.largest_product(lhs.dtype, rhs.dtype)
     if not isinstance(terms, int) or terms > largest:
@@ -73,34 +86,41 @@ def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -
 
 def _declines_product(call: FormedCall) -> str | None:
     product: Product = call.form
-    reason = _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
-    if reason is None and product.lhs.dim() == 3:
-        return integer.bmm_declines(product.lhs, product.rhs)
-    return reason
+    return _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
 
 
-def _run_product(call: FormedCall) -> Tensor:
+def _is_native(call: FormedCall) -> bool:
+    """Whether the product becomes a native operator in a compiled program. Inductor fuses a term in bfloat16 or float16
+    with what computes it, unless it is rounded first (Hop._lower), so such calls are left to the general kernel."""
+    product: Product = call.form
+    if _declines_product(call) is not None or (call.common not in _MODULO and product.added is not None):
+        return False
+    return integer.route(product.lhs, product.rhs) == "native"
+
+
+def _run_product(call: FormedCall, way: str | None = None) -> Tensor:
     product: Product = call.form
     multiply = integer.mm if product.lhs.dim() == 2 else integer.bmm
     if call.common in _MODULO:
         row = None if product.row is None else product.row.to(torch.int32)
-        result = product.finish(multiply(product.lhs, product.rhs, row))
+        result = product.finish(multiply(product.lhs, product.rhs, row, way))
     else:
-        result = product.complete(multiply(product.lhs, product.rhs).to(call.common))
+        result = product.complete(multiply(product.lhs, product.rhs, way=way).to(call.common))
     return result.to(call.output_dtype)
 
 
 def _planned_product(call: FormedCall, general: Plan) -> Plan | None:
-    """For two int8 matrices on the CPU, none for the native kernels, with strides that torch._int_mm reads right
-    (hop.kernels.aten.integer.row_major): 4 µs around the product instead of 20."""
+    """For two matrices of bytes on the CPU: 4 µs around the product instead of 20."""
     lhs, rhs = call.form.lhs, call.form.rhs
-    if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.dtype is rhs.dtype is torch.int8):
+    if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.is_cpu):
         return None
-    (m, k), n, int_mm = lhs.shape, rhs.shape[1], eager.int_mm
-    few = m < integer.MANY_ROWS or m * k * n < integer.MANY
-    if not (lhs.is_cpu and few and k > 1 and n > 1 and eager.int_mm_is_exact()):
+    way = integer.route(lhs, rhs)
+    if way == "native" and {lhs.dtype, rhs.dtype} <= {torch.int8, torch.uint8}:
+        return native_product.planned_int_mm(lhs, rhs)
+    (k, n), int_mm = rhs.shape, eager.int_mm
+    if way != "int_mm" or not (lhs.dtype is rhs.dtype is torch.int8 and k > 1 and n > 1):
         return None
-    row, layouts = (k, 1), ((1, k), (n, 1))
+    row, layouts = (k, 1), ((1, k), (n, 1))  # strides that torch._int_mm reads right (integer.row_major)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         if a.stride() == row and b.stride() in layouts and holds(a) and holds(b):
@@ -118,6 +138,8 @@ def _declines_convolution(call: FormedCall) -> str | None:
     if not _well_formed(form):
         return "the shapes do not fit together"
     first, second, *kernel = conv.weight.shape
+    if torch.int32 in (conv.x.dtype, conv.weight.dtype) and call.common is torch.int32:
+        return None  # ATen has plain convolutions of int32 alone, the reference takes int64
     terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
     return _declines_integers(conv.x, conv.weight, terms, call)
 
@@ -144,9 +166,9 @@ def _well_formed(form: BiasedConvolution) -> bool:
     return True
 
 
-def _run_convolution(call: FormedCall) -> Tensor:
+def _run_convolution(call: FormedCall, way: str | None = None) -> Tensor:
     form: BiasedConvolution = call.form
-    out = convolution.convolve(form.conv)
+    out = convolution.convolve(form.conv, way)
     if call.common not in _MODULO:
         out = out.to(call.common)
     if form.bias is not None:
@@ -213,10 +235,13 @@ def _run_bfloat16(call: FormedCall) -> Tensor:
     return product.finish(multiply(product.lhs, product.rhs))
 
 
+_INTEGER_PRODUCT = Kernel("integer product", _declines_product, _run_product, _planned_product)
+_NATIVE_PRODUCT = replace(_INTEGER_PRODUCT, native=True)
+_INTEGER_CONVOLUTION = Kernel("integer convolution", _declines_convolution, _run_convolution)
 _PRODUCT_KERNELS = (
-    Kernel("integer product", _declines_product, _run_product, _planned_product),
+    _INTEGER_PRODUCT,
     Kernel("GPU product", _declines_gpu, _run_gpu),
     Kernel("float8 by table", _declines_float8, _run_float8),
     Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16),
 )
-_CONVOLUTION_KERNELS = (Kernel("integer convolution", _declines_convolution, _run_convolution),)
+_CONVOLUTION_KERNELS = (_INTEGER_CONVOLUTION,)

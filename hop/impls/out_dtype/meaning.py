@@ -3,8 +3,14 @@
     y = cast(op(cast(x_1, C), ..., cast(x_n, C)), output_dtype)        C = the common dtype (promotion.py)
 
 For linear integer operators the result equals that of exact integers modulo 2^bits of `output_dtype`.
+
+Where integers pass through float32 on their way to integers, as in a mean or beside a float factor, backends add and
+multiply in different orders, with FMA or without, and a last bit decides between two integers. So `op` runs in float64,
+where products of two float32 numbers and sums of integers are exact, and its result is rounded to float32 once.
 """
 
+import ctypes
+import math
 from typing import Any
 
 import torch
@@ -12,9 +18,10 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload, OpOverloadPacket
 from hop.dispatch.compiled import operators
+from hop.dispatch.operators import DIVIDE, MULTIPLY, aten, within
 from hop.impls.out_dtype.arguments import Inner, describe
 from hop.impls.out_dtype.fitting import check_shapes, check_types
-from hop.impls.out_dtype.forms import CONVOLUTIONS
+from hop.impls.out_dtype.forms import CONVOLUTIONS, as_product
 from hop.impls.out_dtype.promotion import DTYPES, common_dtype, is_integer, run_dtype
 from hop.kernels.aten.convolution import lay_out
 from hop.numerics.spelling import shown
@@ -25,12 +32,59 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)
     cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common))
-    result = op(*cast_args, **cast_kwargs)
+    if passes_floats(inner, output_dtype, args, kwargs):
+        result = _rounded_once(inner, *_in_float64(inner, cast_args, cast_kwargs))
+    else:
+        result = op(*cast_args, **cast_kwargs)
+        if result.dtype is torch.float32 and is_integer(common) and is_integer(output_dtype):  # exp, for instance
+            result = _rounded_once(inner, *_in_float64(inner, *inner.cast(cast_args, cast_kwargs, torch.float32)))
     if op.overloadpacket in CONVOLUTIONS and all(is_integer(x.dtype) for x in args[:2]):
         result = lay_out(result, *args[:2])  # ATen's own layout differs between backends, and between fake and real
     if inner.returns_view and result.dtype == output_dtype:
         return result.clone()
     return result.to(output_dtype)
+
+
+# On CPUs these round once in float32 too; GPUs may multiply by a reciprocal.
+_ONE_ROUNDING = within(DIVIDE, MULTIPLY)
+
+
+def passes_floats(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether integers become float32 in this call and then integers again."""
+    if output_dtype.is_floating_point or output_dtype.is_complex:
+        return False
+    if run_dtype(inner.op, common_dtype(inner, output_dtype, args, kwargs)) is not torch.float32:
+        return False
+    operands = [x for name, x in inner.operands(args, kwargs) if isinstance(x, Tensor) and inner.promotes(name, x)]
+    if inner.op in _ONE_ROUNDING and all(x.is_cpu for x in operands):
+        return False
+    return all(x.dim() == 0 or not (x.is_floating_point() or x.is_complex()) for x in operands)
+
+
+def _in_float64(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, which are float32, in float64. Numbers are rounded to float32 too: twice 24 bits fit in 53."""
+    args, kwargs = inner.cast(args, kwargs, torch.float64)
+    names = [a.name for a in inner.positional]
+
+    def rounded(name: str, x: Any) -> Any:
+        return ctypes.c_float(x).value if isinstance(x, float) and name in inner.promoted else x
+
+    return tuple(map(rounded, names, args)), {name: rounded(name, x) for name, x in kwargs.items()}
+
+
+def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The operator in float64, rounded to float32. Products and means are written out: a kernel may scale the operands
+    of a product, or multiply a sum by 1 / n."""
+    form = as_product(inner.op, args, kwargs)
+    if form is not None:
+        result = form.complete(torch.matmul(form.lhs, form.rhs))
+    elif inner.op in (aten.mean.default, aten.mean.dim) and kwargs.get("dtype") is None:
+        x, dims, keepdim = (*args, *(None, False)[len(args) - 1 :])
+        dims = dims or list(range(x.dim()))
+        result = x.sum(dims, keepdim) / math.prod(x.shape[d] for d in dims) if x.dim() else x
+    else:
+        result = inner.op(*args, **kwargs)
+    return result.to(torch.float32)
 
 
 def call(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:

@@ -43,9 +43,12 @@ def lay_out(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return out if last.is_contiguous() else last.contiguous().movedim(-1, 1)
 
 
-def convolve(conv: Convolution) -> Tensor:
-    """The exact result modulo 2^32, without bias; channels last or contiguous."""
+def convolve(conv: Convolution, way: str | None = None) -> Tensor:
+    """The exact result modulo 2^32, without bias; channels last or contiguous. `way` as in hop.kernels.aten.integer."""
     keep_last = channels_last(conv.x, conv.weight)
+    if torch.int32 in (conv.x.dtype, conv.weight.dtype) and not conv.transposed and max(conv.dilation) == 1:
+        out = torch.ops.aten.convolution(conv.x.to(torch.int32), conv.weight.to(torch.int32), None, *conv[2:])
+        return lay_out(out, conv.x, conv.weight)
     if conv.transposed:
         conv = as_plain(conv)
     n, groups = conv.x.shape[0], conv.groups
@@ -57,12 +60,12 @@ def convolve(conv: Convolution) -> Tensor:
     if groups == 1:
         rows, filters = patches.reshape(-1, terms), filters.reshape(out_channels, terms)
         if n == 1 and rows.dtype == torch.int8 and not keep_last:  # (O, T) is the layout of the result
-            return integer.mm(filters, rows.t()).view(1, out_channels, *spatial)
-        out = integer.mm(rows, filters.t()).view(n, *spatial, out_channels)
+            return integer.mm(filters, rows.t(), way=way).view(1, out_channels, *spatial)
+        out = integer.mm(rows, filters.t(), way=way).view(n, *spatial, out_channels)
     else:
         rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, terms)
         filters = filters.reshape(groups, out_channels // groups, terms)
-        out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
+        out = integer.bmm(rows, filters.mT, way=way).view(groups, n, *spatial, out_channels // groups)
         out = out.movedim(0, -2).flatten(-2).contiguous()
     out = out.movedim(-1, 1)
     return out if keep_last else out.contiguous()

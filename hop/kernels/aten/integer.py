@@ -1,7 +1,19 @@
-"""Exact integer matrix products of int8, uint8 and int16 operands of any strides, on `torch._int_mm` or GPU kernels.
+"""Exact matrix products of integers of any strides: (M, K) @ (K, N) -> (M, N) int32, modulo 2^32.
 
-`torch._int_mm` multiplies (M, K) int8 or uint8 by (K, N) int8 into int32, exactly, modulo 2^32. Everything else is
-brought to that form by writing an operand x as int8 bytes and a constant,
+`route` chooses one of five ways to multiply, by the table of this CPU level (`choices`):
+
+    native    the native kernels, which read int8 and uint8 of any strides
+    GPU       cutlass_kernels, of int8 or uint8 by int8
+    int_mm    torch._int_mm, of the same
+    floats    float32 products over chunks of K, each converted to int32 and added; of int8, uint8 and int16
+    int32     a product of int32, of any of these
+
+A sum of products of integers is exact in float32 while it cannot exceed 2^24: 1,024 terms of int8 by int8, 514 of uint8
+by int8, in any order, with FMA or without, also where the operands are rounded to TF32 or bfloat16, in which 8-bit
+integers are exact. It is so only if sums and result are float32: not under an autocast that returns bfloat16. Of int16,
+whose products leave float32 few terms, floats means float64, exact up to 2^23 terms and more.
+
+Operands of another dtype than a way reads are written as int8 bytes and a constant,
 
     uint8:  x = b0 + 128                      b0 = the byte of x ^ 0x80
     int16:  x = b0 + 256 b1 + 128             b0, b1 = the low and high byte of x ^ 0x0080
@@ -14,29 +26,25 @@ so that with A = Σ 256^i A_i + α and B = Σ 256^j B_j + β, all modulo 2^32,
 The bytes of A are stacked along M and those of B along N, so that one product serves them all.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.patches import unsigned_products
+from hop.kernels.aten import choices
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.kernels.gpu import product as gpu
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
+_BYTES = frozenset({torch.int8, torch.uint8})
 # Tensors with values to look at and strides to rely on; while tracing, operands are of other types.
 _REAL = (Tensor, torch.nn.Parameter)
 _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
 
-# A float32 sum of products of bytes is exact while no partial sum can exceed 2^24: up to this many terms.
-_FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
-# From this many multiply-adds per matrix an int8 product for each beats one batched float32 product (2 cores, AMX).
-_LARGE = 2**20
-# From this many multiply-adds, and rows, the native kernels end before torch._int_mm.
-MANY, MANY_ROWS = 2**30, 256
-# While tracing, a batch is written out as one product per matrix up to this size.
+# Chunks of fewer terms than this take longer than one product of float64.
+_FEW_TERMS = 64
+# While tracing, a batch is written out as one torch._int_mm per matrix up to this size.
 _UNROLL = 16
 
 
@@ -45,40 +53,59 @@ def largest_product(a: torch.dtype, b: torch.dtype) -> int:
     return _LARGEST[a] * _LARGEST[b]
 
 
-def mm(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
-    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32; plus `row` (N,) int32."""
-    return _product(a, b, row, _byte_mm)
+def float32_terms(largest: int) -> int:
+    """The most products of magnitude `largest` whose sum float32 holds exactly, in any order of adding."""
+    return 2**24 // largest
 
 
-def bmm(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
-    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32; plus `row` (N,) int32."""
-    return _product(a, b, row, _byte_bmm)
+def mm(a: Tensor, b: Tensor, row: Tensor | None = None, way: str | None = None) -> Tensor:
+    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32; plus `row` (N,) int32. `way` overrides `route`."""
+    return _product(a, b, row, way)
 
 
-def bmm_declines(a: Tensor, b: Tensor) -> str | None:
-    """Why `bmm` cannot be traced for these operands, or None."""
-    if not isinstance(a.shape[0], int) and not isinstance(a.shape[2], int):
-        return f"the batch {a.shape[0]} and K {a.shape[2]} are both symbolic"
-    return None
+def bmm(a: Tensor, b: Tensor, row: Tensor | None = None, way: str | None = None) -> Tensor:
+    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32; plus `row` (N,) int32. `way` overrides `route`."""
+    return _product(a, b, row, way)
 
 
-def _product(a: Tensor, b: Tensor, row: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    if b.dtype == torch.int8 and (a.dtype == torch.int8 or (a.dtype == torch.uint8 and not unsigned_products.active)):
-        product = multiply(a, b)
-        return product if row is None else product + row
+def route(a: Tensor, b: Tensor) -> str:
+    """How `mm` or `bmm` multiplies these operands: "native", "GPU", "int_mm", "floats" or "int32"."""
+    if a.dtype not in OPERANDS or b.dtype not in OPERANDS:
+        return "int32"
+    if gpu.takes(a):
+        return "GPU"
+    if not a.is_cpu:
+        return "int_mm" if a.is_cuda else "floats"
+    is_native = native.declines_here(a.device) is None and native.declines_tensor("a", a) is None
+    has_int_mm = eager.has_int_mm()
+    if not has_int_mm and not is_native:
+        return "floats"
+    fastest = choices.fastest(native.library().path if is_native else "off", a, b)
+    if fastest == "native" or (fastest == "int_mm" and not has_int_mm):
+        return "native" if is_native else "int_mm"
+    return fastest
+
+
+def _product(a: Tensor, b: Tensor, row: Tensor | None, way: str | None) -> Tensor:
+    (a, alpha), (b, beta) = _narrowed(a), _narrowed(b)
+    way = way or route(a, b)
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
-    lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 and not unsigned_products.active else _bytes(a)
+    lhs_bytes, alpha = [a], alpha
+    if not _reads(way, a, 0):
+        lhs_bytes, alpha = _bytes(a)
     transposed = b.mT.is_contiguous()
-    rhs_bytes, beta = _bytes(b.mT if transposed else b)
+    rhs_bytes = [b.mT if transposed else b]
+    if not _reads(way, b, 1):
+        rhs_bytes, beta = _bytes(rhs_bytes[0])
     rows = m * len(lhs_bytes)
     if alpha:  # a row of ones, whose product is the sum of each column of B
         lhs_bytes.append(lhs_bytes[0].new_ones((*lead, 1, k)))
     lhs = _cat(lhs_bytes, -2)
     rhs = _cat(rhs_bytes, -2).mT if transposed else _cat(rhs_bytes, -1)
-    products = multiply(lhs, rhs)
-    total = _weigh(_weigh(products.narrow(-2, 0, rows), -2, m), -1, n)
+    products = _multiply(lhs, rhs, way)
+    total = _weigh(_weigh(products.narrow(-2, 0, rows) if alpha else products, -2, m), -1, n)
     if beta:
-        sums = multiply(lhs, rhs_bytes[0].new_ones((*lead, k, 1)))
+        sums = _multiply(lhs, rhs_bytes[0].new_ones((*lead, k, 1)), way)
         total = torch.add(total, _weigh(sums.narrow(-2, 0, rows), -2, m), alpha=beta)
     if alpha:
         sums = _weigh(products.narrow(-2, rows, 1), -1, n)
@@ -87,19 +114,32 @@ def _product(a: Tensor, b: Tensor, row: Tensor | None, multiply: Callable[[Tenso
     return total if row is None else total + row
 
 
+def _narrowed(x: Tensor) -> tuple[Tensor, int]:
+    """x as int8 and the constant to add to it, if x is int16 and its values allow; else x and 0."""
+    if x.dtype is not torch.int16 or type(x) not in _REAL or not x.is_cpu or not x.numel():
+        return x, 0  # there are no values, or looking at them costs much
+    low, high = (int(v) for v in torch.aminmax(x))
+    if low >= -128 and high < 128:
+        return x.to(torch.int8), 0
+    if high - low >= 256:
+        return x, 0
+    center = min(low + 128, 2**15 - 1)
+    return x.to(torch.int8).sub_((center + 128) % 256 - 128), center
+
+
+def _reads(way: str, x: Tensor, side: int) -> bool:
+    """Whether a way to multiply reads x, the left factor (side 0) or the right one."""
+    if way == "native":
+        return x.dtype in _BYTES
+    if way in ("floats", "int32") or x.dtype is torch.int8:
+        return True
+    return side == 0 and x.dtype is torch.uint8 and not unsigned_products.active
+
+
 def _bytes(x: Tensor) -> tuple[list[Tensor], int]:
     """The int8 bytes of x, the low ones first, and the constant to add to them."""
-    if x.dtype == torch.int8:
-        return [x], 0
     if x.dtype == torch.uint8:
         return [(x ^ 0x80).view(torch.int8)], 128
-    if type(x) in _REAL and x.is_cpu and x.numel():  # there are values to look at, and looking costs little
-        low, high = (int(v) for v in torch.aminmax(x))
-        if low >= -128 and high < 128:
-            return [x.to(torch.int8)], 0
-        if high - low < 256:
-            center = min(low + 128, 2**15 - 1)
-            return [x.to(torch.int8).sub_((center + 128) % 256 - 128)], center
     return [(x ^ 0x80).to(torch.int8), (x >> 8).to(torch.int8)], 128
 
 
@@ -114,17 +154,24 @@ def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
     return torch.add(parts.narrow(dim, 0, size), parts.narrow(dim, size, size), alpha=256)
 
 
-def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
-    """(M, K) int8 or uint8 @ (K, N) int8."""
-    if a.shape[0] >= MANY_ROWS and a.numel() * b.shape[1] >= MANY and _is_native(a):
+def _multiply(a: Tensor, b: Tensor, way: str) -> Tensor:
+    """The product of two matrices, or of batches of them, of dtypes that the way reads."""
+    if way == "int32":
+        return torch.matmul(a.to(torch.int32), b.to(torch.int32))
+    if way == "native":
         return native_product.int_mm(a, b)
-    if a.is_cpu and not eager.int_mm_is_exact():
-        return native_product.int_mm(a, b) if _is_native(a) else _by_floats(a, b)
+    if way == "GPU":
+        return gpu.mm(a, b, torch.int32)
+    if way == "floats":
+        return by_floats(a, b)
+    return _int_mm(a, b) if a.dim() == 2 else _int_bmm(a, b)
+
+
+def _int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """(M, K) int8 or uint8 @ (K, N) int8, by torch._int_mm."""
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
         return eager.int_mm(a, b)
-    if gpu.takes(a):
-        return gpu.mm(a, b, torch.int32)
     (m, k), n = a.shape, b.shape[1]
     if a.is_cuda:  # torch._int_mm wants more than 16 rows there, and K and N that are multiples of 8
         if m == 0 or k == 0 or n == 0:
@@ -136,11 +183,6 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
     out = eager.int_mm(a, b)
     return row_major(out[:m, :n]) if rows or columns else out
-
-
-def _is_native(a: Tensor) -> bool:
-    """Whether the native kernels take a product of real tensors; they read any strides."""
-    return type(a) in _REAL and a.is_cpu and eager.is_plain_eager() and native.library().declines() is None
 
 
 # On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
@@ -158,37 +200,35 @@ def row_major(x: Tensor) -> Tensor:
     return x if x.stride() == (x.shape[1], 1) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
-    if _is_native(a):
-        return native_product.int_mm(a, b)
-    if gpu.takes(a):
-        return gpu.mm(a, b, torch.int32)
+def _int_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """(B, M, K) int8 or uint8 @ (B, K, N) int8, a torch._int_mm for each matrix."""
     batch, m, k = a.shape
-    n = b.shape[2]
     real = type(a) in _REAL
-    if real:
-        one_by_one = k > _FLOAT32_TERMS or m * n * k >= _LARGE
-    else:  # tracing: sizes may be symbols, which must not be compared with numbers
-        one_by_one = isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))
-    if one_by_one and batch and (not a.is_cpu or eager.int_mm_is_exact()):
-        pairs = zip(a.unbind(), b.unbind(), strict=True)
-        if not (real and a.is_cpu):
-            return torch.stack([_byte_mm(x, y) for x, y in pairs])
-        out = a.new_empty((batch, m, n), dtype=torch.int32)
-        for (x, y), z in zip(pairs, out.unbind(), strict=True):
-            eager.int_mm(*_readable(x, y), out=z)
-        return out
-    return _by_floats(a, b)
+    if not real and not (isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))):
+        return by_floats(a, b)
+    pairs = zip(a.unbind(), b.unbind(), strict=True)
+    if not (real and a.is_cpu):
+        return torch.stack([_int_mm(x, y) for x, y in pairs]) if batch else by_floats(a, b)
+    out = a.new_empty((batch, m, b.shape[2]), dtype=torch.int32)
+    for (x, y), z in zip(pairs, out.unbind(), strict=True):
+        eager.int_mm(*_readable(x, y), out=z)
+    return out
 
 
-def _by_floats(a: Tensor, b: Tensor) -> Tensor:
-    """Matrices, or batches of them, in pieces of K whose sums float32 holds."""
-    if not isinstance(a.shape[-1], int):  # a symbol, which cannot be cut into pieces: float64 holds 2^38 terms
+def by_floats(a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices, or of batches of them, as float32 products over chunks of K, or float64 ones where these
+    would be small. A symbolic K, which cannot be cut, takes one float64 product, exact to 2^53 / largest terms."""
+    k, largest = a.shape[-1], largest_product(a.dtype, b.dtype)
+    if not isinstance(k, int):
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)
-    terms = max(1, min(a.shape[-1], _FLOAT32_TERMS))
-    pieces = [
-        torch.matmul(x.to(torch.float32), y.to(torch.float32)).to(torch.int32)
-        for x, y in zip(a.split(terms, -1), b.split(terms, -2), strict=True)
-    ]
-    return torch.stack(pieces).sum(0, dtype=torch.int32) if len(pieces) > 1 else pieces[0]
+    terms, dtype = float32_terms(largest), torch.float32
+    if terms < min(k, _FEW_TERMS):
+        terms, dtype = 2**53 // largest, torch.float64
+    terms = max(1, min(k, terms))
+    total: Tensor | None = None
+    for x, y in zip(a.split(terms, -1), b.split(terms, -2), strict=True):
+        part = torch.matmul(x.to(dtype), y.to(dtype))
+        part = part.to(torch.int32) if dtype is torch.float32 else part.to(torch.int64).to(torch.int32)
+        total = part if total is None else total.add_(part) if eager.is_plain_eager() else total + part
+    assert total is not None
+    return total

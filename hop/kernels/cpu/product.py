@@ -177,7 +177,17 @@ def declines(call: NativeProduct, lhs: Sequence[int], rhs: Sequence[int], bias: 
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
     """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
     of any strides."""
-    return _sums(a, b, b.shape[-1], f"1 lhs {name(a)} rhs {name(b)} columns output int32")
+    return _sums(a, b, b.shape[-1], _described_sums(a, b))
+
+
+def _described_sums(a: Tensor, b: Tensor) -> str:
+    return f"1 lhs {name(a)} rhs {name(b)} columns output int32"
+
+
+def planned_int_mm(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """`int_mm` for matrices of the shapes and dtypes of a and b."""
+    multiply, n, description = native_operators.product, b.shape[1], _described_sums(a, b)
+    return lambda a, b: multiply(a, None, None, None, b, None, None, None, None, None, None, n, description)
 
 
 def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
