@@ -1,6 +1,6 @@
 """Run the benchmarks and print a table; without names, also write it to benchmarks/results, a file for each level of
 CPU, and to docs/performance.md, and draw docs/performance.svg and docs/roofline.svg; with --update, put the rows of the
-named groups in the place of those that are there.
+named groups in the place of those that are there, or into a new file.
 
 python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
 python -m benchmarks --page      # the page and its pictures again, from the results on disk
@@ -101,10 +101,8 @@ def main() -> None:
     if given.level and not is_held_to(given.level):
         sys.exit(forced(given.level))
     path = file_of(here()["level"])
-    if given.update and given.groups and not path.exists():
-        raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
     rows = measured(given.groups)
-    if set(given.groups) in (set(), set(running.NAMES)):
+    if set(given.groups) in (set(), set(running.NAMES)) or (given.update and not path.exists()):
         write({**here(), **native.limits(), **running.results(rows)})
     elif given.update:
         write(updated(json.loads(path.read_text()), rows))

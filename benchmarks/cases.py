@@ -1,5 +1,6 @@
 """What is timed. Each function yields rows; both sides get the same tensors and allocate their results."""
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -96,6 +97,31 @@ def convolution() -> Iterator[Row]:
                 (f"float32, {layout}", lambda x=x32, w=w32: op(x, w, *args), "<= 0.5"),
             ],
         )
+
+
+def stock_operators() -> Iterator[Row]:
+    """The operators that PyTorch's own out_dtype takes, of square matrices and small images."""
+    for dtype, n in itertools.product((torch.int8, torch.int16, torch.int32), (64, 256, 1024, 2048)):
+        a, b = integers(n, n, dtype=dtype), integers(n, n, dtype=dtype)
+        operators: list[tuple[Any, tuple[Any, ...]]] = [
+            *((aten.mul.Tensor, (a, b)), (aten.mul.Scalar, (a, 3))),
+            *((aten.div.Tensor, (a, b)), (aten.div.Scalar, (a, 3))),
+        ]
+        if n < 2048:
+            operators += [(aten.mm.default, (a, b)), (aten.linear.default, (a, b))]
+        if n < 1024:
+            x, w = integers(1, n, 28, 28, dtype=dtype), integers(n, n, 3, 3, dtype=dtype)
+            lists = ([1, 1], [1, 1], [1, 1])
+            operators += [(aten.conv2d.default, (x, w, None, *lists))]
+            operators += [(aten.convolution.default, (x, w, None, *lists, False, [0, 0], 1))]
+        for op, args in operators:
+            yield from compare(
+                "stock",
+                f"{op.name().removeprefix('aten::')}, {str(dtype).removeprefix('torch.')}, {n}",
+                lambda op=op, args=args: hop.out_dtype(op, torch.int32, *args),
+                [("stock out_dtype", lambda op=op, args=args: stock(op, torch.int32, *args), "<= 1.05")],
+                budget_s=1.5,
+            )
 
 
 def float8() -> Iterator[Row]:
@@ -287,4 +313,7 @@ def wrappers() -> Iterator[Row]:
     yield Row("view", "QuantizedTensor.view, int8 per row", viewed, "nothing", nothing, "<= 12 µs")
 
 
-GROUPS = [mm, products, convolution, float8, overhead, imports, tracing, quantizing, scaled, scaled_overhead, wrappers]
+GROUPS = [
+    *(mm, products, convolution, stock_operators, float8, overhead, imports, tracing, quantizing, scaled),
+    *(scaled_overhead, wrappers),
+]
