@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import hop
-from hop.interchange.safetensors_files import Entry, Header, Writer, read_header
+from hop.interchange.safetensors_files import Entry, Header, read_header, writer
 
 ROOT = Path(__file__).parents[1]
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
@@ -82,12 +82,12 @@ def write_model(folder: Path, size: float) -> int:
     for i, entries in enumerate(shards, 1):
         name = f"model-{i:05}-of-{len(shards):05}.safetensors"
         places |= {e.name: name for e in entries}
-        with Writer(folder / name, entries, {"format": "pt"}) as writer:
+        with writer(folder / name, entries, {"format": "pt"}) as file:
             for e in entries:
                 count = e.bytes // 2
                 for start in range(0, count, PIECE):
                     piece = torch.empty(min(PIECE, count - start), dtype=torch.bfloat16).normal_(0, 0.02)
-                    writer.write(e.name, 2 * start, piece.view(torch.uint8))
+                    file.write(e.name, 2 * start, piece.view(torch.uint8))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return sum(e.bytes for entries in shards for e in entries)
 

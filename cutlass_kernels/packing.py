@@ -75,13 +75,11 @@ def archive(folder: Path) -> Path:
         entry.mode &= 0o755
         return None if "__pycache__" in entry.name else entry
 
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with tarfile.open(temporary, "w:gz", compresslevel=6) as file:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        made = Path(temporary) / path.name
+        with tarfile.open(made, "w:gz", compresslevel=6) as file:
             file.add(folder, folder.name, filter=owned)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(made, path)
     return path
 
 

@@ -11,6 +11,7 @@ import typer
 
 import hop
 from hop.cli.output import Bar, as_json, say, show
+from hop.compat.files import write_whole
 
 _STDOUT = Path("-")
 
@@ -88,7 +89,7 @@ def _write(results: dict[str, Any], file: Path | None) -> None:
     if file == _STDOUT:
         print(as_json(results), flush=True)
     elif file is not None:
-        file.write_text(as_json(results) + "\n")
+        write_whole(file, as_json(results) + "\n")
 
 
 def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Callable[..., None]) -> int:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from hop import requantization
 from hop.cli.inputs import load_program
 from hop.cli.output import quietly, show, show_json, working
+from hop.compat.files import naming, whole_file, whole_folder
 from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
 from hop.export.rewrite.report import Report
 
@@ -58,7 +59,7 @@ class Route(NamedTuple):
 
 def _integer(program: ExportedProgram, options: Options, out: Path) -> Report:
     result = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
-    torch.export.save(result.program, out)
+    _save(result.program, out)
     return result.report
 
 
@@ -66,21 +67,31 @@ def _qdq(program: ExportedProgram, options: Options, out: Path) -> Report:
     if options.target == "vulkan":
         raise typer.BadParameter("--to qdq knows xnnpack alone", param_hint="'--target'")
     result = to_qdq(program, target=options.target)
-    torch.export.save(result.program, out)
+    _save(result.program, out)
     return result.report
 
 
 def _aten(program: ExportedProgram, options: Options, out: Path) -> None:
-    torch.export.save(lower(program), out)
+    _save(lower(program), out)
 
 
 def _onnx(program: ExportedProgram, options: Options, out: Path) -> None:
-    to_onnx(program, weights=None if options.weights is None else getattr(torch, options.weights)).save(out)
+    weights = None if options.weights is None else {"uint8": torch.uint8, "int8": torch.int8}[options.weights]
+    model = to_onnx(program, weights=weights)
+    with whole_folder(out.parent) as folder, naming(out):  # a large model's weights lie in a second file
+        model.save(folder / out.name)
 
 
 def _executorch(program: ExportedProgram, options: Options, out: Path) -> None:
     partitioners = [] if options.target is None else [_partitioner(options.target)]
-    to_executorch(program, partitioners=partitioners).save(str(out))
+    model = to_executorch(program, partitioners=partitioners)
+    with whole_file(out) as file:
+        model.write_to_file(file)
+
+
+def _save(program: ExportedProgram, out: Path) -> None:
+    with whole_file(out) as file:
+        torch.export.save(program, file)
 
 
 def _partitioner(target: Target) -> Any:

@@ -1,6 +1,5 @@
 """AOTInductor's packages: compiled for this machine, loaded with the tensors that the caller has."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import inductor
+from hop.compat.files import move, temporary_folder
 
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are read where they lie
@@ -34,13 +34,13 @@ def compile_package(program: Any, path: Path, change: Callable[[torch.fx.Graph],
         path: of the file.
         change: is given the graph in operators of ATen and of the native library, before it is fused.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     options = {**_OPTIONS, "post_grad_custom_pre_pass": change}
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, inductor.keeping_native():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(path.parent) as folder, inductor.keeping_native():
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=f"{folder}/{path.name}", inductor_configs=options
         )
-        Path(package).replace(path)
+        move(Path(package), path)
 
 
 class Package:

@@ -1,17 +1,19 @@
 """quantize_folder: a checkpoint of transformers quantized file by file, in little memory.
 
     OUT/hop_quantize.json      first: what is made of what; a run that finds it goes on, if it says the same
-    OUT/x.safetensors.part     a file that is being written; x.safetensors once it is whole
+    OUT/.hop-...               a file that is being written (hop.compat.files); x.safetensors once it is whole
     OUT/...                    tokenizer and the like, and the index
     OUT/config.json            last
 
-So a run that is killed leaves a folder without config.json, which the next run finishes.
+So a run that is killed leaves a folder without config.json, which the next run finishes. Of several runs at once, one
+writes hop_quantize.json; those that would write the same go on, and give the same bytes to each file; others raise.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,18 @@ import torch
 import transformers
 from torch import nn
 
+from hop.compat.files import is_temporary, naming, whole_file, write_whole
 from hop.impls.quantize import quantize
 from hop.integrations.config import HopConfig
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
-from hop.interchange.files import checked_path, whole_file
-from hop.interchange.safetensors_files import Entry, Header, Writer, read_header
+from hop.interchange.files import checked_path
+from hop.interchange.safetensors_files import Entry, Header, Writer, read_header, writer
 from hop.nn.conversion import Rules
 from hop.nn.report import Report
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import from_json
 from hop.tensor.proto import TensorProto
 
 _RECORD, _INDEX, _CONFIG = "hop_quantize.json", "model.safetensors.index.json", "config.json"
@@ -80,9 +84,9 @@ def quantize_folder(
         if new.exists():
             done += header.bytes
             continue
-        with Writer(new, [e for t in planned for e in t.written.values()], _described(planned)) as writer:
+        with writer(new, [e for t in planned for e in t.written.values()], _described(planned)) as file:
             for tensor in planned:
-                tensor.write(header, writer)
+                tensor.write(header, file)
                 done += tensor.entry.bytes
                 if progress is not None:
                     progress(tensor.entry.name, done, total)
@@ -138,37 +142,35 @@ def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Head
     files = {h.path.name: [h.path.stat().st_size, h.path.stat().st_mtime_ns] for h in headers}
     wanted = {"folder": str(source.resolve()), "files": files, "quantization_config": config.to_dict()}
     record = target / _RECORD
-    if record.is_file():
-        if json.loads(record.read_text()) != json.loads(json.dumps(wanted)):
-            raise FileExistsError(
-                f"quantize_folder: {target} was begun with another folder, other files or another scheme, as {record} "
-                "says; give another one"
-            )
-        return
-    target.mkdir(parents=True, exist_ok=True)
-    if any(path.name != f"{_RECORD}.part" for path in target.iterdir()):
-        raise FileExistsError(f"quantize_folder: {target} holds other files; give a folder that is new or empty")
-    _write_text(record, wanted)
+    with naming(target):
+        target.mkdir(parents=True, exist_ok=True)
+    names = os.listdir(target)
+    if _RECORD not in names:
+        if not all(map(is_temporary, names)):
+            raise FileExistsError(f"quantize_folder: {target} holds other files; give a folder that is new or empty")
+        with suppress(FileExistsError), whole_file(record, replace=False) as file:  # of several calls, one begins
+            file.write(_json(wanted))
+    if from_json(record.read_bytes(), f"quantize_folder: {record}") != json.loads(json.dumps(wanted)):
+        raise FileExistsError(
+            f"quantize_folder: {target} was begun with another folder, other files or another scheme, as {record} "
+            "says; give another one"
+        )
 
 
-def _write_text(path: Path, value: Any) -> None:
-    with whole_file(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str, Any]) -> None:
     for path in source.iterdir():
         is_weights = path.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
         if path.is_file() and not is_weights and path.name not in (_CONFIG, _INDEX):
-            part = target / f"{path.name}.part"
-            shutil.copyfile(path, part)
-            os.replace(part, target / path.name)
+            with path.open("rb") as file, whole_file(target / path.name) as copy:
+                shutil.copyfileobj(file, copy)
     if len(set(places.values())) > 1:
         size = sum((target / name).stat().st_size for name in set(places.values()))
-        _write_text(target / _INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    for left in target.glob("*.part"):
-        left.unlink()
-    _write_text(target / _CONFIG, config)
+        write_whole(target / _INDEX, _json({"metadata": {"total_size": size}, "weight_map": places}))
+    write_whole(target / _CONFIG, _json(config))
 
 
 class _Planned:

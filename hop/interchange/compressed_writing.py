@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
+from hop.compat.files import whole_folder, write_whole
 from hop.interchange.compressed_forms import INTEGERS, Form, form_of, rows_of
-from hop.interchange.files import whole_file, write
-from hop.interchange.safetensors_files import NAMES, Entry, Writer
+from hop.interchange.safetensors_files import NAMES, Entry, Writer, writer
 from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
 
@@ -62,7 +62,11 @@ def save_compressed_tensors(
     Weights of MX and NVFP4 have bfloat16 when they are read. Scales are written in the dtype that the weight appears in
     where it has their numbers, else in float32, in which the weight then appears. How activations are quantized is not
     written. Each tensor is asked for twice, first for its form, so that a mapping which makes its tensors when they are
-    asked for has one of them in memory at a time. config.json comes last.
+    asked for has one of them in memory at a time.
+
+    The files are written to a temporary folder in `folder`, and moved into it together, config.json and the index
+    first. Where writing fails, or the process is killed, `folder` has none of them; of several writers to one folder,
+    the first to finish succeeds, and the others get FileExistsError.
 
     Args:
         folder: a folder to make, or one without safetensors.
@@ -76,26 +80,27 @@ def save_compressed_tensors(
 
     Raises:
         TypeError: an argument is of another type.
-        FileExistsError: folder has safetensors.
+        FileExistsError: folder has safetensors, which may be another writer's.
+        OSError: the disk is full, or a file cannot be written for another reason.
         ValueError: a tensor has no such form, with the reason, or no name that is a weight's. Nothing is written then.
     """
     place, state = _checked(folder, tensors, config, integers, shard_size)
     configuration = _config(place, tensors, config)
     planned = [_planned(name, state[name], integers) for name in state]  # one of them alive at a time
     _check_orders([p for p in planned if p.format], state)
-    place.mkdir(parents=True, exist_ok=True)
     shards, places = _shards(planned, shard_size), dict[str, str]()
-    for i, shard in enumerate(shards, 1):
-        name = "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        entries = [e for p in shard for e in p.entries]
-        places |= dict.fromkeys((e.name for e in entries), name)
-        with Writer(place / name, entries, {"format": "pt"}) as writer:
-            for each in shard:
-                _write(writer, each, state[each.name], integers)
-    if len(shards) > 1:
-        total = sum(p.bytes for p in planned)
-        _write_json(place / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    _write_json(place / _CONFIG, {**configuration, "quantization_config": _quantization(planned)})
+    with whole_folder(place, lambda: _check_folder(place), first=(_CONFIG, _INDEX)) as staged:
+        for i, shard in enumerate(shards, 1):
+            name = "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
+            entries = [e for p in shard for e in p.entries]
+            places |= dict.fromkeys((e.name for e in entries), name)
+            with writer(staged / name, entries, {"format": "pt"}) as file:
+                for each in shard:
+                    _write(file, each, state[each.name], integers)
+        if len(shards) > 1:
+            total = sum(p.bytes for p in planned)
+            write_whole(staged / _INDEX, _json({"metadata": {"total_size": total}, "weight_map": places}))
+        write_whole(staged / _CONFIG, _json({**configuration, "quantization_config": _quantization(planned)}))
 
 
 def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -> tuple[Path, Mapping[str, Tensor]]:
@@ -110,9 +115,13 @@ def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -
     if type(size) is not int or size < 1:
         raise ValueError(f"{_CALLER}: shard_size must be a number of bytes, got {size!r}; give one such as 10**9")
     place = Path(cast("str | os.PathLike[str]", folder))
+    _check_folder(place)
+    return place, _of_module(tensors) if isinstance(tensors, nn.Module) else cast("Mapping[str, Tensor]", tensors)
+
+
+def _check_folder(place: Path) -> None:
     if any(place.glob("*.safetensors")) or (place / _INDEX).exists():
         raise FileExistsError(f"{_CALLER}: folder {place} has safetensors already; give another one, or take them out")
-    return place, _of_module(tensors) if isinstance(tensors, nn.Module) else cast("Mapping[str, Tensor]", tensors)
 
 
 def _of_module(module: nn.Module) -> dict[str, Tensor]:
@@ -240,6 +249,5 @@ def _quantization(planned: Sequence[_Planned]) -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, value: Any) -> None:
-    with whole_file(path) as file:
-        write(file, (json.dumps(value, indent=2) + "\n").encode())
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -11,12 +11,13 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from hop.interchange.files import view_of, whole_file, write
+from hop.compat.files import WholeFile, whole_file
+from hop.interchange.files import view_of
 from hop.interchange.gguf import GGUFFile, unheld
 from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
@@ -102,10 +103,10 @@ def save_gguf(
         head += _text(each.name) + sizes + struct.pack("<IQ", each.type, at)
         at += -(-each.bytes // alignment) * alignment
     with whole_file(place) as file:
-        write(file, head + bytes(-len(head) % alignment))
+        file.write(head + bytes(-len(head) % alignment))
         for each in planned:
             _write(file, each, tensors[each.name], like, known)
-            write(file, bytes(-each.bytes % alignment))
+            file.write(bytes(-each.bytes % alignment))
 
 
 def gguf_quantizer(name: str) -> Quantizer:
@@ -205,14 +206,14 @@ def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, 
     return number
 
 
-def _write(file: BinaryIO, each: _Planned, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> None:
+def _write(file: WholeFile, each: _Planned, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> None:
     if _planned(each.name, tensor, like, known) != each:
         raise ValueError(f"save_gguf: tensors[{each.name!r}] is another tensor than when it was first asked for")
     if isinstance(tensor, QuantizedTensor):
         for part in _blocks(each.name, tensor, each.type):
-            write(file, view_of(part))
+            file.write(view_of(part))
     elif tensor.numel():
-        write(file, view_of(tensor.detach().cpu().contiguous().flatten().view(torch.uint8)))
+        file.write(view_of(tensor.detach().cpu().contiguous().flatten().view(torch.uint8)))
 
 
 def _blocks(name: str, tensor: QuantizedTensor, number: int) -> Iterator[Tensor]:

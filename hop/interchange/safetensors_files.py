@@ -7,13 +7,15 @@ The package opens each file first, and so checks its header. Source: the format'
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.interchange.files import view_of, whole_file, write
+from hop.compat.files import WholeFile, whole_file
+from hop.interchange.files import view_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -106,50 +108,46 @@ def read_header(path: Path) -> Header:
     return Header(path, {e.name: e for e in sorted(entries, key=lambda e: e.start)})
 
 
-class Writer:
-    """Writes a file whose tensors are known, in any order: beside it until it is whole, and then in its place.
+class Writer(NamedTuple):
+    """Writes the tensors of an open file, in any order."""
 
-    Args:
-        path: of the file.
-        entries: names, dtypes and shapes.
-        metadata: texts.
-    """
-
-    def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
-        self._path = path
-        header: dict[str, Any] = {"__metadata__": dict(metadata)}
-        at = 0
-        for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # each then begins at a multiple of its size
-            header[e.name] = {
-                "dtype": NAMES[e.dtype],
-                "shape": list(e.shape),
-                "data_offsets": [at, at + e.bytes],
-            }
-            at += e.bytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._entries = {e.name: e._replace(start=8 + len(text) + header[e.name]["data_offsets"][0]) for e in entries}
-        self._begin, self._size = len(text).to_bytes(8, "little") + text, 8 + len(text) + at
-
-    def __enter__(self) -> "Writer":
-        self._whole = whole_file(self._path)
-        self._file = self._whole.__enter__()
-        write(self._file, self._begin)
-        return self
+    file: WholeFile
+    entries: Mapping[str, Entry]
 
     def write(self, name: str, start: int, data: Tensor) -> None:
-        """Bytes of a tensor, from byte `start` of it."""
-        self._file.seek(self._entries[name].start + start)
-        write(self._file, view_of(data))
+        """Write bytes of a tensor, from byte `start` of it."""
+        self.file.seek(self.entries[name].start + start)
+        self.file.write(view_of(data))
 
     def write_rows(self, name: str, first: int, data: Tensor) -> None:
-        """Rows of a tensor, from row `first`."""
-        entry = self._entries[name]
+        """Write rows of a tensor, from row `first`."""
+        entry = self.entries[name]
         row = entry.bytes // max(entry.shape[0], 1) if entry.shape else entry.bytes
         if data.numel():
             self.write(name, first * row, data.detach().cpu().contiguous().flatten().view(torch.uint8))
 
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        if kind is None:
-            self._file.truncate(self._size)
-        self._whole.__exit__(kind, *rest)
+
+@contextmanager
+def writer(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[Writer]:
+    """A Writer of a file with these tensors, by hop.compat.files.whole_file.
+
+    Args:
+        entries: names, dtypes and shapes.
+        metadata: texts.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # each then begins at a multiple of its size
+        header[e.name] = {
+            "dtype": NAMES[e.dtype],
+            "shape": list(e.shape),
+            "data_offsets": [at, at + e.bytes],
+        }
+        at += e.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    with whole_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        yield Writer(file, {e.name: e._replace(start=begin + header[e.name]["data_offsets"][0]) for e in entries})
+        file.truncate(begin + at)

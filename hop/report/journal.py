@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from hop.compat.files import lock, naming
 from hop.compat.pytree import tree_leaves
 from hop.export.analysis.arguments import Arguments
 
@@ -20,55 +22,80 @@ _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 class Journal:
-    """The results of one sweep. `lines` are those that are there; without a path none is kept.
+    """The results of one sweep, as a context manager. `lines` are those that are there; without a path none is kept.
 
-    The first line holds a fingerprint of what is measured. A last line that was cut off is dropped.
+    The first line holds a fingerprint of what is measured. A last line that was cut off is dropped. The file is locked
+    until the journal is closed, so that two sweeps do not mix their lines, where the file system has locks.
 
     Raises:
-        ValueError: the file holds something else, or results of another fingerprint.
+        ValueError: the file holds something else, or results of another fingerprint; or another sweep writes to it.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:
         self.path = None if path is None else Path(path)
         self.lines: list[dict[str, Any]] = []
+        self._stack = ExitStack()
         if self.path is None:
             return
-        if not self.path.exists() or not self.path.stat().st_size:
-            self._write({"sweep": fingerprint})
-            return
-        head, *rest = self._read()
-        if not isinstance(head, dict) or "sweep" not in head:
-            raise ValueError(f"sweep: {self.path} is no journal of a sweep; name another file, or remove it")
-        if head["sweep"] != fingerprint:
-            raise ValueError(
-                f"sweep: {self.path} holds results of another model, other data or other options; name another file, "
-                "or remove it"
-            )
-        self.lines = [{key: _NUMBERS.get(v, v) if key != "name" else v for key, v in line.items()} for line in rest]
+        with naming(self.path):
+            self._file = self._stack.enter_context(self.path.open("a+b", buffering=0))
+        try:
+            self._begin(self.path, fingerprint)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def add(self, line: dict[str, Any]) -> None:
         """One result more, on the disk before this returns."""
         if self.path is not None:
             self._write({k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()})
 
-    def _read(self) -> list[Any]:
-        assert self.path is not None
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # cut off while it was written
-            self.path.write_text(whole, encoding="utf-8")
+    def _begin(self, path: Path, fingerprint: str) -> None:
+        if lock(self._file.fileno()) is False:
+            raise ValueError(f"sweep: another sweep writes to {path}; wait for it, or name another file")
+        content = path.read_bytes()
+        if not content:
+            try:
+                self._write({"sweep": fingerprint})
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+            return
+        whole = content[: content.rfind(b"\n") + 1]
         try:
-            entries = [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise ValueError(f"sweep: {self.path} is no journal of a sweep: {error}; name another file") from error
-        return entries or [None]
+            head, *rest = [json.loads(line) for line in whole.splitlines()] or [None]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"sweep: {path} is no journal of a sweep: {error}; name another file") from error
+        if not isinstance(head, dict) or "sweep" not in head:
+            raise ValueError(f"sweep: {path} is no journal of a sweep; name another file, or remove it")
+        if head["sweep"] != fingerprint:
+            raise ValueError(
+                f"sweep: {path} holds results of another model, other data or other options; name another file, or "
+                "remove it"
+            )
+        if whole != content:  # cut off while it was written
+            self._file.truncate(len(whole))
+        self.lines = [{key: _NUMBERS.get(v, v) if key != "name" else v for key, v in line.items()} for line in rest]
 
     def _write(self, line: dict[str, Any]) -> None:
         assert self.path is not None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        end = os.fstat(self._file.fileno()).st_size
+        with naming(self.path):
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._file.truncate(end)  # no part of a line stays
+                raise
 
 
 def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hop.compat.files import write_whole
 from hop.export.table import table
 from hop.report import page, picture, summary
 from hop.report.json_values import plain
@@ -109,7 +110,7 @@ class Report:
 
     def save(self, path: str | Path, sweep: "Sweep | None" = None) -> None:
         """Write the page to a file."""
-        Path(path).write_text(self.html(sweep), encoding="utf-8")
+        write_whole(path, self.html(sweep))
 
     def __str__(self) -> str:
         shown = [row for row in self.rows if row.sort not in ("move", "input")]

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hop.compat.files import write_whole
 from hop.export.table import table
 from hop.report import page, picture
 from hop.report.json_values import plain
@@ -65,7 +66,7 @@ class Sweep:
 
     def save(self, path: str | Path) -> None:
         """Write the page to a file."""
-        Path(path).write_text(self.html(), encoding="utf-8")
+        write_whole(path, self.html())
 
     def __str__(self) -> str:
         names = ("scheme", "pareto", "SQNR dB", "cosine", "loss", "parameters", "ms", "× float")

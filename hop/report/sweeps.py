@@ -114,9 +114,9 @@ def sweep(
         )
     wanted = _wanted(candidates)
     given = [placed(program, x, "sweep", "model") for x in given]
-    notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
-    known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
-    with torch.no_grad():
+    of = fingerprint(program, given, [chosen.rounds, loss is not None])
+    with Journal(journal, of) as notes, torch.no_grad():
+        known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
         rows = _run(program, wanted, _Trial(program, given, loss, chosen), known, notes)
     return Sweep(tuple(rows), len(given), chosen.name)
 

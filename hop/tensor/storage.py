@@ -11,6 +11,7 @@ Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hop.compat.files import move, named, temporary_folder
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import from_json, shown
@@ -49,7 +51,16 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
         raise FileNotFoundError(
             f"save_file: path must lie in a folder that is there, got {path}; make the folder first"
         )
-    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), **described})
+    safetensors = _safetensors()
+    with temporary_folder(file.parent) as folder:
+        try:
+            safetensors.torch.save_file(flat, str(folder / file.name), {**(metadata or {}), **described})
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise named(OSError(int(number[1]), ""), file) from error
+        move(folder / file.name, file)
 
 
 def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

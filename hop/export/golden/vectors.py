@@ -1,6 +1,7 @@
 """Golden vectors: what each node of a program reads, sums and gives, in a folder that needs no torch to be read."""
 
 import json
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from hop.compat.files import is_temporary, whole_file, whole_folder, write_whole
 from hop.compat.pytree import tree_leaves
-from hop.export.analysis.arguments import Data, parse
+from hop.export.analysis.arguments import Arguments, Data, parse
 from hop.export.analysis.running import Runner
 from hop.export.golden.arrays import Arrays
 from hop.export.rewrite.program import check_program, value
@@ -32,7 +34,7 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
     is. Programs of our operators are taken apart into those on codes and scales first, as lowering does.
 
     Args:
-        folder: is made. It may exist, if it is empty.
+        folder: is made. It may exist, if it is empty. All files come into it together, at the end.
         inputs: the tuple of the program's positional arguments, or a dict of its arguments by name.
 
     Returns the names of the nodes that were written.
@@ -40,32 +42,42 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
     Raises:
         TypeError: `program` is no ExportedProgram, or `inputs` no tuple and no dict.
         ValueError: there are several inputs, or they do not fit the program.
-        FileExistsError: `folder` holds files, or is one.
+        FileExistsError: `folder` holds files, which may be another writer's, or is one.
         ImportError: numpy is not installed.
     """
     check_program(program, "vectors")
     try:
-        import numpy as np
+        import numpy  # noqa: F401  pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise ImportError("vectors needs numpy: pip install numpy") from error
     given = parse("vectors", "inputs", inputs)
     if len(given) != 1:
         raise ValueError(f"vectors: inputs must be those of one run, got {len(given)}; write a folder for each")
     path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    with whole_folder(path, lambda: _check_empty(path)) as staged:
+        return _write(_Recorder(program.run_decompositions({})), given[0], staged)
+
+
+def _check_empty(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or not all(map(is_temporary, os.listdir(path)))):
         raise FileExistsError(f"vectors: folder must be new or empty, got {path}, which is not; name another")
-    recorder = _Recorder(program.run_decompositions({}))
-    path.mkdir(parents=True, exist_ok=True)
+
+
+def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]:
+    """Run a program, and write its nodes to a folder. Returns their names."""
+    import numpy as np
+
     nodes: list[dict[str, Any]] = []
 
     def write(node: Node, arrays: Arrays) -> None:
         file = f"{len(nodes):03}_{_short(arrays.about['operator'])}.npz"
-        np.savez(path / file, **arrays.held)
+        with whole_file(path / file) as opened:
+            np.savez(opened, **arrays.held)
         nodes.append({"name": node.name, "file": file, **arrays.about, "arrays": arrays.described})
 
     recorder.write = write
     with torch.no_grad():
-        for _ in recorder.steps(given[0]):
+        for _ in recorder.steps(arguments):
             pass
     head: dict[str, Any] = {
         "hop_vectors": FORMAT,
@@ -75,10 +87,10 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
     }
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
     lines.append('"nodes": [\n' + ",\n".join(json.dumps(n) for n in nodes) + "\n]")
-    (path / "vectors.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    (path / "nodes.txt").write_text("".join(f"{n['file']}\n" for n in nodes), encoding="utf-8")
+    write_whole(path / "vectors.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    write_whole(path / "nodes.txt", "".join(f"{n['file']}\n" for n in nodes))
     for name in _BESIDE:
-        (path / name).write_bytes((files("hop.export.golden") / "files" / name).read_bytes())
+        write_whole(path / name, (files("hop.export.golden") / "files" / name).read_bytes())
     return [n["name"] for n in nodes]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hop.compat.eager import OpOverload
+from hop.compat.files import write_whole
 from hop.dispatch.operators import SCALED
 from hop.export.table import table
 from hop.numerics import spelling
@@ -114,7 +115,7 @@ class Target:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.as_json(), indent=2) + "\n")
 
     def as_json(self) -> dict[str, Any]:
         """It as numbers, text and lists; conventions by their spelling."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hop.compat.files import write_whole
 from hop.numerics.spelling import shown
 
 
@@ -17,7 +18,7 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
-        Path(path).write_bytes(self.buffer)
+        write_whole(path, self.buffer)
 
 
 class Names(set[str]):
