@@ -1,36 +1,29 @@
 """Checkpoints of a run in one folder, each there as a whole or not at all.
 
-    folder/step_10/                  DCP's files, and hop.json: the size and SHA-256 of each
-    folder/.step_20.tmp/             being written, or left by a save that was interrupted; nobody reads it
+    folder/step_10/      DCP's files, and hop.json: the size and SHA-256 of each
+    folder/.hop-.../     being written (hop.compat.files), or left by a save that was killed; nobody reads it
 
 All processes write and flush their files, then one writes hop.json and renames the folder, which is atomic. The next
-save removes what an interrupted one left. One run at a time may write to a folder, which all of its processes share.
+save removes what a killed one left. All processes of a run share the folder.
 """
 
 import contextlib
-import hashlib
-import json
+import errno
 import os
-import pickle
 import re
-import shutil
 import warnings
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 
 from hop.checkpoint.loading import LoadPlanner
 from hop.checkpoint.saving import SavePlanner
+from hop.checkpoint.storage import Reader, Writer, described, read_manifest, verify, write_manifest
 from hop.compat import process_groups
+from hop.compat.files import move, naming, renamed_in_errors, temporary_folder
 from hop.numerics.spelling import shown
-
-_MANIFEST = "hop.json"
-_METADATA = ".metadata"  # DCP's, which are pickled
-_VERSION = 1
-_FIELDS = {"bytes", "sha256"}  # of a file in the manifest
 
 
 def save(
@@ -48,31 +41,34 @@ def save(
 
     Raises:
         ValueError: what SavePlanner refuses; `step` or `keep` out of range.
-        FileExistsError: there is a checkpoint of `step`."""
+        FileExistsError: there is a checkpoint of `step`, which another run may have saved in the meantime.
+        OSError: the disk is full, or a file cannot be written for another reason; nothing of the checkpoint is left."""
     _check("save", state_dict, folder)
     if type(step) is not int or step < 0:
         raise ValueError(f"save: step must be an integer of 0 or more, got {step!r}; give one such as 0")
     if keep is not None and (type(keep) is not int or keep < 1):
         raise ValueError(f"save: keep must be an integer of 1 or more, or None; got {keep!r}; give None to keep all")
     folder = Path(folder)
-    temporary = folder / f".step_{step}.tmp"
+    result = folder / f"step_{step}"
     together = process_groups.processes(process_group)
-    with _own_exceptions():
-        together.broadcast("prepare", lambda: _prepare(folder, step, temporary))
-        dcp.save(
-            state_dict,
-            storage_writer=_Writer(temporary),
-            planner=SavePlanner(),
-            process_group=process_group,
-        )
-        names = together.broadcast("list", lambda: sorted(path.name for path in temporary.iterdir()))
-        mine = names[together.get_rank() :: together.get_world_size()]
-        digests = together.all_gather("digest", lambda: {name: _digest(temporary / name) for name in mine})
-        files = {name: digest for own in digests for name, digest in own.items()}
-        together.broadcast("publish", lambda: _publish(folder, step, temporary, files))
-        if keep is not None:
-            together.broadcast("remove", lambda: _remove(folder, step, keep))
-    return folder / f"step_{step}"
+    with contextlib.ExitStack() as stack:  # in one process, it removes the temporary folder
+        with _own_exceptions():
+            temporary = together.broadcast("prepare", lambda: stack.enter_context(_temporary(folder, step)))
+        with renamed_in_errors(temporary, result), _own_exceptions():
+            dcp.save(
+                state_dict,
+                storage_writer=Writer(temporary),
+                planner=SavePlanner(),
+                process_group=process_group,
+            )
+            names = together.broadcast("list", lambda: sorted(os.listdir(temporary)))
+            mine = names[together.get_rank() :: together.get_world_size()]
+            digests = together.all_gather("digest", lambda: {name: described(temporary / name) for name in mine})
+            files = {name: digest for own in digests for name, digest in own.items()}
+            together.broadcast("publish", lambda: _publish(temporary, files, result))
+            if keep is not None:
+                together.broadcast("remove", lambda: _remove(folder, step, keep))
+    return result
 
 
 def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
@@ -90,7 +86,8 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: a file is missing, or not what was saved; an entry does not fit, as LoadPlanner says.
+        ValueError: a file is missing, not what was saved, a link, or not listed in hop.json; an entry does not fit, as
+            LoadPlanner says.
         pickle.UnpicklingError: metadata that are not DCP's.
         RuntimeError: an entry is missing."""
     _check("load", state_dict, folder)
@@ -102,10 +99,12 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
         result, manifest = together.broadcast("find", lambda: _find(folder, step))
         path = folder / f"step_{result}"
         mine = sorted(manifest)[together.get_rank() :: together.get_world_size()]
-        together.all_gather("verify", lambda: [_verify(path / name, manifest[name]) for name in mine])
+        together.all_gather("verify", lambda: [verify(path / name, manifest[name]) for name in mine])
+        readers: list[Reader] = []
+        together.all_gather("read metadata", lambda: readers.append(Reader(path, manifest)))
         dcp.load(
             state_dict,
-            storage_reader=dcp.FileSystemReader(path),
+            storage_reader=readers[0],
             planner=LoadPlanner(),
             process_group=process_group,
         )
@@ -144,50 +143,36 @@ def _check_folder(caller: str, folder: Any) -> None:
 # ---- saving, in one of the processes
 
 
-def _prepare(folder: Path, step: int, temporary: Path) -> None:
+@contextlib.contextmanager
+def _temporary(folder: Path, step: int) -> Generator[Path, None, None]:
     if step in steps(folder):
-        raise FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step_*.tmp"):
-        shutil.rmtree(left)
-    temporary.mkdir()
+        raise _exists(folder, step)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(folder) as temporary:
+        yield temporary
 
 
-def _publish(folder: Path, step: int, temporary: Path, files: dict[str, Any]) -> None:
-    with (temporary / _MANIFEST).open("w") as file:
-        json.dump({"version": _VERSION, "files": files}, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    _flush(temporary)
-    temporary.rename(folder / f"step_{step}")
-    _flush(folder)
+def _exists(folder: Path, step: int) -> FileExistsError:
+    return FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
+
+
+def _publish(temporary: Path, files: dict[str, Any], path: Path) -> None:
+    write_manifest(temporary, files)
+    try:
+        move(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise _exists(path.parent, int(path.name.removeprefix("step_"))) from error
 
 
 def _remove(folder: Path, step: int, keep: int) -> None:
-    """All but `step` and the last others. A checkpoint is out of sight before it is removed."""
+    """Remove all but `step` and the last others. A checkpoint is out of sight before it is removed."""
     others = [n for n in steps(folder) if n != step]
     for n in others[: max(len(others) - (keep - 1), 0)]:
-        gone = (folder / f"step_{n}").rename(folder / f".step_{n}.tmp")
-        shutil.rmtree(gone)
-
-
-def _flush(folder: Path) -> None:
-    """Names in a folder outlive a loss of power only once it is flushed itself."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha256.update(block)
-    return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
+        with temporary_folder(folder) as gone, contextlib.suppress(FileNotFoundError):  # removed by another run
+            (folder / f"step_{n}").rename(gone / "step")
 
 
 # ---- loading
@@ -204,54 +189,10 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
             else "save one first, or name its folder"
         )
         raise FileNotFoundError(f"load: folder {folder} has {wanted}; {there}")
-    path = folder / f"step_{result}" / _MANIFEST
     try:
-        manifest: Any = json.loads(path.read_text())
+        return result, read_manifest(folder / f"step_{result}")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; load another step of {steps(folder)}") from error
-    known = cast(dict[str, Any], manifest) if isinstance(manifest, dict) else {}
-    files = known.get("files") if known.get("version") == _VERSION else None
-    described = cast(dict[str, Any], files) if isinstance(files, dict) else {}
-    if _METADATA not in described or any(set(f) != _FIELDS for f in described.values()):
-        raise ValueError(f"{path} is no manifest of version {_VERSION}; load another step of {steps(folder)}")
-    return result, described
-
-
-class _Writer(dcp.FileSystemWriter):
-    """Writes the name of its folder as text: a path would be read by the Pythons alone that keep its class in the same
-    module, which 3.13 has moved."""
-
-    @property
-    def checkpoint_id(self) -> str:
-        return str(cast(Any, self.path))
-
-
-def _verify(path: Path, saved: dict[str, Any]) -> None:
-    if not path.is_file() or path.stat().st_size != saved["bytes"]:
-        has = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
-        raise ValueError(f"{path}: {saved['bytes']} bytes were saved, and there is {has}; load another step")
-    if _digest(path) != saved:
-        raise ValueError(f"{path}: its bytes are not those that were saved, by their SHA-256; load another step")
-    if path.name == _METADATA:
-        with path.open("rb") as file:
-            _Unpickler(file).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads metadata that hold DCP's own classes, sizes and dtypes; others could run anything."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        result = super().find_class(module, name) if module.split(".")[0] in ("torch", "pathlib") else None
-        own = module.startswith("torch.distributed.checkpoint.") and isinstance(result, type)
-        if own or result is torch.Size or isinstance(result, torch.dtype) or (module, name) in _HARMLESS:
-            return result
-        raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {module}.{name}")
-
-
-_HARMLESS = {
-    ("torch.serialization", "_get_layout"),
-    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
-}
+        raise ValueError(f"{error}; load another step of {steps(folder)}") from error
 
 
 @contextlib.contextmanager

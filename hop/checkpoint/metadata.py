@@ -1,0 +1,319 @@
+"""Read the metadata of a checkpoint, which DCP pickles, without unpickling them.
+
+An unpickler calls what the file names. Here the operations of the pickle are read one by one (pickletools.genops), and
+what they would import and call is kept as text and arguments: nothing is imported, nothing is called, and no operation
+allocates more than the file has. DCP's objects are then made from it, field by field, each field checked.
+"""
+
+import pickle
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from hop.checkpoint.entries import KEY
+
+_METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+_DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+_NAMES = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "BytesStorageMetadata")),
+    *((_METADATA, name) for name in ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
+    *((_METADATA, "_MEM_FORMAT_ENCODING"), (_FILES, "_StorageInfo")),
+    *(("torch", name) for name in ("Size", *_DTYPES)),
+    ("torch.serialization", "_get_layout"),
+    ("builtins", "getattr"),  # of a member of _MEM_FORMAT_ENCODING, by some versions of Python
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+}
+"""All that the metadata may name, by module."""
+
+_T = TypeVar("_T")
+
+
+class StoredRange(NamedTuple):
+    """Where an entry is: a range of a file of the checkpoint, as dcp.FileSystemReader reads it."""
+
+    relative_path: str
+    offset: int
+    length: int
+    transform_descriptors: None = None
+
+
+def read_metadata(data: bytes, files: Mapping[str, Mapping[str, Any]]) -> Metadata:
+    """The metadata that dcp.FileSystemWriter pickled.
+
+    Args:
+        files: of the checkpoint, by name, with their "bytes".
+
+    Raises:
+        pickle.UnpicklingError: they are not DCP's.
+        ValueError: an entry is in no such file, or beyond its end.
+    """
+    try:
+        return _Reader(files).metadata(_Pickle().value(data))
+    except (IndexError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise pickle.UnpicklingError(f"metadata of a checkpoint are damaged: {error!r}") from error
+
+
+def _cut(value: Any) -> str:
+    return value[:100] if isinstance(value, str) else type(value).__name__
+
+
+# ---- the pickle
+
+
+class _Name(NamedTuple):
+    """A class or function that would be imported."""
+
+    module: str
+    name: str
+
+
+class _Object:
+    """A call that would be made, and the state that its result would get."""
+
+    def __init__(self, function: Any, arguments: Any) -> None:
+        if not isinstance(function, _Name) or not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError("metadata of a checkpoint call what they do not name")
+        self.function, self.arguments, self.state = function, cast("tuple[Any, ...]", arguments), None
+
+
+class _Pickle:
+    """The stack on which the operations of a pickle work."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._marks: list[list[Any]] = []  # the stacks below each mark
+        self._memo: list[Any] = []
+
+    def value(self, data: bytes) -> Any:
+        """The value of a whole pickle."""
+        try:
+            for operation, argument, _ in pickletools.genops(data):
+                run = _OPERATIONS.get(operation.name)
+                if run is None:
+                    raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {operation.name}")
+                run(self, argument)
+        except ValueError as error:  # cut off, or no pickle
+            raise pickle.UnpicklingError(f"metadata of a checkpoint are no pickle: {error}") from error
+        return self._stack.pop()
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def memoize(self, _: Any) -> None:
+        self._memo.append(self._stack[-1])
+
+    def get(self, index: int) -> None:
+        self.push(self._memo[index])
+
+    def mark(self, _: Any) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
+
+    def above_mark(self) -> list[Any]:
+        above, self._stack = self._stack, self._marks.pop()
+        return above
+
+    def last(self, count: int) -> list[Any]:
+        return [self._stack.pop() for _ in range(count)][::-1]
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self._expected(dict)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str | _Object):  # Python hashes tuples by recursion, however deep they are
+                raise pickle.UnpicklingError(f"metadata of a checkpoint have a key of type {type(key).__name__}")
+            target[key] = value
+
+    def append_items(self, items: list[Any]) -> None:
+        self._expected(list).extend(items)
+
+    def name(self, _: Any) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if type(name) is not str or type(module) is not str or (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {_cut(module)}.{_cut(name)}")
+        self.push(_Name(module, name))
+
+    def call(self, _: Any) -> None:
+        arguments, function = self._stack.pop(), self._stack.pop()
+        self.push(_Object(function, arguments))
+
+    def build(self, _: Any) -> None:
+        state = self._stack.pop()
+        self._expected(_Object).state = state
+
+    def _expected(self, kind: type[_T]) -> _T:
+        """The value on top, which must be of this type."""
+        if type(self._stack[-1]) is not kind:
+            raise pickle.UnpicklingError(f"metadata of a checkpoint change a {type(self._stack[-1]).__name__}")
+        return self._stack[-1]
+
+
+_OPERATIONS: dict[str, Callable[[_Pickle, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda p, _: None),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"), _Pickle.push),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Pickle.get),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), _Pickle.call),
+    "NONE": lambda p, _: p.push(None),
+    "NEWTRUE": lambda p, _: p.push(True),
+    "NEWFALSE": lambda p, _: p.push(False),
+    "EMPTY_TUPLE": lambda p, _: p.push(()),
+    "EMPTY_LIST": lambda p, _: p.push([]),
+    "EMPTY_DICT": lambda p, _: p.push({}),
+    "MEMOIZE": _Pickle.memoize,
+    "MARK": _Pickle.mark,
+    "TUPLE": lambda p, _: p.push(tuple(p.above_mark())),
+    "TUPLE1": lambda p, _: p.push(tuple(p.last(1))),
+    "TUPLE2": lambda p, _: p.push(tuple(p.last(2))),
+    "TUPLE3": lambda p, _: p.push(tuple(p.last(3))),
+    "SETITEM": lambda p, _: p.set_items(p.last(2)),
+    "SETITEMS": lambda p, _: p.set_items(p.above_mark()),
+    "APPEND": lambda p, _: p.append_items(p.last(1)),
+    "APPENDS": lambda p, _: p.append_items(p.above_mark()),
+    "STACK_GLOBAL": _Pickle.name,
+    "BUILD": _Pickle.build,
+}
+"""What DCP's metadata consist of, in the protocols 4 and 5."""
+
+
+# ---- DCP's objects
+
+
+class _Reader:
+    """Makes DCP's objects. One that is referred to several times is made once, so that the time and the memory that
+    this takes are in proportion to the file."""
+
+    def __init__(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        self._files = files
+        self._made: dict[tuple[str, int], Any] = {}
+
+    def metadata(self, value: Any) -> Metadata:
+        fields = _state(value, _METADATA, "Metadata")
+        entries, stored = _typed(fields["state_dict_metadata"], dict), _typed(fields["storage_data"], dict)
+        ranges: dict[MetadataIndex, StoredRange] = {}
+        for index, where in stored.items():
+            made = self._index(index)
+            ranges[made] = self._range(made.fqn, where)
+        return Metadata(
+            {_typed(name, str): self._once("entry", self._entry, entry) for name, entry in entries.items()},
+            {_typed(name, str): _path(name, path) for name, path in _typed(fields["planner_data"], dict).items()},
+            ranges,  # of which dcp.FileSystemReader reads the fields
+            StorageMeta(),
+            _typed(fields.get("version"), str, type(None)),
+        )
+
+    def _once(self, kind: str, make: Callable[[Any], _T], value: Any) -> _T:
+        key = (kind, id(value))
+        if key not in self._made:
+            self._made[key] = make(value)
+        return self._made[key]
+
+    def _entry(self, value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+        if value.function == (_METADATA, "BytesStorageMetadata"):
+            return BytesStorageMetadata()
+        fields = _state(value, _METADATA, "TensorStorageMetadata")
+        return TensorStorageMetadata(
+            self._once("properties", _properties, fields["properties"]),
+            self._once("size", _size, fields["size"]),
+            self._once("chunks", self._chunks, fields["chunks"]),
+        )
+
+    def _chunks(self, value: Any) -> list[ChunkStorageMetadata]:
+        return [self._once("chunk", self._chunk, chunk) for chunk in _typed(value, list)]
+
+    def _chunk(self, value: Any) -> ChunkStorageMetadata:
+        fields = _state(value, _METADATA, "ChunkStorageMetadata")
+        return ChunkStorageMetadata(
+            self._once("size", _size, fields["offsets"]), self._once("size", _size, fields["sizes"])
+        )
+
+    def _index(self, value: Any) -> MetadataIndex:
+        fields = _state(value, _METADATA, "MetadataIndex")
+        offset = fields.get("offset")
+        return MetadataIndex(
+            _typed(fields["fqn"], str),
+            None if offset is None else self._once("size", _size, offset),
+            _typed(fields.get("index"), int, type(None)),
+        )
+
+    def _range(self, name: str, value: Any) -> StoredRange:
+        fields = _state(value, _FILES, "_StorageInfo")
+        file, offset, length = (
+            _typed(fields["relative_path"], str),
+            _number(fields["offset"]),
+            _number(fields["length"]),
+        )
+        if file not in self._files:
+            raise ValueError(
+                f"entry {_cut(name)!r} is in the file {_cut(file)!r}, which is none of the checkpoint's by its "
+                "manifest; load another step"
+            )
+        if offset + length > self._files[file]["bytes"]:
+            raise ValueError(f"entry {_cut(name)!r} ends beyond the end of the file {file!r}; load another step")
+        if fields.get("transform_descriptors"):
+            raise ValueError(f"entry {_cut(name)!r} is transformed, which is not read; save it without extensions")
+        return StoredRange(file, offset, length)
+
+
+def _path(name: str, value: Any) -> Any:
+    """Where an entry is in the state dict; or of the entry KEY, the descriptions of quantized tensors."""
+    if name != KEY:
+        return tuple(_typed(part, str, int) for part in _typed(value, tuple))
+    return {_typed(name, str): _description(of) for name, of in _typed(value, dict).items()}
+
+
+def _description(value: Any) -> dict[str, Any]:
+    fields = _typed(value, dict)
+    return {
+        "quantizer": _typed(fields["quantizer"], str),
+        "shape": tuple(map(_number, _typed(fields["shape"], tuple))),
+        "dtype": _typed(fields["dtype"], str),
+        "usages": tuple(_typed(usage, str) for usage in _typed(fields["usages"], tuple)),
+        "pieces": _typed(fields["pieces"], str, type(None)),
+    }
+
+
+def _properties(value: Any) -> TensorProperties:
+    if value.function != (_METADATA, "TensorProperties"):
+        raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without properties")
+    dtype = _typed(value.state, tuple)[0]
+    if not isinstance(dtype, _Name) or dtype.module != "torch" or dtype.name not in _DTYPES:
+        raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without a dtype")
+    return TensorProperties(_DTYPES[dtype.name])  # the others are not used
+
+
+def _size(value: Any) -> torch.Size:
+    if value.function != ("torch", "Size"):
+        raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without a size")
+    (numbers,) = value.arguments
+    return torch.Size(map(_number, _typed(numbers, tuple)))
+
+
+def _number(value: Any) -> int:
+    number = _typed(value, int)
+    if not 0 <= number < 2**63:
+        raise pickle.UnpicklingError("metadata of a checkpoint have a size that 64 bits do not hold")
+    return number
+
+
+def _state(value: Any, module: str, name: str) -> dict[str, Any]:
+    """The fields of an object of this class."""
+    if not isinstance(value, _Object) or value.function != (module, name):
+        raise pickle.UnpicklingError(f"metadata of a checkpoint lack a {name} where DCP has one")
+    return cast("dict[str, Any]", _typed(value.state, dict))
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise pickle.UnpicklingError(f"metadata of a checkpoint have a {type(value).__name__} in place of a {wanted}")
+    return value

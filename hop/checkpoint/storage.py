@@ -1,0 +1,145 @@
+"""The files of one checkpoint, as DCP writes and reads them: whole, with plain names, and listed in a manifest."""
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata
+
+from hop.checkpoint.metadata import read_metadata
+from hop.compat.files import whole_file, write_whole
+from hop.numerics.spelling import from_json
+
+MANIFEST = "hop.json"
+_METADATA = ".metadata"  # DCP's, which are pickled
+_VERSION = 1
+_NAME = re.compile(r"\.?\w[\w.-]*")
+
+Files = Mapping[str, Mapping[str, Any]]
+"""The size ("bytes") and the digest ("sha256") of each file of a checkpoint, by its name."""
+
+
+class Writer(dcp.FileSystemWriter):
+    """Writes the files of a checkpoint to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _FileSystem()
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The folder as text: a path would be read by the Pythons alone that keep its class in the same module, which
+        3.13 has moved."""
+        return str(cast(Any, self.path))
+
+
+class Reader(dcp.FileSystemReader):
+    """Reads a checkpoint from a folder, of which `files` are verified.
+
+    Raises:
+        pickle.UnpicklingError: the metadata are not DCP's.
+        ValueError: an entry is in a file that is not among `files`."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        super().__init__(folder)
+        self.fs = _FileSystem()
+        self._folder, self._files = folder, files
+        self._metadata = self._read_metadata()  # here, since DCP catches what read_metadata raises
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+    def _read_metadata(self) -> Metadata:
+        with opened(self._folder / _METADATA) as file:
+            data = file.read(self._files[_METADATA]["bytes"] + 1)
+        if hashlib.sha256(data).hexdigest() != self._files[_METADATA]["sha256"]:
+            raise ValueError(f"{self._folder / _METADATA} has changed since it was verified; load again")
+        try:
+            return read_metadata(data, self._files)
+        except ValueError as error:
+            raise ValueError(f"{self._folder}: {error}") from error
+
+
+class _FileSystem(FileSystem):
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+        with whole_file(Path(path)) if mode == "wb" else opened(Path(path)) as file:
+            yield file
+
+
+@contextmanager
+def opened(path: Path) -> Generator[Any, None, None]:
+    """A file to read.
+
+    Raises:
+        ValueError: there is none, or a link or something else that is no file."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise ValueError(f"{path} must be a file, and is a link or something else; load another step")
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing; load another step") from error
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+# ---- the manifest
+
+
+def write_manifest(folder: Path, files: Files) -> None:
+    """Write the manifest of a checkpoint."""
+    write_whole(folder / MANIFEST, json.dumps({"version": _VERSION, "files": files}, indent=1, sort_keys=True))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The files of a checkpoint.
+
+    Raises:
+        ValueError: the manifest is missing or damaged, or a name in it is no plain name."""
+    path = folder / MANIFEST
+    with opened(path) as file:
+        manifest = from_json(file.read(), str(path))
+    files: Any = manifest.get("files") if manifest.get("version") == _VERSION else None
+    if not isinstance(files, dict) or _METADATA not in files or not all(map(_is_described, files.values())):
+        raise ValueError(f"{path} is no manifest of version {_VERSION}")
+    for name in cast("dict[str, Any]", files):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{path}: files must have plain names, such as '__0_0.distcp', got {name[:100]!r}")
+    return cast("dict[str, Any]", files)
+
+
+def _is_described(file: Any) -> bool:
+    return (
+        isinstance(file, dict)
+        and file.keys() == {"bytes", "sha256"}
+        and type(file["bytes"]) is int
+        and isinstance(file["sha256"], str)
+    )
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The size and the digest of a file."""
+    sha256 = hashlib.sha256()
+    with opened(path) as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256.hexdigest()}
+
+
+def verify(path: Path, saved: Mapping[str, Any]) -> None:
+    """Raise ValueError for a file that is not what was saved."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size != saved["bytes"]:
+        raise ValueError(f"{path}: {saved['bytes']} bytes were saved, and there are {size}; load another step")
+    if described(path) != saved:
+        raise ValueError(f"{path}: its bytes are not those that were saved, by their SHA-256; load another step")
