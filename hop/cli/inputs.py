@@ -77,7 +77,10 @@ def _register(archive: zipfile.ZipFile) -> None:
                 _bring(module.decode(), "takes or returns classes")
 
 
-_CLASSES = re.compile(rb'\\"type\\": \\"(transformers(?:\.\w+)+)\.\w+\\"')  # in a text within a text of JSON
+# In a text within a text of JSON. Only the modules that define caches and outputs of models: others may be scripts.
+_CLASSES = re.compile(
+    rb'\\"type\\": \\"(transformers\.(?:modeling_outputs|cache_utils|models(?:\.\w+)+\.modeling_\w+))\.\w+\\"'
+)
 
 
 def _bring(module: str, what: str) -> None:

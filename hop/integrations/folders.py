@@ -9,6 +9,7 @@ So a run that is killed leaves a folder without config.json, which the next run 
 writes hop_quantize.json; those that would write the same go on, and give the same bytes to each file; others raise.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from hop.nn.conversion import Rules
 from hop.nn.report import Report
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import from_json
+from hop.numerics.spelling import from_json, shown
 from hop.tensor.proto import TensorProto
 
 _RECORD, _INDEX, _CONFIG = "hop_quantize.json", "model.safetensors.index.json", "config.json"
@@ -110,12 +111,15 @@ def _model_config(source: Path) -> dict[str, Any]:
 
 def _on_meta(source: Path, config: HopConfig) -> Any:
     """The model without data, with quantized layers."""
-    own = transformers.AutoConfig.from_pretrained(source)
+    own = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     named: Any = (own.architectures or ["none"])[0]
-    model_class = getattr(transformers, named, None)
+    # Only what the file of the model's kind defines: transformers imports others where it is asked for their names.
+    place = type(own).__module__.replace(".configuration_", ".modeling_")
+    model_class = vars(importlib.import_module(place)).get(named) if isinstance(named, str) else None
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(
-            f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got {named!r}"
+            f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got "
+            f"{shown(named)}; give one of model_type {own.model_type!r}"
         )
     with torch.device("meta"):
         model = model_class(own)

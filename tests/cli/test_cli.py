@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -376,6 +377,16 @@ class TestInputs(Files):
         page = self.path("named.html")
         status, _, err = run("report", self.path("named.pt2"), "--sweep", "--schemes", "int8", "-o", page)
         assert status == 0 and "int8" in Path(page).read_text(), err
+
+    def test_other_modules_are_not_imported(self):
+        """A file names classes; those alone of modules that define outputs and caches are imported."""
+        pytest.importorskip("transformers")
+        for module in ("transformers.time_series_utils", "transformers.models.bert.tokenization_bert_legacy"):
+            with zipfile.ZipFile(self.path("evil.pt2"), "w") as archive:
+                archive.writestr("evil/models/model.json", f'{{"x": "{{\\"type\\": \\"{module}.X\\"}}"}}')
+            with self.assertRaisesRegex(ValueError, "cannot be read as an exported program"):
+                inputs.load_program(self.path("evil.pt2"))
+            assert module not in sys.modules
 
     @pytest.mark.full
     def test_classes_of_transformers(self):

@@ -10,6 +10,7 @@ import time
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,6 +36,16 @@ def quantizing(folder: Path, out: Path, started: Any) -> None:
     torch.set_num_threads(1)
     started.set()
     quantize_folder(folder, out, "int8")
+
+
+def at_once(folder: Path, out: Path, scheme: str, start: Any) -> None:
+    """What a process does that begins together with another one."""
+    torch.set_num_threads(1)
+    start.wait(60)
+    try:
+        quantize_folder(folder, out, scheme)
+    except FileExistsError:
+        sys.exit(3)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -208,11 +219,46 @@ class TestFolders(InFolder):
         (self.floats / "config.json").write_text(json.dumps({**config, "architectures": ["Path"]}))
         with self.assertRaisesRegex(ValueError, "must name a model of transformers, got 'Path'"):
             quantize_folder(self.floats, self.other, "int8")
+        (self.floats / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
+        with self.assertRaisesRegex(ValueError, "got 'BertModel'; give one of model_type 'llama'"):
+            quantize_folder(self.floats, self.other, "int8")
         (self.floats / "config.json").write_text(json.dumps(config))
         file = next(self.floats.glob("*.safetensors"))
         file.write_bytes(file.read_bytes()[:-8])
         with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
             quantize_folder(self.floats, self.other, "int8")
+
+    def test_code_of_the_folder(self):
+        """It is not run, and nobody is asked whether to run it."""
+        self.floats.mkdir()
+        mark = self.folder / "ran"
+        (self.floats / "code.py").write_text(f"open({str(mark)!r}, 'w')\nclass Config: pass\n")
+        config = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}, "architectures": ["Mine"]}
+        (self.floats / "config.json").write_text(json.dumps(config))
+        with mock.patch("builtins.input", return_value="y") as asked, self.assertRaisesRegex(ValueError, "code"):
+            quantize_folder(self.floats, self.out, "int8")
+        assert not mark.exists() and not asked.called and not self.out.exists()
+
+    @pytest.mark.full
+    def test_at_once(self):
+        """Two processes that do the same give what one gives; of two that do something else one goes on."""
+        llama().save_pretrained(self.floats, max_shard_size="50KB")
+        want = {}
+        for scheme in ("int8", "int4"):
+            quantize_folder(self.floats, self.folder / scheme, scheme)
+            want[scheme] = contents(self.folder / scheme)
+        for turn, pair in enumerate((("int8", "int8"), ("int8", "int4"), ("int4", "int8"))):
+            out = self.folder / str(turn)
+            start = forks.context.Barrier(2)
+            running = [forks.context.Process(target=at_once, args=(self.floats, out, s, start)) for s in pair]
+            for process in running:
+                process.start()
+            for process in running:
+                process.join(120)
+                process.kill()
+            ends = {scheme: process.exitcode for scheme, process in zip(pair, running, strict=True)}
+            assert sorted(ends.values()) == ([0] if len(ends) == 1 else [0, 3]), ends
+            assert contents(out) == want[next(scheme for scheme, end in ends.items() if end == 0)]
 
 
 if __name__ == "__main__":
