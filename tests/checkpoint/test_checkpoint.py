@@ -1,11 +1,13 @@
 """Checkpoints of quantized tensors: written by some processes with some placements, read by others with other ones, and
 interrupted at every point of a save."""
 
+import errno
 import functools
 import hashlib
 import json
 import os
 import pickle
+import resource
 import signal
 import tempfile
 import unittest
@@ -405,6 +407,16 @@ def killed_everywhere(rank: int, folder: Path) -> None:
         assert os.WIFSIGNALED(status) == (nth <= LAST), nth
 
 
+def without_space(folder: Path, mesh: Any, rank: int) -> None:
+    """The second of two processes can write no large files: both are told which file it is."""
+    saved = {"w": placed(torch.ones(200_000, 2), mesh, [Shard(0)])}
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match=r"nothing was written: .*/step_3/__1_0.distcp'$") as caught:
+        hop.checkpoint.save(saved, folder, step=3)
+    assert caught.value.errno == errno.EFBIG
+
+
 def resumed(folder: Path, mesh: Any) -> None:
     """From the step 1 of one process, under FSDP2, on to step 2."""
     run = Run(mesh, seed=1)
@@ -440,6 +452,11 @@ class TestInterruption(unittest.TestCase):
             left = any(map(is_temporary, os.listdir(name)))  # not if the first process lived long enough to clean up
             assert left or dying == 1
             self.check(Path(name), 1)
+
+    def test_no_space_for_one_of_two(self):
+        with tempfile.TemporaryDirectory() as name:
+            processes.run(functools.partial(without_space, Path(name)), 2)
+            assert not os.listdir(name)
 
     @unittest.skipUnless(hasattr(os, "fork"), "needs os.fork")
     def test_killed_before_each_call(self):
