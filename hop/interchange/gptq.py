@@ -4,7 +4,8 @@
     AWQ     qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N): the packing of its gemm kernel
 
 x ≈ (code - zero point) · scale, of the group that g_idx says, else in the order of columns. Zero points of GPTQ's
-first form are stored less 1. Sources: AutoGPTQ's and GPTQModel's qlinear modules, AutoAWQ's packing_utils.
+first form are stored less 1; those of symmetric codes are 2^(bits - 1) whatever the form. Sources: AutoGPTQ's and
+GPTQModel's qlinear modules, AutoAWQ's packing_utils.
 """
 
 import json
@@ -24,6 +25,7 @@ from hop.interchange.packed import (
     quantizer_of,
     unpacked,
 )
+from hop.numerics.spelling import shown
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ's columns in a word
@@ -51,19 +53,61 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
 
 
 def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: int) -> Tensor:
-    """(groups, N) zero points, of the form that the configuration says."""
-    form = config.get("checkpoint_format", "gptq")
-    if form not in ("gptq", "gptq_v2"):
-        raise parts.fail(f"the configuration's checkpoint_format is {form!r}, and must be 'gptq' or 'gptq_v2'")
+    """(groups, N) zero points, by the configuration's form and symmetry and by the stored values."""
+    form, stored = _form(parts, config), unpacked(words, bits, rows)
+    if (middle := _middle(parts, config, form, stored, bits)) is not None:
+        return torch.full_like(stored, middle)
     if form == "gptq_v2":
-        return unpacked(words, bits, rows)
+        return stored
     if bits in _ONES:  # the carry of a field goes into the next, as its borrow came from there
         return unpacked(_sum(words, _ONES[bits]), bits, rows)
     if "gptqmodel" in json.dumps(config.get("meta"), default=str).lower():
         raise parts.fail(
             "zero points of 3 bits in the form 'gptq' by gptqmodel are not those of AutoGPTQ; save it as 'gptq_v2'"
         )
-    return (unpacked(words, bits, rows) + 1) & (2**bits - 1)
+    return (stored + 1) & (2**bits - 1)
+
+
+def _form(parts: Parts, config: Config) -> str | None:
+    """ "gptq", which stores zero points less 1, or "gptq_v2"; None if the configuration names none."""
+    named = {key: config[key] for key in ("checkpoint_format", "format") if config.get(key) is not None}
+    for key, form in named.items():
+        if form not in ("gptq", "gptq_v2"):
+            raise parts.fail(f"the configuration's {key} is {shown(form)}, and must be 'gptq' or 'gptq_v2'")
+    forms = list(dict.fromkeys(named.values()))
+    if len(forms) > 1:
+        raise parts.fail(
+            f"the configuration's checkpoint_format is {forms[0]!r} and its format {forms[1]!r}; remove the wrong one"
+        )
+    return forms[0] if forms else None
+
+
+def _middle(parts: Parts, config: Config, form: str | None, stored: Tensor, bits: int) -> int | None:
+    """The zero point of symmetric codes, 2^(bits - 1), which all have; None for codes that are not symmetric.
+
+    Both forms are in use for symmetric codes, and some files name the wrong one. Stored values tell which it is: one
+    less than the middle in the form "gptq", the middle in "gptq_v2"."""
+    sym: Any = config.get("sym")
+    if sym is not None and not isinstance(sym, bool):
+        raise parts.fail(f"the configuration's sym is {shown(sym)}, and must be true or false")
+    middle = 2 ** (bits - 1)
+    first, last = (int(x) for x in stored.aminmax()) if stored.numel() else (middle, middle)
+    found = {middle - 1: "gptq", middle: "gptq_v2"}.get(first) if first == last else None
+    if sym is False or (sym is None and found is None):
+        return None
+    if found is None:
+        raise parts.fail(
+            f"the configuration's sym is true, and 'qzeros' has values from {first} to {last}, where symmetric codes "
+            f"have {middle - 1} (checkpoint_format 'gptq') or {middle} ('gptq_v2') alone; set sym to false if they are "
+            "not symmetric"
+        )
+    if stored.numel() and form not in (None, found):
+        raise parts.fail(
+            f"the configuration's checkpoint_format is {form!r}, and 'qzeros' has {first} alone, the middle of {bits} "
+            f"bits in the form {found!r}; set checkpoint_format to {found!r} if the codes are symmetric, or sym to "
+            "false if they are not"
+        )
+    return middle
 
 
 def _sum(words: Tensor, ones: int) -> Tensor:
@@ -81,6 +125,16 @@ def read_awq(parts: Parts, config: Config) -> Weight:
     if parts.has("qzeros"):
         zero = parts.get("qzeros", torch.int32, ndim=2)
         zeros = _columns(parts.fits("qzeros", zero, (scales.shape[0], words.shape[1])))
+        if config.get("zero_point") is False and bool((zeros != 8).any()):
+            raise parts.fail(
+                "the configuration's zero_point is false, and 'qzeros' has others than 8; set it to true if the codes "
+                "are not symmetric"
+            )
+    elif config.get("zero_point"):
+        raise parts.fail(
+            "the file lacks 'qzeros' beside it, and the configuration's zero_point is true; set it to false if the "
+            "codes are symmetric"
+        )
     else:
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
 

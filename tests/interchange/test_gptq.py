@@ -8,7 +8,7 @@ import torch
 from parameterized import parameterized
 
 import hop
-from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of
+from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of, unpack_words
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -70,6 +70,44 @@ class TestGPTQ(InCheckpoint):
         tensors["a.qzeros"] = torch.zeros_like(tensors["a.qzeros"]) - 0x11111111
         assert not self.written(config, tensors)["a.weight"].zero_point.any()
 
+    @parameterized.expand([(f"{b}_{s}_{f}", b, s, f) for b in (2, 3, 4, 8) for s in (-1, 0) for f in (None, 1, 2)])
+    def test_symmetric(self, _name, bits, shift, named):
+        """The zero point of symmetric codes is the middle, or the file contradicts itself."""
+        middle, form = 2 ** (bits - 1), {None: None, 1: "gptq", 2: "gptq_v2"}[named]
+        config, tensors, _ = self.made(bits, 32, "gptq_v2")
+        tensors["a.qzeros"] = torch.from_numpy(pack_words(np.full((4, 32), middle + shift), bits))
+        codes = unpack_words(tensors["a.qweight"].T.numpy(), bits, 128).T
+        want = tensors["a.scales"].repeat_interleave(32, 0) * torch.from_numpy(codes - middle).half()
+        found = ("gptq", "gptq_v2")[shift + 1]
+        for sym in (True, None):
+            described = {**config, "sym": sym, "checkpoint_format": form}
+            if form in (None, found):
+                assert_bits(self.written(described, tensors)["a.weight"], want.T)
+                assert_bits(
+                    self.written({**config, "sym": sym, "format": form, "checkpoint_format": None}, tensors)[
+                        "a.weight"
+                    ],
+                    want.T,
+                )
+            else:
+                self.fails(
+                    described, tensors, f"checkpoint_format is {form!r}, and 'qzeros' has {middle + shift} alone"
+                )
+        if form is not None:  # by the form alone where codes are not symmetric
+            zero = middle + shift + (form == "gptq")
+            want = tensors["a.scales"].repeat_interleave(32, 0) * torch.from_numpy(codes - zero).half()
+            assert_bits(self.written({**config, "sym": False, "checkpoint_format": form}, tensors)["a.weight"], want.T)
+
+    def test_contradictions(self):
+        config, tensors, _ = self.made(4, 32, "gptq")
+        for change, message in (
+            ({"sym": True}, "sym is true, and 'qzeros' has values from 0 to 14"),
+            ({"sym": "yes"}, "sym is 'yes', and must be true or false"),
+            ({"format": "gptq_v2"}, "checkpoint_format is 'gptq' and its format 'gptq_v2'; remove the wrong one"),
+            ({"format": "marlin"}, "format is 'marlin'"),
+        ):
+            self.fails({**config, **change}, tensors, f"tensor 'a.weight': the configuration's {message}")
+
     def test_wrong(self):
         config, tensors, _ = self.made(4, 32, "gptq", order=True)
         g_idx = tensors["a.g_idx"]
@@ -110,6 +148,11 @@ class TestAWQ(InCheckpoint):
         want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails({**config, "version": "gemv"}, tensors, "version is 'gemv'")
+        message = "'qzeros' has others than 8" if with_zeros else "lacks 'qzeros' beside it"
+        self.fails({**config, "zero_point": not with_zeros}, tensors, message)
+        eights = {**tensors, "a.qzeros": torch.from_numpy(packed(np.full((groups, rows), 8)))}
+        want = ((codes - 8).astype(np.float16) * scales[of]).T.copy()
+        assert_bits(self.written({**config, "zero_point": False}, eights)["a.weight"], torch.from_numpy(want))
         self.fails(config, {**tensors, "a.scales": torch.ones(3, 40)}, "'scales' has shape (3, 40)")
 
     def test_large(self):
