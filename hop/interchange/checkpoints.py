@@ -10,6 +10,8 @@ made.
 Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -19,7 +21,7 @@ from torch import Tensor
 from hop.interchange import compressed_tensors, float_checkpoints, gptq
 from hop.interchange.files import checked_path
 from hop.interchange.packed import Config, Parts, Weight
-from hop.numerics.spelling import from_json
+from hop.numerics.spelling import from_json, shown
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -49,6 +51,7 @@ _METHODS: dict[str, tuple[Kind, ...]] = {
     "modelopt": (
         Kind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
         Kind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
+        Kind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),
     ),
     "bitsandbytes": (
         Kind(
@@ -61,6 +64,10 @@ _METHODS: dict[str, tuple[Kind, ...]] = {
     ),
 }
 """By quant_method."""
+
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")  # the dtypes that codes have, in a file's words
+_SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
+_SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -89,6 +96,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 raise ValueError(f"{path}: the index lists tensor {name!r}, which no file has; download them again")
         self._kinds = _found(self._files, self._methods(self.config))
         taken = {name for _, parts in self._kinds.values() for name in parts.values()}
+        self._sorted = sorted(self._files)
         self._names = dict.fromkeys([*self._kinds, *(name for name in self._files if name not in taken)])
 
     def _methods(self, config: Config) -> Iterable[Kind]:
@@ -104,7 +112,31 @@ class Checkpoint(Mapping[str, Tensor]):
         return _METHODS[method]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._read(name).tensor if name in self._kinds else self._plain(name)
+        if name in self._kinds:
+            return self._read(name).tensor
+        if name in self._files and (scale := self._scale_of(name)) is not None:
+            raise ValueError(
+                f"{self.path}: tensor {shown(name)} would be read as codes without their scale, {shown(scale)}: "
+                f"quant_method of config.json is {shown(self.config.get('quant_method'))}, whose weights have no such "
+                "scale; name the method that wrote them"
+            )
+        return self._plain(name)
+
+    def _scale_of(self, name: str) -> str | None:
+        """A tensor that scales the codes `name`, if they are codes and there is one."""
+        if self._files[name].get_slice(name).get_dtype() not in _CODES:
+            return None
+        module, dot, leaf = name.rpartition(".")
+        if leaf in ("weight", "qweight", "weight_packed"):
+            for end in _SCALES_OF_MODULES:
+                if (scale := module + dot + end) in self._names:
+                    return scale
+        at = bisect_right(self._sorted, name)
+        while at < len(self._sorted) and self._sorted[at].startswith(name):
+            if _SCALES.match(self._sorted[at], len(name)):
+                return self._sorted[at]
+            at += 1
+        return None
 
     def permutation(self, name: str) -> Tensor | None:
         """The column of the file that each column of a weight is, where its columns were sorted by group; else None.

@@ -9,6 +9,7 @@ package compressed_tensors 0.20, its compressors and lifecycle.forward.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -68,9 +69,7 @@ def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
     affine = parts.has("weight_zero_point")
     q, rest = quantizer_of(bits, block, affine), {"scale": scales}
     if affine:
-        zero = parts.get("weight_zero_point", torch.int32, ndim=2)
-        zero = parts.fits("weight_zero_point", zero, (-(-rows * bits // 32), counts[1]))
-        rest["zero_point"] = unpacked(zero.t(), bits, rows).t()
+        rest["zero_point"] = _zero_points(parts, bits, rows, counts)
     order = None
     if parts.has("weight_g_idx") and block[-1] != -1 and not bool((parts.get("weight_g_idx", torch.int32) < 0).all()):
         order = order_of_groups(parts, "weight_g_idx", size, block[-1])
@@ -81,6 +80,22 @@ def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
         return values if affine else (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
 
     return Weight(assembled(q, (rows, size), scale.dtype, codes, **rest), order)
+
+
+def _zero_points(parts: Parts, bits: int, rows: int, counts: Sequence[int]) -> Tensor:
+    """Zero points of packed integers, unsigned as their codes: packed likewise, or as int8 in the shape of scales."""
+    zero = parts.get("weight_zero_point", torch.int32, torch.int8)
+    if zero.dtype == torch.int8:
+        zero = parts.fits("weight_zero_point", zero, counts, counts[:1])
+        middle = 2 ** (bits - 1)
+        if zero.numel() and not -middle <= int(zero.min()) <= int(zero.max()) < middle:
+            raise parts.fail(
+                f"'weight_zero_point' has values from {int(zero.min())} to {int(zero.max())}, and must have such of "
+                f"{bits} bits, from {-middle} to {middle - 1}"
+            )
+        return (zero.to(torch.int16) + middle).to(torch.uint8)
+    zero = parts.fits("weight_zero_point", zero, (-(-rows * bits // 32), counts[1]))
+    return unpacked(zero.t(), bits, rows).t()
 
 
 def read_plain(parts: Parts, config: Config) -> Weight:

@@ -9,7 +9,7 @@ import torch
 from parameterized import parameterized
 
 import hop
-from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, random, unpack_words
+from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, random, tensors_of, unpack_words
 
 INT = {"type": "int"}
 MX = {"strategy": "group", "group_size": 32, "type": "float"}
@@ -140,6 +140,27 @@ class TestCompressedTensors(InCheckpoint):
         found = self.written({**config, "config_groups": groups}, both)
         assert_bits(found["a.weight"], want)
         assert_bits(found["b.weight"], numbers)
+
+    @parameterized.expand([(f"{bits}_{group}", bits, group) for bits in (3, 4, 8) for group in (32, -1)])
+    def test_zero_points_in_bytes(self, _name, bits, group):
+        """As versions of the package before 0.9 write them: int8 in the shape of scales."""
+        rng, middle = np.random.default_rng(bits), 2 ** (bits - 1)
+        codes, count = rng.integers(0, 2**bits, (48, 128)), 1 if group == -1 else 4
+        zeros = rng.integers(-middle, middle, (48, count))
+        scale = torch.from_numpy(rng.random((48, count), np.float32)).to(torch.bfloat16)
+        tensors = tensors_of("a.", weight_packed=pack_words(codes, bits), weight_zero_point=zeros.astype(np.int8))
+        tensors |= {"a.weight_scale": scale, "a.weight_shape": torch.tensor([48, 128])}
+        args = {"num_bits": bits, "type": "int", "symmetric": False}
+        args |= {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
+        groups = {"g": {"targets": ["Linear"], "weights": args}}
+        config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+        steps = torch.from_numpy(codes - middle - zeros.repeat(128 // count, 1)).to(torch.bfloat16)
+        want = steps * scale.repeat_interleave(128 // count, 1)
+        assert_bits(self.written(config, tensors)["a.weight"], want)
+        zero = tensors["a.weight_zero_point"]
+        if bits < 8:
+            self.fails(config, {**tensors, "a.weight_zero_point": zero * 0 + middle}, f"from {middle} to {middle}")
+        self.fails(config, {**tensors, "a.weight_zero_point": zero[1:]}, "'weight_zero_point' has shape (47, ")
 
     def test_wrong(self):
         config, tensors, _ = compressed("packed_4_affine_group_bfloat16")

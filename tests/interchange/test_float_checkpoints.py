@@ -80,6 +80,42 @@ class TestModelOpt(InCheckpoint):
         found = self.written({"quant_method": "modelopt"}, {"a.weight": weight, "a.weight_scale": scale})
         assert_bits(found["a.weight"], (weight.to(torch.float32) * scale).to(torch.bfloat16))
 
+    def test_fp8_blocks(self):
+        """Scales as DeepSeek names them, for blocks of 128×128 or those of the configuration."""
+        weight = random(192, 256).to(torch.float8_e4m3fn)
+        for sizes, config in (((128, 128), {}), ((64, 32), {"weight_block_size": [64, 32]})):
+            scale = random(-(-192 // sizes[0]), 256 // sizes[1]).abs()
+            whole = scale.repeat_interleave(sizes[0], 0)[:192].repeat_interleave(sizes[1], 1)
+            tensors = {"a.weight": weight, "a.weight_scale_inv": scale}
+            found = self.written({"quant_method": "modelopt", "quant_algo": "FP8", **config}, tensors)
+            assert set(found) == {"a.weight"}
+            assert_bits(found["a.weight"], weight.to(torch.float32) * whole)
+        self.fails({"quant_method": "modelopt"}, {**tensors, "a.weight_scale_inv": scale[1:]}, "tensor 'a.weight'")
+
+    def test_codes_without_their_scale(self):
+        """Never the codes alone where the file has a scale that the method does not read."""
+        codes = {
+            torch.float8_e4m3fn: random(8, 16).to(torch.float8_e4m3fn),
+            torch.int8: torch.ones(8, 16).to(torch.int8),
+        }
+        packed = torch.ones(8, 16, dtype=torch.uint8)
+        words = torch.ones(2, 16, dtype=torch.int32)
+        for config in (None, {"quant_method": "fp8"}, {"quant_method": "gptq"}, {"quant_method": "bitsandbytes"}):
+            for weight in codes.values():
+                tensors = {"a.weight": weight, "a.weight_scale": torch.ones(8), "a.input_scale": torch.ones(1)}
+                self.fails(config, tensors, "'a.weight' would be read as codes without their scale, 'a.weight_scale'")
+        for config, tensors in (
+            ({"quant_method": "bitsandbytes"}, {"weight": packed, "weight.absmax": torch.ones(4)}),
+            ({"quant_method": "bitsandbytes"}, {"weight": packed, "weight.quant_state.bitsandbytes__fp4": packed[0]}),
+            ({"quant_method": "gptq"}, {"weight": codes[torch.int8], "SCB": torch.ones(8)}),
+            ({"quant_method": "fp8"}, {"qweight": words, "scales": torch.ones(1, 16)}),
+            (None, {"gate_up_proj": codes[torch.float8_e4m3fn], "gate_up_proj_scale_inv": torch.ones(1, 1)}),
+            ({"quant_method": "compressed-tensors"}, {"weight": codes[torch.int8], "weight_scale_inv": torch.ones(8)}),
+        ):
+            self.fails(config, {f"m.{name}": t.clone() for name, t in tensors.items()}, "codes without their scale")
+        plain = {"a.weight": codes[torch.int8], "a.input_scale": torch.ones(1), "weight_scale": torch.ones(1)}
+        assert torch.equal(self.written(None, plain)["a.weight"], codes[torch.int8])
+
 
 CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
