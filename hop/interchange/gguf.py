@@ -9,6 +9,7 @@ time: its codes and scales are brought into our order, and its floats are never 
 """
 
 import mmap
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,63 +18,81 @@ import torch
 from torch import Tensor
 
 from hop.interchange.files import checked_path
-from hop.interchange.gguf_container import Entry, read_header, type_name
+from hop.interchange.gguf_container import Entry, Header, read_header, type_name
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
 from hop.numerics.packing import PACKED
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 __all__ = ["GGUFFile", "load_gguf", "open_gguf"]
 
 _AT_ONCE = 2**20  # elements that are unpacked to bytes of their own
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)  # as llama.cpp calls the files of a model
+_MOST_FILES = 2**16 - 1  # which split.count, of 16 bits, can say
+
+
+class _Shard:
+    """A file that is mapped into memory."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path, self.header = path, header
+        with open(path, "rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.data = torch.frombuffer(self.map, dtype=torch.uint8)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give back the memory of pages of the file that were read; those at the ends, which others share, stay."""
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and first < last:
+            self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class GGUFFile(Mapping[str, Tensor]):
     """The tensors of a GGUF file by name, in the file's order, each read when it is asked for.
 
     Attributes:
-        path: of the file, which must not change while this is in use.
-        metadata: keys of the file and their values: numbers, texts, and lists of these.
+        path: of the file, which must not change while this is in use; of a model in several, the first.
+        metadata: keys of the file and their values: numbers, texts, and lists of these. Of a model in several files
+            those of the first, without the keys of the split.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata, self._entries, self._places = read_header(path)
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._data = torch.frombuffer(self._map, dtype=torch.uint8)
+        shards = [_Shard(place, header) for place, header in _headers(path)]
+        self._places = shards[0].header.places
+        self._first = shards[0].data
+        self.metadata = shards[0].header.metadata
+        if len(shards) > 1:
+            self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith("split.")}
+        self._entries = {name: (shard, entry) for shard in shards for name, entry in shard.header.entries.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        entry = self._entries[name]
-        raw = self._data.narrow(0, entry.start, entry.bytes) if entry.bytes else self._data[:0]
+        shard, entry = self._entries[name]
+        raw = shard.data.narrow(0, entry.start, entry.bytes) if entry.bytes else shard.data[:0]
         if entry.type in PLAIN:
             return _plain(raw, entry)
         known = TYPES.get(entry.type)
         if known is None:
             types = ", ".join(t.name for t in TYPES.values())
             raise ValueError(
-                f"{self.path}: tensor {name!r} is of type {type_name(entry.type)}; those that are read are {types}"
+                f"{shard.path}: tensor {shown(name)} is of type {type_name(entry.type)}; those that are read are "
+                f"{types}"
             )
-        return _quantized(raw, entry, known, self._release)
-
-    def _release(self, start: int, stop: int) -> None:
-        """Give back the memory of pages of the file that were read; those at the ends, which others share, stay."""
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(mmap, "MADV_DONTNEED") and first < last:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        return _quantized(raw, entry, known, shard.release)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, which is not read."""
-        return self._entries[name].shape
+        return self._entries[name][1].shape
 
     def type(self, name: str) -> str:
         """The type of a tensor in ggml's words, such as "Q4_K", or its dtype; it is not read."""
-        return type_name(self._entries[name].type)
+        return type_name(self._entries[name][1].type)
 
     def stored_value(self, key: str) -> bytes:
         """The type and the value of a key of the metadata, as the file has them."""
         start, stop = self._places[key]
-        return bytes(self._data[start:stop].numpy())
+        return bytes(self._first[start:stop].numpy())
 
     def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
         return name in self._entries
@@ -88,11 +107,63 @@ class GGUFFile(Mapping[str, Tensor]):
         return f"GGUFFile({str(self.path)!r}, {len(self)} tensors)"
 
 
+def _headers(path: Path) -> list[tuple[Path, Header]]:
+    """The files of a model and their headers: the one file, or all of a split, from the first."""
+    first = read_header(path)
+    count, number = (first.metadata.get(f"split.{key}", 0) for key in ("count", "no"))
+    if type(count) is not int or type(number) is not int or not 0 <= number < max(count, 1) <= _MOST_FILES:
+        raise ValueError(f"{path}: split.no is {shown(number)} and split.count {shown(count)}; split the model again")
+    if count <= 1:
+        return [(path, first)]
+    match = _SPLIT.fullmatch(path.name)
+    if match is None or (int(match[2]), int(match[3])) != (number + 1, count):
+        raise ValueError(
+            f"{path} is file {number + 1} of {count} of a model, and must be called "
+            f"NAME-{number + 1:05}-of-{count:05}.gguf, so that the others are found; rename it"
+        )
+    names = [f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+    if number:
+        raise ValueError(f"{path} is file {number + 1} of {count} of a model; open the first, {names[0]!r}")
+    result = [(path, first)]
+    for i, name in enumerate(names[1:], 1):
+        place = path.with_name(name)
+        if not place.is_file():
+            raise ValueError(f"{path} is the first of {count} files of a model, and {name!r} is missing; download it")
+        header = read_header(place)
+        found = tuple(header.metadata.get(f"split.{key}") for key in ("no", "count"))
+        if found != (i, count):
+            raise ValueError(
+                f"{place}: split.no and split.count are {shown(found)}, and must be {(i, count)} beside {path.name!r}; "
+                "download the files of one model"
+            )
+        result.append((place, header))
+    _check_tensors(path, result)
+    return result
+
+
+def _check_tensors(path: Path, files: list[tuple[Path, Header]]) -> None:
+    """Raise for a tensor that is in two of the files, and where there are more or fewer than the first file counts."""
+    places: dict[str, Path] = {}
+    for place, header in files:
+        for name in header.entries:
+            if name in places:
+                raise ValueError(
+                    f"{place}: tensor {shown(name)} is in {places[name].name!r} too; split the model again"
+                )
+            places[name] = place
+    wanted = files[0][1].metadata.get("split.tensors.count")
+    if wanted is not None and wanted != len(places):
+        raise ValueError(
+            f"{path}: split.tensors.count is {shown(wanted)}, and the {len(files)} files have {len(places)} tensors; "
+            "download the files of one model"
+        )
+
+
 def open_gguf(path: str | Path) -> GGUFFile:
-    """A GGUF file, whose tensors are read one by one.
+    """A GGUF file, or a model that is split into several, whose tensors are read one by one.
 
     Args:
-        path: of the file.
+        path: of the file; of several the first, NAME-00001-of-0000N.gguf, with the others beside it.
 
     Returns:
         A mapping from names to tensors: quantized ones as QuantizedTensors that appear in float32, plain ones in their
@@ -101,8 +172,8 @@ def open_gguf(path: str | Path) -> GGUFFile:
     Raises:
         TypeError: path is no path.
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or cut off, or is no GGUF file of version 2 or 3; and, when it is asked for, a
-            tensor of a type that is not read.
+        ValueError: the file is damaged or cut off, or is no GGUF file of version 2 or 3; of several files it is not the
+            first, or one is missing; and, when it is asked for, a tensor of a type that is not read.
     """
     return GGUFFile(checked_path("open_gguf", path, "m.gguf", folders=False))
 

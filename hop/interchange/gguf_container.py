@@ -6,7 +6,8 @@
     padding to a multiple of general.alignment, then the data, in which offsets count
 
 A string is its length, u64, and UTF-8. Sizes come last dimension first. Nothing is believed: each length is compared
-with what is left of the file before anything of that length is read. Source: docs/gguf.md of ggml.
+with what is left of the file before anything of that length is read, and tensors share no bytes. So what is read takes
+memory and time in proportion to the file. Source: docs/gguf.md of ggml.
 """
 
 import math
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hop.interchange.gguf_types import OTHERS, PLAIN, TYPES
+from hop.numerics.spelling import shown
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -142,7 +144,7 @@ class _Reader:
         for i in range(keys):
             self.what = f"key {i} of the metadata"
             key = self.string()
-            self.what = f"key {key!r} of the metadata"
+            self.what = f"key {shown(key)} of the metadata"
             if key in metadata:
                 raise self.error("is there twice")
             start = self.at
@@ -157,7 +159,7 @@ class _Reader:
         """A tensor, its start counted in the data, its bytes not yet."""
         self.what = f"tensor {i}"
         name = self.string()
-        self.what = f"tensor {name!r}"
+        self.what = f"tensor {shown(name)}"
         ndim = self.scalar("I")
         if ndim > MOST_DIMENSIONS:
             raise self.error(f"has {ndim} dimensions; {MOST_DIMENSIONS} is the most")
@@ -170,11 +172,11 @@ class _Reader:
         """The tensors by name, each where it lies in the file."""
         self.what = "key 'general.alignment' of the metadata"
         if not is_alignment(alignment):
-            raise self.error(f"must be a power of two up to 2^20, got {alignment!r}")
+            raise self.error(f"must be a power of two up to 2^20, got {shown(alignment)}")
         data = -(-self.at // alignment) * alignment
         entries: dict[str, Entry] = {}
         for entry in unplaced:
-            self.what = f"tensor {entry.name!r}"
+            self.what = f"tensor {shown(entry.name)}"
             if entry.name in entries:
                 raise self.error("is there twice")
             if entry.start % alignment:
@@ -187,7 +189,17 @@ class _Reader:
                     f"{start + count}, and the file ends at {len(self.data)}"
                 )
             entries[entry.name] = entry._replace(start=start, bytes=count)
+        self.check_overlap(list(entries.values()))
         return entries
+
+    def check_overlap(self, entries: list[Entry]) -> None:
+        """Raise for tensors that share bytes: a small file could have many of the size of the file."""
+        end, before = 0, ""
+        for entry in sorted((e for e in entries if e.bytes), key=lambda e: e.start):
+            self.what = f"tensor {shown(entry.name)}"
+            if entry.start < end:
+                raise self.error(f"begins at byte {entry.start}, within tensor {shown(before)}, which ends at {end}")
+            end, before = entry.start + entry.bytes, entry.name
 
     def size(self, entry: Entry) -> int:
         """The bytes of a tensor; 0 for a type that is not known."""

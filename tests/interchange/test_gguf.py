@@ -16,7 +16,7 @@ from parameterized import parameterized
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
-from hop.interchange import load_gguf, open_gguf
+from hop.interchange import load_gguf, open_gguf, save_gguf
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
 from tests.support.files import InFolder
 
@@ -294,6 +294,11 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "ragged": (lambda: file_of([info("w", (2, 100), Q)], DATA), "tensor 'w': of type Q4_K has sizes (2, 100)"),
     "number": (lambda: file_of([info("w", (), Q)], DATA), "tensor 'w': of type Q4_K has sizes ()"),
     "twice": (lambda: file_of([info("w", (256,), Q)] * 2, DATA), "tensor 'w': is there twice"),
+    "shared": (
+        lambda: file_of([info("a", (2, 256), Q), info("b", (256,), Q, 32)], DATA, alignment=32),
+        "tensor 'b': begins at byte",
+    ),
+    "long_name": (lambda: file_of([info("x" * 10**5, (256,), 77)], DATA), "tensor 'xxx"),
     "key_twice": (lambda: file_of([], keys=(key("k", 0, b"1"),) * 2), "key 'k' of the metadata: is there twice"),
     "key_type": (lambda: file_of([], keys=(key("k", 99, b"1"),)), "key 'k' of the metadata: has a value of type 99"),
     "key_deep": (
@@ -311,6 +316,70 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "unknown_type": (lambda: file_of([info("blk.1.w", (256,), 77)], DATA), "tensor 'blk.1.w' is of type number 77"),
     "other_type": (lambda: file_of([info("blk.1.w", (256,), 16)], DATA), "tensor 'blk.1.w' is of type IQ2_XXS"),
 }
+
+
+class TestSplit(InFolder):
+    """Models in several files, as llama.cpp's gguf-split and the package gguf write them."""
+
+    def setUp(self):
+        super().setUp()
+        self.tensors = {f"blk.{i}.w": np.random.default_rng(i).random((i + 1, 32), np.float32) for i in range(7)}
+        writer = gguf().GGUFWriter(self.folder / "model.gguf", "llama", split_max_tensors=3)
+        writer.add_block_count(7)
+        for name, array in self.tensors.items():
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        self.files = sorted(self.folder.glob("*.gguf"))
+        assert [file.name for file in self.files] == [f"model-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+
+    def fails(self, message: str, path: Any = None) -> None:
+        with self.assertRaises(ValueError) as caught:
+            open_gguf(path or self.files[0])
+        assert message in str(caught.exception) and str(self.folder) in str(caught.exception), caught.exception
+
+    def test_all_are_read(self):
+        file = open_gguf(self.files[0])
+        assert list(file) == list(self.tensors)
+        for name, tensor in load_gguf(self.files[0]):
+            assert np.array_equal(tensor.numpy(), self.tensors[name]) and file.shape(name) == tensor.shape
+        assert file.metadata == {"general.architecture": "llama", "llama.block_count": 7}
+        save_gguf(self.folder / "whole.gguf", file, file.metadata, like=file)
+        whole = open_gguf(self.folder / "whole.gguf")
+        assert list(whole) == list(self.tensors) and whole.metadata == file.metadata
+
+    def test_missing(self):
+        self.fails("is file 2 of 3 of a model; open the first, 'model-00001-of-00003.gguf'", self.files[1])
+        self.files[2].rename(self.folder / "away")
+        self.fails("'model-00003-of-00003.gguf' is missing; download it")
+        self.files[2].write_bytes((self.folder / "away").read_bytes()[:100])
+        self.fails("model-00003-of-00003.gguf")
+
+    def test_others(self):
+        """Files that are not what their names say."""
+        second = self.files[1].read_bytes()
+        self.files[1].write_bytes(self.files[2].read_bytes())
+        self.fails("split.no and split.count are (2, 3), and must be (1, 3)")
+        self.files[1].write_bytes(second.replace(b"blk.3.w", b"blk.0.w"))
+        self.fails("tensor 'blk.0.w' is in 'model-00001-of-00003.gguf' too")
+        alone = self.folder / "model.gguf"
+        alone.write_bytes(self.files[0].read_bytes())
+        self.fails("must be called NAME-00001-of-00003.gguf", alone)
+        keys = [key("split.no", 2, b"\0\0"), key("split.count", 2, b"\2\0")]
+        for name, tensors in (("a-00001-of-00002.gguf", 3), ("a-00002-of-00002.gguf", 3)):
+            keys[0] = key("split.no", 2, bytes([int(name[6]) - 1, 0]))
+            (self.folder / name).write_bytes(
+                file_of([], keys=(*keys, key("split.tensors.count", 5, bytes([tensors, 0, 0, 0]))))
+            )
+        self.fails("split.tensors.count is 3, and the 2 files have 0 tensors", self.folder / "a-00001-of-00002.gguf")
+        for number, count in ((2, 2), (70000, 70001), (0, 70000)):
+            split = (key("split.no", 4, struct.pack("<I", number)), key("split.count", 4, struct.pack("<I", count)))
+            alone.write_bytes(file_of([], keys=split))
+            self.fails(f"split.no is {number} and split.count {count}", alone)
+        alone.write_bytes(file_of([], keys=(key("split.no", 2, b"\0\0"), key("split.count", 2, b"\1\0"))))
+        assert not open_gguf(alone)
 
 
 class TestDamaged(InFile):
@@ -331,6 +400,12 @@ class TestDamaged(InFile):
         with self.assertRaises(ValueError) as caught:
             self.read(made())
         assert message in str(caught.exception) and str(self.path) in str(caught.exception), caught.exception
+        assert len(str(caught.exception)) < len(str(self.path)) + 600, len(str(caught.exception))
+
+    def test_many_of_one(self):
+        """2,000 tensors, each of which would be the whole of the file's data, a megabyte."""
+        with self.assertRaisesRegex(ValueError, "within tensor"):
+            self.read(file_of([info(f"t{i}", (2**20,), 24) for i in range(2000)], bytes(2**20)))
 
     def test_cut_off(self):
         """At every byte."""
