@@ -9,16 +9,19 @@ Sources: the converters of llama.cpp, which write such files, and the tensor pro
 transformers, which read them.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 
+from hop.integrations import gguf_keys
 from hop.interchange import GGUFFile
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.units import of_buffers
 
@@ -30,23 +33,26 @@ class Model(NamedTuple):
 
     model_type: str  # of transformers
     model_class: str  # of transformers
-    fields: Mapping[str, str]  # a key of the metadata, after the architecture -> a field of the configuration
+    fields: Mapping[str, str]  # a key that a file must have, after the architecture -> a field of the configuration
     names: Names
     configure: Callable[["Metadata"], dict[str, Any]] = lambda _: {}
     rows: Callable[[str, int, Any], Tensor | None] = lambda name, rows, config: None
     shifted: str = "$^"  # a pattern of names
     options: Mapping[str, Any] = {}  # of the model's constructor
+    kv_heads: bool = False  # whether heads have a size of their own, and keys and values may have fewer than queries
 
 
 class Metadata:
-    """The metadata of a file, by keys after the architecture."""
+    """The metadata of a file, by keys after the architecture. `read` are the keys that were asked for."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.architecture: Any = file.metadata.get("general.architecture")
+        self.read = {"general.architecture", "general.alignment"}
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+        self.read.add(name := f"{self.architecture}.{key}")
+        return self.file.metadata.get(name, default)
 
     def need(self, key: str) -> Any:
         value = self.get(key)
@@ -54,8 +60,32 @@ class Metadata:
             raise ValueError(f"{self.file.path}: the metadata lacks {self.architecture}.{key}; convert the model again")
         return value
 
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A number above 0."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
+            raise self.wrong(key, value, "one number above 0")
+        return value
+
+    def wrong(self, key: str, value: Any, rule: str) -> ValueError:
+        return ValueError(
+            f"load_model: {self.file.path}: {self.architecture}.{key} must be {rule}, got {shown(value)}; convert the "
+            "model again, or run the file with llama.cpp"
+        )
+
     def has_tensor(self, name: str) -> bool:
         return name in self.file
+
+    def head(self) -> int:
+        """The size of a head: that of keys, or what the heads share of the width."""
+        return self.number("attention.key_length") if self.get("attention.key_length") else self.share()
+
+    def share(self) -> int:
+        """The width of a head, of which all have as much."""
+        width, heads = self.number("embedding_length"), self.number("attention.head_count")
+        if width % heads:
+            raise self.wrong("embedding_length", width, f"a multiple of attention.head_count, {heads}")
+        return width // heads
 
 
 # ---- configurations
@@ -64,83 +94,141 @@ class Metadata:
 def _llama(data: Metadata) -> dict[str, Any]:
     if data.get("expert_count"):
         raise ValueError(f"{data.file.path}: llama with experts is a Mixtral, which load_model does not read from GGUF")
-    head = data.get("attention.key_length", data.get("rope.dimension_count"))
     return {
-        **({"head_dim": head} if head else {}),
+        "head_dim": data.head(),
         "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
         "mlp_bias": data.has_tensor("blk.0.ffn_gate.bias"),
-        "rope_parameters": {"rope_theta": data.get("rope.freq_base", 10000.0), **_scaling(data)},
+        "rope_parameters": _rope(data, data.head()),
     }
 
 
-def _scaling(data: Metadata) -> dict[str, Any]:
-    """How positions are scaled."""
+def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
+    """How positions rotate the first `size` numbers of a head."""
+    theta = data.number("rope.freq_base", theta)
+    kind = data.get("rope.scaling.type", "linear")  # llama.cpp's default
+    factor = data.get("rope.scaling.factor", data.get("rope.scale_linear", 0.0))
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < 2**31:
+        raise data.wrong("rope.scaling.factor", factor, "a number, 0 or more")
+    factor = float(factor or 1.0)
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(
+            f"{data.file.path}: rope.scaling.type is {shown(kind)}; those that are read are none, linear and yarn"
+        )
+    yarn = _yarn(data, kind, factor, size, theta)
     if data.has_tensor("rope_freqs.weight"):
-        return _llama3(data)
-    kind, factor = data.get("rope.scaling.type", "none"), data.get("rope.scaling.factor", data.get("rope.scale_linear"))
-    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
-        return {"rope_type": "default"}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        original = data.need("rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise ValueError(f"{data.file.path}: rope.scaling.type is {kind!r}; those that are read are none, linear and yarn")
+        if kind == "yarn" or (kind == "linear" and factor != 1):
+            raise data.wrong("rope.scaling.type", kind, "'none' beside the tensor rope_freqs.weight")
+        return {"rope_theta": theta, **_llama3(data, size, theta)}
+    if yarn:
+        return {"rope_theta": theta, "rope_type": "yarn", "factor": factor, **yarn}
+    if kind == "none" or factor == 1:
+        return {"rope_theta": theta, "rope_type": "default"}
+    return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
 
 
-def _llama3(data: Metadata) -> dict[str, Any]:
+def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> dict[str, Any]:
+    """The parameters of YaRN; nothing of another kind of scaling, which llama.cpp extends by none of them."""
+    is_yarn = kind == "yarn"
+    extends, attention = data.get("rope.scaling.yarn_ext_factor", -1.0), data.number("rope.scaling.attn_factor", 1.0)
+    if extends not in ((-1.0, 1.0) if is_yarn else (-1.0, 0.0)):
+        rule = f"-1 or {1 if is_yarn else 0} where rope.scaling.type is {kind!r}"
+        raise data.wrong("rope.scaling.yarn_ext_factor", extends, rule)
+    fast, slow = (data.number(f"rope.scaling.yarn_beta_{name}", x) for name, x in (("fast", 32.0), ("slow", 1.0)))
+    if not is_yarn:
+        data.get("rope.scaling.original_context_length")
+        if attention != 1:
+            raise data.wrong("rope.scaling.attn_factor", attention, f"1 where rope.scaling.type is {kind!r}")
+        return {}
+    original = data.number("rope.scaling.original_context_length")
+    ends = [size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)]
+    if max(math.floor(ends[0]), 0) > min(math.ceil(ends[1]), size - 1):
+        raise data.wrong(
+            "rope.scaling.original_context_length", original, f"long enough for {slow:g} to {fast:g} turns"
+        )
+    return {
+        "original_max_position_embeddings": original,
+        "beta_fast": float(fast),
+        "beta_slow": float(slow),
+        "attention_factor": float(attention * (0.1 * math.log(factor) + 1 if factor > 1 else 1)),
+    }
+
+
+def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
     """The scaling of Llama 3.1 to 3.3, of which a file has the divisors of its frequencies. All of them have the same
     parameters but for the factor, the largest divisor: others are refused."""
     divisors = data.file["rope_freqs.weight"].to(torch.float64)
-    head = data.get("attention.key_length", data.get("rope.dimension_count"))
-    low, high, original, factor = 1.0, 4.0, 8192, float(divisors.max())
-    frequencies = data.get("rope.freq_base", 10000.0) ** -(torch.arange(0, head, 2, dtype=torch.float64) / head)
-    smooth = ((original * frequencies / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
-    wanted = 1 / ((1 - smooth) / factor + smooth)
-    if divisors.shape != wanted.shape or not torch.allclose(divisors, wanted, rtol=1e-3):
+    low, high, original = 1.0, 4.0, 8192
+    if fits := divisors.shape == (len(range(0, size, 2)),) and size > 0:
+        frequencies = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        smooth = ((original * frequencies / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
+        fits = torch.allclose(divisors, 1 / ((1 - smooth) / divisors.max() + smooth), rtol=1e-3)
+    if not fits:
         raise ValueError(
             f"{data.file.path}: tensor 'rope_freqs.weight' is not that of Llama 3.1 to 3.3, and no other is read"
         )
     scale = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
-    return {"rope_type": "llama3", "factor": factor, **scale}
+    return {"rope_type": "llama3", "factor": float(divisors.max()), **scale}
 
 
 def _qwen3(data: Metadata) -> dict[str, Any]:
+    data.need("attention.key_length")
     return {
-        "head_dim": data.need("attention.key_length"),
+        "head_dim": data.head(),
         "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
-        "rope_parameters": {"rope_theta": data.get("rope.freq_base", 10000.0), **_scaling(data)},
+        "rope_parameters": _rope(data, data.head()),
     }
 
 
 def _gemma3(data: Metadata) -> dict[str, Any]:
-    blocks, head = data.need("block_count"), data.need("attention.key_length")
+    blocks = data.number("block_count")
+    data.need("attention.key_length")
     # llama.cpp scales scores by the head's size, but in the model of 27 billion parameters.
-    scalar = data.need("embedding_length") // data.need("attention.head_count") if blocks == 62 else head
-    theta = {"full": data.get("rope.freq_base", 1e6), "sliding": data.get("rope.freq_base_swa", 10000.0)}
+    scalar = data.number("embedding_length") // data.number("attention.head_count") if blocks == 62 else data.head()
     return {
-        "head_dim": head,
+        "head_dim": data.head(),
         "query_pre_attn_scalar": scalar,
-        "final_logit_softcapping": data.get("final_logit_softcapping"),
-        "sliding_window_pattern": data.get("attention.sliding_window_pattern", 6),
+        "final_logit_softcapping": data.get("final_logit_softcapping") or None,  # 0 caps nothing
+        "layer_types": _layer_types(data, blocks),
         "rope_parameters": {
-            "full_attention": {"rope_theta": theta["full"], **_scaling(data)},
-            "sliding_attention": {"rope_theta": theta["sliding"], "rope_type": "default"},
+            "full_attention": _rope(data, data.head(), 1e6),
+            "sliding_attention": {"rope_theta": data.number("rope.freq_base_swa", 10000.0), "rope_type": "default"},
         },
     }
+
+
+def _layer_types(data: Metadata, blocks: int) -> list[str]:
+    """Which layers of Gemma 3 have a window: all but every n-th, or those of a list."""
+    key, kinds = "attention.sliding_window_pattern", ("full_attention", "sliding_attention")
+    value = data.get(key, 6)
+    if isinstance(value, list) and value and all(isinstance(x, bool) for x in cast("list[Any]", value)):
+        windows = cast("list[bool]", value)
+    elif type(value) is int and value > 0:
+        windows = [bool((i + 1) % value) for i in range(blocks)]
+    else:
+        raise data.wrong(key, value, "an integer above 0, or true or false for each block")
+    if len(windows) != blocks:
+        raise data.wrong(key, value, f"a list of {blocks}, one for each block")
+    return [kinds[window] for window in windows]
 
 
 def _gpt_neox(data: Metadata) -> dict[str, Any]:
-    head = data.need("embedding_length") / data.need("attention.head_count")
+    head, size = data.share(), data.number("rope.dimension_count")
+    parallel = data.get("use_parallel_residual", True)
+    if not isinstance(parallel, bool):
+        raise data.wrong("use_parallel_residual", parallel, "true or false")
+    if type(size) is not int or size > head or size % 2:
+        raise data.wrong("rope.dimension_count", size, f"an even number up to the size of a head, {head}")
     return {
-        "use_parallel_residual": data.get("use_parallel_residual", True),
+        "use_parallel_residual": parallel,
         "attention_bias": data.has_tensor("blk.0.attn_qkv.bias"),
-        "rope_parameters": {
-            "rope_theta": data.get("rope.freq_base", 10000.0),
-            "partial_rotary_factor": data.need("rope.dimension_count") / head,
-            **_scaling(data),
-        },
+        "rope_parameters": {"partial_rotary_factor": _fraction(size, head), **_rope(data, size)},
     }
+
+
+def _fraction(size: int, head: int) -> float:
+    """A factor of which transformers makes `size`: int(head · factor)."""
+    factor = size / head
+    return factor if int(head * factor) == size else math.nextafter(factor, 2)
 
 
 def _bert(data: Metadata) -> dict[str, Any]:
@@ -187,10 +275,7 @@ _FIELDS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-_DECODER_FIELDS = _FIELDS | {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
+_DECODER_FIELDS = _FIELDS | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _DECODER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -241,8 +326,8 @@ _BERT = {
 }
 
 MODELS = {
-    "llama": Model("llama", "LlamaForCausalLM", _DECODER_FIELDS, _LLAMA, _llama, rows=_pairs),
-    "qwen3": Model("qwen3", "Qwen3ForCausalLM", _DECODER_FIELDS, _LLAMA | _NORMED, _qwen3),
+    "llama": Model("llama", "LlamaForCausalLM", _DECODER_FIELDS, _LLAMA, _llama, rows=_pairs, kv_heads=True),
+    "qwen3": Model("qwen3", "Qwen3ForCausalLM", _DECODER_FIELDS, _LLAMA | _NORMED, _qwen3, kv_heads=True),
     "gemma3": Model(
         "gemma3_text",
         "Gemma3ForCausalLM",
@@ -250,6 +335,7 @@ MODELS = {
         _DECODER | _NORMED | _GEMMA3,
         _gemma3,
         shifted=r"norm\.weight$",
+        kv_heads=True,
     ),
     "gptneox": Model(
         "gpt_neox",
@@ -292,7 +378,9 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     data = Metadata(file)
     if not data.has_tensor(_TABLE) or len(file.shape(_TABLE)) != 2:
         raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; it is no whole model")
-    known = {field: _number(data, key) for key, field in model.fields.items() if data.get(key) is not None}
+    known = {field: data.number(key) for key, field in model.fields.items()}
+    if model.kv_heads:
+        known["num_key_value_heads"] = data.number("attention.head_count_kv", known["num_attention_heads"])
     blocks = {int(match.group(1)) for name in file if (match := re.match(r"blk\.(\d{1,9})\.", name))}
     if blocks != set(range(len(blocks))) or known.get("num_hidden_layers") != len(blocks):
         raise ValueError(
@@ -300,24 +388,25 @@ def config_of(file: GGUFFile, model: Model) -> Any:
             f"has {len(blocks)} blocks; it is no whole model"
         )
     for field, name in _TOKENS.items():
-        token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        data.read.add(key := f"tokenizer.ggml.{name}_token_id")
+        token = file.metadata.get(key)
         known |= {} if token is None else {field: token}
     if "output" in model.names:
         known["tie_word_embeddings"] = "output.weight" not in file
     fields = model.configure(data)
     try:
-        return AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **fields)
+        config = AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **fields)
     except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
         raise ValueError(f"load_model: {file.path}: its metadata make no configuration: {error}") from error
-
-
-def _number(data: Metadata, key: str) -> Any:
-    value = data.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
-        raise ValueError(
-            f"load_model: {data.file.path}: {data.architecture}.{key} must be one number above 0, got {value!r}"
-        )
-    return value
+    sizes = gguf_keys.Sizes(
+        head=data.head() if model.kv_heads else data.share(),
+        heads=known["num_attention_heads"],
+        width=known["hidden_size"],
+        is_causal=model.model_type != "bert",
+        theta=file.metadata.get(f"{data.architecture}.rope.freq_base"),
+    )
+    gguf_keys.check(file, data.read, sizes)
+    return config
 
 
 def tensors_of(file: GGUFFile, model: Model, config: Any) -> Any:
