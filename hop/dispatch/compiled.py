@@ -85,7 +85,10 @@ def _reader(x: Any) -> _Read:
 
 def _overload(name: str) -> OpOverload:
     namespace, packet, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    result = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not isinstance(result, OpOverload):
+        raise ValueError(f"{spelling.shown(name)} is no operator of torch.ops")
+    return result
 
 
 def _listed(result: Any) -> list[Tensor]:

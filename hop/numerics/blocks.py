@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
+from hop.numerics.spelling import shown
 
 Block = tuple[int, ...]
 _SUCH_SHAPE = "give one such as (2, 4)"
@@ -29,8 +30,8 @@ def checked(block: Any, what: str = "block") -> Block:
         isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) or b >= 2**31 for b in sizes
     ):
         raise ValueError(
-            f"{what} must be a tuple of sizes over the last dimensions, each -1 or from 1 to 2^31 - 1, got {block!r}; "
-            "give one such as (1, -1)"
+            f"{what} must be a tuple of sizes over the last dimensions, each -1 or from 1 to 2^31 - 1, got "
+            f"{shown(block)}; give one such as (1, -1)"
         )
     return sizes
 
@@ -39,9 +40,9 @@ def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
     """`shape` as a tuple, if it is one of sizes, symbolic ones included."""
     sizes = cast(Sequence[Any], shape) if isinstance(shape, tuple | list) else (None,)
     if any(isinstance(n, bool) or not isinstance(n, int | torch.SymInt) for n in sizes):
-        raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {shape!r}; {_SUCH_SHAPE}")
+        raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {shown(shape)}; {_SUCH_SHAPE}")
     if any(isinstance(n, int) and n < 0 for n in sizes):
-        raise ValueError(f"{what}: shape must have sizes of 0 or more, got {shape!r}; {_SUCH_SHAPE}")
+        raise ValueError(f"{what}: shape must have sizes of 0 or more, got {shown(shape)}; {_SUCH_SHAPE}")
     return tuple(shape)
 
 

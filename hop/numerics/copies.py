@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 
 ROWWISE, COLUMNWISE = "rowwise", "columnwise"
 USAGES = (ROWWISE, COLUMNWISE)
@@ -35,14 +35,14 @@ def checked(quantizer: Quantizer, usages: Any) -> Usages:
     """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
     checked_usages = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
     if not checked_usages or any(u not in USAGES for u in checked_usages):
-        raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}; take one of them, or both")
+        raise ValueError(f"usages must name one or both of {USAGES}, got {shown(usages)}; take one of them, or both")
     if COLUMNWISE in checked_usages and quantizer.flat:
         raise ValueError(
-            f"usages {usages!r}: a quantizer with flat=True has no column-wise copy; take usages={ROWWISE!r}"
+            f"usages {shown(usages)}: a quantizer with flat=True has no column-wise copy; take usages={ROWWISE!r}"
         )
     if COLUMNWISE in checked_usages and quantizer.is_tiled():
         raise ValueError(
-            f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone; take usages={ROWWISE!r}"
+            f"usages {shown(usages)}: layout={quantizer.layout} is for the row-wise copy alone; take usages={ROWWISE!r}"
         )
     return tuple(u for u in USAGES if u in checked_usages)
 
@@ -96,10 +96,12 @@ def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> No
     """Raise TypeError or ValueError unless `buffer` is what is described, dense, on `device` if there is one."""
     name, shape, dtype = described
     if not isinstance(buffer, Tensor):
-        raise TypeError(f"buffer {name} must be a tensor, got {spelling.shown(buffer)}; give such a tensor")
+        raise TypeError(f"buffer {name} must be a tensor, got {shown(buffer)}; give such a tensor")
     own = tuple(buffer.shape)
     if own != shape or buffer.dtype != dtype:
-        raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}; give such a tensor")
+        raise ValueError(
+            f"buffer {name} must be {dtype} of {shown(shape)}, got {buffer.dtype} of {own}; give such a tensor"
+        )
     if buffer.layout != torch.strided:
         raise ValueError(f"buffer {name} must be dense, got one of layout {buffer.layout}; use to_dense()")
     if device is not None and buffer.device != device:

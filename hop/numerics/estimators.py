@@ -160,7 +160,7 @@ class EWGS(Estimator):
 
     def __post_init__(self) -> None:
         if isinstance(self.delta, bool) or not isinstance(self.delta, int | float) or not 0 <= self.delta < math.inf:
-            raise ValueError(f"EWGS: delta must be a finite number of 0 or more, got {self.delta!r}; give 0.2")
+            raise ValueError(f"EWGS: delta must be a finite number of 0 or more, got {shown(self.delta)}; give 0.2")
 
     def of_input(self, grad: Tensor, at: Position) -> Tensor:
         scaled = grad * (1 + self.delta * grad.sign() * (at.u - at.n))
@@ -186,7 +186,7 @@ class SoftRounding(Estimator):
     def __post_init__(self) -> None:
         t = self.temperature
         if isinstance(t, bool) or not isinstance(t, int | float) or not 0 < t < math.inf:
-            raise ValueError(f"SoftRounding: temperature must be above 0 and finite, got {t!r}; give 5.0")
+            raise ValueError(f"SoftRounding: temperature must be above 0 and finite, got {shown(t)}; give 5.0")
 
     def check(self, format: Format) -> None:
         if not format.is_integer:
@@ -234,7 +234,7 @@ class QuantNoise(Estimator):
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, bool) or not isinstance(self.rate, int | float) or not 0 < self.rate <= 1:
-            raise ValueError(f"QuantNoise: rate must be above 0 and at most 1, got {self.rate!r}; give 0.5")
+            raise ValueError(f"QuantNoise: rate must be above 0 and at most 1, got {shown(self.rate)}; give 0.5")
 
     def number(self, u: Tensor, n: Tensor, width: Tensor, random: Tensor) -> Tensor:
         return torch.where(random < self.rate, n, u)

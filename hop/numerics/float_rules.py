@@ -17,6 +17,7 @@ from hop.numerics import blocks, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import E4M3, E8M0, Float, Format, PowerOfTwo
 from hop.numerics.rule import LARGEST, Blocks, Found, Rule
+from hop.numerics.spelling import shown
 from hop.numerics.tables import float32
 
 RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
@@ -96,7 +97,7 @@ class Delayed(Rule):
             n = getattr(self, name)
             if isinstance(n, bool) or not isinstance(n, int) or not least <= n <= 2**20:
                 raise ValueError(
-                    f"Delayed: {name} must be an integer from {least} to 2^20, got {n!r}; give such a number"
+                    f"Delayed: {name} must be an integer from {least} to 2^20, got {shown(n)}; give such a number"
                 )
         spelling.flag(self.most_recent, "Delayed: most_recent")
 
@@ -156,12 +157,12 @@ class Microscaling(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.exponent, PowerOfTwo):
             raise TypeError(
-                f"Microscaling: exponent must be a format of powers of two, got {spelling.shown(self.exponent)}; give "
+                f"Microscaling: exponent must be a format of powers of two, got {shown(self.exponent)}; give "
                 "one such as hop.formats.E8M0"
             )
         if self.rounding not in MX_ROUNDINGS:
             raise ValueError(
-                f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {self.rounding!r}; take one of them"
+                f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {shown(self.rounding)}; take one of them"
             )
 
     def check(self, format: Format, block: Block) -> None:
@@ -246,7 +247,7 @@ class TwoLevel(Rule):
         object.__setattr__(self, "outer", blocks.checked(self.outer, "TwoLevel: outer"))
         if not isinstance(self.inner, Float):
             raise TypeError(
-                f"TwoLevel: inner must be a format of floats, got {spelling.shown(self.inner)}; give one such as "
+                f"TwoLevel: inner must be a format of floats, got {shown(self.inner)}; give one such as "
                 "hop.formats.E4M3"
             )
 

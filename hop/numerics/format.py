@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hop.numerics import packing, spelling
-from hop.numerics.spelling import Value
+from hop.numerics.spelling import Value, shown
 
 NOISE_BITS = 8  # of the random integers of stochastic rounding
 _DTYPES = (torch.int8, torch.uint8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -42,10 +42,15 @@ class Format(Value):
     is_codebook: ClassVar[bool] = False
     is_for_scales: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        raise TypeError(f"{type(self).__name__} has no numbers of its own; make an Integer, a Float or a Codebook")
+
     def _check(self, *integers: str) -> None:
         """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}; give one such as 'int8'")
+            raise ValueError(
+                f"{type(self).__name__}: name must be text, got {shown(self.name)}; give one such as 'int8'"
+            )
         for which in ("bits", *integers):
             spelling.integer(getattr(self, which), f"{self.name}: {which}")
         if self.bits not in range(1, 9) and not (self.bits == 16 and self.dtype == torch.int16):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.numerics import spelling
 from hop.numerics.formats import Integer
 from hop.numerics.requantization import Convention
+from hop.numerics.spelling import shown
 
 
 class Codes(NamedTuple):
@@ -105,7 +105,7 @@ class IntegerFunction(Convention):
             return Codes(info.min, info.max, format)
         if not isinstance(format, Integer):
             raise TypeError(
-                f"{name}: format must be a format of integers or torch.int16, got {spelling.shown(format)}; give one "
+                f"{name}: format must be a format of integers or torch.int16, got {shown(format)}; give one "
                 "such as hop.formats.INT8"
             )
         return Codes(format.low, format.high, format.dtype)
@@ -126,7 +126,7 @@ class IntegerFunction(Convention):
 
 def one_of(value: Any, allowed: Sequence[Any], what: str) -> None:
     if value not in allowed:
-        raise ValueError(f"{what} must be one of {tuple(allowed)}, got {value!r}; take one of them")
+        raise ValueError(f"{what} must be one of {tuple(allowed)}, got {shown(value)}; take one of them")
 
 
 def scalar(x: Tensor | int | float, like: Tensor, dtype: torch.dtype) -> Tensor:

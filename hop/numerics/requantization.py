@@ -32,7 +32,7 @@ from torch import Tensor
 from hop.compat.export import is_lowering
 from hop.numerics import spelling
 from hop.numerics.formats import Integer
-from hop.numerics.spelling import Value
+from hop.numerics.spelling import Value, shown
 from hop.numerics.tables import lookup
 
 __all__ = [
@@ -160,11 +160,11 @@ class FixedPoint(Requantization):
         super().__post_init__()
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {self.rounding!r}; take one of them"
+                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {shown(self.rounding)}; take one of them"
             )
         if self.multiplier not in MULTIPLIERS:
             raise ValueError(
-                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {self.multiplier!r}; take one of them"
+                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {shown(self.multiplier)}; take one of them"
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from hop.numerics import presets, spelling
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import Value
+from hop.numerics.spelling import Value, shown
 from hop.numerics.stored_scales import has_whole_numbers
 
 STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
@@ -54,8 +54,7 @@ class Scheme(Value):
             q = getattr(self, name)
             if q is not None and not isinstance(q, Quantizer):
                 raise TypeError(
-                    f"Scheme: {name} must be a Quantizer or None, got {spelling.shown(q)}; give one such as "
-                    "hop.presets.INT8_ROW"
+                    f"Scheme: {name} must be a Quantizer or None, got {shown(q)}; give one such as hop.presets.INT8_ROW"
                 )
             if q is not None and (q.flat or q.layout is not None):
                 raise ValueError(
@@ -68,11 +67,13 @@ class Scheme(Value):
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
         self._check_noise()
         if self.backward not in BACKWARDS:
-            raise ValueError(f"Scheme: backward must be one of {BACKWARDS}, got {self.backward!r}; take one of them")
+            raise ValueError(
+                f"Scheme: backward must be one of {BACKWARDS}, got {shown(self.backward)}; take one of them"
+            )
         if (self.grad is not None) != (self.backward == QUANTIZED):
             raise ValueError(
                 f"Scheme: grad is what backward='quantized' quantizes gradients with, and goes with it alone; got "
-                f"grad={self.grad} and backward={self.backward!r}; give both, or neither"
+                f"grad={self.grad} and backward={shown(self.backward)}; give both, or neither"
             )
         if self.backward == QUANTIZED:
             self._check_quantized()

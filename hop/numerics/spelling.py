@@ -8,7 +8,8 @@
             | "(" [value {", " value}] [","] ")"                        a tuple
 
 Only classes and constants that were registered here can be read, and nothing is evaluated: each class checks its own
-fields when it is made.
+fields when it is made. A text has at most 2^16 characters, and values nest 32 deep, so that reading one takes bounded
+time.
 """
 
 import dataclasses
@@ -33,7 +34,12 @@ _TOKEN = re.compile(
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
 )
 _DEEPEST = 32
+_LONGEST_TEXT = 2**16  # characters; the longest of ours, of codebooks of 256 numbers, have a quarter of these
 _LONGEST = 120  # characters of a value in a message
+_LONGEST_PART = 80  # characters of a text that is quoted around a position
+_LONGEST_MESSAGE = 600  # characters of what a class says of its fields
+_DEEPEST_JSON = 64  # lists and objects in each other
+_DTYPES = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)}
 _LARGEST = torch.finfo(torch.float32).max
 _WORDS = {"True": True, "False": False, "None": None}
 
@@ -105,9 +111,9 @@ def read(text: str, expected: type = Value) -> Any:
 
 def dtype(name: str) -> torch.dtype:
     """The dtype that is spelled "torch.float32" or the like. Raises ValueError for anything else."""
-    result = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if not isinstance(result, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
+    result = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
+    if result is None:
+        raise ValueError(f"{shown(name)} is no dtype")
     return result
 
 
@@ -161,6 +167,8 @@ class _Parser:
             )
         self.at = len(_PREFIX)
         start = self.at
+        if len(self.text) > _LONGEST_TEXT:
+            raise self.error(f"text has {len(self.text)} characters, and {_LONGEST_TEXT} is the most")
         value = self.value()
         if self.text[self.at :].strip():
             raise self.error("expected the end")
@@ -170,7 +178,10 @@ class _Parser:
         return value
 
     def error(self, message: str) -> ValueError:
-        return ValueError(f"position {self.at} of {self.text!r}: {message}")
+        start = max(self.at - _LONGEST_PART // 2, 0) if len(self.text) > _LONGEST_PART else 0
+        part = self.text[start : start + _LONGEST_PART]
+        before, after = "…" * (start > 0), "…" * (start + len(part) < len(self.text))
+        return ValueError(f"position {self.at} of {before}{part!r}{after}: {message}")
 
     def token(self) -> tuple[str, str]:
         match = _TOKEN.match(self.text, self.at)
@@ -225,7 +236,7 @@ class _Parser:
             return _constants[word]
         self.at = before
         known = [name for name in (*_constants, *_classes) if not name.startswith(("_", "Fast"))]
-        raise self.error(f"{word!r} is no value known here; known are {', '.join(known)}")
+        raise self.error(f"{shown(word)} is no value known here; known are {', '.join(known)}")
 
     def number(self, word: str, before: int) -> int | float:
         try:
@@ -260,7 +271,7 @@ class _Parser:
             if kind != "name" or name not in known or name in fields:
                 self.at = at
                 rule = "is given twice" if name in fields else f"is no field of {cls.__name__}: {', '.join(known)}"
-                raise self.error(f"{name!r} {rule}")
+                raise self.error(f"{shown(name)} {rule}")
             self.need("=")
             fields[name] = self.value()
             if not self.next_is(","):
@@ -268,34 +279,38 @@ class _Parser:
                 break
         try:
             return cls(**fields)
-        except (TypeError, ValueError) as error:
-            self.at = before
-            raise self.error(str(error)) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            self.at, message = before, str(error)
+            if len(message) > _LONGEST_MESSAGE:  # which quotes a name, or many fields
+                message = f"{message[:_LONGEST_PART]}… …{message[-_LONGEST:]}"
+            raise self.error(message) from error
 
 
 def real(value: Any, what: str) -> float:
     """`value` as a float, if it is a number that float32 holds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{what} must be a finite number within float32's range; got {value!r}; give such a number")
+        raise ValueError(
+            f"{what} must be a finite number within float32's range; got {shown(value)}; give such a number"
+        )
     return float(value)
 
 
 def flag(value: Any, what: str) -> None:
     """Raise ValueError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, got {value!r}; give one of them")
+        raise ValueError(f"{what} must be True or False, got {shown(value)}; give one of them")
 
 
 def integer(value: Any, what: str) -> None:
     """Raise ValueError unless `value` is an integer that 64 bits hold."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{what} must be an integer, got {value!r}; give such a number")
+        raise ValueError(f"{what} must be an integer, got {shown(value)}; give such a number")
 
 
 def finite(value: Any, what: str) -> float:
     """`value` as a float, if it is a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{what} must be a finite number, 0 or more; got {value!r}; give such a number")
+        raise ValueError(f"{what} must be a finite number, 0 or more; got {shown(value)}; give such a number")
     return float(value)
 
 
@@ -308,16 +323,26 @@ def shown(value: Any) -> str:
     many = cast(list[Any], value) if isinstance(value, list) else []
     if any(isinstance(x, torch.Tensor) for x in many):
         return f"[{', '.join(shown(x) if isinstance(x, torch.Tensor) else repr(x) for x in many)}]"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def from_json(text: bytes | str, what: str) -> dict[str, Any]:
-    """A JSON object, or ValueError, which names `what` it was to be."""
+    """A JSON object, or ValueError, which names `what` it was to be. Its lists and objects do not nest so deeply that
+    code which recurses over them fails."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{what} is no JSON object")
-    return cast(dict[str, Any], value)
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST_JSON):
+        inside = (x.values() if isinstance(x, dict) else x for x in level)
+        level = [x for values in inside for x in values if isinstance(x, dict | list)]
+        if not level:
+            return cast(dict[str, Any], value)
+    raise ValueError(f"{what} has lists and objects in each other more than {_DEEPEST_JSON} deep")

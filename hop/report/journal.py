@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from hop.compat.files import lock, naming
 from hop.compat.pytree import tree_leaves
 from hop.export.analysis.arguments import Arguments
+from hop.numerics.spelling import from_json
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -70,8 +71,8 @@ class Journal:
             return
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            head, *rest = [json.loads(line) for line in whole.splitlines()] or [None]
-        except (ValueError, RecursionError) as error:
+            head, *rest = [from_json(line, "a line") for line in whole.decode().splitlines()] or [None]
+        except ValueError as error:
             raise ValueError(f"sweep: {path} is no journal of a sweep: {error}; name another file") from error
         if not isinstance(head, dict) or "sweep" not in head:
             raise ValueError(f"sweep: {path} is no journal of a sweep; name another file, or remove it")

@@ -29,6 +29,7 @@ from hop.tensor.proto import TensorProto
 __all__ = ["load_file", "save_file"]
 
 _KEY = "hop"
+_MOST_DIMENSIONS = 64  # of PyTorch's tensors
 
 
 def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -140,7 +141,7 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         try:
             quantized[name] = _built(name, entry, flat, device)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"load_file: {path}: {name!r} is not what the metadata says: {error}") from error
+            raise ValueError(f"load_file: {path}: {shown(name)} is not what the metadata says: {error}") from error
     return {**flat, **quantized}
 
 
@@ -148,13 +149,14 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
     """The tensor that `entry` describes, of buffers that are taken out of `flat`."""
     fields = {"quantizer", "shape", "dtype", "usages"}
     if not isinstance(entry, dict) or entry.keys() != fields:
-        raise ValueError(f"its entry must have the fields {sorted(fields)}, got {entry!r}")
+        raise ValueError(f"its entry must have the fields {sorted(fields)}, got {shown(entry)}")
     entry = cast(dict[str, Any], entry)
     shape: Any = entry["shape"]
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in cast(list[Any], shape)):
-        raise ValueError(f"shape must be a list of sizes, got {shape!r}")
+    sizes = cast(list[Any], shape) if isinstance(shape, list) else [None]
+    if len(sizes) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
+        raise ValueError(f"shape must be a list of sizes, at most {_MOST_DIMENSIONS}, got {shown(shape)}")
     proto = TensorProto(
-        tuple(cast(list[int], shape)),
+        tuple(sizes),
         spelling.dtype(entry["dtype"]),
         device,
         quantizer=Quantizer.parse(entry["quantizer"]),
@@ -163,7 +165,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
     keys = [f"{name}:{b.name}" for b in proto.buffers()]
     missing = [key for key in keys if key not in flat]
     if missing or name in flat:
-        raise ValueError(f"the file lacks {missing}" if missing else "the file has a plain tensor of that name")
+        raise ValueError(f"the file lacks {shown(missing)}" if missing else "the file has a plain tensor of that name")
     return proto.create_tensor([flat.pop(key) for key in keys])
 
 

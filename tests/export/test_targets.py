@@ -1,5 +1,7 @@
 """Targets: values that say which integers a runtime computes."""
 
+import json
+import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
@@ -96,8 +98,6 @@ class TestToInteger(unittest.TestCase):
 
 class TestValue(unittest.TestCase):
     def test_json(self) -> None:
-        import tempfile
-
         for target in (TFLITE, PT2E, ONNX_QDQ):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "target.json"
@@ -106,9 +106,30 @@ class TestValue(unittest.TestCase):
                 path.write_text(path.read_text().replace("hop1:", "hop9:", 1))
                 with pytest.raises(ValueError, match=r"target.json is no target .*row 0"):
                     Target.load(path)
+                for text in (
+                    '{"a":' * 10**5,
+                    '{"hop_target": 1, "rows": ' + "[" * 500 + "]" * 500 + "}",
+                    '{"hop_target": 2}',
+                ):
+                    path.write_text(text)
+                    with pytest.raises(ValueError, match=r"target.json is no target"):
+                        Target.load(path)
                 path.write_text("[]")
                 with pytest.raises(ValueError, match="is no target"):
                     Target.load(path)
+
+    def test_small_files_with_much_of_one(self) -> None:
+        """A row of 200,000 times one operator, and of an operator with a long name."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / "t.json"
+        for operators in (["add.Tensor"] * 200_000, ["x" * 200_000]):
+            row = {"operators": operators, "convention": str(GEMMLOWP), "source": "", "per_tensor": None}
+            data = {"hop_target": 1, "name": "n", "integer_only": True, "dtypes": ["int8"], "rows": [row]}
+            path.write_text(json.dumps(data))
+            with pytest.raises(ValueError, match="is no target") as caught:
+                Target.load(path)
+            assert len(str(caught.value)) < 1000
 
     def test_table_and_diff(self) -> None:
         assert "TfliteAveragePool()" in TFLITE.table() and "QuantizedMeanOrSum" in TFLITE.table()

@@ -8,6 +8,7 @@ import sys
 import unittest
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -115,6 +116,63 @@ class TestSpelling(unittest.TestCase):
     def test_deep_text_is_refused(self):
         with self.assertRaises(ValueError):
             Quantizer.parse("hop1:" + "(" * 100_000)
+
+    def test_no_text_imports(self):
+        """`torch` imports parts of itself where it is asked for an attribute, so names are looked up in a table."""
+        with mock.patch.object(torch, "__getattr__", side_effect=AssertionError("torch was asked")):
+            for name in ("torch.onnx", "torch._inductor", "torch._export", "torch.hub", "torch.float99", "torch.nn"):
+                with self.assertRaisesRegex(ValueError, f"{name}' is no dtype"):
+                    spelling.dtype(name)
+                with self.assertRaisesRegex(ValueError, f"{name}' is no dtype"):
+                    spelling.read(f'hop1:Integer(name="a", bits=8, dtype={name}, low=0, high=1)')
+        assert spelling.dtype("torch.float16") is spelling.dtype("half") is torch.float16
+
+    @parameterized.expand(
+        [
+            ("name", "hop1:" + "x" * 10**4),
+            ("string", 'hop1:"' + "x" * 10**4 + '"'),
+            ("dtype", "hop1:torch." + "x" * 10**4),
+            ("field", f"hop1:Amax({'x' * 10**4}=1)"),
+            ("format", f'hop1:Integer(name="{"x" * 10**4}", bits=99, dtype=torch.int8, low=0, high=1)'),
+            ("tuple", f"hop1:Quantizer(int8, block=({'0, ' * 5000}), scale=Amax())"),
+            ("number", f"hop1:Amax(floor=1{'0' * 4000})"),
+            ("digits", f"hop1:Amax(floor=1{'0' * 5000})"),
+            ("text", "hop1:" + "(" * 10**6),
+            ("head", "x" * 10**6),
+            ("base", 'hop1:Quantizer(Format("a", 8, torch.int8), (1,), Amax())'),
+        ]
+    )
+    def test_messages_are_short(self, _name, text):
+        with self.assertRaises(ValueError) as caught:
+            spelling.read(text)
+        message = str(caught.exception)
+        quoted = sum(message.count(part) for part in ("x", "0")) if len(text) > 1000 else 0
+        assert quoted <= 250 and len(message.partition("; known are")[0]) < 700, message
+
+    def test_long_text_is_refused(self):
+        """Before it is read, which takes time in proportion."""
+        with self.assertRaisesRegex(ValueError, "text has 200005 characters, and 65536 is the most"):
+            spelling.read("hop1:" + "1," * 10**5)
+        book = formats.Codebook("b", 8, torch.uint8, tuple(n / 7 for n in range(256)))
+        scheme = hop.Scheme(None, Quantizer(book, (1, 32), Amax()))
+        assert spelling.read(str(scheme)) == scheme and len(str(scheme)) > 4000
+
+    def test_json_that_nests(self):
+        for depth, fails in ((10, False), (60, False), (70, True), (900, True), (10**6, True)):
+            for start, end in (("[", "]"), ('{"a":', "}")):
+                text = f'{{"a": {start * depth}{"1" if start != "[" else ""}{end * depth}}}'
+                if fails:
+                    with self.assertRaisesRegex(ValueError, "^it (is no JSON|has lists and objects)"):
+                        spelling.from_json(text, "it")
+                else:
+                    assert "a" in spelling.from_json(text, "it")
+
+    def test_shown_is_short(self):
+        deep: list[Any] = []
+        for _ in range(10**5):
+            deep = [deep]
+        for value in (deep, 10**5000, "x" * 10**6, list(range(10**5)), {"a" * 300: 1}):
+            assert len(spelling.shown(value)) <= 121
 
 
 class TestValues(unittest.TestCase):

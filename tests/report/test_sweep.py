@@ -166,7 +166,7 @@ class TestJournal(InFolder):
         with pytest.raises(ValueError, match="another model, other data or other options"):
             self.sweep(torch.export.export(other, small()[1]))
 
-    @parameterized.expand([("[]\n",), ("no json\n",), ("3",)])
+    @parameterized.expand([("[]\n",), ("no json\n",), ("3",), ("[" * 10**5 + "\n",), ('{"sweep": "x"}\n3\n',)])
     def test_another_file(self, text):
         self.path.write_text(text)
         with pytest.raises(ValueError, match="no journal of a sweep"):

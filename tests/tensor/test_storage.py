@@ -179,6 +179,11 @@ class TestRefused(InFile):
             ("float_shape", lambda d: {"w": {**d, "shape": [4.0, 64]}}, "'w' .* shape must be a list of sizes"),
             ("negative", lambda d: {"w": {**d, "shape": [-4, -64]}}, "'w' .* shape must be a list of sizes"),
             ("true", lambda d: {"w": {**d, "shape": [True, 64]}}, "'w' .* shape must be a list of sizes"),
+            (
+                "long",
+                lambda d: {"w": {**d, "shape": [2**62] * 10**5}},
+                "'w' .* shape must be a list of sizes, at most 64",
+            ),
             ("huge", lambda d: {"w": {**d, "shape": [2**200, 64]}}, "'w' .* codes must be"),
             ("dtype", lambda d: {"w": {**d, "dtype": "torch.int8"}}, "'w' .* must be floating point"),
             ("no_dtype", lambda d: {"w": {**d, "dtype": "torch.nn"}}, "'w' .* is no dtype"),
@@ -204,6 +209,22 @@ class TestRefused(InFile):
         self.rewrite(lambda flat: flat, change)
         with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name}.*{message}"):
             load_file(self.path)
+
+    def test_messages_are_short(self):
+        for change in (
+            lambda d: {"w" * 10**5: d},
+            lambda d: {"w": {**d, "shape": [10**4000] * 60}},
+            lambda d: {"w": {**d, "quantizer": "hop1:" + "x" * 10**5}},
+            lambda d: {"w": {**d, "dtype": "torch." + "x" * 10**5}},
+            lambda d: {"w": {**d, "usages": ["x" * 10**5]}},
+            lambda d: {"w": {**d, "x" * 10**5: 1}},
+        ):
+            save_file({"w": made("INT8_ROW", 4, 64)}, self.path)
+            self.rewrite(lambda flat: flat, change)
+            with self.assertRaises(ValueError) as caught:
+                load_file(self.path)
+            message = str(caught.exception).partition("; known are")[0]
+            assert len(message) < 800 and message.count("x") < 260, message
 
     @parameterized.expand(
         [

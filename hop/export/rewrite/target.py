@@ -6,6 +6,7 @@ writes each operator by the convention of its row.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -43,8 +44,8 @@ class Row:
         if wrong or not self.operators:
             near = get_close_matches(str(wrong[0]), NAMES, 3, 0.4) if wrong else NAMES[:3]
             raise ValueError(
-                f"Row: operators must be names of operators that hop.scaled knows, got {self.operators}; take such as "
-                f"{', '.join(near)}"
+                f"Row: operators must be names of operators that hop.scaled knows, got {shown(self.operators)}; take "
+                f"such as {', '.join(near)}"
             )
         for name in ("convention", "per_tensor"):
             given = getattr(self, name)
@@ -71,10 +72,12 @@ class Target:
     dtypes: tuple[str, ...] = ("int8",)
 
     def __post_init__(self) -> None:
-        names = [name for row in self.rows for name in row.operators]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        counted = Counter(name for row in self.rows for name in row.operators)
+        twice = sorted(name for name, count in counted.items() if count > 1)
         if twice:
-            raise ValueError(f"Target: an operator must stand in one row, got {twice} in several of {self.name!r}")
+            raise ValueError(
+                f"Target: an operator must stand in one row, got {shown(twice)} in several of {shown(self.name)}"
+            )
 
     def __getitem__(self, op: OpOverload | str) -> Row:
         """The row of an operator. Raises KeyError, with the nearest operators that have one."""
@@ -135,7 +138,7 @@ class Target:
     def load(cls, path: str | Path) -> "Target":
         """Read what `save` wrote. Raises ValueError for anything else, with the place."""
         try:
-            return cls.of_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.of_json(spelling.from_json(Path(path).read_bytes(), "the file"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"Target.load: {path} is no target as Target.save writes them: {error}") from error
 
@@ -143,7 +146,7 @@ class Target:
     def of_json(cls, data: Mapping[str, Any]) -> "Target":
         """The target that `as_json` gave."""
         if data.get("hop_target") != 1:
-            raise ValueError(f"hop_target must be 1, got {data.get('hop_target')!r}")
+            raise ValueError(f"hop_target must be 1, got {shown(data.get('hop_target'))}")
         rows = []
         for i, row in enumerate(data["rows"]):
             try:

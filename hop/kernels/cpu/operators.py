@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor
+from hop.numerics import spelling
 from hop.numerics.blocks import counts
 from hop.numerics.packing import PACKED, packed_size
 
@@ -23,7 +24,7 @@ _library: Any = None  # which keeps what is registered
 
 def _result(description: str) -> torch.dtype:
     words = description.split()
-    return getattr(torch, words[words.index("output") + 1])
+    return spelling.dtype(words[words.index("output") + 1])
 
 
 def _product(lhs: Tensor, *rest: Any) -> Tensor:
@@ -91,7 +92,7 @@ def _quantize(x: Tensor, *rest: Any) -> list[Tensor]:
 
 def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
     shape, description = rest[-2:]
-    return codes.new_empty(shape, dtype=getattr(torch, _words(description).get("result", "float32")))
+    return codes.new_empty(shape, dtype=spelling.dtype(_words(description).get("result", "float32")))
 
 
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
@@ -109,18 +110,18 @@ def _rows(x: Tensor, *rest: Any) -> list[Tensor]:
     words, _, quantizer = rest[-1].partition(" quantizer ")
     known = _words(words)
     dtype = known.get("floats") or (None if quantizer else known.get("result", "float32"))
-    floats = [] if dtype is None else [x.new_empty(x.shape, dtype=getattr(torch, dtype))]
+    floats = [] if dtype is None else [x.new_empty(x.shape, dtype=spelling.dtype(dtype))]
     return floats + (_buffers(x, quantizer) if quantizer else [])
 
 
 def _attention(q: Tensor, *rest: Any) -> Tensor:
     v = rest[3]
-    return q.new_empty([*q.shape[:-1], v.shape[-1]], dtype=getattr(torch, _words(rest[-1])["result"]))
+    return q.new_empty([*q.shape[:-1], v.shape[-1]], dtype=spelling.dtype(_words(rest[-1])["result"]))
 
 
 def _group_product(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
     words = rest[6]
-    return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=getattr(torch, _words(words)["result"]))
+    return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=spelling.dtype(_words(words)["result"]))
 
 
 _FAKES |= {"attention": _attention, "step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
@@ -149,7 +150,8 @@ def _described(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fake(*args)
         except (LookupError, ValueError) as error:
-            raise RuntimeError(f"hop_native::{name}: {args[-1]!r} is not understood for these tensors") from error
+            given = spelling.shown(args[-1])
+            raise RuntimeError(f"hop_native::{name}: {given} is not understood for these tensors") from error
 
     return described
 
