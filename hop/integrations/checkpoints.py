@@ -7,10 +7,11 @@ transformers builds the model without weights and fills it as it does from a che
 what lies beside them, by the names of the model. So what it saves, it loads again.
 """
 
+import importlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import transformers
@@ -24,12 +25,13 @@ from hop.interchange.files import checked_path
 from hop.nn.freezing import freeze
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
 
 # Beside a weight: scales of activations, which stay in floats here, and of keys and values.
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
 _ORDER = ".input_order"
+_MOST_LABELS = 2**16  # of a classifier, for each of which transformers makes a name
 
 
 class Source(NamedTuple):
@@ -134,22 +136,48 @@ def _of_folder(folder: Path) -> Source:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"load_model: {folder} has no config.json; give a folder that transformers saved")
     checkpoint = open_checkpoint(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    known = [kind.model_type for kind in gguf_models.MODELS.values()]
-    if config.model_type not in known:
-        raise ValueError(
-            f"load_model: {folder}: model_type is {config.model_type!r}; those that are read are {', '.join(known)}"
-        )
+    _check_config(folder, from_json((folder / "config.json").read_bytes(), str(folder / "config.json")), checkpoint)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     named: Any = (config.architectures or ["none"])[0]
-    model_class = getattr(transformers, named, None)
+    # Only what the file of the model's kind defines: transformers imports others where it is asked for their names.
+    place = type(config).__module__.replace(".configuration_", ".modeling_")
+    model_class = vars(importlib.import_module(place)).get(named) if isinstance(named, str) else None
     if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not type(config):
         raise ValueError(
-            f"load_model: {folder}: architectures of config.json names no model of transformers: {named!r}"
+            f"load_model: {folder}: architectures of config.json names no model of transformers: {shown(named)}"
         )
     vars(config).pop("quantization_config", None)
     is_bare = named == "BertModel" and not any("pooler." in name for name in checkpoint)
     options = {"add_pooling_layer": False} if is_bare else {}
     return Source(model_class, config, options, _of_checkpoint(checkpoint))
+
+
+def _check_config(folder: Path, described: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Raise for a configuration of another kind of model, or with numbers by which transformers would make more than
+    the checkpoint has: layers, labels, rotated dimensions."""
+    known = [kind.model_type for kind in gguf_models.MODELS.values()]
+    if described.get("model_type") not in known:
+        raise ValueError(
+            f"load_model: {folder}: model_type is {shown(described.get('model_type'))}; those that are read are "
+            f"{', '.join(known)}"
+        )
+    for key, most in (("num_hidden_layers", len(checkpoint)), ("num_labels", _MOST_LABELS)):
+        count = described.get(key)
+        if count is not None and (type(count) is not int or not 0 <= count <= most):
+            raise ValueError(
+                f"load_model: {folder}: {key} of config.json must be an integer up to {most}, got {shown(count)}; "
+                "download the folder again"
+            )
+    rope: Any = described.get("rope_parameters") or described.get("rope_scaling")
+    fields: list[Any] = [described, rope, *(cast("dict[str, Any]", rope).values() if isinstance(rope, dict) else ())]
+    for field in (cast("dict[str, Any]", x) for x in fields if isinstance(x, dict)):
+        for key in ("partial_rotary_factor", "rotary_pct"):
+            factor = field.get(key, 1)
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+                raise ValueError(
+                    f"load_model: {folder}: {key} of config.json must be a number above 0 and at most 1, got "
+                    f"{shown(factor)}; download the folder again"
+                )
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -173,10 +201,12 @@ def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Qu
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
     shapes = _shapes(source)
+    missing = set(shapes) - set(_tied(source))
     for name, tensor, order in source.tensors:
+        missing.discard(name)
         if name in shapes and tensor.shape != shapes[name]:
             raise ValueError(
-                f"load_model: {place}: tensor {name!r} has shape {tuple(tensor.shape)}, and the model by its "
+                f"load_model: {place}: tensor {shown(name)} has shape {tuple(tensor.shape)}, and the model by its "
                 f"configuration {tuple(shapes[name])}"
             )
         if not isinstance(tensor, QuantizedTensor):
@@ -184,21 +214,33 @@ def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Qu
             continue
         layer, _, leaf = name.rpartition(".")
         if leaf != "weight":
-            raise ValueError(f"load_model: {place}: tensor {name!r} is quantized, and must be the weight of a layer")
+            raise ValueError(
+                f"load_model: {place}: tensor {shown(name)} is quantized, and must be the weight of a layer"
+            )
         quantizers[layer] = tensor.quantizer.plain
         state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
         if order is not None:
             state[f"{layer}{_ORDER}"] = order
+    if missing:  # transformers would make it, of any size that the configuration says
+        raise ValueError(
+            f"load_model: {place}: missing tensors of the model: {shown(sorted(missing))}; download it again"
+        )
     return state, quantizers
+
+
+def _tied(source: Source) -> dict[str, str]:
+    """The weights that are others, by names of these."""
+    tied = getattr(source.model_class, "_tied_weights_keys", None) or {}
+    return tied if source.config.tie_word_embeddings else {}
 
 
 def _rules(
     source: Source, state: Mapping[str, Tensor], quantizers: dict[str, Quantizer], activations: Quantizer | None
 ) -> HopConfig:
     """The schemes of layers by name, that of most of them last, as the rule for all others. Tied weights join them."""
-    for target, of in (getattr(source.model_class, "_tied_weights_keys", None) or {}).items():
+    for target, of in _tied(source).items():
         tied = quantizers.get(of.removesuffix(".weight"))
-        if source.config.tie_word_embeddings and target not in state and tied is not None:
+        if target not in state and tied is not None:
             quantizers.setdefault(target.removesuffix(".weight"), tied)
     floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
     schemes = {q: Scheme(activations if q.format.is_whole else None, q) for q in quantizers.values()}
@@ -217,6 +259,6 @@ def _filled(place: Path, source: Source, state: dict[str, Tensor], dtype: torch.
         if names:
             raise ValueError(
                 f"load_model: {place}: {what.replace('_', ' ')}, for {type(model).__name__}: "
-                f"{', '.join(map(str, sorted(names)))}"
+                f"{shown(sorted(map(str, names)))}"
             )
     return model

@@ -366,7 +366,8 @@ def model_of(file: GGUFFile) -> Model:
     named: Any = file.metadata.get("general.architecture")
     if not isinstance(named, str) or named not in MODELS:
         raise ValueError(
-            f"load_model: {file.path}: general.architecture is {named!r}; those that are read are {', '.join(MODELS)}"
+            f"load_model: {file.path}: general.architecture is {shown(named)}; those that are read are "
+            f"{', '.join(MODELS)}"
         )
     return MODELS[named]
 
@@ -384,8 +385,8 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     blocks = {int(match.group(1)) for name in file if (match := re.match(r"blk\.(\d{1,9})\.", name))}
     if blocks != set(range(len(blocks))) or known.get("num_hidden_layers") != len(blocks):
         raise ValueError(
-            f"load_model: {file.path}: {data.architecture}.block_count is {data.get('block_count')!r}, and the file "
-            f"has {len(blocks)} blocks; it is no whole model"
+            f"load_model: {file.path}: {data.architecture}.block_count is {shown(data.get('block_count'))}, and the "
+            f"file has {len(blocks)} blocks; it is no whole model"
         )
     for field, name in _TOKENS.items():
         data.read.add(key := f"tokenizer.ggml.{name}_token_id")
@@ -428,5 +429,5 @@ def _renamed(file: GGUFFile, name: str, names: Names) -> str:
     number = re.match(r"blk\.(\d+)\.", base)
     pattern = base if number is None else f"blk.{{}}.{base[number.end() :]}"
     if pattern not in names:
-        raise ValueError(f"load_model: {file.path}: tensor {name!r} has no place in the model; leave it out")
+        raise ValueError(f"load_model: {file.path}: tensor {shown(name)} has no place in the model; leave it out")
     return f"{names[pattern].format(number and number.group(1))}.{end}"

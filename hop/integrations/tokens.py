@@ -12,6 +12,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 
 from hop.interchange import open_gguf
 from hop.interchange.files import checked_path
+from hop.numerics.spelling import shown
 
 _BEGINS, _CONTINUES = "\u2581", "##"
 _CONTROL = 3  # the type of tokens such as [CLS]
@@ -36,7 +37,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """
     place = checked_path("load_tokenizer", path, "model.gguf")
     if place.is_dir():
-        return transformers.AutoTokenizer.from_pretrained(place)
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     metadata = open_gguf(place).metadata
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
@@ -47,7 +48,7 @@ def load_tokenizer(path: str | Path) -> Any:
         architecture, described, options = get_gguf_tokenizer(str(place))
         backend, _ = convert_gguf_tokenizer(architecture, described)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"load_tokenizer: {place}: no tokenizer of its metadata: {error!r}") from error
+        raise ValueError(f"load_tokenizer: {place}: no tokenizer of its metadata: {shown(error)}") from error
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 

@@ -22,6 +22,7 @@ from hop.interchange import compressed_tensors, float_checkpoints, gptq
 from hop.interchange.files import checked_path
 from hop.interchange.packed import Config, Parts, Weight
 from hop.numerics.spelling import from_json, shown
+from hop.tensor.storage import read_tensor
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -89,11 +90,14 @@ class Checkpoint(Mapping[str, Tensor]):
             opened = _opened(file)
             for name in opened.keys():  # noqa: SIM118  no mapping
                 if name in self._files:
-                    raise ValueError(f"{path}: tensor {name!r} is in two files; leave one out")
+                    raise ValueError(f"{path}: tensor {shown(name)} is in two files; leave one out")
                 self._files[name] = opened
         for name in listed:
             if name not in self._files:
-                raise ValueError(f"{path}: the index lists tensor {name!r}, which no file has; download them again")
+                raise ValueError(
+                    f"{path}: the index lists tensor {shown(name)}, which no file has; download them again"
+                )
+        self._indexed = compressed_tensors.indexed(self.config, path)
         self._kinds = _found(self._files, self._methods(self.config))
         taken = {name for _, parts in self._kinds.values() for name in parts.values()}
         self._sorted = sorted(self._files)
@@ -106,7 +110,7 @@ class Checkpoint(Mapping[str, Tensor]):
         method = "modelopt" if method in ("modelopt_fp4", "modelopt_fp8") else method
         if not isinstance(method, str) or method not in _METHODS:
             raise ValueError(
-                f"{self.path}: the quant_method of config.json is {method!r}; those that are read are "
+                f"{self.path}: the quant_method of config.json is {shown(method)}; those that are read are "
                 f"{', '.join(_METHODS)}"
             )
         return _METHODS[method]
@@ -149,12 +153,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def _read(self, name: str) -> Weight:
         kind, names = self._kinds[name]
         try:
-            return kind.read(Parts(name, {end: self._plain(each) for end, each in names.items()}), self.config)
+            return kind.read(Parts(name, {end: self._plain(each) for end, each in names.items()}), self._indexed)
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from error
 
     def _plain(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
+        return read_tensor(self._files[name], name, str(self.path))
 
     def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
         return name in self._names
@@ -202,7 +206,7 @@ def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
         quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
     quantization = quantization or {}
     if not isinstance(quantization, dict):
-        raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {quantization!r}")
+        raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {shown(quantization)}")
     return cast("dict[str, Any]", quantization)
 
 
@@ -218,11 +222,13 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
         return files, ()
     weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: weight_map must map names to files beside it, got {weight_map!r}")
+        raise ValueError(f"{index}: weight_map must map names to files beside it, got {shown(weight_map)}")
     places = cast("dict[str, Any]", weight_map)
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
-            raise ValueError(f"{index}: weight_map must map names to files beside it, and {name!r} is in {file!r}")
+            raise ValueError(
+                f"{index}: weight_map must map names to files beside it, and {shown(name)} is in {shown(file)}"
+            )
     return [path / file for file in sorted(set(places.values()))], places
 
 
@@ -236,7 +242,7 @@ def _opened(file: Path) -> Any:
     try:
         return safetensors.safe_open(str(file), "pt")
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{file} is no whole file of safetensors: {error}") from error
+        raise ValueError(f"{file} is no whole file of safetensors: {shown(error)}") from error
 
 
 def _found(names: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, tuple[Kind, dict[str, str]]]:

@@ -37,6 +37,29 @@ from hop.numerics.scale_rules import Amax, MinMax
 from hop.numerics.stored_scales import StoredScales
 
 NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32, divided=True))
+_MOST_GROUPS = 256
+
+
+def indexed(config: Config, where: Any) -> Config:
+    """The configuration with the targets of its groups as sets, since each weight is looked up in all groups.
+
+    Raises ValueError, with `where` it is, for more groups than a model has kinds of weights."""
+    held: Any = config.get("config_groups")
+    if not isinstance(held, dict):
+        return config
+    groups = cast("dict[str, Any]", held)
+    if len(groups) > _MOST_GROUPS:
+        raise ValueError(f"{where}: config_groups has {len(groups)} groups, and {_MOST_GROUPS} is the most; merge them")
+    return {**config, "config_groups": {name: _indexed(group) for name, group in groups.items()}}
+
+
+def _indexed(group: Any) -> Any:
+    if not isinstance(group, dict):
+        return group
+    fields = cast("dict[str, Any]", group)
+    targets: Any = fields.get("targets")
+    names = cast("list[Any]", targets) if isinstance(targets, list) else []
+    return {**fields, "targets": frozenset(x for x in names if isinstance(x, str))}
 
 
 def read_packed(parts: Parts, config: Config) -> Weight:
@@ -129,7 +152,8 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
     that name its module, if one does."""
     held: Any = config.get("config_groups")
     groups = list(cast("dict[str, Any]", held).values()) if isinstance(held, dict) else []
-    named = [group for group in groups if parts.name.removesuffix(".weight") in _targets(group)]
+    name = parts.name.removesuffix(".weight")
+    named = [group for group in groups if isinstance(group, dict) and name in cast("dict[str, Any]", group)["targets"]]
     forms: set[tuple[int, Block]] = set()
     for group in named or groups:
         args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
@@ -151,12 +175,6 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
             f"config_groups, and {many}"
         )
     return forms.pop()
-
-
-def _targets(group: Any) -> list[Any]:
-    """What a group of the configuration names."""
-    targets: Any = cast("dict[str, Any]", group).get("targets") if isinstance(group, dict) else None
-    return cast("list[Any]", targets) if isinstance(targets, list) else []
 
 
 def _block(args: dict[str, Any]) -> Block | None:

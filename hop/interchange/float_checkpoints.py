@@ -25,6 +25,7 @@ from hop.numerics.stored_scales import StoredScales
 
 _NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
 
+_MOST_DIMENSIONS = 64  # of PyTorch's tensors
 _QUANTILES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
@@ -43,7 +44,7 @@ def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
         or len(cast("list[Any]", sizes)) != 2
         or any(type(n) is not int or not 0 < n < 2**31 for n in cast("list[Any]", sizes))
     ):
-        raise parts.fail(f"the configuration's weight_block_size is {sizes!r}, and must be two sizes")
+        raise parts.fail(f"the configuration's weight_block_size is {spelling.shown(sizes)}, and must be two sizes")
     if weight.dim() < 2:
         raise parts.fail(f"the weight has shape {tuple(weight.shape)}, and must have two dimensions or more")
     block = (-1, -1) if scale.numel() == 1 else tuple(cast("list[int]", sizes))
@@ -103,9 +104,10 @@ def _described(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], to
     shape: Any = state.get("shape")
     sizes = cast("list[int]", shape) if isinstance(shape, list) else [-1]
     dtype = {str(d).removeprefix("torch."): d for d in FLOATS}.get(str(state.get("dtype")))
-    if any(type(n) is not int or not 0 < n < 2**40 for n in sizes) or dtype is None:
+    if len(sizes) > _MOST_DIMENSIONS or any(type(n) is not int or not 0 < n < 2**40 for n in sizes) or dtype is None:
         raise parts.fail(
-            f"its state says shape {shape!r} and dtype {state.get('dtype')!r}; they must be sizes and a float"
+            f"its state says shape {spelling.shown(shape)} and dtype {spelling.shown(state.get('dtype'))}; they must "
+            f"be up to {_MOST_DIMENSIONS} sizes and a float"
         )
     return tuple(sizes), dtype
 
@@ -117,7 +119,7 @@ def _absmax(parts: Parts, state: dict[str, Any], count: int) -> Tensor:
     codes = parts.fits(".absmax", parts.get(".absmax", torch.uint8), (count,))
     block, offset = number(parts, state, "nested_blocksize", 1, 2**20), state.get("nested_offset")
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
-        raise parts.fail(f"its state says nested_offset {offset!r}, which must be a number")
+        raise parts.fail(f"its state says nested_offset {spelling.shown(offset)}, which must be a number")
     outer = parts.fits(".nested_absmax", parts.get(".nested_absmax", torch.float32), (-(-count // block),))
     book = parts.fits(".nested_quant_map", parts.get(".nested_quant_map", torch.float32), (256,))
     return book[codes.to(torch.int64)] * outer.repeat_interleave(block)[:count] + torch.tensor(float(offset))

@@ -118,7 +118,7 @@ def _sum(words: Tensor, ones: int) -> Tensor:
 def read_awq(parts: Parts, config: Config) -> Weight:
     version: Any = config.get("version", "gemm")
     if number(parts, config, "bits", 4, 4, 4) != 4 or not isinstance(version, str) or version.lower() != "gemm":
-        raise parts.fail(f"the configuration's version is {version!r}, and must be 'gemm'")
+        raise parts.fail(f"the configuration's version is {shown(version)}, and must be 'gemm'")
     words = parts.get("qweight", torch.int32, ndim=2)
     size, rows = words.shape[0], 8 * words.shape[1]
     group, scales = _scales(parts, config, rows, size)

@@ -14,6 +14,7 @@ from hop.numerics.formats import E4M3, E5M2, INT4, INT8, UINT2, UINT4, UINT5, UI
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, MinMax
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 Config = Mapping[str, Any]
@@ -44,7 +45,7 @@ class Parts:
         self.name, self._tensors = name, tensors
 
     def fail(self, text: str) -> ValueError:
-        return ValueError(f"tensor {self.name!r}: {text}")
+        return ValueError(f"tensor {shown(self.name)}: {text}")
 
     def has(self, end: str) -> bool:
         return end in self._tensors
@@ -170,5 +171,5 @@ def number(parts: Parts, config: Config, key: str, least: int, most: int, defaul
     """An integer of a configuration."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise parts.fail(f"the configuration's {key} is {value!r}, and must be an integer from {least} to {most}")
+        raise parts.fail(f"the configuration's {key} is {shown(value)}, and must be an integer from {least} to {most}")
     return value

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hop.compat.files import WholeFile, whole_file
 from hop.interchange.files import view_of
+from hop.numerics.spelling import shown
 
 DTYPES = {
     "F64": torch.float64,
@@ -93,7 +94,7 @@ def read_header(path: Path) -> Header:
         with safetensors.safe_open(str(path), "np"):  # maps the file to be read alone, which "pt" does not
             pass
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no whole file of safetensors: {error}") from error
+        raise ValueError(f"{path} is no whole file of safetensors: {shown(error)}") from error
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         held: dict[str, Any] = json.loads(file.read(length))
@@ -102,7 +103,7 @@ def read_header(path: Path) -> Header:
         if name == "__metadata__":
             continue
         if entry["dtype"] not in DTYPES:
-            raise ValueError(f"{path}: tensor {name!r} is of dtype {entry['dtype']}, which is not read")
+            raise ValueError(f"{path}: tensor {shown(name)} is of dtype {shown(entry['dtype'])}, which is not read")
         start, end = (8 + length + at for at in entry["data_offsets"])
         entries.append(Entry(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end))
     return Header(path, {e.name: e for e in sorted(entries, key=lambda e: e.start)})

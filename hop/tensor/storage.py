@@ -133,9 +133,9 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
             metadata: dict[str, str] = file.metadata() or {}
             text = metadata.get(_KEY, "{}")
-            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+            flat = {key: read_tensor(file, key, f"load_file: {path}") for key in file.keys()}  # noqa: SIM118  no mapping
     except safetensors.SafetensorError as error:
-        raise ValueError(f"load_file: {path} is no whole file of safetensors: {error}") from error
+        raise ValueError(f"load_file: {path} is no whole file of safetensors: {shown(error)}") from error
     quantized: dict[str, Tensor] = {}
     for name, entry in from_json(text, f"load_file: {path}: its metadata").items():
         try:
@@ -143,6 +143,20 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"load_file: {path}: {shown(name)} is not what the metadata says: {error}") from error
     return {**flat, **quantized}
+
+
+def read_tensor(file: Any, name: str, where: str) -> Tensor:
+    """A tensor of an open file of safetensors. Raises ValueError, with `where` it is, for one that PyTorch has not."""
+    shape = file.get_slice(name).get_shape()
+    if len(shape) > _MOST_DIMENSIONS or max(shape, default=0) >= 2**63:
+        raise ValueError(
+            f"{where}: tensor {shown(name)} has shape {shown(shape)}; PyTorch's have up to {_MOST_DIMENSIONS} sizes, "
+            "each below 2^63"
+        )
+    try:
+        return file.get_tensor(name)
+    except _safetensors().SafetensorError as error:
+        raise ValueError(f"{where}: tensor {shown(name)} cannot be read: {shown(error)}") from error
 
 
 def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.device) -> Any:

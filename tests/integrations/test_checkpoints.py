@@ -273,6 +273,61 @@ class TestFolder(InFolder):
         assert (layer(x) - of(x)).abs().max() < 1e-5 * of(x).abs().max()
         assert_same(model.dequantize(), want)
 
+    @parameterized.expand(
+        [
+            ("layers", "llama", {"num_hidden_layers": 10**9}, "num_hidden_layers of config.json must be an integer"),
+            ("no layers", "qwen3", {"num_hidden_layers": "2"}, "num_hidden_layers of config.json must be an integer"),
+            ("labels", "llama", {"num_labels": 10**9}, "num_labels of config.json must be an integer up to 65536"),
+            ("rotated", "gptneox", {"rope_parameters": {"partial_rotary_factor": 1e9}}, "above 0 and at most 1"),
+            ("rotated, old", "gptneox", {"rotary_pct": 1e9}, "rotary_pct of config.json must be a number above 0"),
+            ("kind", "llama", {"model_type": "bloom", "n_layer": 10**9}, "model_type is 'bloom'"),
+            ("class", "llama", {"architectures": ["pipeline"]}, "architectures of config.json names no model"),
+            ("other class", "llama", {"architectures": ["GPT2LMHeadModel"]}, "architectures of config.json names no"),
+            ("name", "llama", {"architectures": ["x" * 10**5]}, "architectures of config.json names no model"),
+            ("width", "llama", {"intermediate_size": 2**40}, "and the model by its configuration (64, 1099511627776)"),
+            ("nested", "llama", {"x": json.loads("[" * 200 + "]" * 200)}, "has lists and objects in each other"),
+        ]
+    )  # fmt: skip
+    def test_hostile(self, _name, named, changes, message):
+        """Numbers by which transformers would allocate or repeat, and names by which it would import."""
+        self.written(MODELS[named](), "fp8")
+        file = self.folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        with self.assertRaises(ValueError) as caught:
+            load_model(self.folder)
+        text = str(caught.exception)
+        assert message in text and str(self.folder) in text and len(text) < len(str(self.folder)) + 600, text
+
+    def test_code_of_the_folder(self):
+        """What auto_map names is not run, and nobody is asked whether to."""
+        self.written(MODELS["llama"](), "fp8")
+        file, made = self.folder / "config.json", self.folder / "ran"
+        (self.folder / "own.py").write_text(f"open({str(made)!r}, 'w')\n")
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps(config | {"auto_map": {"AutoConfig": "own.C"}}))
+        load_model(self.folder)
+        file.write_text(json.dumps(config | {"auto_map": {"AutoConfig": "own.C"}, "model_type": "own"}))
+        with self.assertRaisesRegex(ValueError, "model_type is 'own'"):
+            load_model(self.folder)
+        assert not made.exists()
+
+    def test_missing_and_large(self):
+        """A tensor that the file lacks is not made, whatever size it would have."""
+        model = self.written(MODELS["bert"](), "fp8")
+        state = {
+            name: t
+            for name, t in safetensors.load_file(self.folder / "model.safetensors").items()
+            if "position" not in name
+        }
+        safetensors.save_file(state, self.folder / "model.safetensors")
+        file = self.folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 2**40}))
+        with self.assertRaisesRegex(
+            ValueError, "missing tensors of the model: .'embeddings.position_embeddings.weight'"
+        ):
+            load_model(self.folder)
+        assert model.config.max_position_embeddings == 64
+
 
 if __name__ == "__main__":
     unittest.main()

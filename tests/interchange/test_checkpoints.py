@@ -1,11 +1,13 @@
 """Files and folders of checkpoints, and those that are not what they say."""
 
 import json
+import struct
 import unittest
 
 import numpy as np
 import torch
 
+import hop
 from hop.interchange import open_checkpoint
 from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of
 
@@ -62,6 +64,24 @@ class TestFiles(InCheckpoint):
             with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
                 open_checkpoint(self.folder)
 
+    def test_headers(self):
+        """What the package takes and PyTorch does not have."""
+        file = self.folder / "model.safetensors"
+        for kind, shape, size, message in (
+            ("F32", [0, 2**63], 0, "tensor 'a' has shape [0, 9223372036854775808]; PyTorch's have up to 64 sizes"),
+            ("I8", [1] * 10**5, 1, "tensor 'a' has shape [1, 1,"),
+            ("F6_E2M3", [4], 3, "tensor 'a' cannot be read"),
+            ("x" * 10**5, [4], 3, "is no whole file of safetensors"),
+            ("F32", [2**40, 2**40], 3, "is no whole file of safetensors"),
+        ):
+            header = json.dumps({"a": {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}).encode()
+            file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+            for read in (lambda: dict(open_checkpoint(self.folder)), lambda: hop.storage.load_file(file)):
+                with self.assertRaises(ValueError) as caught:
+                    read()
+                text = str(caught.exception)
+                assert message in text and str(self.folder) in text and len(text) < len(str(file)) + 300, text
+
     def test_refused(self):
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_checkpoint(3)
@@ -72,6 +92,13 @@ class TestFiles(InCheckpoint):
         self.fails({"quant_method": "none"}, {"a": torch.ones(1)}, "quant_method of config.json is 'none'")
         self.fails({"quant_method": ["gptq"]}, {"a": torch.ones(1)}, "quant_method of config.json is ['gptq']")
         self.fails([1], {"a": torch.ones(1)}, "quantization_config must be an object")
+        for config in ({"quant_method": "x" * 10**5}, ["x" * 10**5], {"quant_method": "gptq", "bits": "x" * 10**5}):
+            with self.assertRaises(ValueError) as caught:
+                dict(self.written(config, gptq()[1]))
+            assert len(str(caught.exception)) < 500 + len(str(self.folder)), caught.exception
+        (self.folder / "config.json").write_text('{"a":' * 200 + "1" + "}" * 200)
+        with self.assertRaisesRegex(ValueError, "in each other more than 64 deep"):
+            open_checkpoint(self.folder)
         (self.folder / "config.json").write_text("{")
         with self.assertRaisesRegex(ValueError, "is no JSON"):
             open_checkpoint(self.folder)

@@ -1,5 +1,6 @@
 """What compressed-tensors writes, read with its bits."""
 
+import time
 import unittest
 from typing import Any
 
@@ -161,6 +162,24 @@ class TestCompressedTensors(InCheckpoint):
         if bits < 8:
             self.fails(config, {**tensors, "a.weight_zero_point": zero * 0 + middle}, f"from {middle} to {middle}")
         self.fails(config, {**tensors, "a.weight_zero_point": zero[1:]}, "'weight_zero_point' has shape (47, ")
+
+    def test_many_groups_and_weights(self):
+        """Weights are looked up in the groups: the time is that of both, not of each by each."""
+        names = [f"layer.{i}" for i in range(500)]
+        weight = torch.ones(1, 32, dtype=torch.int8)
+        tensors = {
+            f"{name}.{end}": t.clone()
+            for name in names
+            for end, t in (("weight", weight), ("weight_scale", weight[:, :1].float()))
+        }
+        args = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+        groups = {"g": {"targets": [f"other.{i}" for i in range(200_000)] + names, "weights": args}}
+        found = self.written({"quant_method": "compressed-tensors", "config_groups": groups}, tensors)
+        start = time.process_time()
+        assert len(dict(found)) == 500
+        assert time.process_time() - start < 2  # 500 times 200,000 comparisons of names take 5 seconds
+        groups = {str(i): {"targets": ["Linear"], "weights": args} for i in range(257)}
+        self.fails({"quant_method": "compressed-tensors", "config_groups": groups}, {"a": weight}, "256 is the most")
 
     def test_wrong(self):
         config, tensors, _ = compressed("packed_4_affine_group_bfloat16")
