@@ -84,7 +84,7 @@ def _onnx(program: ExportedProgram, options: Options, out: Path) -> None:
 
 def _executorch(program: ExportedProgram, options: Options, out: Path) -> None:
     partitioners = [] if options.target is None else [_partitioner(options.target)]
-    model = to_executorch(program, partitioners=partitioners)
+    model: Any = to_executorch(program, partitioners=partitioners)
     with whole_file(out) as file:
         model.write_to_file(file)
 

@@ -47,7 +47,7 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
     """
     check_program(program, "vectors")
     try:
-        import numpy  # noqa: F401  pyright: ignore[reportUnusedImport]
+        import numpy  # pyright: ignore[reportUnusedImport]  # noqa: F401
     except ImportError as error:
         raise ImportError("vectors needs numpy: pip install numpy") from error
     given = parse("vectors", "inputs", inputs)
