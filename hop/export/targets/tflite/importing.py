@@ -23,7 +23,7 @@ from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
 
 _CALLER = "from_tflite"
-_MOST_ELEMENTS = 2**26  # of an input, which an export is made with
+_MOST_ELEMENTS = 2**26  # of all inputs, which an export is made with
 _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
 _CODES = ("INT8", "INT16")
 _HELD = (*_CODES, "INT32", "INT64")  # biases, too
@@ -61,7 +61,7 @@ def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
     graph = graph_of(_CALLER, model)
     _, what = content(_CALLER, model)
     module = _Module(graph, target, what)
-    inputs = tuple(_example(graph.tensors[i], what) for i in graph.inputs.values())
+    inputs = _examples([graph.tensors[i] for i in graph.inputs.values()], what)
     try:
         program = torch.export.export(module, inputs)
     except Exception:
@@ -80,18 +80,22 @@ def _tidied(program: ExportedProgram) -> ExportedProgram:
     return without_unused(rebuilt(program, graph))
 
 
-def _example(tensor: FileTensor, what: str) -> Tensor:
-    if tensor.kind not in (*_CODES, *_PLACES, "FLOAT32"):
-        raise NotImplementedError(
-            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8, INT16, FLOAT32 and, as places, "
-            "INT32 and INT64 are read"
-        )
-    if math.prod(tensor.shape) > _MOST_ELEMENTS:
-        raise NotImplementedError(
-            f"{_CALLER}: {what}: the input {tensor.name!r} has the shape {tensor.shape}; up to {_MOST_ELEMENTS} "
-            "elements are read"
-        )
-    return torch.zeros(tensor.shape, dtype=tensor.dtype if tensor.kind in _PLACES else torch.float32)
+def _examples(tensors: list[FileTensor], what: str) -> tuple[Tensor, ...]:
+    """Inputs that the program is exported with. Raises NotImplementedError for such as are not read."""
+    left = _MOST_ELEMENTS
+    for tensor in tensors:
+        if tensor.kind not in (*_CODES, *_PLACES, "FLOAT32"):
+            raise NotImplementedError(
+                f"{_CALLER}: {what}: the input {shown(tensor.name)} is {tensor.kind}; INT8, INT16, FLOAT32 and, as "
+                "places, INT32 and INT64 are read"
+            )
+        left -= math.prod(tensor.shape)
+        if left < 0:
+            raise NotImplementedError(
+                f"{_CALLER}: {what}: the input {shown(tensor.name)} has the shape {tensor.shape}; up to "
+                f"{_MOST_ELEMENTS} elements of all inputs are read"
+            )
+    return tuple(torch.zeros(t.shape, dtype=t.dtype if t.kind in _PLACES else torch.float32) for t in tensors)
 
 
 class _Module(nn.Module):
@@ -111,8 +115,9 @@ class _Module(nn.Module):
             if t.data is not None and t.kind in _HELD and t.index in read:
                 self.held[t.index] = f"tensor_{t.index}"
                 self.register_buffer(f"tensor_{t.index}", t.data)
+        outputs = set(graph.outputs.values())
         for op in graph.operators:
-            self._check(op)
+            self._check(op, outputs)
         names = _named(graph.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
@@ -127,12 +132,11 @@ class _Module(nn.Module):
         return self.target or (TFLITE_16X8 if result.kind == "INT16" else TFLITE)
 
     def place(self, op: FileOperator) -> str:
-        result = f" {self.graph.tensors[op.outputs[0]].name!r}" if op.outputs else ""
+        result = f" {shown(self.graph.tensors[op.outputs[0]].name)}" if op.outputs else ""
         return f"{_CALLER}: {self.what}: operator {op.index} {op.name}{result}"
 
-    def _check(self, op: FileOperator) -> None:
+    def _check(self, op: FileOperator, outputs: set[int]) -> None:
         """Raise for an operator that is not read, before anything runs."""
-        outputs = set(self.graph.outputs.values())
         is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= outputs
         if op.name not in READ and not is_last:
             floats = [t for i in op.outputs if (t := self.graph.tensors[i]).kind == "FLOAT32"]
@@ -166,8 +170,8 @@ class _Module(nn.Module):
         """What an input of codes is, of the floats that they stand for, as PyTorch's quantize nodes find it."""
         if tensor.units is None or (tensor.kind == "INT16" and tensor.units[1]):
             raise NotImplementedError(
-                f"{_CALLER}: {self.what}: the input {tensor.name!r} is {tensor.kind} with {tensor.quantization}; one "
-                "scale is read, and no zero point of int16"
+                f"{_CALLER}: {self.what}: the input {shown(tensor.name)} is {tensor.kind} with "
+                f"{shown(tensor.quantization)}; one scale is read, and no zero point of int16"
             )
         return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
 
@@ -214,7 +218,7 @@ class _Module(nn.Module):
 
 def _named(names: Any) -> list[str]:
     """Names of a file as names of arguments."""
-    unique: list[str] = []
+    unique: dict[str, None] = {}
     for name in names:
         identifier = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
         identifier = (
@@ -222,5 +226,5 @@ def _named(names: Any) -> list[str]:
             if identifier[0].isdigit() or identifier[0] == "_" or keyword.iskeyword(identifier) or identifier == "self"
             else identifier
         )
-        unique.append(identifier if identifier not in unique else f"{identifier}_{len(unique)}")
-    return unique
+        unique[identifier if identifier not in unique else f"{identifier}_{len(unique)}"] = None
+    return list(unique)

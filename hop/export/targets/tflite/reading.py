@@ -1,10 +1,12 @@
 # pyright: reportMissingImports=false
 """What a .tflite file says, checked: tensors, operators, the signature.
 
-Nothing here is run, and nothing is allocated on the file's word: lists and constants, taken together, are no longer
-than the file.
+Nothing here is run, and nothing is allocated on the file's word. Several places of a file may refer to one table, so
+that a small file could have many long names and lists. Lists and constants are together no longer than the file, each
+counted as often as it is read; texts are no longer than four times the file; tensors and operators are limited.
 """
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from hop.export.targets import models
 from hop.export.targets.tflite.model import TfliteModel
+from hop.numerics.spelling import shown
 
 _IDENTIFIER = b"TFL3"  # at byte 4
 _DTYPES = {
@@ -30,6 +33,10 @@ _DTYPES = {
 }
 _DAMAGED = (struct.error, IndexError, ValueError, TypeError, AttributeError, UnicodeDecodeError, OverflowError)
 _MOST_ELEMENTS = 2**40
+_MOST_DIMENSIONS = 64  # of PyTorch's tensors
+_LONGEST_CODE = 100  # characters of the name of a custom operator
+_TEXTS = 4  # how many times the length of the file its texts may have, where several places share one
+_MOST_ITEMS = 2**17  # tensors, and operators, each of which takes a kilobyte here and 4 bytes in a file
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def content(caller: str, model: Any) -> tuple[bytes, str]:
     return data, what
 
 
+@functools.cache
 def numbers_of(kind: str) -> dict[int, str]:
     """The names of an enumeration of the schema, by number."""
     from ai_edge_litert import schema_py_generated as schema
@@ -130,6 +138,7 @@ class _Reader:
         self.place = "the head"
         self.left = len(data)  # elements of lists that may still be read: a list takes a byte for each, or more
         self.bytes_left = len(data)
+        self.text_left = _TEXTS * len(data)
         self.constants: dict[int, Any] = {}  # by buffer
 
     def graph(self) -> FileGraph:
@@ -151,15 +160,19 @@ class _Reader:
         if (count := model.SubgraphsLength()) != 1:
             self.place = "the model"
             self.refuse(f"has {count} subgraphs; one is read, without control flow")
-        names = self.names(self.schema.BuiltinOperator)
+        names = numbers_of("BuiltinOperator")
         codes: list[str] = []
         for i in self.over("operator codes", model.OperatorCodesLength()):
             code = model.OperatorCodes(i)
             number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
             name = names.get(number, f"operator {number}")
-            custom = code.CustomCode()
-            codes.append(f"CUSTOM {custom.decode()}" if name == "CUSTOM" and custom else name)
+            custom = self.text(code.CustomCode()) if name == "CUSTOM" else ""
+            codes.append(f"CUSTOM {custom[:_LONGEST_CODE]}" if custom else name)
         graph = model.Subgraphs(0)
+        for what, count in (("tensors", graph.TensorsLength()), ("operators", graph.OperatorsLength())):
+            if count > _MOST_ITEMS:
+                self.place = "the graph"
+                self.refuse(f"has {count} {what}; up to {_MOST_ITEMS} are read")
         tensors = tuple(self.tensor(model, graph, i) for i in self.over("tensors", graph.TensorsLength()))
         operators = tuple(
             self.operator(graph.Operators(i), i, codes, len(tensors))
@@ -174,18 +187,21 @@ class _Reader:
             named = [self.signed(signature, n, end) for n, end in zip(("Input", "Output"), ends, strict=True)]
         for end, its in zip(ends, named, strict=True):
             if sorted(its.values()) != sorted(end):
-                self.wrong(f"names {sorted(its)} for the tensors {end}")
+                self.wrong(f"names {shown(sorted(its))} for the tensors {shown(end)}")
         self.order(tensors, operators, ends)
         return FileGraph(tensors, operators, *named)
 
     def tensor(self, model: Any, graph: Any, index: int) -> FileTensor:
         its = graph.Tensors(index)
-        name = (its.Name() or b"").decode()
-        self.place = f"tensor {index} {name!r}"
+        self.place = f"tensor {index}"
+        name = self.text(its.Name())
+        self.place = f"tensor {index} {shown(name)}"
+        if its.ShapeLength() > _MOST_DIMENSIONS:
+            self.wrong(f"has {its.ShapeLength()} dimensions; {_MOST_DIMENSIONS} is the most")
         shape = self.integers(self.place, its, "Shape")
         if any(n < 0 for n in shape) or math.prod(shape) > _MOST_ELEMENTS:
-            self.wrong(f"has shape {shape}")
-        kind = self.names(self.schema.TensorType).get(its.Type(), f"type {its.Type()}")
+            self.wrong(f"has shape {shown(shape)}")
+        kind = numbers_of("TensorType").get(its.Type(), f"type {its.Type()}")
         if its.Sparsity() is not None:
             self.refuse("is sparse; dense tensors are read")
         data = self.constant(model, its, shape, kind)
@@ -201,7 +217,7 @@ class _Reader:
         if len(scales) != len(zeros) or not all(math.isfinite(s) and s > 0 for s in scales):
             self.wrong(f"has the scales {scales[:3]} and the zero points {zeros[:3]}")
         if len(scales) > 1 and not (0 <= dimension < len(shape) and shape[dimension] == len(scales)):
-            self.wrong(f"has {len(scales)} scales along dimension {dimension} of {tuple(shape)}")
+            self.wrong(f"has {len(scales)} scales along dimension {dimension} of {shown(tuple(shape))}")
         return Quantization(tuple(map(float, scales)), tuple(map(int, zeros)), dimension)
 
     def constant(self, model: Any, tensor: Any, shape: Sequence[int], kind: str) -> Tensor | None:
@@ -237,7 +253,7 @@ class _Reader:
         return FileOperator(index, name, inputs, outputs, self.options(its, self.place))
 
     def options(self, its: Any, place: str) -> Callable[[str, Any], Any]:
-        kind = self.names(self.schema.BuiltinOptions).get(its.BuiltinOptionsType(), "NONE")
+        kind = numbers_of("BuiltinOptions").get(its.BuiltinOptionsType(), "NONE")
         table = its.BuiltinOptions()
         options: Any = None
         if kind != "NONE" and table is not None and hasattr(self.schema, kind):
@@ -260,8 +276,11 @@ class _Reader:
         indices: dict[str, int] = {}
         for i in self.over(self.place, getattr(signature, f"{which}sLength")()):
             its = getattr(signature, f"{which}s")(i)
-            indices[its.Name().decode()] = its.TensorIndex()
-        return {name: indices[name] for name in sorted(indices, key=lambda n: end.index(indices[n]))}
+            indices[self.text(its.Name())] = its.TensorIndex()
+        places = {tensor: i for i, tensor in reversed(list(enumerate(end)))}
+        if not places.keys() >= set(indices.values()):
+            self.wrong(f"names {shown(sorted(indices))} for the tensors {shown(tuple(end))}")
+        return {name: indices[name] for name in sorted(indices, key=lambda n: places[indices[n]])}
 
     def order(
         self, tensors: Sequence[FileTensor], operators: Sequence[FileOperator], ends: Sequence[Sequence[int]]
@@ -272,15 +291,15 @@ class _Reader:
             self.place = f"operator {op.index} {op.name}"
             for i in op.inputs:
                 if i is not None and i not in there:
-                    self.wrong(f"reads tensor {i} {tensors[i].name!r}, which nothing has written")
+                    self.wrong(f"reads tensor {i} {shown(tensors[i].name)}, which nothing has written")
             for i in op.outputs:
                 if i in there:
-                    self.wrong(f"writes tensor {i} {tensors[i].name!r}, which is there already")
+                    self.wrong(f"writes tensor {i} {shown(tensors[i].name)}, which is there already")
                 there.add(i)
         self.place = "the graph"
         for i in ends[1]:
             if i not in there:
-                self.wrong(f"gives tensor {i} {tensors[i].name!r}, which nothing has written")
+                self.wrong(f"gives tensor {i} {shown(tensors[i].name)}, which nothing has written")
 
     # ---- lists
 
@@ -307,8 +326,14 @@ class _Reader:
             if not 0 <= i < count:
                 self.wrong(f"names tensor {i} of {count}")
 
-    def names(self, kind: Any) -> dict[int, str]:
-        return {v: n for n, v in vars(kind).items() if isinstance(v, int)}
+    def text(self, raw: bytes | None) -> str:
+        """A text of the file, whose length is counted."""
+        self.text_left -= len(raw or b"")
+        if self.text_left < 0:
+            self.wrong(
+                f"has a text of {len(raw or b'')} bytes, which the file has in more places than its length allows"
+            )
+        return (raw or b"").decode()
 
 
 class _Wrong(ValueError):
