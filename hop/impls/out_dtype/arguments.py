@@ -10,27 +10,12 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.impls.out_dtype.kept import kept, kept_integers
 
 aten = torch.ops.aten
 _LISTS = (list, tuple)
 _INTS = (int, torch.SymInt)
 
-# Arguments that say where, not how much: they keep their dtype.
-_INDEX_NAMES = frozenset({"index", "indices", "offsets", "mask", "condition", "repeats"})
-_INDEX_OF_OPERATOR = {
-    "aten::nll_loss": {"target"},
-    "aten::nll_loss_nd": {"target"},
-    "aten::nll_loss2d": {"target"},
-    "aten::ctc_loss": {"targets", "input_lengths", "target_lengths"},
-    "aten::multi_margin_loss": {"target"},
-    "aten::multilabel_margin_loss": {"target"},
-}
-# These are indices, or masks, where they hold integers or booleans; floats in them are probabilities, or are added.
-_CLASSES_OF_OPERATOR = {
-    "aten::cross_entropy_loss": {"target"},
-    "aten::scaled_dot_product_attention": {"attn_mask"},
-    "hop::attention": {"attn_mask"},
-}
 # These draw random numbers only where the argument is not 0.
 _DRAWING = {"aten::scaled_dot_product_attention": "dropout_p"}
 
@@ -45,7 +30,7 @@ class Inner:
     operand_at: tuple[tuple[int, str], ...]  # position and name of the positional ones that take tensors or Scalars
     keyword_operands: frozenset[str]  # the same of the keyword-only arguments
     promoted: frozenset[str]  # names of those of them that are brought to the common dtype
-    classes: frozenset[str]  # names of those of these that keep their dtype if they hold integers
+    kept_integers: frozenset[str]  # names of those of these that keep their dtype if they hold integers
     lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
     least: float  # with so many positional arguments no other is missing
     returns_view: bool
@@ -114,7 +99,7 @@ class Inner:
 
     def promotes(self, name: str, value: Any) -> bool:
         """Whether `value`, given for the argument `name`, is brought to the common dtype."""
-        if name in self.classes and isinstance(value, Tensor):
+        if name in self.kept_integers and isinstance(value, Tensor):
             return value.is_floating_point()
         return name in self.promoted
 
@@ -163,7 +148,6 @@ def describe(op: OpOverload) -> Inner:
         raise ValueError(
             f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"
         )
-    index = _INDEX_NAMES | _INDEX_OF_OPERATOR.get(schema.name, set())
     operands = [a for a in schema.arguments if any(w in str(a.type) for w in ("Tensor", "number", "Scalar"))]
     positional = tuple(a for a in schema.arguments if not a.kwarg_only)
     return Inner(
@@ -172,8 +156,8 @@ def describe(op: OpOverload) -> Inner:
         keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
         operand_at=tuple((i, a.name) for i, a in enumerate(positional) if a in operands),
         keyword_operands=frozenset(a.name for a in operands if a.kwarg_only),
-        promoted=frozenset(a.name for a in operands if a.name not in index),
-        classes=frozenset(_CLASSES_OF_OPERATOR.get(schema.name, ())),
+        promoted=frozenset(a.name for a in operands if a.name not in kept(op)),
+        kept_integers=kept_integers(op),
         lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
         least=_least(schema.arguments),
         returns_view=schema.returns[0].alias_info is not None,

@@ -19,6 +19,7 @@ from torch import Tensor
 from hop.compat.eager import OpOverload, OpOverloadPacket
 from hop.dispatch.compiled import operators
 from hop.dispatch.operators import DIVIDE, MULTIPLY, aten, within
+from hop.impls.out_dtype import choosing
 from hop.impls.out_dtype.arguments import Inner, describe
 from hop.impls.out_dtype.fitting import check_shapes, check_types
 from hop.impls.out_dtype.forms import CONVOLUTIONS, as_product
@@ -31,11 +32,12 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     """What out_dtype(op, output_dtype, *args, **kwargs) returns, for arguments in canonical form."""
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)
-    cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common))
+    dtype = run_dtype(op, common)
+    cast_args, cast_kwargs = inner.cast(args, kwargs, dtype)
     if passes_floats(inner, output_dtype, args, kwargs):
         result = _rounded_once(inner, *_in_float64(inner, cast_args, cast_kwargs))
     else:
-        result = op(*cast_args, **cast_kwargs)
+        result = run(inner, dtype, cast_args, cast_kwargs)
         if result.dtype is torch.float32 and is_integer(common) and is_integer(output_dtype):  # exp, for instance
             result = _rounded_once(inner, *_in_float64(inner, *inner.cast(cast_args, cast_kwargs, torch.float32)))
     if op.overloadpacket in CONVOLUTIONS and all(is_integer(x.dtype) for x in args[:2]):
@@ -43,6 +45,13 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     if inner.returns_view and result.dtype == output_dtype:
         return result.clone()
     return result.to(output_dtype)
+
+
+def run(inner: Inner, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What the operator returns for arguments of which the promoted ones are brought to `dtype`."""
+    cast_args, cast_kwargs = inner.cast(args, kwargs, dtype)
+    form = None if dtype.is_floating_point or dtype.is_complex else choosing.form(inner.op)
+    return inner.op(*cast_args, **cast_kwargs) if form is None else form(inner.op, *cast_args, **cast_kwargs)
 
 
 # On CPUs these round once in float32 too; GPUs may multiply by a reciprocal.

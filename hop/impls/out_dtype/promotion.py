@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import DIVIDE, INTERPOLATE, MEAN, TABLE, aten, within
+from hop.dispatch.operators import DIVIDE, INTERPOLATE, MAXIMUM, MEAN, TABLE, aten, within
 from hop.impls.out_dtype.arguments import Inner
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 
@@ -69,6 +69,8 @@ _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
 _FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN, INTERPOLATE)} - _INT64_PACKETS | {
     aten._adaptive_avg_pool2d
 }
+
+_UINT8_FOR_BOOL = {op.overloadpacket for op in within(MAXIMUM)}  # ATen pools no booleans
 
 
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
@@ -141,6 +143,8 @@ def is_integer(dtype: torch.dtype) -> bool:
 def run_dtype(op: OpOverload, common: torch.dtype) -> torch.dtype:
     """The dtype in which the reference calls `op`."""
     packet = op.overloadpacket
+    if common is torch.bool and packet in _UINT8_FOR_BOOL:
+        return torch.uint8
     if common is torch.bool or not is_integer(common):
         return torch.float32 if common is torch.bool and packet in _FLOAT32_PACKETS else common
     if op in _FLOAT32_FOR_INTEGERS or packet in _FLOAT32_PACKETS:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hop.compat import dtensor
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_map
+from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import Product, as_convolution, as_product
 from hop.impls.out_dtype.meaning import call, reference
@@ -85,8 +86,7 @@ def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtyp
         return _product(product, output_dtype, run)
     if as_convolution(op, args) is not None and all(dtensor.is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
         return _convolution(op, output_dtype, args)
-    inner_args, inner_kwargs = describe(op).cast(args, kwargs, run)
-    out = op(*inner_args, **inner_kwargs)
+    out = meaning.run(describe(op), run, args, kwargs)
     return (out if _commutes(run, output_dtype) else _replicate_partials(out)).to(output_dtype)
 
 
