@@ -1,6 +1,7 @@
 """Convolutions of three dimensions and transposed ones, as layers."""
 
 import copy
+import dataclasses
 import unittest
 import warnings
 from typing import Any
@@ -56,6 +57,80 @@ def ready(kind: str, scheme: Scheme) -> tuple[Any, Tensor]:
     layer = hop.nn.convert(layer, scheme).eval()
     hop.nn.calibrate(layer, [x], progress=False)
     return layer, x
+
+
+UNBATCHED = {
+    "conv1d": (lambda: nn.Conv1d(8, 4, 3, stride=2), (8, 12)),
+    "conv2d": (lambda: nn.Conv2d(8, 4, 3, padding="same", padding_mode="reflect"), (8, 6, 7)),
+    "conv3d": (lambda: nn.Conv3d(4, 4, 2, groups=2), (4, 4, 5, 3)),
+    "transpose1d": (lambda: nn.ConvTranspose1d(8, 4, 3), (8, 7)),
+    "transpose2d": (lambda: nn.ConvTranspose2d(8, 4, 3, stride=2), (8, 4, 5)),
+    "transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2), (4, 3, 2, 3)),
+}
+
+
+def trained(layer: nn.Module, x: Tensor, batched: bool = False) -> list[Tensor]:
+    """The result for one example, alone or in a batch, and the gradients of its input and of the parameters."""
+    torch.manual_seed(5)  # of random bits
+    y = layer(x[None])[0] if batched else layer(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+
+class TestUnbatched(unittest.TestCase):
+    """An input (C, *spatial) is a batch of one example."""
+
+    @parameterized.expand([(kind, *UNBATCHED[kind]) for kind in UNBATCHED])
+    @pytest.mark.quick(3)
+    def test_a_layer(self, _name, make, shape):
+        """In every kind of scheme: results, gradients and frozen results, bit for bit."""
+        for scheme in (*CROSSED.values(), schemes.FP8_DYNAMIC_ROW):
+            torch.manual_seed(3)
+            x = (randn(*shape) * torch.logspace(-2, 2, shape[0]).view(-1, *[1] * (len(shape) - 1))).requires_grad_()
+            layer = make()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "convert: no layer was converted")
+                layer = hop.nn.convert(layer, scheme)
+            if not layer.hop_report.converted:
+                continue
+            hop.nn.calibrate(layer, [x.detach()], progress=False)
+            assert all(map(torch.equal, trained(layer, x), trained(layer, x, batched=True))), scheme
+            hop.nn.freeze(layer.eval())
+            with torch.no_grad():
+                assert torch.equal(layer(x), layer(x[None])[0]), scheme
+
+    def test_the_operator(self):
+        """Of floats and of codes, with an output and without, in programs and under vmap."""
+        x, w = randn(8, 6, 7), randn(4, 8, 3, 3)
+        scheme = schemes.INT8_DYNAMIC
+
+        def product(x: Any) -> Any:
+            return hop.quantized(aten.conv2d.default, scheme, x, w)
+
+        want = product(x[None])[0]
+        per_example = hop.presets.INT8_CONV
+        whole = hop.quantize(dataclasses.replace(per_example, block=(-1, -1, -1)), x)
+        for given in (x, whole, hop.quantize(per_example, x[None])[0]):
+            assert torch.equal(product(given), want)
+        assert torch.equal(torch.compile(product, fullgraph=True, backend="aot_eager")(x), want)
+        assert torch.equal(torch.vmap(product)(torch.stack([x, x]))[1], want)
+        coded = dataclasses.replace(scheme, output=per_example)
+        got, whole = (hop.quantized(aten.conv2d.default, coded, t, w) for t in (x, x[None]))
+        assert got.shape == want.shape and torch.equal(hop.dequantize(got), hop.dequantize(whole)[0])
+
+    def test_programs(self):
+        """A float program of one example, brought to a scheme."""
+        model, x = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ConvTranspose2d(4, 3, 2)).eval(), randn(8, 6, 7)
+        for scheme in (schemes.INT8_DYNAMIC, schemes.FP8_DYNAMIC_ROW):
+            one, batch = (hop.export.to_scheme(torch.export.export(model, (t,)), scheme) for t in (x, x[None]))
+            assert len(one.report.rewritten) == 1
+            assert torch.equal(one.program.module()(x), batch.program.module()(x[None])[0])
+
+    def test_wrong_shapes(self):
+        """The error names the shape that was given."""
+        w = randn(4, 8, 3, 3)
+        for shape, words in (((7, 6, 6), r"got shape \(7, 6, 6\)"), ((6, 6), r"got shape \(6, 6\)")):
+            with pytest.raises(RuntimeError, match=words):
+                hop.quantized(aten.conv2d.default, schemes.INT8_DYNAMIC, randn(*shape), w)
 
 
 class TestLayers(unittest.TestCase):

@@ -1,6 +1,7 @@
 """to_scheme: the products of a float program in low precision, their weights as codes."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -122,6 +123,8 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
         lhs = None
     if roles.family is CONVOLUTION:
         lhs, rhs = (None if q is None else for_convolution(q, weight.dim()) for q in (lhs, rhs))
+        if lhs is not None and len(lhs.block) > value(node.args[roles.roles.index(LHS)]).dim():
+            lhs = replace(lhs, block=lhs.block[1:])  # one example, without a dimension of examples
     if lhs is None and rhs is None:
         raise ValueError("the scheme leaves its weight in floats")
     args: list[Any] = list(node.args)

@@ -144,6 +144,12 @@ def check_op(op: Any) -> None:
         raise ValueError(f"quantized: op must be one of {known}; got {op}; take one of them")
 
 
+def is_unbatched(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether `op` is a convolution of one example, (C, *spatial), which is computed as a batch of one."""
+    row, x = TABLE[op], args[0] if args else None
+    return row.family is CONVOLUTION and isinstance(x, Tensor) and x.dim() == row.spatial + 1
+
+
 def _quantizer_of(x: Tensor) -> Quantizer | None:
     """The quantizer of a quantized tensor, for its dimensions, or inside of vmap for those of a member, with codes in
     the plain form; None of a tensor that is not quantized."""
@@ -151,7 +157,7 @@ def _quantizer_of(x: Tensor) -> Quantizer | None:
     quantizer = getattr(inner, "quantizer", None)
     if quantizer is None:
         return None
-    quantizer, members = _per_dimension(quantizer.plain, inner.dim()), inner.dim() - x.dim()
+    quantizer, members = _per_dimension(quantizer.plain, inner.shape), inner.dim() - x.dim()
     return (
         replace(quantizer, block=quantizer.block[members:])
         if members and set(quantizer.block[:members]) == {1}
@@ -159,9 +165,10 @@ def _quantizer_of(x: Tensor) -> Quantizer | None:
     )
 
 
-def _per_dimension(q: Quantizer, ndim: int) -> Quantizer:
-    """The same, with a size of its block for each dimension."""
-    return replace(q, block=blocks.per_dimension(q.block, ndim))
+def _per_dimension(q: Quantizer, shape: Sequence[int]) -> Quantizer:
+    """The same, with a size of its block for each dimension: 1 for the whole of one element."""
+    sizes = zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True)
+    return replace(q, block=tuple(1 if isinstance(n, int) and n == 1 else size for size, n in sizes))
 
 
 def _check_operands(call: SchemeCall) -> None:
@@ -183,7 +190,7 @@ def _check_operands(call: SchemeCall) -> None:
         quantizer = _quantizer_of(x)
         wanted = call.quantizer(role) if role != BIAS else None
         fits = [] if wanted is None else [wanted, *([wanted.transposed(x.dim())] * call.is_transposed(role))]
-        if quantizer is not None and quantizer not in [_per_dimension(q, x.dim()) for q in fits]:
+        if quantizer is not None and quantizer not in [_per_dimension(q, x.shape) for q in fits]:
             raise ValueError(
                 f"quantized: argument {name!r} of {call.op} is quantized by {quantizer}, and the scheme says {wanted}; "
                 "give it as a float tensor, or a scheme that fits"

@@ -17,7 +17,7 @@ from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.out_dtype.fitting import check_types
+from hop.impls.out_dtype.fitting import check_shapes, check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, noisy, operands
 from hop.impls.quantized.calls import Scales, SchemeCall, check_op, is_quantized, taken
@@ -220,6 +220,8 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tu
     check_op(op)
     described = describe(op)
     bound, _ = described.bind(args, {})
+    if calls.is_unbatched(op, bound):
+        return lambda *args: _traced(op, scheme, *args, dtype=dtype)
     autocast = calls.autocast_dtype(calls.operands_of(op, bound)[0]) if dtype is None else dtype
     fixed = (op, str(scheme), autocast, None, *Scales())
     quantized_operator.check(*fixed, *bound)
@@ -270,6 +272,9 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)
     factors = calls.operands_of(op, bound)
+    if calls.is_unbatched(op, bound):
+        check_shapes("quantized", op, bound)
+        return _node(op, text, dtype, scales, seed, bound[0].unsqueeze(0), *bound[1:], **kwargs).squeeze(0)
     if dtype is None:
         dtype = calls.autocast_dtype(factors[0])
     scheme = Scheme.parse(text)
