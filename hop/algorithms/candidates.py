@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from hop.nn import reminder
 from hop.nn.attention import OutputProjection
@@ -22,6 +23,7 @@ from hop.nn.conversion import checked, convert, has_static_scale
 from hop.nn.freezing import freeze
 from hop.nn.kinds import LAYERS
 from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.recomputed import check_plain
 from hop.nn.selectors import Selector, check_selector, matches
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
@@ -89,8 +91,9 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
     known = {
         name: module
         for name, module in modules_of(model)
-        if type(module) in _KNOWN and (filter is None or matches(filter, name, module))
+        if type_before_parametrizations(module) in _KNOWN and (filter is None or matches(filter, name, module))
     }
+    check_plain(function, known.items())  # copies of the model share what computes them
     by_place: dict[str, dict[int, Any]] = {name: {} for name in known}
     for place, scheme in enumerate(result.schemes):
         tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)

@@ -13,7 +13,7 @@ from hop.algorithms.grid import Grid
 from hop.algorithms.inputs import Moments, Survey, moments
 from hop.algorithms.solving import Solved, error, solve
 from hop.nn.calibration import calibrate
-from hop.nn.conversion import Rules, checked, convert, has_static_scale
+from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights
 from hop.nn.convolutions import Conv2d
 from hop.nn.freezing import freeze, quantized_weight
 from hop.nn.layer import Layer, modules_of, not_a_model
@@ -182,6 +182,7 @@ def _rounded(
     data = batches_of(function, batches)
     rules, filter = which
     is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in checked(rules, filter))
+    settle_weights(model, rules, filter)
     model = convert(model, rules, filter=filter)
     if is_static:
         calibrate(model, data, progress=False)

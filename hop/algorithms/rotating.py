@@ -17,7 +17,7 @@ from hop.algorithms.candidates import batches_of
 from hop.algorithms.flow import Source
 from hop.algorithms.stages import Inputs, Stages, flow_of, lost_by
 from hop.nn.contexts import INPUT, WEIGHT
-from hop.nn.conversion import Rules, convert
+from hop.nn.conversion import Rules, convert, settle_weights
 from hop.nn.layer import Layer, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.selectors import Selector
@@ -120,6 +120,7 @@ def rotate(
     if not isinstance(settings, Rotation):
         raise TypeError(f"rotate: settings must be a Rotation, got {settings!r}; give Rotation()")
     data = batches_of("rotate", batches)
+    settle_weights(model, rules, filter)
     flow = flow_of(model, data[0])
     model = convert(model, rules, filter=filter)
     with torch.no_grad():

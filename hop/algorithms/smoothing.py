@@ -21,7 +21,7 @@ from hop.algorithms.candidates import batches_of
 from hop.algorithms.flow import Flow, Source
 from hop.algorithms.stages import LEAST, Inputs, Stages, flow_of, lost_by
 from hop.nn.contexts import INPUT, WEIGHT
-from hop.nn.conversion import Rules, convert
+from hop.nn.conversion import Rules, convert, settle_weights
 from hop.nn.layer import Layer, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.selectors import Selector
@@ -154,6 +154,7 @@ def _smoothed(function: str, model: nn.Module, rules: Rules, batches: Any, optio
     if not isinstance(options.explicit, bool):
         raise TypeError(f"{function}: explicit must be True or False, got {options.explicit!r}; give one of them")
     data = batches_of(function, batches)
+    settle_weights(model, rules, options.filter)
     flow = flow_of(model, data[0])
     model = convert(model, rules, filter=options.filter)
     with torch.no_grad():

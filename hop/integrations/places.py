@@ -11,6 +11,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from hop.nn.conversion import Rule
 from hop.nn.holders import Weight, holder_of
 from hop.nn.layer import Layer, modules_of
+from hop.nn.recomputed import recomputed
 from hop.nn.report import Report
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
@@ -48,6 +49,7 @@ def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Modul
     floats = {module for module in modules if not should_convert_module(module, patterns)}
     if names is None:
         floats |= _heads(model)
+    floats |= {name for name, module in modules_of(model, every_name=True) if recomputed(module)}  # as files have them
     floats |= _tied(model, floats)
     return lambda name, module: not any(name == own or name.startswith(f"{own}.") for own in floats)
 

@@ -17,6 +17,7 @@ from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
 from hop.nn.layers import Linear, ScaledEmbedding
+from hop.nn.recomputed import recomputed
 from hop.nn.report import Report
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
@@ -56,7 +57,7 @@ class HopQuantizer(_Base):
         if self.pre_quantized:  # the checkpoint has codes, or floats, for each of them
             rules = anywhere(model, rules)
             if rules:
-                convert(model, rules)
+                convert(model, rules, filter=lambda _, module: not recomputed(module))
         else:
             convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
             check_ties(model)

@@ -16,6 +16,7 @@ from hop.nn.holders import hold, kind_of
 from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of, layer_of
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
+from hop.nn.recomputed import check_plain, recomputed, remedied, settle
 from hop.nn.report import Conversion, Report, counted
 from hop.nn.selectors import Selector, check_selector, matches
 from hop.nn.siblings import share_input, siblings
@@ -44,7 +45,9 @@ def convert(
 
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
-    alone, for they may compute something else. The last projection of an attention has a rule of its own, or else that
+    alone, for they may compute something else. Weights that hooks of torch.nn.utils.prune, weight_norm and
+    spectral_norm compute are quantized as computed; layers of torch.nn.utils.parametrize are left alone, and can be
+    parametrized once they are converted. The last projection of an attention has a rule of its own, or else that
     of the attention. Siblings that read one input, as query, key and value do, will quantize it once
     (hop.nn.share_input). Experts of transformers' mixtures stay the modules that they are, and
     compute in the scheme. Norms, activations and softmax are converted where the scheme quantizes outputs.
@@ -88,6 +91,24 @@ def convert(
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute
     _warn(model, report, any(scheme is not None for _, scheme in pairs), learn_scales)
     return model
+
+
+def settle_weights(model: nn.Module, rules: Rules, filter: Selector | None = None) -> None:
+    """Make Parameters of the weights that hooks or parametrizations compute, in the layers that `convert` would
+    convert, in place: for those who quantize weights for good, and do not train what computes them.
+
+    Raises as `convert` does, and the model is then as it was."""
+    if not isinstance(model, nn.Module):
+        raise not_a_model("convert", model)
+    pairs = checked(rules, filter)
+    if len(pairs) > 1 or pairs[0][0] != "*":
+        _check_matches(model, pairs, False)
+    check_plain("convert", ((n, m) for n, m in modules_of(model) if isinstance(m, Layer)), unknown=True)
+    for name, module in modules_of(model):
+        known = _is_known(module) and (layer_of(module) or isinstance(module, Layer) or kind_of(module))
+        if known and _choice(pairs, name, module, set())[0] is not None:
+            for part in (module, *([module.out_proj] if isinstance(module, nn.MultiheadAttention) else [])):
+                settle(part)
 
 
 def _warn(model: nn.Module, report: Report, has_schemes: bool, learn_scales: bool) -> None:
@@ -305,12 +326,21 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
     if isinstance(module, Layer | MultiheadAttention):
         module.scheme = scheme
         return module
+    _check_weights(module)
     if kind_of(module) is not None:
         return hold(module, scheme)
     layer = layer_of(module)
     if layer is None:
         raise TypeError(f"{type(module).__name__} is a subclass, which may compute something else")
     return layer.from_float(module, scheme, learn_scales)
+
+
+def _check_weights(module: nn.Module) -> None:
+    """Raise ValueError for a weight that is computed in each call, unless by a hook that a layer can keep."""
+    keeps_hooks = type(module) in LAYERS and not isinstance(module, nn.MultiheadAttention)
+    for each in recomputed(module):
+        if each.remove is None or not keeps_hooks:
+            raise ValueError(remedied(each))
 
 
 def has_static_scale(scheme: Any) -> bool:

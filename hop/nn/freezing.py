@@ -1,5 +1,6 @@
 """freeze: the weights of quantized layers as codes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -7,8 +8,9 @@ from torch import nn
 from hop.impls.quantize import quantize
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
-from hop.nn.holders import holders_of
-from hop.nn.layer import Layer, not_a_model
+from hop.nn.holders import Holder, holders_of
+from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.recomputed import check_plain, settle
 from hop.nn.static import StaticScale
 from hop.numerics.quantizer import Quantizer
 
@@ -20,7 +22,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
 
     Layers whose scheme leaves the weight in floats are not changed. Layers that share a weight, a quantizer and a scale
     share the frozen one. The float weights go one by one, the small ones first, so that little more memory is taken
-    than before.
+    than before. Weights that torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute are quantized as
+    computed in eval mode, and computed no more.
 
     Args:
         pack: whether weights lie in the layout that products read fastest on this machine (hop.pack), which takes the
@@ -33,7 +36,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         model.
 
     Raises:
-        ValueError: there is no quantized layer, or a static scale is not set. No layer is changed then.
+        ValueError: there is no quantized layer, a static scale is not set, or a hook that is not known computes a
+            weight. No layer is changed then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("freeze", model)
@@ -45,10 +49,13 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
             f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) before"
         )
     layers = [m for m in model.modules() if isinstance(m, Layer) and (m.plan().quantizes_weight or m.frozen)]
+    _check_computed(model, layers, holders)
     for layer in layers:
         layer.prepare()
         if not layer.frozen:
             _check_scale(layer)
+    for owner in [*(layer.weight_owner()[0] for layer in layers), *layers, *(holder.module for holder in holders)]:
+        settle(owner)
     products = {_identity(layer) for layer in layers if layer.is_packable}
     frozen: dict[Any, nn.Parameter] = {}  # by what they are made of; weights of the model keep their ids meanwhile
     for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
@@ -62,6 +69,15 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
     for holder in holders:
         holder.freeze(pack)
     return model
+
+
+def _check_computed(model: nn.Module, layers: Sequence[Layer], holders: Sequence[Holder]) -> None:
+    """Raise for weights that are computed in each call, and cannot be made Parameters, or are frozen."""
+    own = {layer: layer.frozen for layer in layers} | {holder.module: holder.frozen for holder in holders}
+    own |= {layer.weight_owner()[0]: layer.frozen for layer in layers}
+    for name, module in modules_of(model):
+        if module in own:
+            check_plain("freeze", [(name, module)], unknown=not own[module])
 
 
 def _quantizer(layer: Layer) -> Quantizer:

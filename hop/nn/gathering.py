@@ -11,6 +11,7 @@ from hop.nn.contexts import WEIGHT
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.master import Gathering, MasterWeight, parameter_like
+from hop.nn.recomputed import recomputed, remedied
 from hop.nn.static import StaticScale
 from hop.numerics import schemes
 from hop.numerics.quantizer import Quantizer
@@ -106,6 +107,8 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
         why = "it is prepared already; call it once"
     elif layer.norm is not None:
         why = "it quantizes its weight with a batch norm folded in; call fully_shard without gather_as_codes"
+    elif computed := recomputed(layer.weight_owner()[0]):
+        why = remedied(computed[0])
     elif layer.weight.dim() < 2:
         why = f"its weight has no rows, {tuple(layer.weight.shape)}"
     if why is not None:

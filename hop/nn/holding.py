@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hop.nn.layer import modules_of, not_a_model
 from hop.nn.layers import Linear
+from hop.nn.recomputed import check_plain
 
 
 class hold_weights:
@@ -36,6 +37,7 @@ class hold_weights:
                 raise RuntimeError(
                     f"hold_weights: the layer {name!r} holds its weight already; do not nest the contexts"
                 )
+        check_plain("hold_weights", self._layers.items())
         for name, layer in self._layers.items():
             self._before[name] = (layer.weight, layer.weight._version)
             layer.hold_weight(True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from hop.nn.attention import MultiheadAttention, OutputProjection
 from hop.nn.convolutions import CONVOLUTIONS
@@ -18,8 +19,9 @@ LAYERS: dict[type[nn.Module], Any] = {
 
 
 def layer_of(module: nn.Module) -> Any:
-    """The class of the quantized layer that takes the place of a float one; None if there is none."""
-    return ScaledEmbedding if ScaledEmbedding.takes(module) else LAYERS.get(type(module))
+    """The class of the quantized layer that takes the place of a float one, parametrized or not; None if there is
+    none."""
+    return ScaledEmbedding if ScaledEmbedding.takes(module) else LAYERS.get(type_before_parametrizations(module))
 
 
 FUNCTION_OF: dict[type[nn.Module], Any] = {function.float_type: function for function in FUNCTIONS}

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from hop.compat import profiling
 from hop.compat.eager import OpOverload
@@ -14,6 +15,7 @@ from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.folded import FoldedBatchNorm
+from hop.nn.recomputed import recomputed, remedied
 from hop.nn.scale_state import NO_SCALES, ScaleState
 from hop.nn.sharing import SharedInput
 from hop.numerics.attention_schemes import ATTENTION_SCHEMES, AttentionScheme
@@ -90,13 +92,16 @@ class Layer(ScaleState):
         new Parameter of the numbers that it stands for. The state of scales is left out.
 
         Raises:
-            RuntimeError: a batch norm is folded into it, without which it computes something else.
+            RuntimeError: a batch norm is folded into it, without which it computes something else, or it is
+                parametrized.
         """
         if self.norm is not None:
             raise RuntimeError(
                 f"hop.nn.{type(self).__name__}: a batch norm is folded into it, which the float layer would lack; call "
                 "hop.nn.freeze(model) before, or load hop.nn.float_state_dict(model) into the float model"
             )
+        for each in recomputed(self) if is_parametrized(self) else ():
+            raise RuntimeError(f"hop.nn.{type(self).__name__}: {remedied(each)}")
         result = of_class(self.float_type, self, self.added)
         for name in ("scales", "input_transform"):
             result.__dict__["_modules"].pop(name, None)

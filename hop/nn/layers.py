@@ -14,6 +14,7 @@ from hop.impls.quantized.linear import linear
 from hop.impls.scaled import scaled
 from hop.nn.contexts import INPUT, OUTPUT, WEIGHT, SchemeNeeds, active
 from hop.nn.layer import Layer
+from hop.nn.recomputed import recomputed, remedied
 from hop.nn.sources import Source
 from hop.nn.transforms import InputTransform
 from hop.numerics.quantizer import Quantizer
@@ -114,6 +115,8 @@ class Linear(Layer, nn.Linear):
         factor = transform.factor
         if self.frozen:
             raise ValueError("hop.nn.Linear: weight is frozen, and cannot be transformed; transform before freezing")
+        for each in recomputed(self):
+            raise ValueError(f"hop.nn.Linear: {remedied(each)}")
         if factor is not None and factor.shape != (self.in_features,):
             raise ValueError(
                 f"hop.nn.Linear: the factor must be of {(self.in_features,)}, got {tuple(factor.shape)}; give one "

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from hop.nn.attention_rules import AttentionRules
+from hop.nn.attention_rules import AttentionRules, checked_attention
 from hop.nn.calibration import calibrate as set_scales
-from hop.nn.conversion import Rules, checked, convert, has_static_scale
+from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights
 from hop.nn.freezing import freeze
 from hop.nn.functions import Function
 from hop.nn.report import Report
@@ -32,7 +32,9 @@ def quantize_(
     float weights by their codes, in the layout that this machine reads fastest.
 
     It prints nothing; the logger "hop" gets a summary, at the level INFO, and `model.hop_report` is a table of what
-    became of every parameter. The steps by themselves are hop.nn.convert, calibrate and freeze.
+    became of every parameter. The steps by themselves are hop.nn.convert, calibrate and freeze. Weights that
+    torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute are quantized as computed in eval mode, and
+    become plain Parameters before.
 
     Args:
         model: a float model, on any device. On "meta" there is nothing to quantize yet, and
@@ -65,6 +67,8 @@ def quantize_(
             f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
             "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
         )
+    checked_attention(attention)
+    settle_weights(model, scheme, filter)
     converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
         set_scales(converted, calibrate)

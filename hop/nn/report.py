@@ -82,7 +82,9 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
         seen |= {id(p) for p in own.values()}
         holder = holder_of(module)
         weights = getattr(module, "weight_names", (WEIGHT,)) if holder is None else holder.names
-        quantized = sum(sizes.get(name, 0) for name in weights) if is_quantized else 0
+        starts = tuple(start for name in weights for start in (f"{name}_", f"parametrizations.{name}."))  # its parts
+        made = [name for name in sizes if name in weights or name.startswith(starts)]
+        quantized = sum(sizes[name] for name in made) if is_quantized else 0
         result.append(replace(row, parameters=sum(sizes.values()), quantized=quantized))
     for name, p in model.named_parameters():
         if id(p) not in seen and p.is_floating_point():
