@@ -1,10 +1,12 @@
 """Tensor subclasses: those of tracing, wrappers, aliases, shapes."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -54,6 +56,28 @@ def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
     return make_contiguous_strides_for(tuple(shape))
+
+
+def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+    """`run(op, args, kwargs)` for a `__torch_dispatch__`, so that it gets the same calls in and out of inference mode.
+
+    Autograd's keys decompose composite operators before a subclass meets them. In inference mode, and for inference
+    tensors, there are none, and this does it. A view of an ordinary tensor is an ordinary tensor, in inference mode too
+    (PyTorch raises for another), so `run` makes it outside of that mode."""
+    if _is_composite(op):
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    if torch.is_inference_mode_enabled() and op.is_view and not args[0].is_inference():
+        with torch.inference_mode(False), torch.no_grad():
+            return run(op, args, kwargs)
+    return run(op, args, kwargs)
+
+
+@functools.cache
+def _is_composite(op: OpOverload) -> bool:
+    """Whether autograd's keys run its implicit decomposition: there is one, and no kernel to which they leave it."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = op.name()
+    return known(name, "CompositeImplicitAutograd") and not (known(name, "CPU") or known(name, "CUDA"))
 
 
 def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:

@@ -94,15 +94,7 @@ class MasterWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
-        out = op(*plain, **options)
-        if op._schema.is_mutable:
-            return subclasses.correct_aliasing(op, args, kwargs, out)
-        if isinstance(args[0], MasterWeight) and (op.is_view or op in _KEPT):
-            gathering = args[0].gathering
-            out = tree_map_only(Tensor, lambda t: MasterWeight(t, gathering) if t.is_floating_point() else t, out)
-        return out
+        return subclasses.dispatch(op, args, kwargs or {}, _apply)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -159,6 +151,18 @@ _KEPT = {
     *(aten.clone.default, aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
     *(aten.new_empty.default, aten.new_zeros.default),
 }
+
+
+def _apply(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `op` on the data; views and copies remain MasterWeights."""
+    plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
+    out = op(*plain, **options)
+    if op._schema.is_mutable:
+        return subclasses.correct_aliasing(op, args, kwargs, out)
+    if isinstance(args[0], MasterWeight) and (op.is_view or op in _KEPT):
+        gathering = args[0].gathering
+        out = tree_map_only(Tensor, lambda t: MasterWeight(t, gathering) if t.is_floating_point() else t, out)
+    return out
 
 
 def _data(t: MasterWeight) -> Tensor:

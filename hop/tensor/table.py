@@ -1,6 +1,7 @@
 """The table of what ATen operators do with quantized tensors.
 
 An operator without a rule runs on dequantized numbers; one that writes to its first argument then quantizes it anew.
+One that is composed of others (CompositeImplicitAutograd) runs as those.
 Where a view would cut a block, the result is a plain tensor instead. Both warn, once for each operator.
 """
 
@@ -8,6 +9,7 @@ import contextlib
 import contextvars
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +76,10 @@ def rules() -> dict[OpOverload, Callable[..., Any]]:
 
 def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `op`, at least one of whose arguments is a QuantizedTensor."""
+    return subclasses.dispatch(op, args, kwargs, _apply)
+
+
+def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)
@@ -130,4 +136,14 @@ def _numbers(x: Any) -> Tensor:
 def _warn(op: OpOverload, message: str) -> None:
     if op not in _warned:
         _warned.add(op)
-        warnings.warn(message, stacklevel=5)
+        warnings.warn(message, stacklevel=_depth_of_caller())
+
+
+def _depth_of_caller() -> int:
+    """How many calls up from `_warn` the code is that called the operator."""
+    frame, depth = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("hop.tensor.", "hop.compat.", "torch._ops")
+    ):
+        frame, depth = frame.f_back, depth + 1
+    return depth
