@@ -29,7 +29,7 @@ import hop
 from benchmarks import running
 from benchmarks.timing import Row
 from hop import cli, presets
-from hop.cli import inputs
+from hop.cli import data, inputs
 from hop.compat import versions
 from hop.kernels.cpu import native
 from hop.numerics.formats import FORMATS
@@ -352,6 +352,9 @@ class TestInputs(Files):
                 inputs.load_inputs(program, self.path(name))
         with self.assertRaisesRegex(ValueError, "data are read from .npz and .safetensors"):
             inputs.load_inputs(program, self.path("data.pkl"))
+        np.savez_compressed(self.folder / "small.npz", a=np.arange(6).reshape(2, 3), b=np.asfortranarray(np.eye(3, 4)))
+        found = data.read(self.folder / "small.npz")
+        assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and found["b"].equal(torch.eye(3, 4, dtype=torch.float64))
 
     @pytest.mark.full
     def test_arguments_by_name(self):

@@ -2,12 +2,15 @@
 and folders that are damaged."""
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 import unittest
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +247,50 @@ class TestReaders(Folder):
         file.unlink()
         with pytest.raises(FileNotFoundError):
             reader().read(self.out)
+
+    def test_large_on_the_word_of_a_file(self) -> None:
+        """Nothing is made of compressed, overlapping and lying parts, nor of one file many times."""
+        listed = json.loads((self.out / "vectors.json").read_text())
+        node = listed["nodes"][0]
+        file = self.out / node["file"]
+        zeros = io.BytesIO()
+        np.save(zeros, np.zeros(2**23, np.int8))
+
+        def header(shape: bytes, dtype: bytes = b"|i1") -> bytes:
+            text = zeros.getvalue()[:128].replace(b"(8388608,)", shape).replace(b"|i1", dtype)
+            return text.rstrip().ljust(127) + b"\n"
+
+        one, lies, texts = header(b"(1,)") + b"1", header(b"(10000000000000,)"), header(b"(10000000000000,)", b"|S0")
+        for name, parts, kind, words in (
+            ("bomb", [zeros.getvalue()], zipfile.ZIP_DEFLATED, "it is compressed"),
+            ("lzma", [zeros.getvalue()], zipfile.ZIP_LZMA, "it is compressed"),
+            ("lies", [lies], zipfile.ZIP_STORED, "of shape"),
+            ("texts", [texts], zipfile.ZIP_STORED, "of shape"),
+            ("overlap", [one] * 3, zipfile.ZIP_STORED, "its parts overlap"),
+        ):
+            with zipfile.ZipFile(file, "w", kind) as archive:
+                for i, part in enumerate(parts):
+                    archive.writestr(f"{i}.npy", part)
+                if name == "overlap":
+                    first = archive.infolist()[0]
+                    for other in archive.infolist():
+                        other.compress_size, other.header_offset = first.compress_size + 10**6, first.header_offset
+            tracemalloc.start()
+            try:
+                with pytest.raises(ValueError, match=f"{file.name} is damaged: .*{words}"):
+                    reader().read(self.out)
+                assert tracemalloc.get_traced_memory()[1] < 10**6, name
+            finally:
+                tracemalloc.stop()
+        path = self.out / "vectors.json"
+        path.write_text(json.dumps({**listed, "nodes": [node] * 1000}))
+        with pytest.raises(ValueError, match="lists a file twice"):
+            reader().read(self.out)
+        for text in ("[" * 10**5, '{"hop_vectors": "' + "x" * 10**5 + '", "nodes": []}'):
+            path.write_text(text)
+            with pytest.raises(ValueError, match=r"vectors\.json") as caught:
+                reader().read(self.out)
+            assert len(str(caught.value)) < 500 + len(str(path))
 
     @pytest.mark.compiler
     @pytest.mark.full

@@ -6,7 +6,9 @@ for node in hop_vectors.read("."):
     print(node.name, node.operator, node.arrays["output"].shape)
 """
 
+import io
 import json
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 FORMAT = 1
+_LONGEST = 200  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -44,29 +47,78 @@ def read(folder: str | Path) -> list[Node]:
     path = Path(folder) / "vectors.json"
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        version, nodes = index["hop_vectors"], index["nodes"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} lists no golden vectors: {error!r}") from error
+        version, nodes = index["hop_vectors"], list(index["nodes"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} lists no golden vectors: {_brief(error)}") from error
     if version != FORMAT:
-        raise ValueError(f"{path} is of version {version!r}; this reader knows {FORMAT}")
-    return [_node(path, i, node) for i, node in enumerate(nodes)]
+        raise ValueError(f"{path} is of version {_brief(version)}; this reader knows {FORMAT}")
+    described = [_described(path, i, node) for i, node in enumerate(nodes)]
+    if len({file for file, _ in described}) < len(described):
+        raise ValueError(f"{path} lists a file twice; each node has its own")
+    return [_node(path, node, *of) for node, of in zip(nodes, described, strict=True)]
 
 
-def _node(path: Path, i: int, node: Any) -> Node:
+def arrays(path: Path, compressed: bool = False) -> dict[str, Any]:
+    """The arrays of a file .npz, by name. Nothing is made on the word of a header: an array is as long as its part of
+    the file, and where parts may be `compressed`, at most 1,032 times as long, as deflate allows.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: the file is damaged, or holds something else than arrays of numbers.
+    """
+    kinds = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) if compressed else (zipfile.ZIP_STORED,)
     try:
-        name, operator, file, described = node["name"], node["operator"], node["file"], node["arrays"]
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+            if any(part.compress_type not in kinds for part in parts):
+                raise ValueError("it is compressed")
+            if sum(part.compress_size for part in parts) > path.stat().st_size:
+                raise ValueError("its parts overlap")
+            return {part.filename.removesuffix(".npy"): _array(archive.read(part)) for part in parts}
+    except (zipfile.BadZipFile, ValueError, EOFError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged: {_brief(error)}") from error
+
+
+def _array(raw: bytes) -> Any:
+    """An array of numbers from the content of a file .npy."""
+    file = io.BytesIO(raw)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"an array is of version {version}")
+    shape, is_by_column, dtype = readers[version](file)
+    size = dtype.itemsize * math.prod(shape)
+    if dtype.hasobject:
+        raise ValueError("an array holds objects, which allow_pickle=False refuses")
+    if not dtype.itemsize or size != len(raw) - file.tell():
+        raise ValueError(f"an array of {dtype} of shape {_brief(shape)} has {len(raw) - file.tell()} bytes")
+    flat = np.frombuffer(raw[file.tell() :], dtype) if size else np.empty(math.prod(shape), dtype)
+    return flat.reshape(shape, order="F" if is_by_column else "C").copy()
+
+
+def _brief(value: Any) -> str:
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _described(path: Path, i: int, node: Any) -> tuple[str, dict[str, Any]]:
+    """The file of a node, and the dtypes and shapes of its arrays."""
+    try:
+        file, expected = node["file"], {n: (d["stored"], tuple(d["shape"])) for n, d in node["arrays"].items()}
         if Path(file).name != file:
-            raise ValueError(f"{file!r} is no plain name of a file")
-        expected = {n: (d["stored"], tuple(d["shape"])) for n, d in described.items()}
+            raise ValueError(f"{_brief(file)} is no plain name of a file")
+        _ = node["name"], node["operator"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: node {i} is not described as it should be: {error!r}") from error
-    try:
-        with (path.parent / file).open("rb") as opened, np.load(opened, allow_pickle=False) as held:
-            arrays = {n: held[n] for n in held.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, TypeError, NotImplementedError) as error:
-        raise ValueError(f"{path.parent / file} is damaged: {error}") from error
-    shapes = {n: (x.dtype.name, x.shape) for n, x in arrays.items()}
+        raise ValueError(f"{path}: node {i} is not described as it should be: {_brief(repr(error))}") from error
+    return file, expected
+
+
+def _node(path: Path, node: Any, file: str, expected: dict[str, Any]) -> Node:
+    held = arrays(path.parent / file)
+    shapes = {n: (x.dtype.name, x.shape) for n, x in held.items()}
     if shapes != expected:
         wrong = sorted(n for n in {*shapes, *expected} if shapes.get(n) != expected.get(n))
-        raise ValueError(f"{path.parent / file} does not hold what vectors.json says: {', '.join(wrong)} differ")
-    return Node(name, operator, node, arrays)
+        raise ValueError(
+            f"{path.parent / file} does not hold what vectors.json says: {', '.join(map(str, wrong))[:_LONGEST]} differ"
+        )
+    return Node(node["name"], node["operator"], node, held)
