@@ -11,8 +11,8 @@ from hop.compat import eager
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, integer, shown
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
+from hop.optim.step import as_tensor, step_
 from hop.optim.step import explain as explain_step
-from hop.optim.step import step_
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
 
@@ -117,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         """What a step does with the parameters of a group."""
         raise NotImplementedError
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         """The options of the rule but lr."""
         raise NotImplementedError
 
@@ -147,8 +147,7 @@ class Optimizer(torch.optim.Optimizer):
                 places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
                 step_(
                     str(self._rule(group)),
-                    self._options(group),
-                    group["lr"],
+                    self._numbers(group),
                     group["seed"] if group["stochastic_rounding"] else None,
                     [number * _STREAMS + i for i in places],
                     [self.state[p]["step"] for p in params],
@@ -172,6 +171,11 @@ class Optimizer(torch.optim.Optimizer):
                     why = explain_step(str(self._rule(group)), seed, local(p), self._gradient(p), states)
                     found.setdefault(why, []).append(f"{number}.{place}")
         return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
+
+    def _numbers(self, group: dict[str, Any]) -> list[float | Tensor]:
+        """The options of a step, lr first. Programs have tensors, and no constants."""
+        options = [group["lr"], *self._options(group)]
+        return [as_tensor(x) for x in options] if torch.compiler.is_compiling() else options
 
     def _zeros(self) -> tuple[list[Tensor], list[str]]:
         """Of each gradient that must be finite a number, 0 if it is on all processes, and what to say otherwise."""
@@ -204,10 +208,9 @@ class Optimizer(torch.optim.Optimizer):
     def _gradient(self, p: Tensor) -> Tensor:
         grad = p.grad
         assert grad is not None
-        lr = [group["lr"] for group in self.param_groups if isinstance(group["lr"], Tensor)]
-        if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad, *lr))):
+        if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad, *self._option_tensors()))):
             raise NotImplementedError(
-                f"{self._name}: a parameter of shape {tuple(p.shape)}, its gradient or lr carries a tangent of "
+                f"{self._name}: a parameter of shape {tuple(p.shape)}, its gradient or an option carries a tangent of "
                 "forward mode, which a step would lose; take the step outside of the dual level, or of primals"
             )
         if grad.is_sparse:
@@ -218,6 +221,9 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
             grad = grad.redistribute(p.device_mesh, p.placements)
         return local(grad)
+
+    def _option_tensors(self) -> list[Tensor]:
+        return [x for g in self.param_groups for x in (g["lr"], *self._options(g)) if isinstance(x, Tensor)]
 
     def _quantizer(self, group: dict[str, Any], p: Tensor, name: str) -> Quantizer | None:
         text = group["state"].get(name)

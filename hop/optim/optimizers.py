@@ -17,7 +17,7 @@ class Adam(Optimizer):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch.optim.Adam has them.
-            lr may be a tensor. foreach, fused and capturable are taken, and change nothing.
+            Each number may be a tensor of one element. foreach, fused and capturable are taken, and change nothing.
         state: what quantizes the states "exp_avg", "exp_avg_sq" and "max_exp_avg_sq": a mapping from these names to
             quantizers, such as hop.optim.BITS8, BITS4, FP8 or BITS8_FP8; a quantizer for all; None for floats. A param
             group may have its own.
@@ -56,10 +56,10 @@ class Adam(Optimizer):
         return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        coupled = not group["decoupled_weight_decay"] and group["weight_decay"] != 0
+        coupled = not group["decoupled_weight_decay"] and _is_used(group["weight_decay"])
         return UpdateRule("adam", coupled=coupled, maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return *group["betas"], group["eps"], group["weight_decay"]
 
 
@@ -111,6 +111,8 @@ class SGD(Optimizer):
         **options: Unpack[Keywords],
     ) -> None:
         _check(self._name, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if not isinstance(dampening, int | float | Tensor):
+            raise TypeError(f"{self._name}: dampening must be a number, got {dampening!r}; give one such as 0")
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError(
                 f"{self._name}: nesterov needs a momentum above 0 and a dampening of 0, got {momentum} and {dampening}"
@@ -120,13 +122,13 @@ class SGD(Optimizer):
         super().__init__(params, defaults | {"nesterov": nesterov}, **options)
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
-        return ("momentum_buffer",) if group["momentum"] else ()
+        return ("momentum_buffer",) if _is_used(group["momentum"]) else ()
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        coupled, nesterov = group["weight_decay"] != 0, bool(group["nesterov"])
+        coupled, nesterov = _is_used(group["weight_decay"]), bool(group["nesterov"])
         return UpdateRule("sgd", coupled=coupled, nesterov=nesterov, maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return group["momentum"], group["dampening"], group["weight_decay"]
 
 
@@ -151,8 +153,13 @@ class Lion(Optimizer):
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         return UpdateRule("lion", maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return *group["betas"], group["weight_decay"]
+
+
+def _is_used(x: float | Tensor) -> bool:
+    """Whether a weight decay or momentum is not 0. The value of a tensor, which may change, is not asked."""
+    return isinstance(x, Tensor) or x != 0
 
 
 def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
@@ -166,7 +173,7 @@ def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
                 )
         elif not isinstance(x, int | float):
             raise TypeError(f"{name}: {key} must be at least 0, and finite; got {x!r}; give such a number")
-        elif not x >= 0 or x == math.inf:
+        if not x >= 0 or x == math.inf:
             raise ValueError(f"{name}: {key} must be at least 0, and finite; got {x}; give such a number")
     if betas is None:
         return
@@ -174,5 +181,10 @@ def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
     if len(pair) != 2 or not all(isinstance(beta, int | float | Tensor) for beta in pair):
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}; give such numbers")
     for i, beta in enumerate(pair):
-        if not isinstance(beta, Tensor) and not 0 <= beta < 1:
+        if isinstance(beta, Tensor) and beta.numel() != 1:
+            raise ValueError(
+                f"{name}: betas[{i}] must be a number or a tensor of one element, got shape {tuple(beta.shape)}; give "
+                "such a number"
+            )
+        if not 0 <= beta < 1:
             raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}; give such a number")

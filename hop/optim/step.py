@@ -1,9 +1,10 @@
 """A step of the parameters of a group, in place.
 
-    hop::step_(rule, options, lr, lr_tensor, seed, streams, steps!, params!, grads, quantizers, buffers!, zeros, errors)
+    hop::step_(rule, options, seed, streams, steps!, params!, grads, quantizers, buffers!, zeros, errors)
 
 What a compiled program holds is this call, one for each group; it does there what it does in eager mode. `rule` is the
-spelling of a Rule, `options` are its options; with a seed, bfloat16 parameters are rounded stochastically, each by a
+spelling of an UpdateRule, `options` are the learning rate and the rule's own options, tensors of one element, so that a
+program takes those that change as inputs. With a seed, bfloat16 parameters are rounded stochastically, each by a
 stream of its own. `steps` count. `quantizers` has the spelling of the quantizer of each state, parameter by parameter,
 "" for floats, and `buffers` the tensors of all states in turn. Everything is computed in float32, of float64 parameters
 in float64, and rounded once.
@@ -33,16 +34,14 @@ _USAGES = [copies.ROWWISE]
 
 _library = torch.library.Library("hop", "FRAGMENT")
 _library.define(
-    "step_(str rule, float[] options, float lr, Tensor? lr_tensor, int? seed, int[] streams, Tensor(a!)[] steps, "
-    "Tensor(b!)[] params, Tensor[] grads, str[] quantizers, Tensor(c!)[] buffers, "
-    "Tensor[] zeros, str[] errors) -> ()"
+    "step_(str rule, Tensor[] options, int? seed, int[] streams, Tensor(a!)[] steps, Tensor(b!)[] params, "
+    "Tensor[] grads, str[] quantizers, Tensor(c!)[] buffers, Tensor[] zeros, str[] errors) -> ()"
 )
 
 
 def step_(
     rule: str,
-    options: Sequence[float],
-    lr: float | Tensor,
+    options: Sequence[float | Tensor],
     seed: int | None,
     streams: Sequence[int],
     steps: Sequence[Tensor],
@@ -54,19 +53,23 @@ def step_(
 ) -> None:
     """A step of parameters, whose states are in turn. None is a DTensor."""
     quantizers, buffers = spelled(states)
-    own, tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
-    call = _step if eager.is_plain_eager() else torch.ops.hop.step_.default
-    call(rule, options, own, tensor, seed, streams, steps, params, grads, quantizers, buffers, zeros, errors)
+    call = _step
+    if not eager.is_plain_eager():
+        call, options = torch.ops.hop.step_.default, [as_tensor(x) for x in options]
+    call(rule, options, seed, streams, steps, params, grads, quantizers, buffers, zeros, errors)
 
 
 dynamo.allow_in_graph(step_)
 
 
+def as_tensor(x: float | Tensor) -> Tensor:
+    """An option of a step as a tensor. Dynamo turns a product with a number that changes into one with an input."""
+    return x if isinstance(x, Tensor) else torch.ones((), dtype=torch.float64) * x
+
+
 def _step(
     rule: str,
-    options: Sequence[float],
-    lr: float,
-    lr_tensor: Tensor | None,
+    options: Sequence[float | Tensor],
     seed: int | None,
     streams: Sequence[int],
     steps: Sequence[Tensor],
@@ -81,7 +84,8 @@ def _step(
     for zero, error in zip(zeros, errors, strict=True):
         if not zero.item() == 0:
             raise FloatingPointError(error)
-    parsed, lr = UpdateRule.parse(rule), lr if lr_tensor is None else lr_tensor.item()
+    parsed = UpdateRule.parse(rule)
+    lr, *others = (x.item() if isinstance(x, Tensor) else x for x in options)
     held = _each(quantizers, buffers, len(params))
     held = list(held)
     for p, grad, (names, own) in zip(params, grads, held, strict=True):
@@ -91,7 +95,7 @@ def _step(
     for p, grad, stream, step, (names, own) in zip(params, grads, streams, steps, held, strict=True):
         step += 1
         count = step.item()
-        numbers = parsed.numbers(count, lr, options)
+        numbers = parsed.numbers(count, lr, others)
         call = (rule, numbers, _key(seed, count, p), stream, p, grad, names, own, _least(tuple(names)))
         if gpu.declines(call) is None:
             on_gpu.append(call)

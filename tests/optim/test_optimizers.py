@@ -398,7 +398,7 @@ class TestCompiled(unittest.TestCase):
 
     @pytest.mark.full
     def test_learning_rates(self):
-        """By Inductor: floats, each with a program of its own, as in torch.optim; and a tensor, with one for all."""
+        """By Inductor: floats, with a second program when they first change; and a tensor, with one for all."""
         for lr in (0.01, torch.tensor(0.01)):
             a, b = parameters(torch.bfloat16), parameters(torch.bfloat16)
             ours, other = optim.AdamW8bit(a, lr=lr), optim.AdamW8bit(b, lr=lr)
@@ -414,7 +414,44 @@ class TestCompiled(unittest.TestCase):
                 ours.step()
                 step()
             assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
-            assert counted.frame_count == 1 or not isinstance(lr, Tensor)
+            assert counted.frame_count == (1 if isinstance(lr, Tensor) else 2)
+
+    @parameterized.expand([("adamw8",), ("sgd",), ("lion",)])
+    def test_options_that_change(self, kind):
+        """Floats and tensors are inputs of a program, which does what eager mode does."""
+        make: Any = {"adamw8": optim.AdamW8bit, "sgd": optim.SGD, "lion": optim.Lion}[kind]
+        names = {"adamw8": ("lr", "eps", "weight_decay"), "lion": ("lr", "weight_decay")}.get(
+            kind, ("lr", "momentum", "dampening", "weight_decay")
+        )
+        for of in (float, torch.tensor):
+            given = {name: of(0.1) for name in names} | ({} if kind == "sgd" else {"betas": (of(0.8), of(0.9))})
+            a, b = parameters()[:2], parameters()[:2]
+            ours, other = make(a, **copy.deepcopy(given)), make(b, **copy.deepcopy(given))
+            counted = CompileCounterWithBackend("aot_eager")
+            step = torch.compile(lambda o=other: o.step(), fullgraph=True, backend=counted)
+            for i in range(4):
+                for params, o in ((a, ours), (b, other)):
+                    give_gradients(params, i)
+                    group = o.param_groups[0]
+                    for name in names:
+                        group[name] = of(0.1 / (i + 1))
+                    if kind != "sgd":
+                        group["betas"] = (of(0.8 + 0.01 * i), of(0.9))
+                ours.step()
+                step()
+            assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
+            assert counted.frame_count == (2 if of is float else 1)
+
+    def test_tensors_are_read_in_float64(self):
+        """As the floats that they hold."""
+        a, b = parameters()[:2], parameters()[:2]
+        options = {"lr": 0.01, "eps": 1e-6, "weight_decay": 0.1}
+        tensors = {name: torch.tensor(x, dtype=torch.float64) for name, x in options.items()}
+        betas = tuple(torch.tensor(x, dtype=torch.float64) for x in (0.8, 0.95))
+        ours, other = optim.AdamW8bit(a, betas=(0.8, 0.95), **options), optim.AdamW8bit(b, betas=betas, **tensors)
+        for optimizer, params in ((ours, a), (other, b)):
+            run(optimizer, params, range(3))
+        assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
 
 
 class TestStochasticRounding(unittest.TestCase):
@@ -489,6 +526,13 @@ class TestErrors(unittest.TestCase):
         for error, text, options in (
             (ValueError, r"AdamW: lr must be at least 0, and finite; got -1", {"lr": -1}),
             (ValueError, r"AdamW: betas\[1\] must be at least 0 and below 1, got 1.0", {"betas": (0.9, 1.0)}),
+            (
+                ValueError,
+                r"AdamW: betas\[0\] must be at least 0 and below 1, got 2.0",
+                {"betas": (torch.tensor(2.0), 0)},
+            ),
+            (ValueError, r"AdamW: betas\[0\] must be a number or .* got shape \(2,\)", {"betas": (torch.ones(2), 0)}),
+            (ValueError, "AdamW: lr must be at least 0, and finite; got -1.0", {"lr": torch.tensor(-1.0)}),
             (ValueError, r"AdamW: the keys of state must be names of states, got 'exp'", {"state": {"exp": STATE8}}),
             (TypeError, r"AdamW: state must be a Quantizer, a mapping", {"state": 8}),
             (TypeError, r"AdamW: state\['exp_avg'\] must be a Quantizer or None", {"state": {"exp_avg": 8}}),
