@@ -1,6 +1,6 @@
 """torch.nn's classes whose names are private, and what they keep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,23 @@ def output_padding(convolution: Any, x: Tensor, size: Sequence[int]) -> list[int
     """What a transposed convolution adds at the ends, for a result of this size. Raises ValueError as PyTorch does."""
     c, spatial = convolution, convolution.weight.dim() - 2
     return c._output_padding(x, list(size), c.stride, c.padding, c.kernel_size, spatial, c.dilation)
+
+
+def forward_pre_hooks(module: Any) -> list[Any]:
+    """What is called before its forward."""
+    return list(module._forward_pre_hooks.values())
+
+
+def pruned_name(hook: Any) -> str:
+    """The tensor that a torch.nn.utils.prune.BasePruningMethod computes."""
+    return hook._tensor_name
+
+
+def remove_load_hooks(module: Any, matches: Callable[[Any], bool]) -> None:
+    """Remove the hooks that are called before its state is loaded and that match."""
+    hooks = module._load_state_dict_pre_hooks
+    for key in [key for key, wrapped in hooks.items() if matches(getattr(wrapped, "hook", wrapped))]:
+        del hooks[key]
 
 
 def has_hooks(module: Any) -> bool:

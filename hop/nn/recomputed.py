@@ -11,6 +11,8 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook
 from torch.nn.utils.weight_norm import WeightNorm
 
+from hop.compat import modules
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -25,9 +27,9 @@ class Recomputed:
 def recomputed(module: nn.Module) -> list[Recomputed]:
     """The tensors of `module` itself that are computed anew, in the order in which they become Parameters again."""
     result: list[Recomputed] = []
-    for hook in module._forward_pre_hooks.values():
+    for hook in modules.forward_pre_hooks(module):
         if isinstance(hook, prune.BasePruningMethod):
-            result.append(_by(module, hook._tensor_name, "torch.nn.utils.prune", "prune.remove", prune.remove))
+            result.append(_by(module, modules.pruned_name(hook), "torch.nn.utils.prune", "prune.remove", prune.remove))
         elif isinstance(hook, WeightNorm):
             result.append(
                 _by(module, hook.name, "torch.nn.utils.weight_norm", "remove_weight_norm", remove_weight_norm)
@@ -57,10 +59,9 @@ def _by(module: nn.Module, name: str, by: str, function: str, remove: Callable[[
 def _remove_spectral_norm(module: nn.Module, name: str) -> None:
     """As PyTorch's function, which leaves the hook that looks for the parts of the weight in a state_dict."""
     remove_spectral_norm(module, name)
-    for key, wrapped in list(module._load_state_dict_pre_hooks.items()):
-        hook = getattr(wrapped, "hook", wrapped)
-        if isinstance(hook, SpectralNormLoadStateDictPreHook) and hook.fn.name == name:
-            del module._load_state_dict_pre_hooks[key]
+    modules.remove_load_hooks(
+        module, lambda hook: isinstance(hook, SpectralNormLoadStateDictPreHook) and hook.fn.name == name
+    )
 
 
 def remedied(each: Recomputed) -> str:

@@ -71,7 +71,8 @@ class Journal:
             return
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            head, *rest = [from_json(line, "a line") for line in whole.decode().splitlines()] or [None]
+            entries: list[Any] = [from_json(line, "a line") for line in whole.decode().splitlines()]
+            head, *rest = entries or [None]
         except ValueError as error:
             raise ValueError(f"sweep: {path} is no journal of a sweep: {error}; name another file") from error
         if not isinstance(head, dict) or "sweep" not in head:

@@ -166,7 +166,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
         raise ValueError(f"its entry must have the fields {sorted(fields)}, got {shown(entry)}")
     entry = cast(dict[str, Any], entry)
     shape: Any = entry["shape"]
-    sizes = cast(list[Any], shape) if isinstance(shape, list) else [None]
+    sizes: list[Any] = cast(list[Any], shape) if isinstance(shape, list) else [None]
     if len(sizes) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError(f"shape must be a list of sizes, at most {_MOST_DIMENSIONS}, got {shown(shape)}")
     proto = TensorProto(

@@ -143,7 +143,7 @@ def _depth_of_caller() -> int:
     """How many calls up from `_warn` the code is that called the operator."""
     frame, depth = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("hop.tensor.", "hop.compat.", "torch._ops")
+        ("hop.tensor.", "hop.compat.", OpOverload.__module__)
     ):
         frame, depth = frame.f_back, depth + 1
     return depth

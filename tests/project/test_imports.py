@@ -122,7 +122,7 @@ def private_torch(tree: ast.AST) -> set[str]:
 # Of named tuples; what everybody uses who writes operators or modules; and what transformers and PEFT give to those who
 # add to them.
 KNOWN = {"_replace", "_asdict", "_fields", "_schema", "_version", "_load_from_state_dict", "_apply"}
-KNOWN |= {"_apply_gate", "_attn_implementation", "_keep_in_fp32_modules", "_register_custom_module"}
+KNOWN |= {"_getframe", "_apply_gate", "_attn_implementation", "_keep_in_fp32_modules", "_register_custom_module"}
 
 
 def defined(tree: ast.AST) -> set[str]:

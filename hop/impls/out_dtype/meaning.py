@@ -88,7 +88,8 @@ def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if form is not None:
         result = form.complete(torch.matmul(form.lhs, form.rhs))
     elif inner.op in (aten.mean.default, aten.mean.dim) and kwargs.get("dtype") is None:
-        x, dims, keepdim = (*args, *(None, False)[len(args) - 1 :])
+        given: tuple[Any, ...] = (*args, *(None, False)[len(args) - 1 :])
+        x, dims, keepdim = given
         dims = dims or list(range(x.dim()))
         result = x.sum(dims, keepdim) / math.prod(x.shape[d] for d in dims) if x.dim() else x
     else:
