@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from hop.compat import eager
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, integer, shown
+from hop.optim.loading import check_group, check_state, check_whole
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import as_tensor, step_
 from hop.optim.step import explain as explain_step
@@ -24,8 +25,7 @@ _OWN = (
 )  # options that a state_dict does not change
 _OF_TORCH = ("foreach", "fused", "capturable", "differentiable")  # which say how torch.optim computes, not what
 _PARAMETERS = "give one such as model.parameters()"
-_OF_AN_OPTIMIZER = "must have 'state' and 'param_groups'"
-_SAVED = "give what state_dict() of an optimizer returns"
+_TAKEN = ("lr", "betas", "eps", "momentum", "dampening", "weight_decay")  # options that every such state_dict has
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
@@ -231,17 +231,24 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- saving and loading
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over states and options: of this optimizer, or of one of torch.optim with the same parameters. What the
-        states hold is quantized as this optimizer says, and nothing is shared with `state_dict`.
+    def load_state_dict(self, state_dict: dict[str, Any], *, requantize: bool = False) -> None:
+        """Take over states and options: of this optimizer, or of one of torch.optim with the same parameters, whose
+        floats are quantized as this optimizer says. Nothing is shared with `state_dict`.
+
+        Args:
+            state_dict: what state_dict() of such an optimizer returns.
+            requantize: whether states of other quantizers than this optimizer's are quantized anew, which loses
+                precision, and not refused. One without quantizers takes all.
+
+        Raises:
+            TypeError, ValueError: it is of another optimizer, or has states of other quantizers. Nothing has changed
+                then.
 
         States may be placed otherwise than the parameters are: whole where these are DTensors, or the other way round.
         They are then quantized anew; all processes of the mesh must call this. hop.checkpoint.save and load, with
         torch.distributed.checkpoint.state_dict, do the same from files, for any number of processes."""
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"{self._name}: state_dict {_OF_AN_OPTIMIZER}, got {shown(state_dict)}; {_SAVED}")
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise ValueError(f"{self._name}: state_dict {_OF_AN_OPTIMIZER}, got {list(state_dict)}; {_SAVED}")
+        flag(requantize, f"{self._name}: requantize")
+        self._check_state_dict(state_dict, requantize)
         own = [{k: group[k] for k in _OWN if k in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, kept in zip(self.param_groups, own, strict=True):
@@ -265,6 +272,18 @@ class Optimizer(torch.optim.Optimizer):
                 # torch.optim.SGD counts no steps: where it has a momentum, there was one.
                 step = state.get("step", float(bool(had)))
                 state["step"] = torch.as_tensor(step, dtype=torch.float32).clone()
+
+    def _check_state_dict(self, state_dict: dict[str, Any], requantize: bool) -> None:
+        """Raise for a state_dict that is not of this optimizer. Numbers of groups and parameters torch compares."""
+        check_whole(self._name, state_dict)
+        options = [key for key in self.defaults if key in _TAKEN]
+        for number, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+            check_group(self._name, number, saved, options)
+            own = {**self.defaults, **saved, **{k: group[k] for k in _OWN if k in group}}
+            for index, p in zip(saved["params"], group["params"], strict=False):
+                if state := state_dict["state"].get(index):
+                    quantizers = {name: self._quantizer(own, p, name) for name in self._names(own)}
+                    check_state(self._name, index, p, state, quantizers, requantize)
 
     def _fitted(self, group: dict[str, Any], p: Tensor, name: str, x: Tensor) -> Tensor:
         q, held = self._quantizer(group, p, name), local(x)

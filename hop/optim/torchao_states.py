@@ -63,7 +63,7 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
     for group, own in zip(given, optimizer.param_groups, strict=False):  # load_state_dict compares their numbers
         if not isinstance(own["lr"], Tensor):  # torchao makes a tensor of any
             group |= {key: float(group[key]) for key in ("lr", "initial_lr") if key in group}
-    optimizer.load_state_dict({"state": states, "param_groups": given})
+    optimizer.load_state_dict({"state": states, "param_groups": given}, requantize=True)
 
 
 def _converted(where: str, x: Any) -> Any:

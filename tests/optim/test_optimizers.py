@@ -222,6 +222,61 @@ class TestQuantizedStates(unittest.TestCase):
         assert torch.equal(floats.state[params[0]]["exp_avg"], plain(ours.state[params[0]]["exp_avg"]))
         run(floats, params, range(3, 4))
 
+    def test_states_of_others_are_refused(self):
+        """By the name of the state, what was found and what is expected, before anything has changed."""
+        params = parameters()
+        optimizer = optim.AdamW8bit(params, lr=0.01)
+        run(optimizer, params, range(2))
+        shape = params[0].shape
+        saved = optimizer.state_dict()
+
+        def changed(**states: Any) -> Any:
+            new = {key: x for key, x in {**saved["state"][0], **states}.items() if x is not ...}
+            return {"param_groups": saved["param_groups"], "state": {**saved["state"], 0: new}}
+
+        codes = torch.zeros(shape, dtype=torch.uint8)
+        foreign = {"state1": codes, "state2": codes, "exp_avg": ..., "exp_avg_sq": ...}
+        groups = {}
+        for name, other in (("lion", optim.Lion), ("sgd", torch.optim.SGD), ("adam4", optim.AdamW4bit)):
+            others = copy.deepcopy(params)
+            with_momentum = {"momentum": 0.9} if name == "sgd" else {}
+            groups[name] = other(others, lr=0.1, **with_momentum)
+            run(groups[name], others, range(2))
+        cases = [
+            (
+                ValueError,
+                "parameter 0 has the state 'state1'; its states must be 'exp_avg', 'exp_avg_sq'",
+                changed(**foreign),
+            ),
+            (ValueError, "parameter 0 has no state 'exp_avg_sq'", changed(exp_avg_sq=...)),
+            (ValueError, r"parameter 0: exp_avg must be of floats, .* got torch.uint8", changed(exp_avg=codes)),
+            (ValueError, r"parameter 0: exp_avg must be .* of \(3,\)", changed(exp_avg=torch.ones(3))),
+            (TypeError, "parameter 0: exp_avg must be a tensor", changed(exp_avg=[1.0])),
+            (ValueError, "parameter 0: step must be a number", changed(step="two")),
+            (ValueError, "param group 0 has no 'eps'", groups["lion"].state_dict()),
+            (ValueError, "param group 0 has no 'betas'", groups["sgd"].state_dict()),
+            (ValueError, r"exp_avg is quantized by .*dynamic4.* requantize=True", groups["adam4"].state_dict()),
+        ]
+        before = copy.deepcopy(saved)
+        for error, words, state in cases:
+            with pytest.raises(error, match=words):
+                optimizer.load_state_dict(state)
+            assert optimizer.param_groups[0]["lr"] == 0.01
+            now = optimizer.state_dict()["state"]
+            for i, states in before["state"].items():
+                assert all(torch.equal(plain(x), plain(now[i][name])) for name, x in states.items())
+
+    def test_requantized(self):
+        """States of other quantizers are quantized anew where that is asked for."""
+        params = parameters()
+        theirs, ours = optim.AdamW8bit(params), optim.AdamW4bit(copy.deepcopy(params))
+        run(theirs, params, range(2))
+        ours.load_state_dict(theirs.state_dict(), requantize=True)
+        for p, q in zip(params, ours.param_groups[0]["params"], strict=True):
+            x, y = theirs.state[p]["exp_avg"], ours.state[q]["exp_avg"]
+            if isinstance(y, hop.QuantizedTensor):
+                assert torch.equal(plain(y), plain(hop.quantize(y.quantizer, plain(x))))
+
     def test_from_torch_sgd(self):
         """It counts no steps, and has no buffer without momentum: either goes on as it would."""
         for options in ({"momentum": 0.9}, {"momentum": 0.0}):
