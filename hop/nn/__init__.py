@@ -63,6 +63,7 @@ from hop.nn.layer import Layer as Layer
 from hop.nn.layer import not_a_model as not_a_model
 from hop.nn.layers import Embedding as Embedding
 from hop.nn.layers import Linear as Linear
+from hop.nn.loading import load_state_dict as load_state_dict
 from hop.nn.master import MasterWeight as MasterWeight
 from hop.nn.quantizing import quantize_ as quantize_
 from hop.nn.report import Report as Report
@@ -114,6 +115,7 @@ __all__ = [
     "freeze_statistics_",
     "gather_as_codes",
     "hold_weights",
+    "load_state_dict",
     "prepare",
     "quantize_",
     "same_scheme",

@@ -86,6 +86,7 @@ def convert(
     rows += [] if attention is None else convert_attention(model, attends)
     _unfuse(model)
     _share_inputs(model)
+    _check_before_loading(model)
     unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
     report = Report(counted(model, rows), unused)
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute
@@ -364,6 +365,25 @@ def _share_inputs(model: nn.Module) -> None:
         layers = [layer for layer in group if isinstance(layer, Linear)]
         if len(layers) > 1:
             share_input(layers)
+
+
+def _check_before_loading(model: nn.Module) -> None:
+    """Check the weights of all layers before the first is loaded."""
+    if not any(getattr(hook, "hook", hook) is _check_loaded for hook in model._load_state_dict_pre_hooks.values()):
+        model.register_load_state_dict_pre_hook(_check_loaded)
+
+
+def _check_loaded(
+    model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
+) -> None:
+    assigns = local_metadata.get("assign_to_params_buffers", False)
+    names = {module: name for name, module in modules_of(model)}
+    for module in names:
+        if isinstance(module, Layer):
+            owner, own = module.weight_owner()
+            key = f"{prefix}{names[owner]}.{own}" if names[owner] else prefix + own
+            if key in state_dict:
+                module.check_loaded(key, state_dict[key], assigns)
 
 
 def _unfuse(model: nn.Module) -> None:

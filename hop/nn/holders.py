@@ -16,6 +16,7 @@ from hop.compat import dtensor
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import dequantize, quantize
 from hop.nn.contexts import SchemeNeeds, active
+from hop.nn.loading import check_loaded
 from hop.numerics.layouts import Stacked
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
@@ -208,8 +209,10 @@ def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: An
         q = None if holder is None else holder.frozen_quantizer()
         if holder is None or value is None or q is None or dtensor.is_dtensor(value):
             continue
-        if holder.frozen and metadata.get("assign_to_params_buffers", False) and not isinstance(value, QuantizedTensor):
-            value = quantize(q, value)
+        assigns = metadata.get("assign_to_params_buffers", False)
+        check_loaded(prefix + name, holder.frozen, q, value, assigns)
+        if holder.frozen and assigns and getattr(value, "quantizer", None) != q:
+            value = quantize(q, dequantize(value) if isinstance(value, QuantizedTensor) else value)
         if holder.packs and isinstance(value, QuantizedTensor):
             value = holder.laid_out(value, True)
         state[prefix + name] = value

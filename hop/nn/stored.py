@@ -5,11 +5,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from hop.compat import dtensor
 from hop.impls.pack import layout_for, pack_operator
-from hop.impls.quantize import quantize
+from hop.impls.quantize import dequantize, quantize
 from hop.nn import master
 from hop.nn.contexts import WEIGHT
+from hop.nn.loading import check_loaded
 from hop.numerics.layouts import Layout
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 
@@ -28,6 +31,10 @@ class StoredWeight(nn.Module):
     def float_weight(self, weight: Any) -> Any:
         """What the float layer has in the place of a weight of this one."""
         return weight
+
+    def frozen_quantizer(self) -> Quantizer | None:
+        """By which the weight is quantized when it is frozen; None where it stays in floats."""
+        raise NotImplementedError
 
     def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
         """Compute with a quantized weight from now on."""
@@ -72,7 +79,13 @@ class StoredWeight(nn.Module):
     def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
         """Bring the weight in a state_dict to the form of the layer's own."""
         if key in state_dict:
+            self.check_loaded(key, state_dict[key], assigns)
             state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
+
+    def check_loaded(self, key: str, new: Any, assigns: bool) -> None:
+        """Raise RuntimeError for a weight of a state_dict that is not quantized as the layer's own."""
+        q = dtensor.own_part(self.weight).quantizer.plain if self.frozen else self.frozen_quantizer()
+        check_loaded(key, self.frozen, q, new, assigns)
 
     def finish_loading(self, assigns: bool) -> None:
         """Be frozen where the weight that was loaded is."""
@@ -81,8 +94,9 @@ class StoredWeight(nn.Module):
 
     def _loaded(self, weight: Any, assigns: bool) -> Any:
         """A weight of a file in the form of the layer's own."""
-        if self.frozen and assigns and not isinstance(weight, QuantizedTensor):
-            weight = quantize(self.weight.quantizer.plain, weight)
+        if self.frozen and assigns and getattr(weight, "quantizer", None) != self.weight.quantizer.plain:
+            numbers = dequantize(weight) if isinstance(weight, QuantizedTensor) else weight
+            weight = quantize(self.weight.quantizer.plain, numbers)
         if self.packs and isinstance(weight, QuantizedTensor):
             return self.laid_out(weight, True)
         return weight

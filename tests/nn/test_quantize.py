@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import logging
 import os
 import tempfile
@@ -23,6 +24,7 @@ from hop.numerics.layouts import Tiled
 from hop.numerics.schemes import Scheme
 from tests.support.layers import randn
 from tests.support.schemes import EVERY
+from tests.support.tensors import plain
 
 DYNAMIC = {name: scheme for name, scheme in EVERY.items() if "STATIC" not in name}
 INDEX = torch.arange(12).reshape(3, 4)
@@ -286,21 +288,37 @@ class TestPacked(unittest.TestCase):
             model(INDEX)
         assert all(call.args[1].shape[0] == 3 for call in quantize.call_args_list), "activations alone"
 
-    def test_float_weights_into_a_packed_model(self):
+    def test_weights_that_mean_something_else(self):
+        """Floats and codes of other quantizers are refused, before anything is loaded; or quantized anew."""
         other = Net().eval()
-        model = quantized("int8")
-        model.load_state_dict(other.state_dict())
-        want = hop.quantize_(copy.deepcopy(other), "int8")
-        assert quantizers(model) == quantizers(want) and torch.equal(model(INDEX), want(INDEX))
+        states = {"floats of torch.float32": other.state_dict(), "codes of .*int4": saved(quantized("int4"))}
+        for pack, (what, state), assign in itertools.product((True, False), states.items(), (True, False)):
+            model = quantized("int8", pack=pack)
+            before, was = saved(model), quantizers(model)
+            with pytest.raises(
+                RuntimeError, match=rf"'.*weight' holds {what}, .* frozen codes of .*int8.*requantize=True"
+            ):
+                model.load_state_dict(state, assign=assign)
+            assert all(torch.equal(plain(x), plain(before[key])) for key, x in model.state_dict().items())
+            hop.nn.load_state_dict(model, state, requantize=True, assign=assign)
+            assert quantizers(model) == was
+            floats = {k: hop.dequantize(x) if isinstance(x, hop.QuantizedTensor) else x for k, x in state.items()}
+            want = Net().eval()
+            want.load_state_dict(floats)
+            assert torch.equal(model(INDEX), hop.quantize_(want, "int8", pack=pack)(INDEX))
+        unfrozen = hop.nn.convert(net(), "int8")
+        with pytest.raises(RuntimeError, match=r"holds codes of .*int4.* the layer has codes of .*int8"):
+            unfrozen.load_state_dict(states["codes of .*int4"], assign=True)
+        assert not any(isinstance(p, hop.QuantizedTensor) for p in unfrozen.parameters())
+        unfrozen.load_state_dict(saved(quantized("int4")))  # numbers that float weights hold
+        with pytest.raises(TypeError, match="load_state_dict: requantize must be True or False"):
+            hop.nn.load_state_dict(unfrozen, {}, requantize=1)
 
     @pytest.mark.filterwarnings("ignore:aten.mul.Tensor has no rule for a QuantizedTensor")
     def test_floats_do_not_come_back(self):
         model = hop.quantize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval(), "int8")
         with pytest.raises(RuntimeError, match=r"hop\.nn\.Conv2d: weight is frozen, .* fold batch norms"):
             torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1])
-        model = quantized("int8")
-        model.load_state_dict(net().state_dict(), assign=True)
-        assert torch.equal(model(INDEX), quantized("int8")(INDEX)) and len(quantizers(model)) == 4
 
     def test_safetensors(self):
         model = quantized("int8")
