@@ -253,34 +253,49 @@ def _is_row_wise_like(x: Any, first: Any) -> bool:
 
 @implements(aten.empty_like.default)
 def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
-    """a quantized tensor, not initialized"""
-    return new_empty(op, t, t.shape, **options)
+    """a quantized tensor, not initialized; a plain one within another operator"""
+    return _empty(t, t.shape, options) if _is_quantized(t, options) else _plain_like(op, t, **options)
 
 
 @implements(aten.new_empty.default)
 def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
-    """a quantized tensor, not initialized"""
-    device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
-    if dtype not in copies.APPEARANCES:
-        return torch.empty(size, device=device, dtype=dtype)
-    described = copies.describe(t.quantizer, size, t.usages)
-    buffers = {b.name: torch.empty(b.shape, dtype=b.dtype, device=device) for b in described}
-    return t.rebuilt(buffers, shape=size, dtype=dtype)
+    """a quantized tensor, not initialized; a plain one within another operator"""
+    return _empty(t, size, options) if _is_quantized(t, options) else _plain_like(op, t, size, **options)
 
 
 @implements(aten.zeros_like.default)
 def zeros_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
-    """a quantized tensor of zeros"""
-    return new_zeros(op, t, t.shape, **options)
+    """a quantized tensor of zeros; a plain one within another operator"""
+    zeros = _plain_like(op, t, **options)
+    return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
 
 
 @implements(aten.new_zeros.default)
 def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
-    """a quantized tensor of zeros"""
-    device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
-    if dtype not in copies.APPEARANCES:
-        return torch.zeros(size, device=device, dtype=dtype)
-    return quantized_like(t, torch.zeros(size, device=device, dtype=dtype))
+    """a quantized tensor of zeros; a plain one within another operator"""
+    zeros = _plain_like(op, t, size, **options)
+    return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
+
+
+def _is_quantized(t: QuantizedTensor, options: dict[str, Any]) -> bool:
+    """Whether a new tensor like t is quantized: in a float dtype, and asked for by Python code.
+
+    Operators in C++ that are composed of others, and formulas of gradients, write numbers into new tensors, such as
+    `scalar - t` by empty_like, fill_ and sub_, which codes would round at each step. PyTorch's Python functions always
+    pass pin_memory, and C++ code does not."""
+    return "pin_memory" in options and (options.get("dtype") or t.dtype) in copies.APPEARANCES
+
+
+def _empty(t: QuantizedTensor, size: Sequence[int], options: dict[str, Any]) -> QuantizedTensor:
+    device = options.get("device") or t.device
+    described = copies.describe(t.quantizer, size, t.usages)
+    buffers = {b.name: torch.empty(b.shape, dtype=b.dtype, device=device) for b in described}
+    return t.rebuilt(buffers, shape=size, dtype=options.get("dtype") or t.dtype)
+
+
+def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Any, **options: Any) -> Tensor:
+    described = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    return op(described, *size, **(options | {"device": options.get("device") or t.device}))
 
 
 # ---- writing

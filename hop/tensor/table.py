@@ -1,7 +1,7 @@
 """The table of what ATen operators do with quantized tensors.
 
-An operator without a rule runs on dequantized numbers; one that writes to its first argument then quantizes it anew.
-One that is composed of others (CompositeImplicitAutograd) runs as those.
+An operator without a rule runs on dequantized numbers, and quantizes anew what it wrote to quantized tensors; one that
+is composed of others (CompositeImplicitAutograd) runs as those; a foreach operator runs tensor by tensor.
 Where a view would cut a block, the result is a plain tensor instead. Both warn, once for each operator.
 """
 
@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 
 from hop.compat import patches, subclasses
@@ -22,8 +23,7 @@ from hop.compat.pytree import tree_leaves, tree_map_only
 
 RULES: dict[OpOverload, Callable[..., Any]] = {}
 _warned: set[OpOverload] = set()
-
-
+_FOREACH = "aten::_foreach_"
 _moving = contextvars.ContextVar("moving", default=False)
 
 
@@ -110,19 +110,52 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, "
             "or hop.dequantize it first"
         )
-    arguments = op._schema.arguments
-    written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    if written and (written != [arguments[0]] or not isinstance(args[0], Tensor) or op.is_view):
-        raise NotImplementedError(f"{op} has no rule for a QuantizedTensor; use an operator that returns a new tensor")
+    if op._schema.name.startswith(_FOREACH):
+        return _one_by_one(op, args, kwargs)
+    return _on_numbers(op, args, kwargs)
+
+
+def _on_numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `op` on dequantized numbers, and quantize what it wrote to quantized arguments."""
     plain_args, plain_kwargs = _plain((args, kwargs))
     out = op(*plain_args, **plain_kwargs)
-    changes = bool(written) and args[0] is not plain_args[0]
-    if changes and out.shape != args[0].shape:
-        raise NotImplementedError(
-            f"{op} has no rule for a QuantizedTensor, whose shape it would change; call hop.dequantize first"
-        )
+    if op._schema.is_mutable:
+        written, numbers = _written(op, args, kwargs), _written(op, plain_args, plain_kwargs)
+        changed = [(t, x) for t, x in zip(written, numbers, strict=True) if t is not x]
+        if any(t.shape != x.shape for t, x in changed):
+            raise NotImplementedError(
+                f"{op} has no rule for a QuantizedTensor, whose shape it would change; call hop.dequantize first"
+            )
+        for t, x in changed:
+            t.copy_(x)
+        out = subclasses.correct_aliasing(op, args, kwargs, out)
     _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized numbers")
-    return args[0].copy_(out) if changes else out
+    return out
+
+
+def _one_by_one(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a foreach operator tensor by tensor: by the rule of the operator of one tensor, if that has one."""
+    names = [a.name for a in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    count = len(next(x for x in given.values() if isinstance(x, list | tuple)))
+    one = getattr(torch.ops.aten, op._schema.name.removeprefix(_FOREACH), None)
+    one = getattr(one, "default", None)
+    results: list[Any] = []
+    for i in range(count):
+        if one in RULES:
+            results.append(one(**{k: x[i] if isinstance(x, list | tuple) else x for k, x in given.items()}))
+            continue
+        # `scalars` is a list of numbers, or a tensor of them
+        part = {k: x[i : i + 1] if isinstance(x, list | tuple) or k == "scalars" else x for k, x in given.items()}
+        results += _on_numbers(op, tuple(part.pop(name) for name in names[: len(args)]), part) or ()
+    return results if op._schema.returns else None
+
+
+def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that `op` writes to."""
+    given = [args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(op._schema.arguments)]
+    pairs = zip(op._schema.arguments, given, strict=True)
+    return tree_leaves([x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write and x is not None])
 
 
 def _plain(tree: Any) -> Any:

@@ -216,7 +216,9 @@ def _reshaped(
 def cat(tensors: Sequence[Any], dim: int) -> Any:
     """Side by side, if each but the last ends with a block. Not a view."""
     first = tensors[0]
-    if any(getattr(t, "quantizer", None) != first.quantizer or t.usages != first.usages for t in tensors):
+    if not all(hasattr(t, "quantizer") for t in tensors) or any(
+        t.quantizer != first.quantizer or t.usages != first.usages for t in tensors
+    ):
         raise IndivisibleError("not all of the tensors have its quantizer and its copies")
     dim = dimension(dim, first.dim())
     shape = list(first.shape)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor, nn
+from torch.optim import swa_utils
 
 import hop
 from hop import QuantizedTensor, Quantizer, TensorProto
@@ -317,6 +318,13 @@ class TestTable(unittest.TestCase):
             ("clamp", lambda x: x.clamp_(min=0.0)),
             ("part", lambda x: x[1:3].mul_(2.0)),
             ("item", lambda x: x.__setitem__(1, 0.5)),
+            ("out", lambda x: torch.add(torch.ones(4, 64), 1, out=x)),
+            ("foreach", lambda x: torch._foreach_add_([x], 1.0)),
+            ("foreach_scalars", lambda x: torch._foreach_mul_([torch.ones(2), x], [3.0, 2.0])),
+            ("foreach_lists", lambda x: torch._foreach_lerp_([x], [torch.ones(4, 64)], 0.25)),
+            ("foreach_zero", lambda x: torch._foreach_zero_([x])),
+            ("foreach_copy", lambda x: torch._foreach_copy_([x], [torch.ones(4, 64)])),
+            ("foreach_tensor", lambda x: aten._foreach_addcmul_.Tensor([x], [x + 1], [x], torch.ones(1))),
         ]
     )
     def test_in_place_operators_without_a_rule(self, _name, function):
@@ -327,15 +335,46 @@ class TestTable(unittest.TestCase):
         function(want)
         assert b.codes is codes and torch.equal(numbers(b), numbers(hop.quantize(P.INT8_ROW, want)))
 
+    def test_several_written_arguments(self):
+        x, stats = torch.randn(8, 64), [made(P.INT8_TENSOR, 64, seed=i) for i in (0, 1)]
+        wants = [numbers(t) for t in stats]
+        got, _ = quietly(lambda: aten._native_batch_norm_legit.default(x, None, None, *stats, True, 0.1, 1e-5))
+        want = aten._native_batch_norm_legit.default(x, None, None, *wants, True, 0.1, 1e-5)
+        assert all(map(torch.equal, got, want))
+        for t, new in zip(stats, wants, strict=True):
+            assert torch.equal(numbers(t), numbers(hop.quantize(P.INT8_TENSOR, new)))
+
+    def test_foreach_results(self):
+        b, x = made(P.INT8_ROW, 4, 64), torch.ones(3)
+        for function in (
+            lambda t: torch._foreach_add([t, x], [1.0, 2.0]),
+            lambda t: torch._foreach_norm([x, t], 1),
+            lambda t: torch._foreach_pow(2.0, [t, x]),
+            lambda t: torch._foreach_addcdiv([t], [t], [t.abs() + 1], value=2),
+        ):
+            got, want = quietly(function, b)[0], function(numbers(b))
+            assert type(got) is type(want) and len(got) == len(want) and all(map(torch.equal, got, want))
+        copies = torch._foreach_clone([b, x]) if hasattr(torch, "_foreach_clone") else [b.clone(), x.clone()]
+        assert isinstance(copies[0], QuantizedTensor) and fresh(copies[0], b) and torch.equal(copies[1], x)
+
+    def test_steps_within_operators_are_not_rounded(self):
+        """Operators in C++ write intermediate numbers to new tensors like their arguments."""
+        b, target = made(P.INT8_ROW, 4, 64), torch.randint(2, (4, 64)) * 2 - 1
+        for function in (
+            lambda t: nn.functional.hinge_embedding_loss(t, target, reduction="none"),
+            lambda t: nn.functional.pad(t[None], (3, 2), mode="circular"),
+            lambda t: torch.cat([torch.zeros(1, 64), t]),
+        ):
+            assert torch.equal(quietly_raised(function, b), function(numbers(b)))
+
     def test_a_plain_tensor_takes_numbers(self):
         b, x = made(P.INT8_ROW, 4, 64), torch.ones(4, 64)
         quietly(x.add_, b)
         assert type(x) is Tensor and torch.equal(x, 1 + numbers(b))
+        assert quietly(lambda: torch.add(b, 1, out=x))[0] is x and torch.equal(x, 1 + numbers(b))
 
     @parameterized.expand(
         [
-            ("out", lambda x: torch.add(x, 1, out=torch.empty(4, 64)), "no rule .* returns a new tensor"),
-            ("foreach", lambda x: torch._foreach_add_([x], 1.0), "no rule .* returns a new tensor"),
             ("resize", lambda x: x.resize_(2), "whose shape it would change"),
             ("transpose", lambda x: x.t_(), "whose shape it would change"),
         ]
@@ -934,6 +973,27 @@ class TestAutograd(unittest.TestCase):
         quietly_raised(optimizer.step)
         want = hop.quantize(P.FP8_ROW, before - 0.5 * 2 * before)
         assert isinstance(w, QuantizedTensor) and torch.equal(numbers(w.data), numbers(want))
+
+    @parameterized.expand(
+        [
+            ("ema", {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.5)}),
+            ("ema_of_each", {"avg_fn": swa_utils.get_ema_avg_fn(0.5)}),
+            ("swa", {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()}),
+            ("default", {}),
+        ]
+    )
+    def test_averaged_model(self, _name, options):
+        m = Holder(P.INT8_ROW)
+        averaged, old = swa_utils.AveragedModel(m, **options), numbers(m.weight)
+        quietly_raised(averaged.update_parameters, m)
+        assert torch.equal(numbers(averaged.module.weight), old)
+        m.weight.copy_(torch.randn(64, 128))
+        quietly_raised(averaged.update_parameters, m)
+        want = numbers(hop.quantize(P.INT8_ROW, old.lerp(numbers(m.weight), 0.5)))
+        got = averaged.module.weight
+        assert isinstance(got, QuantizedTensor)
+        torch.testing.assert_close(numbers(got), want, rtol=0, atol=float(got.scale.max()) * 1.01)  # ties may turn
+        assert (numbers(got) != want).sum() < 10
 
     def test_requires_grad(self):
         b = made(P.INT8_ROW, 4, 64)
