@@ -16,6 +16,7 @@ from hop.optim.step import as_tensor, step_
 from hop.optim.step import explain as explain_step
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
+from hop.tensor.table import training_error
 
 _OWN = (
     "state",
@@ -197,7 +198,11 @@ class Optimizer(torch.optim.Optimizer):
         """Append the parameters that have a gradient, and make their states; with the first group those of all groups.
         Dynamo runs what has this name in optimizers, and does not trace it; states that the first call does not make
         are none to it."""
-        for other in self.param_groups if group is self.param_groups[0] else (group,):
+        groups = self.param_groups if group is self.param_groups[0] else (group,)
+        for p in (p for other in groups for p in other["params"] if p.grad is not None):
+            if isinstance(local(p), QuantizedTensor):
+                raise training_error(f"{self._name}.step", local(p))
+        for other in groups:
             for p in other["params"]:
                 state = None if p.grad is None else self.state[p]
                 if state is not None and not state:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import subclasses
+from hop.compat import eager, subclasses
 from hop.compat.eager import OpOverload
 from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.buffers.operators import quantize_buffers
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import IndivisibleError, implements
+from hop.tensor.table import IndivisibleError, implements, refuse_training
 
 aten = torch.ops.aten
 
@@ -306,6 +306,8 @@ def copy_(op: OpOverload, to: Any, source: Any, non_blocking: bool = False) -> A
     """buffers where both have one quantizer and shape; otherwise dequantized from, quantized anew into"""
     if not isinstance(to, QuantizedTensor):
         return to.copy_(_numbers(source), non_blocking)
+    if not (eager.is_plain_eager() or isinstance(source, QuantizedTensor)):
+        refuse_training(str(op), to)  # Dynamo writes addcdiv_ of an optimizer as copy_
     write(to, source, non_blocking)
     return to
 

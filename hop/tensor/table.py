@@ -110,6 +110,8 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, "
             "or hop.dequantize it first"
         )
+    for t in _written(op, args, kwargs):
+        refuse_training(str(op), t)
     if op._schema.name.startswith(_FOREACH):
         return _one_by_one(op, args, kwargs)
     return _on_numbers(op, args, kwargs)
@@ -156,6 +158,23 @@ def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     given = [args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(op._schema.arguments)]
     pairs = zip(op._schema.arguments, given, strict=True)
     return tree_leaves([x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write and x is not None])
+
+
+def refuse_training(who: str, t: Any) -> None:
+    """Raise if `t`, to which `who` writes, is a quantized tensor that is trained."""
+    if hasattr(t, "quantizer") and t.requires_grad and t.is_leaf:
+        raise training_error(who, t)
+
+
+def training_error(who: str, t: Any) -> RuntimeError:
+    """RuntimeError for a step of training that writes to a quantized tensor."""
+    return RuntimeError(
+        f"{who} writes to a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} that requires a gradient, as a "
+        "step of training does: its codes would round small steps away. Train floats: leave its module out when "
+        "quantizing (a rule of None in hop.quantize_, modules_to_not_convert in HopConfig), or train what "
+        "hop.nn.convert makes, and hop.nn.freeze it then; outside of layers of hop.nn, assign "
+        "torch.nn.Parameter(hop.dequantize(weight)). To write all the same, call requires_grad_(False) before"
+    )
 
 
 def _plain(tree: Any) -> Any:

@@ -1,6 +1,7 @@
 """QuantizedTensor: every rule of its table over every kind of quantizer, and all that PyTorch does with a tensor."""
 
 import copy
+import functools
 import io
 import itertools
 import pickle
@@ -18,10 +19,11 @@ from unittest import mock
 import pytest
 import torch
 from parameterized import parameterized
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import swa_utils
 
 import hop
+import hop.optim
 from hop import QuantizedTensor, Quantizer, TensorProto
 from hop import presets as P
 from hop.numerics.formats import INT4, INT8
@@ -940,6 +942,21 @@ class TestModules(unittest.TestCase):
         assert b.share_memory_() is b and b.is_shared() and all(x.is_shared() for x in b.buffers().values())
 
 
+OPTIMIZERS = [
+    *[(c.__name__, functools.partial(c, lr=0.1)) for c in (optim.Adadelta, optim.Adafactor, optim.Adamax, optim.ASGD)],
+    *[(c.__name__, functools.partial(c, lr=0.1)) for c in (optim.LBFGS, optim.Muon, optim.NAdam, optim.RAdam)],
+    *[(c.__name__, functools.partial(c, lr=0.1)) for c in (optim.RMSprop, optim.Rprop)],
+    *[
+        (f"{c.__name__}_{how}", functools.partial(c, lr=0.1, **{how: True}))
+        for c in (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad)
+        for how in ("foreach", "fused", "maximize")
+    ],
+    ("SGD_momentum", functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
+    *[(f"hop_{c.__name__}", c) for c in (hop.optim.AdamW, hop.optim.Adam, hop.optim.Lion)],
+    ("hop_SGD", functools.partial(hop.optim.SGD, lr=0.1)),
+]
+
+
 class TestAutograd(unittest.TestCase):
     @parameterized.expand(BY_NAME)
     def test_gradients_accumulate(self, _name, q):
@@ -964,15 +981,58 @@ class TestAutograd(unittest.TestCase):
         quietly_raised(lambda: (w.t() * x).sum().backward())
         assert type(w.grad) is Tensor and torch.equal(w.grad, x.t())
 
-    def test_optimizer(self):
-        """A step computes with numbers and quantizes anew."""
-        w = nn.Parameter(made(P.FP8_ROW, 4, 64))
+    @parameterized.expand(OPTIMIZERS)
+    def test_an_optimizer_raises(self, _name, make):
+        """Codes would round small steps away; nothing changes, and floats beside it can be trained."""
+        w, x = nn.Parameter(made(P.INT8_ROW, 4, 64)), nn.Parameter(torch.ones(3))
         before = numbers(w.data)
-        optimizer = torch.optim.SGD([w], lr=0.5)
-        (hop.dequantize(w) ** 2).sum().backward()
-        quietly_raised(optimizer.step)
-        want = hop.quantize(P.FP8_ROW, before - 0.5 * 2 * before)
-        assert isinstance(w, QuantizedTensor) and torch.equal(numbers(w.data), numbers(want))
+        optimizer = quietly_raised(make, [w])
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = (hop.dequantize(w) ** 2).sum()
+            loss.backward()
+            return loss
+
+        closure()
+        with self.assertRaisesRegex(RuntimeError, r"QuantizedTensor of shape \(4, 64\).*Train floats"):
+            quietly_raised(optimizer.step, closure)
+        assert torch.equal(numbers(w.data), before)
+        w.grad, x.grad = None, torch.ones(3)
+        if not isinstance(optimizer, optim.LBFGS | optim.Muon):  # of dense gradients alone, and of matrices
+            quietly_raised(make, [w.requires_grad_(False), x]).step()
+            assert not torch.equal(x, torch.ones(3)) and torch.equal(numbers(w), before)
+
+    @pytest.mark.full
+    def test_a_compiled_optimizer_raises(self):
+        for make in (torch.optim.SGD, torch.optim.Adagrad, hop.optim.AdamW):
+            w = nn.Parameter(made(P.INT8_ROW, 4, 64))
+            w.grad = torch.ones(4, 64)
+            before = numbers(w.data)
+            with self.assertRaisesRegex(Exception, "Train floats"):
+                quietly_raised(lambda make=make, w=w: torch.compile(make([w], lr=0.1).step, backend="aot_eager")())
+            assert torch.equal(numbers(w.data), before)
+
+    def test_gradients_of_quantized_parameters_clip_and_scale(self):
+        w = nn.Parameter(made(P.INT8_ROW, 4, 64))
+        w.grad = torch.full((4, 64), 2.0)
+        norm = nn.utils.clip_grad_norm_([w], 1.0)
+        assert norm == 32 and type(w.grad) is Tensor and abs(w.grad.norm() - 1) < 1e-4
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        w.grad = scaler.scale(torch.full((4, 64), 2.0))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        scaler.unscale_(optimizer)
+        assert torch.equal(w.grad, torch.full((4, 64), 2.0))
+        with self.assertRaisesRegex(RuntimeError, "Train floats"):
+            quietly_raised(scaler.step, optimizer)
+
+    def test_assigning_still_works(self):
+        """What does not depend on the old numbers, as loading, does not train."""
+        w, x = nn.Parameter(made(P.INT8_ROW, 4, 64)), torch.randn(4, 64)
+        with torch.no_grad():
+            w.copy_(x)
+            assert torch.equal(numbers(w), numbers(hop.quantize(P.INT8_ROW, x)))
+            assert not numbers(w.zero_()).any()
 
     @parameterized.expand(
         [
