@@ -1,5 +1,6 @@
 """A program and an ONNX file of onnxruntime's operators of integers, node by node: the program here, the file there."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from hop.export.rewrite.program import check_program
 from hop.export.targets.models import content
 from hop.export.targets.qoperator.model import QOperatorModel
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
+from hop.numerics.spelling import shown
 
 _CALLER = "verify_qoperator"
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
@@ -72,7 +74,7 @@ class _Runtime:
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's, by its version
-            raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
+            raise ValueError(f"{_CALLER}: {what} is no ONNX file: {shown(error)}") from error
         self.graph = _graph(its)
         outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
@@ -104,19 +106,24 @@ def _graph(model: Any) -> FileGraph:
     from onnx import TensorProto, numpy_helper
 
     constants = {t.name: t for t in model.graph.initializer}
+
+    @functools.cache
+    def numbers(name: str) -> tuple[Any, ...]:
+        """A constant, which many tensors may have as their scale."""
+        return tuple(numpy_helper.to_array(constants[name]).reshape(-1).tolist())
+
     units: dict[str, Quantization] = {}
     for note in model.graph.quantization_annotation:
-        parameters = {e.key: constants.get(e.value) for e in note.quant_parameter_tensor_names}
+        parameters = {e.key: e.value for e in note.quant_parameter_tensor_names if e.value in constants}
         scale, zero = parameters.get("SCALE_TENSOR"), parameters.get("ZERO_POINT_TENSOR")
         if scale is not None and zero is not None:
-            scales, zeros = (numpy_helper.to_array(t).reshape(-1).tolist() for t in (scale, zero))
-            units[note.tensor_name] = Quantization(tuple(scales), tuple(zeros), 0)
+            units[note.tensor_name] = Quantization(numbers(scale), numbers(zero), 0)
     infos = {i.name: i for i in (*model.graph.input, *model.graph.value_info, *model.graph.output)}
     tensors: list[FileTensor] = []
     for i, (name, info) in enumerate(infos.items()):
         its = info.type.tensor_type
         if not all(d.HasField("dim_value") for d in its.shape.dim):
-            raise NotImplementedError(f"{_CALLER}: tensor {name!r} has dynamic sizes; export with static ones")
+            raise NotImplementedError(f"{_CALLER}: tensor {shown(name)} has dynamic sizes; export with static ones")
         sizes = tuple(d.dim_value for d in its.shape.dim)
         kind = TensorProto.DataType.Name(its.elem_type)
         tensors.append(FileTensor(i, name, sizes, _KINDS.get(kind, kind), units.get(name), None))

@@ -2,6 +2,7 @@
 compiler of flatbuffers, which makes the bytes and refuses what the schema has not."""
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hop.export.targets.models import Names
+from hop.numerics.spelling import from_json
 
 DTYPES = {
     torch.int8: "INT8",
@@ -38,6 +40,7 @@ _ATTRIBUTES = {  # tables of the schema, by the operator that has one
     "LOGICAL_LEFT_SHIFT": "LogicalLeftShiftAttribute",
     "ARITHMETIC_RIGHT_SHIFT": "ArithmeticRightShiftAttribute",
 }
+_TEXT = 64  # bytes of JSON for each byte of a file; a byte of data takes 21
 _VERSION = {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
 
 
@@ -64,7 +67,8 @@ def encoded(caller: str, content: Mapping[str, Any]) -> bytes:
 
 
 def decoded(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
-    """What a file says, in the terms of the schema. Raises ValueError for what is none."""
+    """What a file says, in the terms of the schema. Raises ValueError for what is none, and for a file whose tables are
+    in so many places that JSON of them has more than _TEXT bytes for each of the file."""
     flatc, its = schema(caller)
     if buffer[4:8] != b"TOSA":
         raise ValueError(f"{caller}: {what} is no TOSA file: it has not their identifier; give one that to_tosa wrote")
@@ -72,10 +76,19 @@ def decoded(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
         path = Path(folder, "model.tosa")
         path.write_bytes(buffer)
         try:
-            _run([flatc, "--json", "--strict-json", "--raw-binary", "-o", folder, its, "--", path])
-            return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            command = [flatc, "--json", "--strict-json", "--raw-binary", "-o", folder, its, "--", path]
+            _run([*_limited(_TEXT * len(buffer) + 2**20), *command])
+            return from_json(path.with_suffix(".json").read_bytes(), "what flatc made of it")
         except (RuntimeError, OSError, ValueError) as error:
             raise ValueError(f"{caller}: {what} is a damaged TOSA file: {error}") from error
+
+
+def _limited(size: int) -> list[str]:
+    """What to put before a command that may write files of `size` bytes, and take four times as much memory beside its
+    own."""
+    if os.name != "posix":
+        return []
+    return ["sh", "-c", f'ulimit -f {size // 512 + 1}; ulimit -v {4 * size // 1024 + 2**18}; exec "$0" "$@"']
 
 
 def _run(command: Sequence[Any]) -> None:

@@ -1,13 +1,15 @@
-"""Small .tflite files of which one table, or one text, is in many places: each is refused, or costs what it has."""
+"""Small .tflite and .tosa files of which one table or text is in many places: each is refused, or costs what it has."""
 
 import resource
 import time
 import tracemalloc
 import unittest
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from parameterized import parameterized
 
 flatbuffers: Any = pytest.importorskip("flatbuffers", reason="LiteRT is missing")
@@ -15,6 +17,7 @@ S: Any = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="LiteR
 
 import hop  # noqa: E402  it needs LiteRT
 from hop.export.targets.tflite.reading import graph_of  # noqa: E402
+from hop.export.targets.tosa.file import File, decoded  # noqa: E402
 
 Offset = int
 
@@ -164,6 +167,40 @@ class TestHostile(unittest.TestCase):
         ):
             hop.export.from_tflite(data)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+@pytest.mark.skipif(find_spec("executorch") is None, reason="needs ExecuTorch, which has flatc")
+class TestTosa(unittest.TestCase):
+    def test_tables_in_many_places(self) -> None:
+        """100 regions that are one, of 100 blocks that are one, of 100 tensors that are one, with a name of
+        1,000 letters: a gigabyte of JSON, of a file of 2 KB. A file of data alone is read."""
+        b: Any = flatbuffers.Builder(1 << 12)
+        inner = b.CreateString("x" * 1000)
+        for fields, slot in ((6, 0), (6, 2), (2, 1)):  # of a tensor, a block, a region: its name, or its tables
+            b.StartObject(fields)
+            b.PrependUOffsetTRelativeSlot(slot, inner, 0)
+            table = b.EndObject()
+            b.StartVector(4, 100, 4)
+            for _ in range(100):
+                b.PrependUOffsetTRelative(table)
+            inner = b.EndVector()
+        b.StartObject(4)
+        b.PrependInt32Slot(0, 1, 0)
+        version = b.EndObject()
+        b.StartObject(2)
+        b.PrependUOffsetTRelativeSlot(0, version, 0)
+        b.PrependUOffsetTRelativeSlot(1, inner, 0)
+        b.Finish(b.EndObject(), file_identifier=b"TOSA")
+        data = bytes(b.Output())
+        assert len(data) < 3000
+        with pytest.raises(ValueError, match="model is a damaged TOSA file: flatc"):
+            decoded("test", data, "model")
+        file = File()
+        codes = torch.randint(-128, 128, (1024, 256), dtype=torch.int8)
+        file.tensor("codes", codes.shape, data=codes)
+        found = decoded("test", file.finish({}, {"codes": "codes"}), "model")
+        (tensor,) = found["regions"][0]["blocks"][0]["tensors"]
+        assert torch.equal(torch.tensor(tensor["data"], dtype=torch.uint8).view(torch.int8), codes.flatten())
 
 
 if __name__ == "__main__":
