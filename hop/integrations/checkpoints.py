@@ -81,8 +81,8 @@ def load_model(
         FileNotFoundError: there is no such file or folder.
         ImportError: transformers, or safetensors for a folder, is missing.
         ValueError: activations are none of integers whose scales are found in each call; the file is damaged; the
-            architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor is missing, or one too many, or
-            of another shape than the model has.
+            architecture is none of llama, qwen3, gemma3, gptneox and bert; a key of the metadata changes what the model
+            computes and is not read; or a tensor is missing, or one too many, or of another shape than the model has.
     """
     place = checked_path("load_model", path, "model.gguf")
     _check_options(dtype, pack, activations)

@@ -5,7 +5,7 @@ word behind U+2581, and others as they are, where a vocabulary of BERT has "##" 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import transformers
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -43,7 +43,7 @@ def load_tokenizer(path: str | Path) -> Any:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(f"load_tokenizer: {place} has no tokenizer.ggml.tokens; take the tokenizer from elsewhere")
     if kind == "bert":
-        return _word_piece(metadata)
+        return _word_piece(place, metadata)
     try:
         architecture, described, options = get_gguf_tokenizer(str(place))
         backend, _ = convert_gguf_tokenizer(architecture, described)
@@ -52,9 +52,14 @@ def load_tokenizer(path: str | Path) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def _word_piece(metadata: dict[str, Any]) -> Any:
+def _word_piece(place: Path, metadata: dict[str, Any]) -> Any:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds: Any = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(kinds, list) or len(cast("list[Any]", kinds)) != len(tokens):
+        raise ValueError(
+            f"load_tokenizer: {place}: tokenizer.ggml.token_type must have a number for each of {len(tokens)} tokens, "
+            f"got {shown(kinds)}; convert the model again"
+        )
     pieces = [
         token
         if kind == _CONTROL or (token.startswith("[") and token.endswith("]"))

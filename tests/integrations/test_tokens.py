@@ -115,6 +115,9 @@ class TestTokenizer(InFolder):
         writer.close()
         with self.assertRaisesRegex(ValueError, r"has no tokenizer\.ggml\.tokens"):
             load_tokenizer(self.folder / "bare.gguf")
+        path = self.written("bert", "bert", ["a", "b"], [1])
+        with self.assertRaisesRegex(ValueError, r"model.gguf: .*token_type must have a number for each of 2 tokens"):
+            load_tokenizer(path)
 
 
 if __name__ == "__main__":
