@@ -7,17 +7,16 @@ transformers builds the model without weights and fills it as it does from a che
 what lies beside them, by the names of the model. So what it saves, it loads again.
 """
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor
 
-from hop.integrations import gguf_models
+from hop.integrations import gguf_models, model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import Checkpoint, open_checkpoint, open_gguf
@@ -25,13 +24,12 @@ from hop.interchange.files import checked_path
 from hop.nn.freezing import freeze
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 # Beside a weight: scales of activations, which stay in floats here, and of keys and values.
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
 _ORDER = ".input_order"
-_MOST_LABELS = 2**16  # of a classifier, for each of which transformers makes a name
 
 
 class Source(NamedTuple):
@@ -133,51 +131,26 @@ def _of_gguf(place: Path) -> Source:
 
 
 def _of_folder(folder: Path) -> Source:
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"load_model: {folder} has no config.json; give a folder that transformers saved")
+    described = model_folders.described("load_model", folder)
     checkpoint = open_checkpoint(folder)
-    _check_config(folder, from_json((folder / "config.json").read_bytes(), str(folder / "config.json")), checkpoint)
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    named: Any = (config.architectures or ["none"])[0]
-    # Only what the file of the model's kind defines: transformers imports others where it is asked for their names.
-    place = type(config).__module__.replace(".configuration_", ".modeling_")
-    model_class = vars(importlib.import_module(place)).get(named) if isinstance(named, str) else None
-    if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is not type(config):
-        raise ValueError(
-            f"load_model: {folder}: architectures of config.json names no model of transformers: {shown(named)}"
-        )
-    vars(config).pop("quantization_config", None)
-    is_bare = named == "BertModel" and not any("pooler." in name for name in checkpoint)
-    options = {"add_pooling_layer": False} if is_bare else {}
-    return Source(model_class, config, options, _of_checkpoint(checkpoint))
-
-
-def _check_config(folder: Path, described: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Raise for a configuration of another kind of model, or with numbers by which transformers would make more than
-    the checkpoint has: layers, labels, rotated dimensions."""
     known = [kind.model_type for kind in gguf_models.MODELS.values()]
     if described.get("model_type") not in known:
         raise ValueError(
             f"load_model: {folder}: model_type is {shown(described.get('model_type'))}; those that are read are "
             f"{', '.join(known)}"
         )
-    for key, most in (("num_hidden_layers", len(checkpoint)), ("num_labels", _MOST_LABELS)):
-        count = described.get(key)
-        if count is not None and (type(count) is not int or not 0 <= count <= most):
-            raise ValueError(
-                f"load_model: {folder}: {key} of config.json must be an integer up to {most}, got {shown(count)}; "
-                "download the folder again"
-            )
-    rope: Any = described.get("rope_parameters") or described.get("rope_scaling")
-    fields: list[Any] = [described, rope, *(cast("dict[str, Any]", rope).values() if isinstance(rope, dict) else ())]
-    for field in (cast("dict[str, Any]", x) for x in fields if isinstance(x, dict)):
-        for key in ("partial_rotary_factor", "rotary_pct"):
-            factor = field.get(key, 1)
-            if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
-                raise ValueError(
-                    f"load_model: {folder}: {key} of config.json must be a number above 0 and at most 1, got "
-                    f"{shown(factor)}; download the folder again"
-                )
+    model_folders.check_numbers("load_model", folder, described, len(checkpoint))
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    named: Any = (config.architectures or ["none"])[0]
+    model_class = model_folders.model_class(config, named)
+    if getattr(model_class, "config_class", None) is not type(config):
+        raise ValueError(
+            f"load_model: {folder}: architectures of config.json names no model of transformers: {shown(named)}"
+        )
+    vars(config).pop("quantization_config", None)
+    is_bare = model_class is transformers.BertModel and not any("pooler." in name for name in checkpoint)
+    options = {"add_pooling_layer": False} if is_bare else {}
+    return Source(model_class, config, options, _of_checkpoint(checkpoint))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -189,10 +162,13 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor
 # ---- what transformers is given
 
 
-def _shapes(source: Source) -> dict[str, torch.Size]:
+def _shapes(place: Path, source: Source) -> dict[str, torch.Size]:
     """What the model has by the configuration."""
-    with torch.device("meta"):
-        model = source.model_class(source.config, **source.options)
+    try:
+        with torch.device("meta"):
+            model = source.model_class(source.config, **source.options)
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"load_model: {place}: its configuration makes no model: {shown(error)}") from error
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
@@ -200,7 +176,7 @@ def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Qu
     """The state_dict, flat, and the quantizers of layers by name."""
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
-    shapes = _shapes(source)
+    shapes = _shapes(place, source)
     missing = set(shapes) - set(_tied(source))
     for name, tensor, order in source.tensors:
         missing.discard(name)

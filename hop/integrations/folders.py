@@ -9,7 +9,6 @@ So a run that is killed leaves a folder without config.json, which the next run 
 writes hop_quantize.json; those that would write the same go on, and give the same bytes to each file; others raise.
 """
 
-import importlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from torch import nn
 
 from hop.compat.files import is_temporary, naming, whole_file, write_whole
 from hop.impls.quantize import quantize
+from hop.integrations import model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
@@ -73,6 +73,8 @@ def quantize_folder(
     source, target = checked_path("quantize_folder", folder, "model"), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
     model_config = _model_config(source)
+    tensors = sum(len(read_header(file).entries) for file in source.glob("*.safetensors"))
+    model_folders.check_numbers("quantize_folder", source, model_config, tensors)
     model = _on_meta(source, config)
     headers = [read_header(file) for file in _files(source)]
     _begin(target, source, config, headers)
@@ -96,14 +98,7 @@ def quantize_folder(
 
 
 def _model_config(source: Path) -> dict[str, Any]:
-    if not (source / _CONFIG).is_file():
-        raise FileNotFoundError(f"quantize_folder: {source} has no {_CONFIG}; give a folder that transformers saved")
-    try:
-        config: Any = json.loads((source / _CONFIG).read_text())
-    except ValueError as error:
-        raise ValueError(f"quantize_folder: {source / _CONFIG} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {config!r}")
+    config = model_folders.described("quantize_folder", source)
     if config.get("quantization_config"):
         raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of its floats")
     return config
@@ -113,10 +108,8 @@ def _on_meta(source: Path, config: HopConfig) -> Any:
     """The model without data, with quantized layers."""
     own = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     named: Any = (own.architectures or ["none"])[0]
-    # Only what the file of the model's kind defines: transformers imports others where it is asked for their names.
-    place = type(own).__module__.replace(".configuration_", ".modeling_")
-    model_class = vars(importlib.import_module(place)).get(named) if isinstance(named, str) else None
-    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+    model_class = model_folders.model_class(own, named)
+    if model_class is None or not issubclass(model_class, transformers.PreTrainedModel):
         raise ValueError(
             f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got "
             f"{shown(named)}; give one of model_type {own.model_type!r}"
@@ -130,7 +123,7 @@ def _on_meta(source: Path, config: HopConfig) -> Any:
 def _files(source: Path) -> list[Path]:
     index = source / _INDEX
     if index.is_file():
-        names: Any = json.loads(index.read_text()).get("weight_map")
+        names: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
         listed = sorted(set(names.values())) if isinstance(names, dict) else []
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
             raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")

@@ -285,6 +285,7 @@ class TestFolder(InFolder):
             ("other class", "llama", {"architectures": ["GPT2LMHeadModel"]}, "architectures of config.json names no"),
             ("name", "llama", {"architectures": ["x" * 10**5]}, "architectures of config.json names no model"),
             ("width", "llama", {"intermediate_size": 2**40}, "and the model by its configuration (64, 1099511627776)"),
+            ("overflow", "llama", {"hidden_size": 2**62, "intermediate_size": 2**62}, "its configuration makes no"),
             ("nested", "llama", {"x": json.loads("[" * 200 + "]" * 200)}, "has lists and objects in each other"),
         ]
     )  # fmt: skip

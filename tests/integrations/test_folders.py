@@ -216,6 +216,12 @@ class TestFolders(InFolder):
         (self.floats / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
         with self.assertRaisesRegex(ValueError, "tensor 'model.*' is torch.float32 of .*, and the model has"):
             quantize_folder(self.floats, self.other, "int8")
+        for key in ("num_hidden_layers", "num_labels", "n_layer", "num_local_experts"):
+            (self.floats / "config.json").write_text(json.dumps({**config, "text_config": {key: 10**9}}))
+            with self.assertRaisesRegex(
+                ValueError, f"{key} of config.json must be an integer up to .*, got 1000000000"
+            ):
+                quantize_folder(self.floats, self.other, "int8")
         (self.floats / "config.json").write_text(json.dumps({**config, "architectures": ["Path"]}))
         with self.assertRaisesRegex(ValueError, "must name a model of transformers, got 'Path'"):
             quantize_folder(self.floats, self.other, "int8")
