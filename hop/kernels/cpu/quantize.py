@@ -22,6 +22,7 @@ from hop.numerics.formats import Format
 from hop.numerics.quantizer import Quantizer
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NOISE = (torch.uint8, torch.int32)
 
 
 # ---- calls
@@ -177,8 +178,8 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
     sizes = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or sizes is None or sizes[-1:] != shape[-1:] or any(n != 1 for n in sizes[:-1]):
         return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
-    if noise is not None and not seeded and (noise.dtype != torch.uint8 or noise.shape != x.shape):
-        return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
+    if noise is not None and not seeded and (noise.dtype not in _NOISE or noise.shape != x.shape):
+        return f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
     return native.declines_tensor("factor", factor)
 
 
@@ -186,8 +187,8 @@ def _declines_given(
     quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any
 ) -> str | None:
     q = Quantizer.parse(quantizer)
-    if noise is not None and (noise.dtype != torch.uint8 or noise.shape != x.shape):
-        return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
+    if noise is not None and (noise.dtype not in _NOISE or noise.shape != x.shape):
+        return f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
     if (scale is None) != (zero_point is None) and q.scale.has_zero_point():
         return "scale and zero_point are not both given"
     if scale is None:
