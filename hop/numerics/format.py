@@ -106,8 +106,8 @@ def rounds_up(part: Tensor, noise: Tensor) -> Tensor:
     Args:
         part: float32.
         noise: of its shape: int32, whose low 24 bits are taken; if they are uniform, a number goes up with the
-            probability `part`, rounded down to a multiple of 2^-24. Or uint8, the upper 8 of these bits, with which that
-            is a multiple of 2^-8.
+            probability `part`, rounded down to a multiple of 2^-24. Or uint8, the upper 8 of these bits: a multiple of
+            2^-8.
     """
     r = noise.to(torch.int32)
     r = r * 2 ** (NOISE_BITS - 8) if noise.dtype == torch.uint8 else torch.bitwise_and(r, 2**NOISE_BITS - 1)
