@@ -25,8 +25,8 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
-# Tensors and submodules are described one by one, forward hooks rule a name out, and those of loading change no program;
-# they are kept under numbers that count up over a process.
+# Tensors and submodules are described one by one; forward hooks rule a name out, and those of loading, which are kept
+# under numbers that count up over a process, change no program.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 
 
