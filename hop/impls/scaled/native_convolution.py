@@ -164,11 +164,11 @@ def _geometry(op: Any, x: Tensor, weight: Tensor, lists: tuple[Any, ...]) -> Geo
     return Geometry(
         x=tuple(c.x.shape),
         weight=tuple(weight.shape),
-        stride=tuple(c.stride),
-        padding=tuple(c.padding),
-        padding_after=tuple(after or c.padding),
-        dilation=tuple(c.dilation),
-        groups=c.groups,
+        stride=tuple(map(int, c.stride)),  # in a cache, True and 1 are one key
+        padding=tuple(map(int, c.padding)),
+        padding_after=tuple(map(int, after or c.padding)),
+        dilation=tuple(map(int, c.dilation)),
+        groups=int(c.groups),
         channels_last=channels_last(c.x, weight),
     )
 
