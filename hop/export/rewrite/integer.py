@@ -45,6 +45,7 @@ from hop.export.rewrite.consumers import End, ends_of, factors
 from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.folding import KnownValues, ProgramConstants
+from hop.export.rewrite.limits import check_sizes, check_units
 from hop.export.rewrite.padding import fill_code, padding_of, run_pad
 from hop.export.rewrite.program import (
     check_program,
@@ -193,6 +194,11 @@ class _Rewriter:
         if missing := self.conventions.missing(node) if family else _unknown(node):
             self.leave(node, missing)
             return
+        try:
+            check_sizes(node, self.conventions.limits(node))
+        except ValueError as error:
+            self.leave(node, str(error))
+            return
         if family is families.ATTENTION:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
             return
@@ -234,6 +240,7 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
+        check_units(node, args, rule, self.conventions.limits(node), e, self.known)
         if rule.exact and of(node.target).family in _PRODUCTS:
             args = self.holding_bias(node, args, e)
         operand = args[0] if of(node.target).family is families.VIEW else None
