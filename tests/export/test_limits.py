@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import hop
 from hop.export.rewrite.known_targets import TARGETS
-from hop.export.rewrite.target import Limits
-from hop.export.targets import TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, Target
+from hop.export.targets import TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, Limits, Target
 from tests.support.tflite_models import both, qd, wide
 
 
@@ -124,6 +123,36 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], str]] = {
     "slice": (lambda x: x[:, :, :, :, 1:], (2, 1, 2, 1, 3), "takes 4 dimensions at most, got 5"),
     "select": (lambda x: x.select(4, 1), (2, 1, 2, 1, 3), "takes 4 dimensions at most, got 5"),
 }
+
+
+class TestZeroPoints(unittest.TestCase):
+    def test_that_are_no_codes(self) -> None:
+        """PyTorch computes with them; int8, in which they are stored, would hold other numbers."""
+
+        class Both(nn.Module):
+            def __init__(self, first: int, second: int, by_nodes: bool) -> None:
+                super().__init__()
+                self.zeros, self.by_nodes = (first, second), by_nodes
+                self.held = nn.ParameterList([nn.Parameter(torch.tensor(z), False) for z in self.zeros])
+                self.scale = nn.Buffer(torch.tensor(0.1, dtype=torch.float64))
+
+            def code(self, x: Tensor, i: int) -> Tensor:
+                if not self.by_nodes:
+                    return both(x, 0.1, self.zeros[i])
+                given = (self.scale, self.held[i], -128, 127, torch.int8)
+                return qd.dequantize_per_tensor.tensor(qd.quantize_per_tensor.tensor(x, *given), *given)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.code(torch.relu(self.code(x, 0)), 1)
+
+        x, words = torch.randn(3, 8), "node '(de)?quantize_per_tensor.*has the zero point (200|-129)"
+        for by_nodes in (False, True):
+            for zeros in ((200, 0), (0, -129)):
+                program = torch.export.export(Both(*zeros, by_nodes), (x,))
+                for target in (None, TFLITE):
+                    with self.assertRaisesRegex(ValueError, words):
+                        hop.export.to_integer(program, target=target)
+            hop.export.to_integer(torch.export.export(Both(-128, 127, by_nodes), (x,)), target=TFLITE)
 
 
 class TestSizes(unittest.TestCase):

@@ -138,8 +138,10 @@ class _Rewriter:
         if encodings.is_encoding(node) or isinstance(node.target, Hop):
             self.has_recognised = True
         if encoding := encodings.dequantizing(node):
+            self.check_zero_point(node, encoding)
             self.hold(node, encoding)
         elif encoding := encodings.quantizing(node):
+            self.check_zero_point(node, encoding)
             self.quantized(node, encoding)
         elif choice := encodings.choosing(node):
             self.choose(node, choice)
@@ -153,6 +155,19 @@ class _Rewriter:
             self.leave(node, _unknown(node))
 
     # ---- what holds codes
+
+    def check_zero_point(self, node: Node, e: Encoding) -> None:
+        """Raise ValueError for a zero point that the dtype of its codes, in which hop stores it, does not hold."""
+        zero = None if e.zero_point is None or e.codes not in FORMATS else self.known(e.zero_point)
+        if zero is None:
+            return
+        low, high = encodings.RANGES[e.codes]
+        beyond = zero[(zero < low) | (zero > high)]
+        if beyond.numel():
+            raise ValueError(
+                f"to_integer: node {node.name!r} ({node.target}) has the zero point {beyond[0].item()}, and codes of "
+                f"{short(e.codes)} are {low} to {high}; quantize by a zero point that is a code"
+            )
 
     def hold(self, node: Node, e: Encoding) -> None:
         format = FORMATS.get(e.codes)
