@@ -16,6 +16,8 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
+//     lhs_slice(job, first, rows, slice, out), rhs_tile(job, folds, first, slice, out)
+//                                                if it has them: its own tiles, made from codes, of any bytes an element
 //     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
 //     kLongChunk                                 if it has one: bytes of a chunk of integers
 //     kFetched                                   if it has one: rows, or fewer, for which it fetches packed codes itself
@@ -41,6 +43,11 @@ template <class Engine, class = void>
 struct OwnLhs : std::false_type {};
 template <class Engine>
 struct OwnLhs<Engine, std::void_t<decltype(&Engine::lhs_tile)>> : std::true_type {};
+
+template <class Engine, class = void>
+struct OwnTiles : std::false_type {};
+template <class Engine>
+struct OwnTiles<Engine, std::void_t<decltype(&Engine::lhs_slice)>> : std::true_type {};
 
 template <class Engine, class = void>
 struct ReadsCodes : std::false_type {};
@@ -83,7 +90,7 @@ public:
         slab_ = kSlabBytes / block_bytes_;
         slab_ = slab_ < kBlock / 2 ? kBlock / 2 : slab_;
         lhs_zero_ = kInteger && lhs_has_zero(job);
-        rhs_zero_ = kInteger && has_zero(job.p.rhs);
+        rhs_zero_ = kInteger && rhs_has_zero(job);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
@@ -203,7 +210,8 @@ private:
 
     void pack_slice(int64_t block, int rows, int64_t slice, uint8_t* out) {
         if (rows % kRows) std::memset(out + rows / kRows * kUnit, 0, kUnit);
-        if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
+        if constexpr (OwnTiles<Engine>::value) Engine::lhs_slice(job_, block * kBlock, rows, slice, out);
+        else if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
         else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
@@ -458,7 +466,9 @@ private:
     int64_t source_bytes() const { return made_ ? 2 * kUnit : is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
 
     void make_tile(const Words& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
-        if constexpr (kInteger) {
+        if constexpr (OwnTiles<Engine>::value) {
+            Engine::rhs_tile(job_, folds, first, slice, out);
+        } else if constexpr (kInteger) {
             const int format = job_.p.rhs.format;
             if (format == HOP_INT4 && job_.p.rhs.layout == HOP_TILED)
                 return widen_tile(tile_in_panel(job_.p.rhs, job_.rhs.codes, job_.p.k, first, slice), 8, out);

@@ -198,7 +198,7 @@ class TestLevels(unittest.TestCase):
         x, w = factors(torch.float32, "INT8_ROW", 2100, 512, 8)
         with levels.at(level):
             told = hop.explain(aten.linear.default, torch.float32, x, w)
-            if level == "amx":
+            if level in ("amx", "avx2", "avx512"):
                 assert told.endswith("native product in parts: chosen")
             else:
                 most = 256 if level == "avx512_bf16" else 16

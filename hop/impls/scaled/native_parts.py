@@ -24,6 +24,8 @@ _PARTS = {torch.float32: 3, torch.float16: 2}
 # The most rows that are taken: as many as cost no more than a product of dequantized numbers.
 _MOST = {
     "amx": {torch.float32: math.inf, torch.float16: math.inf},
+    "avx2": {torch.float32: math.inf, torch.float16: math.inf},
+    "avx512": {torch.float32: math.inf, torch.float16: math.inf},
     "avx512_bf16": {torch.float32: 256, torch.float16: math.inf},
 }
 _FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less

@@ -1,0 +1,15 @@
+// Included in a namespace (isa.h).
+
+// Rows of a row block by the columns of a panel, over the groups of a chunk.
+struct KeptGroups {
+    const uint8_t *a, *b;     // tiles
+    int64_t stride;           // bytes from a slice of `a` to the next
+    int64_t groups, slices;   // of the chunk
+    int64_t span;             // slices of a group,
+    int quads;                // or the quads of one, if a slice has several
+    const Side* lhs;          // from group to group: `lhs_step` of them
+    int64_t lhs_step;
+    const Side* rhs;
+    bool first;  // y is what they make
+    float* y;
+};
