@@ -11,12 +11,26 @@ inline __m256i four_codes(const uint8_t* at) {
     return _mm256_set1_epi32(four);
 }
 
-inline __m256i pairs_added(__m256i x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+// sum += products, in 16 bits, in the register of the sum: GCC else takes sums apart, and brings them to memory.
+inline HOP_INLINED void add_words(__m256i& sum, __m256i products) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products)); }
 
-// y (+)= (float(c) · s_lhs) · s_rhs, each operation rounded.
-inline HOP_INLINED void add_scaled(__m256i c, float lhs, const float* rhs, bool first, float* y) {
-    const __m256 x = _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(c), _mm256_set1_ps(lhs)), _mm256_loadu_ps(rhs));
-    _mm256_storeu_ps(y, first ? x : _mm256_add_ps(_mm256_loadu_ps(y), x));
+// Ones of 16 bits, not made anew wherever they are used.
+inline HOP_INLINED __m256i kept_ones() {
+    __m256i ones = _mm256_set1_epi16(1);
+    __asm__("" : "+x"(ones));
+    return ones;
+}
+
+// y + (float(c) · s_lhs) · s_rhs, each operation rounded.
+inline HOP_INLINED void add_scaled(__m256i c, float lhs, __m256 rhs, float* y) {
+    const __m256 x = _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(c), _mm256_set1_ps(lhs)), rhs);
+    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x));
+}
+
+// -0, to which groups are added: -0 + x is x, for each x.
+inline void clear_rows(float* y, int rows, int tiles) {
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < tiles * kRows; ++j) y[i * kBlock + j] = -0.f;
 }
 
 // Few rows by a panel of packed codes, which go from memory to products in registers.
@@ -55,6 +69,7 @@ private:
         const __m256i zero = _mm256_slli_epi32(_mm256_set1_epi32(-(o.zero + job.rhs_shift)), 16);
         const bool grouped = job.grouped();
         const int run = grouped && job.group < kSlice / 2 ? static_cast<int>(job.group / 4) : kWidened;
+        const __m256i ones = kept_ones();
         __m256i c[N][M], sum[Summed ? M : 1];
         const auto clear = [&]() HOP_INLINED {
             each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_si256(); });
@@ -70,13 +85,14 @@ private:
                 if (Summed) pair = _mm256_or_si256(pair, _mm256_and_si256(_mm256_sub_epi32(all, sum[j]), _mm256_set1_epi32(0xffff)));
                 each<N>([&](auto i) HOP_INLINED {
                     const __m256i own = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[i]), pair));
-                    add_scaled(own, of_rows.scale[i], scale + j * 8, group == 0, y + i * kBlock + tile * kRows + j * 8);
+                    add_scaled(own, of_rows.scale[i], _mm256_loadu_ps(scale + j * 8), y + i * kBlock + tile * kRows + j * 8);
                 });
             });
             clear();
             left = job.group, ++group;
         };
         clear();
+        if (grouped) clear_rows(y + tile * kRows, N, T);
         for (int64_t s = 0; s < job.slices; ++s, a += kTile, b += kTile)
             for (int quad = 0; quad < kQuads && group < job.groups;) {
                 __m256i part[N][M], own[Summed ? M : 1];
@@ -91,14 +107,14 @@ private:
                         if (Summed) own[j] = _mm256_add_epi8(own[j], _mm256_add_epi8(low, high));
                         each<N>([&](auto i) HOP_INLINED {
                             const uint8_t* row = a + i * kSlice + quad * 4;
-                            part[i][j] = _mm256_add_epi16(part[i][j], _mm256_maddubs_epi16(low, four_codes(row)));
-                            part[i][j] = _mm256_add_epi16(part[i][j], _mm256_maddubs_epi16(high, four_codes(row + 4)));
+                            add_words(part[i][j], _mm256_maddubs_epi16(low, four_codes(row)));
+                            add_words(part[i][j], _mm256_maddubs_epi16(high, four_codes(row + 4)));
                         });
                     });
                 }
-                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_add_epi32(c[i][j], pairs_added(part[i][j])); });
+                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(part[i][j], ones)); });
                 each<Summed ? M : 0>([&](auto j) HOP_INLINED {
-                    sum[j] = _mm256_add_epi32(sum[j], pairs_added(_mm256_maddubs_epi16(own[j], _mm256_set1_epi8(1))));
+                    sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(_mm256_maddubs_epi16(own[j], _mm256_set1_epi8(1)), ones));
                 });
                 if (grouped && (left -= run * 4) <= 0) add_group();
             }
@@ -170,20 +186,23 @@ public:
             constexpr int N = n.value;
             const Once<Between> once{between, first == 0 && tile == 0};
             const uint8_t *left = g.a + first * kSlice, *right = g.b + tile * kTile;
+            float* const y = g.y + first * kBlock + tile * kRows;
+            const __m256i ones = kept_ones();
             int64_t slices = g.slices;
             int quad = 0;
+            if (g.first) clear_rows(y, N, 1);
             for (int64_t group = 0; group < g.groups; ++group) {
-                const Side &of_rows = g.lhs[group * g.lhs_step], &of_columns = g.rhs[group];
-                const bool is_first = g.first && group == 0;
+                const Side& of_rows = g.lhs[group * g.lhs_step];
+                const int32_t *row_pair = of_rows.pair + first, *pair = g.rhs[group].pair + tile * kRows;
+                const float *row_scale = of_rows.scale + first, *scale = g.rhs[group].scale + tile * kRows;
                 const auto finish = [&](auto i, auto j, __m256i c) HOP_INLINED {
-                    const int column = tile * kRows + j * 8;
-                    c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[first + i]), load256(of_columns.pair + column)));
-                    add_scaled(c, of_rows.scale[first + i], of_columns.scale + column, is_first, g.y + (first + i) * kBlock + column);
+                    c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_set1_epi32(row_pair[i]), load256(pair + j * 8)));
+                    add_scaled(c, row_scale[i], _mm256_load_ps(scale + j * 8), y + i * kBlock + j * 8);
                 };
                 if (g.quads <= kWidened) {
                     __m256i part[N][2];
                     products<N>(left, right, quad, g.quads, part);
-                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, pairs_added(part[i][j])); });
+                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, _mm256_madd_epi16(part[i][j], ones)); });
                     quad += g.quads;
                     if (quad == kQuads) quad = 0, --slices, left += g.stride, right += 2 * kTile;
                 } else {
@@ -216,7 +235,7 @@ private:
             products<N>(a, b, quad, quads < kWidened ? quads : kWidened, part);
             each_pair<N, 2>([&](auto i, auto j) HOP_INLINED {
                 Sum* own = sums + i * kBlock + j * 8;
-                __m256i x = pairs_added(part[i][j]);
+                __m256i x = _mm256_madd_epi16(part[i][j], _mm256_set1_epi16(1));
                 if (add) x = _mm256_add_epi32(x, load256(own));
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(own), x);
             });
@@ -233,7 +252,7 @@ private:
                 const __m256i w[2] = {load256(b + q * 64), load256(b + q * 64 + 32)};
                 each<N>([&](auto i) HOP_INLINED {
                     const __m256i x = four_codes(a + i * kSlice + q * 4);
-                    each<2>([&](auto j) HOP_INLINED { part[i][j] = _mm256_add_epi16(part[i][j], _mm256_maddubs_epi16(w[j], x)); });
+                    each<2>([&](auto j) HOP_INLINED { add_words(part[i][j], _mm256_maddubs_epi16(w[j], x)); });
                 });
             });
     }
