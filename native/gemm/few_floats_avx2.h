@@ -66,10 +66,14 @@ private:
         __m256 c[T][N][2];
         alignas(32) float fold[T * kRows];
         clear<N, T>(c);
+        if (grouped) clear_rows(call.y + first * kBlock + tile * kRows, N, T);
+        Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, call.n * kBlock, 4);
+        Ahead next_folds = rows_ahead(job, o.fold, tile == 0 ? job.rhs.fold : nullptr, call.n * kBlock, o.fold.format == HOP_FLOAT32 ? 4 : 1);
         int64_t group = 0, left = job.group;  // of k of the group
         for (int64_t s = 0; s < job.slices; ++s, a += a_stride, b += 2 * bytes) {
             for (int quad = 0; quad < kQuads && group < job.groups;) {
                 if (Folded) {
+                    next_folds();
                     const float* found = folds ? call.folds.at(call.n * kBlock, s * kSlice + quad * 4) + tile * kRows : nullptr;
                     for (int j = 0; j < T * kRows; ++j) fold[j] = unit_of(o.format) * (found ? found[j] : 1.f);
                 }
@@ -79,6 +83,7 @@ private:
                     products<N, T, Codes, Folded>(a + quad * 4, at, at + (T - 1) * bytes, table, fold, most, c);
                 }
                 if (!grouped || (left -= run * 4) > 0) continue;
+                next_scales();
                 add_group<N, T>(call, first, tile, group++, c);
                 left = job.group;
             }
@@ -120,7 +125,7 @@ private:
             if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(lhs.scale[first + i]));
             x = _mm256_mul_ps(x, _mm256_loadu_ps(scale + t * kRows + half * 8));
             float* own = y + i * kBlock + t * kRows + half * 8;
-            _mm256_storeu_ps(own, group ? _mm256_add_ps(_mm256_loadu_ps(own), x) : x);
+            _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
         });
         clear<N, T>(c);
     }

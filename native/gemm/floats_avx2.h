@@ -56,9 +56,10 @@ public:
             const Once<Between> once{between, first == 0 && tile == 0};
             const auto* left = reinterpret_cast<const float*>(g.a) + first * kSlice;
             const auto* right = reinterpret_cast<const float*>(g.b) + tile * kTile;
-            float* y = g.y + first * kBlock + tile * kRows;
+            float* const y = g.y + first * kBlock + tile * kRows;
             int64_t slices = g.slices;
             int quad = 0;
+            if (g.first) clear_rows(y, N, T);
             for (int64_t group = 0; group < g.groups; ++group) {
                 __m256 c[N][2 * T];
                 each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_ps(); });
@@ -67,15 +68,13 @@ public:
                     quad += g.quads;
                     if (quad == kQuads) quad = 0, --slices, left += g.stride / sizeof(float), right += 2 * kTile;
                 }
-                const Side& of_rows = g.lhs[group * g.lhs_step];
-                const float* scale = g.rhs[group].scale + tile * kRows;
-                const bool is_first = g.first && group == 0;
+                const float *row_scale = g.lhs[group * g.lhs_step].scale + first, *scale = g.rhs[group].scale + tile * kRows;
                 each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED {
                     __m256 x = c[i][j];
-                    if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(of_rows.scale[first + i]));
+                    if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(row_scale[i]));
                     x = _mm256_mul_ps(x, _mm256_load_ps(scale + j * 8));
                     float* own = y + i * kBlock + j * 8;
-                    _mm256_storeu_ps(own, is_first ? x : _mm256_add_ps(_mm256_loadu_ps(own), x));
+                    _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
                 });
                 once();
             }

@@ -13,3 +13,9 @@ struct KeptGroups {
     bool first;  // y is what they make
     float* y;
 };
+
+// -0, to which groups are added: -0 + x is x, for each x.
+inline void clear_rows(float* y, int rows, int tiles) {
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < tiles * kRows; ++j) y[i * kBlock + j] = -0.f;
+}

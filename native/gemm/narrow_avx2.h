@@ -27,12 +27,6 @@ inline HOP_INLINED void add_scaled(__m256i c, float lhs, __m256 rhs, float* y) {
     _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x));
 }
 
-// -0, to which groups are added: -0 + x is x, for each x.
-inline void clear_rows(float* y, int rows, int tiles) {
-    for (int i = 0; i < rows; ++i)
-        for (int j = 0; j < tiles * kRows; ++j) y[i * kBlock + j] = -0.f;
-}
-
 // Few rows by a panel of packed codes, which go from memory to products in registers.
 class FewNarrow {
 public:
@@ -75,8 +69,10 @@ private:
             each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_si256(); });
             each<Summed ? M : 0>([&](auto j) HOP_INLINED { sum[j] = _mm256_setzero_si256(); });
         };
+        Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, n * kBlock, 4);
         int64_t group = 0, left = job.group;
         const auto add_group = [&]() HOP_INLINED {
+            next_scales();
             const Side& of_rows = sides[count > 1 ? group : 0];
             const float* scale = scales.at(n * kBlock, group * job.group) + tile * kRows;
             const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)) * (o.zero + job.rhs_shift));
@@ -132,6 +128,7 @@ public:
     using Few = FewNarrow;
     static constexpr int kBytes = 1, kLhsBytes = 1;
     static constexpr bool kFewRows = true, kKept = true;
+    static constexpr int64_t kGroup = 256 << 10;
 
     Narrow(int, int quads) : quads_(quads) {}
 
@@ -201,7 +198,8 @@ public:
                 };
                 if (g.quads <= kWidened) {
                     __m256i part[N][2];
-                    products<N>(left, right, quad, g.quads, part);
+                    if (g.quads == kWidened) products<N, kWidened>(left, right, quad, part);
+                    else products<N, 4>(left, right, quad, part);
                     each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, _mm256_madd_epi16(part[i][j], ones)); });
                     quad += g.quads;
                     if (quad == kQuads) quad = 0, --slices, left += g.stride, right += 2 * kTile;
@@ -232,7 +230,8 @@ private:
     static void add_sums(const uint8_t* a, const uint8_t* b, int quad, int quads, bool add, Sum* sums) {
         for (const int end = quad + quads; quad < end; quad += kWidened, add = true) {
             __m256i part[N][2];
-            products<N>(a, b, quad, quads < kWidened ? quads : kWidened, part);
+            if (quads < kWidened) products<N, 4>(a, b, quad, part);
+            else products<N, kWidened>(a, b, quad, part);
             each_pair<N, 2>([&](auto i, auto j) HOP_INLINED {
                 Sum* own = sums + i * kBlock + j * 8;
                 __m256i x = _mm256_madd_epi16(part[i][j], _mm256_set1_epi16(1));
@@ -242,19 +241,21 @@ private:
         }
     }
 
-    // Sums of `quads` quads, 4 or kWidened, in 16 bits.
-    template <int N>
-    HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, int quads, __m256i (&part)[N][2]) {
-        each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { part[i][j] = _mm256_setzero_si256(); });
+    // Sums of Q quads in 16 bits.
+    template <int N, int Q>
+    HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, __m256i (&part)[N][2]) {
         a += quad * 4, b += quad * 64;
-        for (; quads > 0; quads -= 4, a += 16, b += 256)
-            each<4>([&](auto q) HOP_INLINED {
-                const __m256i w[2] = {load256(b + q * 64), load256(b + q * 64 + 32)};
-                each<N>([&](auto i) HOP_INLINED {
-                    const __m256i x = four_codes(a + i * kSlice + q * 4);
-                    each<2>([&](auto j) HOP_INLINED { add_words(part[i][j], _mm256_maddubs_epi16(w[j], x)); });
+        each<Q>([&](auto q) HOP_INLINED {
+            const __m256i w[2] = {load256(b + q * 64), load256(b + q * 64 + 32)};
+            each<N>([&](auto i) HOP_INLINED {
+                const __m256i x = four_codes(a + i * kSlice + q * 4);
+                each<2>([&](auto j) HOP_INLINED {
+                    const __m256i product = _mm256_maddubs_epi16(w[j], x);
+                    if (q == 0) part[i][j] = product;
+                    else add_words(part[i][j], product);
                 });
             });
+        });
     }
 
     int quads_;

@@ -38,22 +38,6 @@ inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
         std::memcpy(out, codes, 64);
 }
 
-// The codes of some quads, a multiple of 4, of 16 rows, added to the sum of each; of `steps` tiles that lie so far apart.
-inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t step, int32_t* sums) {
-    for (; steps > 0; --steps, tile += step) {
-        int16_t halves[2 * kRows] = {};  // of a quad: two codes each
-        for (int quad = 0; quad < quads; ++quad)
-            for (int i = 0; i < 2 * kRows; ++i) {
-                uint16_t codes;
-                std::memcpy(&codes, tile + quad * 64 + 2 * i, 2);
-                const int first = static_cast<int16_t>(codes) >> 8;
-                const int second = static_cast<int16_t>(static_cast<uint16_t>(codes << 8)) >> 8;
-                halves[i] = static_cast<int16_t>(halves[i] + first + second);
-            }
-        for (int i = 0; i < kRows; ++i) sums[i] += halves[2 * i] + halves[2 * i + 1];
-    }
-}
-
 inline int32_t sum_of(const int8_t* codes, int count) {
     int32_t sum = 0;
     for (int i = 0; i < count; ++i) sum += codes[i];
