@@ -148,7 +148,7 @@ private:
             });
             each<N>([&](auto i) HOP_INLINED {
                 const __m256 x = _mm256_broadcast_ss(a + i * kSlice + k);
-                each<T>([&](auto t) HOP_INLINED { add_product(x, w[t][0], c[t][i][0]), add_product(x, w[t][1], c[t][i][1]); });
+                each<T>([&](auto t) HOP_INLINED { each<2>([&](auto half) HOP_INLINED { c[t][i][half] = _mm256_fmadd_ps(x, w[t][half], c[t][i][half]); }); });
             });
         });
     }
