@@ -17,7 +17,7 @@ namespace avx2 {
 
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
-#include "gemm/turn_avx2.h"
+#include "gemm/columns_avx2.h"
 #include "gemm/tiles_plain.h"
 #include "gemm/words_avx2.h"
 #include "gemm/scales.h"

@@ -29,7 +29,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 3;  // rows: more are faster by tiles
+    static constexpr int kMost = 5;  // rows: more are faster by tiles
 
     struct Call {
         const Job& job;
@@ -75,7 +75,8 @@ private:
                 if (Folded) {
                     next_folds();
                     const float* found = folds ? call.folds.at(call.n * kBlock, s * kSlice + quad * 4) + tile * kRows : nullptr;
-                    for (int j = 0; j < T * kRows; ++j) fold[j] = unit_of(o.format) * (found ? found[j] : 1.f);
+                    const __m256 unit = _mm256_set1_ps(unit_of(o.format));
+                    for (int j = 0; j < T * kRows; j += 8) _mm256_store_ps(fold + j, found ? _mm256_mul_ps(unit, _mm256_loadu_ps(found + j)) : unit);
                 }
                 for (const int end = quad + run; quad < end; quad += each) {
                     const uint8_t* at = b + tile * bytes + quad / each * 64;

@@ -103,7 +103,7 @@ private:
                 each<2 * T>([&](auto j) HOP_INLINED { w[j] = _mm256_load_ps(b + at * kRows + j / 2 * kTile + j % 2 * 8); });
                 each<N>([&](auto i) HOP_INLINED {
                     const __m256 x = _mm256_broadcast_ss(a + i * kSlice + at);
-                    each<2 * T>([&](auto j) HOP_INLINED { add_product(x, w[j], c[i][j]); });
+                    each<2 * T>([&](auto j) HOP_INLINED { c[i][j] = _mm256_fmadd_ps(x, w[j], c[i][j]); });
                 });
             });
     }

@@ -1,8 +1,5 @@
 // Float32 numbers from codes with AVX2. Included in a namespace (isa.h), after pack_rhs.h and loads_avx2.h.
 
-// sum += x · y, in the register of the sum: GCC else moves sums about, and some of twelve to memory.
-HOP_INLINE void add_product(__m256 x, __m256 y, __m256& sum) { __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y)); }
-
 // How bytes become numbers. Codes of 4 bits are looked up first: integers of 8 bits, which for e2m1 are twice the number.
 enum class Bytes { signed_integers, unsigned_integers, e4m3, e5m2 };
 

@@ -44,12 +44,6 @@ inline int32_t sum_of(const int8_t* codes, int count) {
     return sum;
 }
 
-// The scales that byte `at` of 16 quads stands for.
-inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
-    const float* table = scale_table(format);
-    for (int i = 0; i < kRows; ++i) scales[i] = table[quads[4 * i + at]];
-}
-
 inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     for (int quad = 0; quad < 16; ++quad) {
         even[quad * 2] = words[quad * 4], even[quad * 2 + 1] = words[quad * 4 + 2];

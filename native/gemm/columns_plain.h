@@ -1,4 +1,4 @@
-// Rows of words that become columns, and sums of columns, of any instruction set. Included in a namespace (isa.h).
+// Rows of words that become columns, their sums and their scales, of any instruction set. Included in a namespace (isa.h).
 
 // A tile of rows of 64 bytes: the quads of each row side by side -> those of each quad.
 inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
@@ -30,4 +30,10 @@ inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t ste
             }
         for (int i = 0; i < kRows; ++i) sums[i] += halves[2 * i] + halves[2 * i + 1];
     }
+}
+
+// The scales that byte `at` of 16 quads stands for.
+inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
+    const float* table = scale_table(format);
+    for (int i = 0; i < kRows; ++i) scales[i] = table[quads[4 * i + at]];
 }

@@ -1,4 +1,4 @@
-// Rows of words that become columns, and sums of columns, with AVX2. Included in a namespace (isa.h).
+// What columns_plain.h has, with AVX2. Included in a namespace (isa.h).
 
 // 16 rows of 16 words, `stride` bytes apart, to rows `out_stride` bytes apart; each vector through `change`.
 template <class Change>
@@ -22,7 +22,6 @@ inline void turn(const uint8_t* from, int64_t stride, uint8_t* to, int64_t out_s
         }
 }
 
-// As in turn_plain.h.
 HOP_ALONE inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
     turn(src, stride, tile, 64, [](__m256i x) { return x; });
 }
@@ -47,5 +46,26 @@ inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t ste
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, words));
         }
         _mm256_storeu_si256(out, sum);
+    }
+}
+
+inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
+    const __m256i byte = _mm256_set1_epi32(255), magnitude = _mm256_set1_epi32(127);
+    for (int i = 0; i < kRows; i += 8) {
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + 4 * i));
+        const __m256i code = _mm256_and_si256(_mm256_srl_epi32(x, _mm_cvtsi32_si128(8 * at)), byte);
+        if (format == HOP_E8M0) {  // the least is subnormal, the last NaN
+            const __m256i ends = _mm256_or_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), _mm256_cmpeq_epi32(code, byte));
+            const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(code, 23), _mm256_and_si256(ends, _mm256_set1_epi32(0x400000)));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(scales + i), bits);
+            continue;
+        }
+        // With the exponent of float32, subnormal numbers of e4m3 are too large, and less than twice the others' least.
+        const __m256i own = _mm256_and_si256(code, magnitude), special = _mm256_cmpeq_epi32(own, magnitude);
+        const __m256 normal = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(own, 20), _mm256_set1_epi32(120 << 23)));
+        const __m256 size = _mm256_min_ps(normal, _mm256_fmadd_ps(normal, _mm256_set1_ps(2.f), _mm256_set1_ps(-0x1p-6f)));
+        const __m256i sign = _mm256_slli_epi32(_mm256_andnot_si256(magnitude, code), 24);
+        const __m256i bits = _mm256_or_si256(sign, _mm256_and_si256(special, _mm256_set1_epi32(0x7fc00000)));
+        _mm256_storeu_ps(scales + i, _mm256_or_ps(size, _mm256_castsi256_ps(bits)));
     }
 }
