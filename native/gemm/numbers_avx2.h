@@ -93,20 +93,22 @@ struct Eight {
     }
 };
 
+// Eight bytes, each four times.
+inline __m256i each_byte(const uint8_t* bytes) {
+    const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm256_mullo_epi32(words, _mm256_set1_epi32(0x01010101));
+}
+
 // The tile of packed codes as [64][16 rows] numbers.
 template <Bytes B, bool Packed, bool Table, bool Folded>
 inline void packed_tile(int format, const uint8_t* codes, const PerQuads<uint8_t>& zeros, const PerQuads<float>& folds, float* out) {
     using Codes = Eight<B, Packed, Table>;
-    const __m256i table = table_of(format), each = _mm256_set1_epi32(0x01010101);
+    const __m256i table = table_of(format);
     const __m256 unit = _mm256_set1_ps(unit_of(format));
     for (int quad = 0; quad < kQuads; quad += Codes::kCodes / 4, codes += 64, out += Codes::kCodes * kRows) {
         HOP_UNROLL
         for (int half = 0; half < 2; ++half) {
-            __m256i less = _mm256_setzero_si256();
-            if (Table && zeros.numbers) {
-                const auto* zero = reinterpret_cast<const __m128i*>(zeros.at(quad) + half * 8);
-                less = _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(zero)), each);
-            }
+            const __m256i less = Table && zeros.numbers ? each_byte(zeros.at(quad) + half * 8) : _mm256_setzero_si256();
             __m256 fold = unit;
             if (Folded && folds.numbers) fold = _mm256_mul_ps(unit, _mm256_loadu_ps(folds.at(quad) + half * 8));
             const Codes eight(codes + half * 32, table, less);
@@ -173,7 +175,17 @@ inline void tile_of_numbers(const Job& job, BlockScales& folds, int64_t first, i
         }
         uint8_t buffer[kTile];
         const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
-        if (is_narrow(o.format)) return any_tile(o.format, codes, zero, fold, out);
+        if (is_narrow(o.format)) {
+            if (!are_near(zero)) return any_tile(o.format, codes, zero, fold, out);
+            alignas(32) uint8_t bytes[kTile];
+            const __m256i table = table_of(o.format);
+            for (int i = 0; i < kTile; i += 32) {
+                const __m256i own = _mm256_shuffle_epi8(table, load256(codes + i));
+                const __m256i less = zero.numbers ? each_byte(zero.at(i / 64) + i % 64 / 4) : _mm256_setzero_si256();
+                _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_sub_epi8(own, less));
+            }
+            return packed_tile<Bytes::signed_integers, false, false, true>(o.format, bytes, zero, fold, out);
+        }
         by_bytes(o.format, [&](auto form) {
             if (are_floats(form.value) && (!has_subnormals() || has_special(o.format, codes))) return any_tile(o.format, codes, zero, fold, out);
             if (fold.numbers) packed_tile<form.value, false, false, true>(o.format, codes, zero, fold, out);

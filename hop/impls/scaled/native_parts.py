@@ -1,6 +1,7 @@
 """scaled by the native kernels, of plain floats with more bits than bfloat16 beside quantized numbers.
 
-A float32 number is the sum of three bfloat16 numbers, exactly, and one of float16 that of two (native/gemm/floats.cpp).
+A float32 number is the sum of three bfloat16 numbers, exactly, and one of float16 that of two; at level avx2 both are
+multiplied as they are (native/gemm/floats.cpp).
 """
 
 import math
@@ -23,12 +24,8 @@ from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
 # The most rows that are taken: as many as cost no more than a product of dequantized numbers.
-_MOST = {
-    "amx": {torch.float32: math.inf, torch.float16: math.inf},
-    "avx2": {torch.float32: math.inf, torch.float16: math.inf},
-    "avx512": {torch.float32: math.inf, torch.float16: math.inf},
-    "avx512_bf16": {torch.float32: 256, torch.float16: math.inf},
-}
+_ANY = dict.fromkeys(_PARTS, math.inf)
+_MOST = {"amx": _ANY, "avx2": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
 _FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less
 
 
