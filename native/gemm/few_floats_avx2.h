@@ -29,7 +29,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 5;  // rows: more are faster by tiles
+    static constexpr int kMost = 4;  // rows: more are faster by tiles
 
     struct Call {
         const Job& job;

@@ -26,20 +26,8 @@ public:
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
-        blocks(rows, [&](auto n, auto tiles, int first, int tile) {
-            constexpr int N = n.value, T = tiles.value;
-            const Once<Between> once{between, first == 0 && tile == 0};
-            const auto* left = reinterpret_cast<const float*>(a) + first * kSlice;
-            const auto* right = reinterpret_cast<const float*>(b) + tile * kTile;
-            Sum* own = sums + first * kBlock + tile * kRows;
-            __m256 c[N][2 * T];
-            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = add ? _mm256_loadu_ps(own + i * kBlock + j * 8) : _mm256_setzero_ps(); });
-            for (int64_t s = 0; s < slices; ++s, left += R * kTile, right += 2 * kTile) {
-                add_products<N, T>(left, right, kSlice, c);
-                once();
-            }
-            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { _mm256_storeu_ps(own + i * kBlock + j * 8, c[i][j]); });
-        });
+        // Groups are kept, so that nothing else goes on beside a product.
+        if constexpr (std::is_same<Between, Ahead>::value) multiplied(a, b, R * kTile, rows, slices, sums, add, between);
     }
 
     template <int R, class Between>
@@ -82,6 +70,24 @@ public:
     }
 
 private:
+    template <class Between>
+    static void multiplied(const uint8_t* a, const uint8_t* b, int64_t stride, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
+        blocks(rows, [&](auto n, auto tiles, int first, int tile) {
+            constexpr int N = n.value, T = tiles.value;
+            const Once<Between> once{between, first == 0 && tile == 0};
+            const auto* left = reinterpret_cast<const float*>(a) + first * kSlice;
+            const auto* right = reinterpret_cast<const float*>(b) + tile * kTile;
+            Sum* own = sums + first * kBlock + tile * kRows;
+            __m256 c[N][2 * T];
+            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { c[i][j] = add ? _mm256_loadu_ps(own + i * kBlock + j * 8) : _mm256_setzero_ps(); });
+            for (int64_t s = 0; s < slices; ++s, left += stride, right += 2 * kTile) {
+                add_products<N, T>(left, right, kSlice, c);
+                once();
+            }
+            each_pair<N, 2 * T>([&](auto i, auto j) HOP_INLINED { _mm256_storeu_ps(own + i * kBlock + j * 8, c[i][j]); });
+        });
+    }
+
     static constexpr int kMost = 6;  // rows at once: 12 registers of sums
 
     // One or two rows by both tiles of a panel, more by one: twelve sums at most.
