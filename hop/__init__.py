@@ -22,6 +22,7 @@ from hop.numerics.quantizer import Quantizer as Quantizer
 from hop.numerics.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
 from hop.tensor.buffers.noise import noise as noise
+from hop.tensor.from_codes import from_codes as from_codes
 from hop.tensor.proto import TensorProto as TensorProto
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "dequantize",
     "explain",
     "fake_quantize",
+    "from_codes",
     "noise",
     "out_dtype",
     "pack",

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from hop.compat.modules import remove_load_hooks
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.attention_rules import AttentionRules, checked_attention, convert_attention
@@ -369,8 +370,8 @@ def _share_inputs(model: nn.Module) -> None:
 
 def _check_before_loading(model: nn.Module) -> None:
     """Check the weights of all layers before the first is loaded."""
-    if not any(getattr(hook, "hook", hook) is _check_loaded for hook in model._load_state_dict_pre_hooks.values()):
-        model.register_load_state_dict_pre_hook(_check_loaded)
+    remove_load_hooks(model, lambda hook: hook is _check_loaded)
+    model.register_load_state_dict_pre_hook(_check_loaded)
 
 
 def _check_loaded(

@@ -244,7 +244,7 @@ def quantized_parameters(mesh: Any, rank: int) -> None:
 
 
 def frozen_layers(mesh: Any, rank: int) -> None:
-    """Layers of hop.nn with codes for weights, by hop.quantize_ and by convert and freeze; not where they are packed."""
+    """Layers of hop.nn with codes as weights, by hop.quantize_ and by convert and freeze; not packed ones."""
     x = batch(8, 64, 0)
     for scheme, frozen in itertools.product(("int8", "int4", "fp8", "nvfp4"), (False, True)):
         made = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.GELU(), torch.nn.Linear(10, 3))

@@ -120,8 +120,8 @@ def check(t: QuantizedTensor) -> None:
     q = t.quantizer
     if q.is_tiled():
         raise ValueError(
-            f"fully_shard: a QuantizedTensor must have rows that can be cut, and {q} is packed for products; quantize or "
-            "freeze with pack=False, or call hop.unpack"
+            f"fully_shard: a QuantizedTensor must have rows that can be cut, and {q} is packed for products; quantize "
+            "or freeze with pack=False, or call hop.unpack"
         )
     if t.usages != (copies.ROWWISE,) or q.flat:
         raise ValueError(

@@ -1,0 +1,166 @@
+"""from_codes: a quantized tensor of codes, scales and zero points that were made elsewhere.
+
+hop_from_buffers(quantizer, buffers, shape, dtype) -> QuantizedTensor            in graphs
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import dynamo, eager
+from hop.dispatch.composite import Composite
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+from hop.tensor.buffers.operators import buffers_operator
+from hop.tensor.quantized import QuantizedTensor
+
+
+class FromBuffers(Composite):
+    """hop_from_buffers. An operator, so that a graph knows the tensor and not only its buffers."""
+
+    parts = buffers_operator
+
+    def check(self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /) -> Any:
+        return (quantizer, list(buffers), list(shape), dtype), {}
+
+    def reference(self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /) -> Any:
+        parsed = Quantizer.parse(quantizer)
+        named = zip(copies.names(parsed, (copies.ROWWISE,)), buffers, strict=True)
+        return QuantizedTensor(dict(named), parsed, tuple(shape), dtype)
+
+
+from_buffers_operator = FromBuffers("hop_from_buffers")
+
+
+def _from_buffers(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Any:
+    return from_buffers_operator(quantizer, buffers, shape, dtype)
+
+
+dynamo.allow_in_graph(_from_buffers)
+
+
+def from_codes(
+    quantizer: Quantizer,
+    codes: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | int | None = None,
+    *,
+    global_amax: Tensor | float | None = None,
+    axis: int | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> QuantizedTensor:
+    """Make a quantized tensor of codes that were made elsewhere.
+
+    A buffer that has the quantizer's form already is taken as it is, without a copy.
+
+    Args:
+        quantizer: how the codes are read; with scales of your own `Quantizer(formats.INT8, block, Static(affine=True))`.
+        codes: one in each element, of the dtype of the quantizer's format, or of any integer dtype if the format is one
+            of integers; or several in a byte, as hop.quantize stores them, with `shape`.
+        scale: what the quantizer stores: floats, or the codes of its scales, such as e8m0; a number, or any shape that
+            broadcasts to one scale for each block, or, with `axis`, a vector.
+        zero_point: the codes of 0, for a quantizer that has them; of any integer dtype, in the shapes of `scale`.
+        global_amax: float32, for a quantizer that stores it (two levels of scales).
+        axis: the dimension of `codes` along which a vector of scales and zero points runs.
+        shape: of the tensor; that of `codes` by default.
+        dtype: the floating-point dtype that it appears in.
+
+    Returns:
+        A QuantizedTensor of `shape` on the device of `codes`.
+
+    Raises:
+        TypeError: an argument is of another type or dtype.
+        ValueError: a shape does not fit; or, in eager mode on the CPU, a code or a zero point is none of the format.
+    """
+    if not isinstance(quantizer, Quantizer):
+        raise TypeError(
+            f"from_codes: quantizer must be a Quantizer, got {shown(quantizer)}; give one such as hop.presets.INT8_ROW"
+        )
+    if not isinstance(codes, Tensor):
+        raise TypeError(f"from_codes: codes must be a tensor, got {shown(codes)}; make one with torch.tensor")
+    if quantizer.is_tiled():
+        raise ValueError(f"from_codes: {quantizer} is a packed form; give the quantizer without it, then call hop.pack")
+    sizes = tuple(codes.shape) if shape is None else tuple(shape)
+    if axis is not None and (
+        isinstance(axis, bool) or not isinstance(axis, int) or not -len(sizes) <= axis < len(sizes)
+    ):
+        raise ValueError(f"from_codes: axis must be a dimension of {sizes}, got {axis!r}; give one, or None")
+    given = {"scale": scale, "zero_point": zero_point, "global_amax": global_amax}
+    buffers: dict[str, Tensor] = {}
+    for buffer in copies.describe(quantizer, sizes, (copies.ROWWISE,)):
+        if buffer.name == "codes":
+            buffers["codes"] = _codes(quantizer, codes, sizes, buffer)
+        elif buffer.name not in given:
+            raise ValueError(
+                f"from_codes: {quantizer} stores {buffer.name!r}, which from_codes does not take; make the tensor with "
+                "hop.TensorProto(...).create_tensor"
+            )
+        else:
+            value = given.pop(buffer.name)
+            if value is None:
+                raise ValueError(f"from_codes: {buffer.name} must be given for {quantizer}, got None")
+            buffers[buffer.name] = _broadcast(
+                quantizer, buffer, value, codes, None if axis is None else axis % len(sizes)
+            )
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"from_codes: {name} must be None for {quantizer}, which stores none; got {shown(value)}")
+    return _from_buffers(str(quantizer), list(buffers.values()), list(sizes), dtype)
+
+
+def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.Buffer) -> Tensor:
+    format, integers = q.format, not codes.dtype.is_floating_point and codes.dtype != torch.bool
+    if tuple(codes.shape) != shape:  # several to a byte
+        copies.check_one(buffer, codes, None)
+        return codes
+    if codes.dtype != format.dtype and not (format.is_integer and integers):
+        kind = "an integer dtype" if format.is_integer else str(format.dtype)
+        raise TypeError(f"from_codes: codes must be of {kind} for {format.name}, got {codes.dtype}; cast them")
+    if not format.dtype.is_floating_point:
+        ends: Any = format
+        low, high = (ends.low, ends.high) if format.is_integer else (0, 2**format.bits - 1)
+        _check_range("codes", codes, low, high, format.name)
+    codes = codes.to(format.dtype)
+    return codes if q.per_byte() == 1 else format.pack(codes.reshape(q.rows(shape) or [1]))
+
+
+def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, axis: int | None) -> Tensor:
+    """A scale, zero point or amax in the form of its buffer."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, device=codes.device)
+    if value.device != codes.device:
+        raise ValueError(
+            f"from_codes: {buffer.name} must be on the device of codes, {codes.device}, got one on {value.device}; move "
+            "it there"
+        )
+    is_float = buffer.dtype == torch.float32
+    if value.dtype != buffer.dtype and (value.dtype.is_floating_point != is_float or value.dtype == torch.bool):
+        kind = "floating point" if is_float else f"{buffer.dtype} or another integer dtype"
+        raise TypeError(f"from_codes: {buffer.name} must be {kind} for {q}, got {value.dtype}; cast it")
+    if buffer.name == "zero_point":
+        _check_range("zero_point", value, q.format.low, q.format.high, q.format.name)  # type: ignore[attr-defined]
+    if axis is not None and value.dim() == 1:
+        value = value.reshape([-1 if d == axis else 1 for d in range(len(buffer.shape))])
+    try:
+        return value.to(buffer.dtype).expand(tuple(buffer.shape)).contiguous()
+    except RuntimeError as error:
+        raise ValueError(
+            f"from_codes: {buffer.name} must broadcast to {tuple(buffer.shape)}, one for each block of {q}, got "
+            f"{tuple(value.shape)}; give it such a shape, or a vector with axis="
+        ) from error
+
+
+def _check_range(name: str, x: Tensor, low: int, high: int, format: str) -> None:
+    """Raise ValueError for an integer beyond low..high; where data can be read without waiting for a device."""
+    if torch.compiler.is_compiling() or not eager.is_plain_eager() or not x.is_cpu or x.numel() == 0:
+        return
+    least, most = (int(v) for v in torch.aminmax(x))
+    if least < low or most > high:
+        wrong = least if least < low else most
+        raise ValueError(
+            f"from_codes: {name} must be from {low} to {high} for {format}, got {wrong}; give such integers"
+        )
