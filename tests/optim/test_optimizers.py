@@ -21,6 +21,7 @@ from hop.kernels.cpu import step as native_step
 from hop.numerics.presets import STATE8, STATE8_UNSIGNED
 from hop.optim import step
 from tests import levels
+from tests.support import matching
 from tests.support.files import read_back
 from tests.support.steps import drawn, give_gradients
 from tests.support.tensors import plain
@@ -377,8 +378,8 @@ class TestNative(unittest.TestCase):
             assert all(torch.equal(x, y) for x, y in zip(runs[level], runs["off"], strict=True)), level
 
     def test_takes_what_it_says(self):
-        def reason(p: Tensor, quantizer: str, *buffers: Tensor) -> str | None:
-            return native_step.declines(("adam", (), None, 0, p, p, [quantizer], buffers, [0.0]))
+        def reason(p: Tensor, quantizer: str, *buffers: Tensor) -> str:
+            return matching.reason(native_step.STEP, ("adam", (), None, 0, p, p, [quantizer], buffers, [0.0]))
 
         x = torch.zeros(64, 32)
         made = hop.quantize(STATE8, x)

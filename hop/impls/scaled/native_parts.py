@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
+from hop.dispatch.plan import Plan
 from hop.impls.scaled import native
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.outputs import finish
@@ -29,24 +30,31 @@ _MOST = {
 _FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less
 
 
-def _declines(call: Call) -> str | None:
+def _prepare(call: Call) -> Plan:
     lhs = call.find(LHS)
     if isinstance(lhs, Operand):
-        return "the left factor is quantized"
+        raise Declined("the left factor is quantized")
     if lhs.dtype not in _PARTS:
-        return f"for float32 and float16 beside quantized numbers, not {lhs.dtype}"
+        raise Declined(f"for float32 and float16 beside quantized numbers, not {lhs.dtype}")
     if lhs.dim() < 2:
-        return "one operand is a vector"
-    reason = native.NATIVE.declines(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
-    if reason is not None:
-        return reason
+        raise Declined("one operand is a vector")
+    form = native.described(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
-        return "the result is empty"
+        raise Declined("the result is empty")
     most = _MOST.get(library().path, _FEW)[lhs.dtype]
     if rows > most:
-        return f"for at most {most} rows of {lhs.dtype} on a CPU of level {library().path}"
-    return None
+        raise Declined(f"for at most {most} rows of {lhs.dtype} on a CPU of level {library().path}")
+    right, along = native.reader(call, RHS, form.rhs), -2 if call.roles.rhs_sums == -1 else -1
+    words = form.description.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
+
+    def compute(call: Call) -> Any:
+        lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+        none = (None, None, None)
+        y = native_operators.product(lhs, *none, *right(rhs), *none, rhs.shape[along], words)
+        return finish(call, y if bias is None else y + bias)
+
+    return call.plan(compute)
 
 
 def _shaped(lhs: Tensor, parts: int) -> Tensor:
@@ -62,16 +70,4 @@ def _of_parts(call: Call, parts: Tensor) -> Call:
     return call._replace(output=torch.float32, output_scale=None, output_zero_point=None, args=args)
 
 
-def _run(call: Call) -> Any:
-    lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    form = native.product(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
-    assert not isinstance(form, str)
-    right = native.reader(call, RHS, form.rhs)(rhs)
-    n, words = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1], form.description
-    words = words.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
-    none = (None, None, None)
-    y = native_operators.product(lhs, *none, *right, *none, n, words)
-    return finish(call, y if bias is None else y + bias)
-
-
-PARTS = Kernel("native product in parts", _declines, _run, native=True)
+PARTS = Kernel("native product in parts", _prepare, native=True)

@@ -1,19 +1,24 @@
 """The result as the output wants it: cast, quantized, or requantized from the exact sum."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.memory import PLAIN
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function, tensors
+from hop.dispatch.kernel import Declined
+from hop.dispatch.plan import Plan
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, Output, by_sum, fitted, integer_function, tensors
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.integer_convention import IntegerFunction
 from hop.tensor.buffers.operators import quantize_buffers
+
+_T = TypeVar("_T")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def finish(call: Call, y: Tensor) -> Any:
@@ -105,10 +110,31 @@ def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
 
 def are_buffers(call: Call, shape: Sequence[int]) -> bool:
     """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
-    and every number of that dtype is a code."""
+    and every number of that dtype is a code. Not so of what is traced, whose sizes may be symbols."""
+    if not eager.is_plain_eager():
+        return False
     q: Any = call.output
-    stored = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
-    pairs = zip(stored, given_buffers(call, list(shape)), strict=True)
-    same = all(t.shape == own.shape and t.dtype == own.dtype for t, own in pairs)
+    stored = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
     info = torch.iinfo(q.format.dtype)
-    return same and (q.format.low, q.format.high) == (info.min, info.max)
+    return stored == list(q.buffers(shape).values())[1:] and (q.format.low, q.format.high) == (info.min, info.max)
+
+
+def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:
+    """What `describe` gives of a result in codes; None where it declines, and floats can be quantized instead."""
+    try:
+        return describe()
+    except Declined:
+        if by_sum(output):
+            raise
+        return None
+
+
+def finished(call: Call, compute: Plan) -> Plan:
+    """The plan of the output, from one of a result in its dtype if that is one of FLOATS, else in float32."""
+    output = call.output
+    if output in FLOATS:
+        return compute
+    if isinstance(output, torch.dtype):
+        return lambda *given: compute(*given).to(output)
+    bare = call.bare()
+    return lambda *given: finish(bare.of(given), compute(*given))

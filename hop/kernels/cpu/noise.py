@@ -2,24 +2,19 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 
 
-def _declines(call: tuple[Any, ...]) -> str | None:
+def _prepare(call: tuple[Any, ...]) -> Plan:
     seed, _, shape = call
-    if (reason := native.declines_here() or native.declines_tensor("seed", seed)) is not None:
-        return reason
-    return None if tracing.hints(shape) is not None else f"nothing is known of the sizes {tuple(shape)}"
+    decline(native.declines_here() or native.declines_tensor("seed", seed))
+    if tracing.hints(shape) is None:
+        raise Declined(f"nothing is known of the sizes {tuple(shape)}")
+    return lambda seed, stream, shape: native_operators.noise(seed, list(shape), stream)
 
 
-def _noise(call: tuple[Any, ...]) -> Tensor:
-    seed, stream, shape = call
-    return native_operators.noise(seed, list(shape), stream)
-
-
-NOISE = Kernel("native", _declines, _noise, native=True)
+NOISE = Kernel("native", _prepare, native=True)
