@@ -1,5 +1,6 @@
 """Plans of quantize and dequantize: one call of the native operator, or of a GPU's kernel, where they take such."""
 
+import operator
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
     """The plan for tensors like x, row-wise, with the scale that the rule finds; `general` where there is none."""
     if not isinstance(x, Tensor) or q.is_random() or _lies_last(x):
         return general
-    text, rest = str(q), (None, None, None, _ROWWISE)
-    compute, is_native = _matched((native.QUANTIZE, gpu.QUANTIZE), (text, x, *rest))
+    text = str(q)
+    compute, is_native = _matched((native.QUANTIZE, gpu.QUANTIZE), (text, x, None, None, None, _ROWWISE))
     if isinstance(compute, Declined):
         return general
     names, fresh, shape, dtype = copies.names(q, (copies.ROWWISE,)), QuantizedTensor.fresh, x.shape, x.dtype
@@ -32,7 +33,7 @@ def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
         if not is_native and (x.is_neg() or not holds(x)):
             return general(x)
         try:
-            buffers = compute(text, x, *rest)
+            buffers = compute(text, x, None, None, None, _ROWWISE)
         except RuntimeError:  # of memory: the general way says which
             return general(x)
         if is_fresh:
@@ -46,19 +47,18 @@ def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
     """The plan for tensors like x; `general` where there is none."""
     if type(x) is not QuantizedTensor or x.usages != (copies.ROWWISE,) or _lies_last(x.codes):
         return general
-    names, rest = x._names, (x.usages, x.shape, dtype or x.dtype)
-    text = str(x.quantizer)
-    compute, is_native = _matched((native.DEQUANTIZE, gpu.DEQUANTIZE), (text, list(x.buffers().values()), *rest))
+    text, usages, shape, result = str(x.quantizer), x.usages, x.shape, dtype or x.dtype
+    found = operator.itemgetter(*x._names)
+    compute, is_native = _matched((native.DEQUANTIZE, gpu.DEQUANTIZE), (text, found(vars(x)), usages, shape, result))
     if isinstance(compute, Declined):
         return general
 
     def run(x: Any) -> Tensor:
-        own = vars(x)
-        buffers = [own[name] for name in names]
+        buffers = found(vars(x))
         if not is_native and (not x.fits() or any(b.is_neg() for b in buffers)):
             return general(x)
         try:
-            y = compute(text, buffers, *rest)
+            y = compute(text, buffers, usages, shape, result)
         except RuntimeError:
             return general(x)
         return y if y.is_cpu or not is_native else general(x)

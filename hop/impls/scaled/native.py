@@ -13,7 +13,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, changed, check_fit, size_of, usage
-from hop.impls.scaled.outputs import are_buffers, finished, given_buffers, of_codes
+from hop.impls.scaled.outputs import finished, of_codes, stored, with_stored
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies
@@ -99,36 +99,35 @@ def _multiplied(call: Call, form: native_product.NativeProduct, n: int) -> Calla
     """The product of factors like those of a call: a function of lhs, rhs, bias, and of scale and zero point of the
     result, to be called below autograd."""
     multiply, words = torch.ops.hop_native.product.default, form.description
-    of_lhs, of_rhs = reader(call, LHS, form.lhs), reader(call, RHS, form.rhs)
-    if form.rhs_sums is not None:
-        return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words, rhs.code_sums)
     rowwise = all(isinstance(x, Operand) and x.usages == (copies.ROWWISE,) for x in (call.find(LHS), call.find(RHS)))
-    if rowwise and form.lhs[1:] == form.rhs[1:] == ("scale", None, None):  # the same, in fewer steps
+    if rowwise and form.rhs_sums is None and form.lhs[1:] == form.rhs[1:] == ("scale", None, None):  # in fewer steps
         return lambda lhs, rhs, *more: multiply(
             lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, *more, n, words
         )
+    of_lhs, of_rhs = reader(call, LHS, form.lhs), reader(call, RHS, form.rhs)
+    if form.rhs_sums is not None:
+        return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words, rhs.code_sums)
     return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words)
 
 
 def _prepare(call: Call) -> Plan:
-    form, n = described(call), call.find(RHS).shape[-2 if call.roles.rhs_sums == -1 else -1]
-    multiply, places, below = _multiplied(call, form, n), call.roles.roles, eager.below_autograd
+    form, lhs, places = described(call), call.find(LHS), call.roles.roles
+    n = call.find(RHS).shape[-2 if call.roles.rhs_sums == -1 else -1]
+    multiply, below = _multiplied(call, form, n), eager.below_autograd
     i, j = places.index(LHS), places.index(RHS)
     k = None if call.find(BIAS) is None else places.index(BIAS)
-    shape, bare = [*call.find(LHS).shape[:-1], n], call.bare()
-    codes, direct, size = form.gives_codes, form.gives_codes and are_buffers(call, shape), size_of(shape)
+    shape = [*lhs.shape[:-1], n]
+    size, find = size_of(shape), stored(call, shape) if form.gives_codes else None
 
     def run(*given: Any) -> Any:
-        stored = _NONE
-        if codes:
-            stored = given[-2:] if direct else (*given_buffers(bare.of(given), shape), None)[:2]
+        scales = _NONE if find is None else find(given)
         with below():
-            y = multiply(given[i], given[j], None if k is None else given[k], *stored)
+            y = multiply(given[i], given[j], None if k is None else given[k], *scales)
         if size is not None and (y.shape != size or not y.is_cpu):
             raise changed()
-        return [y, *(t.clone() if direct else t for t in stored if t is not None)] if codes else y
+        return y if find is None else with_stored(y, scales)
 
-    return run if codes else finished(call, run)
+    return run if form.gives_codes else finished(call, run)
 
 
 _NONE = (None, None)

@@ -80,11 +80,11 @@ def _prepare(call: Call) -> Plan:
     )
 
     def run(*given: Any) -> Any:
-        operands = given[:3]
-        if not all(x.fits() for x in operands):
+        q, k, v = given[:3]
+        if not (q.fits() and k.fits() and v.fits()):
             raise changed()
         codes = []
-        for x, n in zip(operands, scale_sizes, strict=True):
+        for x, n in zip((q, k, v), scale_sizes, strict=True):
             own, scale = (x.codes, x.scale) if stored else _plain(operand(x))
             codes += (_in_four(own), _in_four(scale.expand(n)))
         mask = _mask(given[3], mask_sizes) if masked else None

@@ -16,7 +16,7 @@ from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls
 from hop.impls.scaled.calls import Call, changed, is_integer, size_of
 from hop.impls.scaled.operands import plain
-from hop.impls.scaled.outputs import are_buffers, finish, given_buffers, of_codes
+from hop.impls.scaled.outputs import finish, given_buffers, of_codes, stored, with_stored
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
@@ -200,26 +200,22 @@ def _prepare(call: Call) -> Plan:
     x, weight, form = call.find(LHS), call.find(RHS), convolution(call)
     simple = all(x.quantizer.scale.scale_is_stored and x.quantizer.per_byte() == 1 for x in (x, weight))
     if isinstance(call.output, Quantizer):
-        simple = simple and form.gives_codes and x.dim() > 3 and are_buffers(call, form.shape)
+        simple = simple and form.gives_codes and x.dim() > 3 and eager.is_plain_eager()
     if not simple or x.dim() != weight.dim():
         return call.plan(functools.partial(_computed, form))
-    affine, biased, codes = x.quantizer.scale.has_zero_point(), call.find(BIAS) is not None, form.gives_codes
-    n, size, description, convolve = (
-        weight.shape[0],
-        size_of(form.shape),
-        form.description,
-        native_operators.convolution,
-    )
+    affine, biased = x.quantizer.scale.has_zero_point(), call.find(BIAS) is not None
+    find, convolve = stored(call, form.shape) if form.gives_codes else None, native_operators.convolution
+    n, size, description = weight.shape[0], size_of(form.shape), form.description
 
     def run(*given: Any) -> Any:
         """Of batches of plain codes, a byte each."""
         x, weight = given[0], given[1]
-        zero_point, stored = x.zero_point if affine else None, given[-2:] if codes else (None, None)
-        bias = given[2] if biased else None
-        y = convolve(x.codes, x.scale, zero_point, weight.codes, weight.scale, bias, *stored, n, description)
+        zero_point, bias = x.zero_point if affine else None, given[2] if biased else None
+        scales = (None, None) if find is None else find(given)
+        y = convolve(x.codes, x.scale, zero_point, weight.codes, weight.scale, bias, *scales, n, description)
         if size is not None and (y.shape != size or not y.is_cpu):
             raise changed()
-        return [y, *(t.clone() for t in stored if t is not None)] if codes else y
+        return y if find is None else with_stored(y, scales)
 
     return run
 

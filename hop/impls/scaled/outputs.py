@@ -96,27 +96,38 @@ def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: T
         )
 
 
-def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
+def given_buffers(call: Call, shape: Sequence[int]) -> list[Tensor]:
     """Scale and zero point of the output as its buffers, for a result of `shape`."""
+    return [t.clone(memory_format=torch.contiguous_format) for t in _stored(call, shape)]
+
+
+def _stored(call: Call, shape: Sequence[int]) -> list[Tensor]:
+    """The same, perhaps in memory of the caller's."""
     q: Any = call.output
     scale, zero_point = fitted(call, shape)
     assert scale is not None
-    stored = [scale]
-    if zero_point is not None:
-        zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
-        stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
-    return [t.clone(memory_format=torch.contiguous_format) for t in stored]
+    if zero_point is None:
+        return [scale]
+    zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
+    return [scale, zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype)]
 
 
-def are_buffers(call: Call, shape: Sequence[int]) -> bool:
-    """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
-    and every number of that dtype is a code. Not so of what is traced, whose sizes may be symbols."""
-    if not eager.is_plain_eager():
-        return False
+def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Tensor | None]]:
+    """What finds the buffers of scale and zero point, for a result of `shape`, in what plans are given; they may lie in
+    the caller's memory."""
     q: Any = call.output
-    stored = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
     info = torch.iinfo(q.format.dtype)
-    return stored == list(q.buffers(shape).values())[1:] and (q.format.low, q.format.high) == (info.min, info.max)
+    if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):  # else sizes may be symbols
+        own = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
+        if own == list(q.buffers(shape).values())[1:]:
+            return lambda given: given[-2:]
+    bare = call.bare()
+    return lambda given: (*_stored(bare.of(given), shape), None)[:2]
+
+
+def with_stored(y: Tensor, stored: Sequence[Tensor | None]) -> list[Tensor]:
+    """Codes, and copies of the buffers beside them."""
+    return [y, *(t.clone(memory_format=torch.contiguous_format) for t in stored if t is not None)]
 
 
 def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:

@@ -208,11 +208,11 @@ def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, 
 def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
     _check_quantize(call)
     quantizer, x, *given, usages = call[:6]
-    if any(t is not None for t in (*given, *call[6:])) or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
+    if len(call) > 6 or any(t is not None for t in given) or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
         return lambda *call: _quantize(call)
     words, quantize, below = describe(quantizer).words, torch.ops.hop_native.quantize.default, eager.below_autograd
 
-    def run(quantizer: str, x: Tensor, *given: Any) -> list[Tensor]:
+    def run(quantizer: str, x: Tensor, scale: None, zero_point: None, noise: None, usages: Any) -> list[Tensor]:
         with below():
             return quantize(x, None, None, None, words)
 
@@ -252,12 +252,11 @@ def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     if tuple(usages) != (copies.ROWWISE,) or _lies_last(buffers[0]):
         return lambda *call: _dequantize(call)
     dequantize, below = torch.ops.hop_native.dequantize.default, eager.below_autograd
-    words = describe(quantizer).back(dtype)
+    words, has_second = describe(quantizer).back(dtype), len(buffers) > 2
 
     def run(quantizer: str, buffers: Sequence[Tensor], usages: Any, shape: Sequence[int], dtype: Any) -> Tensor:
-        codes, scale, second = (*buffers, None)[:3]
         with below():
-            return dequantize(codes, scale, second, shape, words)
+            return dequantize(buffers[0], buffers[1], buffers[2] if has_second else None, shape, words)
 
     return run
 
