@@ -56,7 +56,7 @@ class Hop(HigherOrderOperator):
         inductor.register_inductor_decomposition(self, self._lower)
         imports.when_imported("torch.distributed.tensor", self._register_dtensor)
         imports.when_imported("torch.utils.flop_counter", self._register_flop_counter)
-        compiled.register(name, self)
+        compiled.operators[name] = self
         hops.append(self)
 
     # ---- what a concrete operator supplies
@@ -84,10 +84,6 @@ class Hop(HigherOrderOperator):
     def given(self, call: Any) -> tuple[Any, ...]:
         """The arguments of a plan, for a call in that form."""
         return call
-
-    def returns_list(self, /, *args: Any) -> bool:
-        """Whether the result is a list of tensors."""
-        return False
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         """Whether the result can carry a gradient at all."""
@@ -167,9 +163,6 @@ class Hop(HigherOrderOperator):
         matched = self._matched(args, kwargs)
         if matched is not None and matched[0].native:
             return matched[1]()
-        if matched is not None and matched[0].leaf and not kwargs:
-            outputs = compiled.call(self.name(), args)
-            return outputs if self.returns_list(*args) else outputs[0]
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
@@ -178,11 +171,6 @@ class Hop(HigherOrderOperator):
         with inductor.keeping_native():
             matched = self._matched(args, kwargs, native=True)
             return self.reference(*args, **kwargs) if matched is None else matched[1]()
-
-    def in_program(self, /, *args: Any) -> Any:
-        """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
-        with eager.below_autograd():
-            return self._run(*args)
 
     def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
         """`fake`, in a form that PyTorch keeps for the next call like it: a tensor, or a tuple of them."""

@@ -34,7 +34,6 @@ class Kernel:
     name: str
     prepare: Callable[[Any], Plan]
     native: bool = False
-    leaf: bool = False
 
     def match(self, call: Any) -> Plan | Declined:
         """The plan of a call, or why the kernel does not take it."""

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import eager, tracing
+from hop.compat import eager
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, changed, check_fit, size_of, usage
-from hop.impls.scaled.outputs import finished, of_codes, stored, with_stored
+from hop.impls.scaled.outputs import finished, output_words, stored, with_stored
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies
@@ -32,9 +32,7 @@ def described(call: Call) -> native_product.NativeProduct:
     if not isinstance(rhs, Operand):
         raise Declined("the right factor is not quantized")
     check_fit(call, lhs, rhs)
-    left, right = tracing.hints(lhs.shape), tracing.hints(rhs.shape)
-    if left is None or right is None:
-        raise Declined(f"nothing is known of the sizes {tuple(lhs.shape)} and {tuple(rhs.shape)}")
+    left, right = native.sizes(lhs.shape), native.sizes(rhs.shape)
     n, k = right[-2:] if along == -1 else right[:-3:-1]
     if k == 0:
         raise Declined("a sum of nothing")
@@ -43,23 +41,16 @@ def described(call: Call) -> native_product.NativeProduct:
         raise Declined("the left factor has no row-wise copy")
     if by_columns and rhs.quantizer.hadamard is not None:
         raise Declined("the copy of the right factor is transformed")
-    if bias is not None and (tracing.hints(bias.shape) != (n,) or bias.dtype not in native_product.BIASES):
-        dtypes = "float32, bfloat16, float16 or int32"
-        raise Declined(f"for a bias of ({n},) in {dtypes}, not of {tuple(bias.shape)} in {bias.dtype}")
+    if bias is not None:
+        native_product.check_bias(bias, n)
     a, b = _left(lhs), native_product.describe(rhs.quantizer, along == -2 and not by_columns)
     sums = b.sums if isinstance(lhs, Operand) and lhs.quantizer.format.is_integer else None
-    codes = of_codes(call.output, lambda: _codes(call.output, math.prod(left[:-1]), n, len(right)))
-    dtype = call.output
-    if isinstance(dtype, Quantizer):
-        dtype = torch.float32 if codes is None else dtype.format.dtype  # float32 is quantized then
-    if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
-        raise Declined(f"gives float32, bfloat16 and float16, not {dtype}")
-    right_words = b.words if sums is None else f"{b.words} sums"
-    words = f"1 lhs {a.words} rhs {right_words} output {native_product.name(dtype)}{codes or ''}"
+    output, codes = output_words(call.output, lambda q: _codes(q, math.prod(left[:-1]), n, len(right)))
+    words = f"1 lhs {a.words} rhs {b.words}{' sums' if sums else ''} {output}"
     native_product.check(
         words, left, copies.columns(right) if by_columns else right, None if bias is None else bias.dtype
     )
-    return native_product.NativeProduct(a.names, b.names, sums, codes is not None, words)
+    return native_product.NativeProduct(a.names, b.names, sums, codes, words)
 
 
 def _left(lhs: Any) -> native_product.Described:
@@ -72,16 +63,14 @@ def _left(lhs: Any) -> native_product.Described:
     return native_product.plain(lhs.dtype)
 
 
-def _codes(output: Any, rows: int, columns: int, ndim: int) -> str | None:
-    """The words of a result in codes, None for a dtype."""
-    if isinstance(output, torch.dtype):
-        return None
-    words = native_product.describe_output(output)
-    if not native_product.one_line((rows, columns), output):
-        raise Declined(f"one scale for all, for each row or for each column, not blocks of {output.block}")
+def _codes(q: Quantizer, rows: int, columns: int, ndim: int) -> str:
+    """The words of a result in codes."""
+    words = native_product.describe_output(q)
+    if not native_product.one_line((rows, columns), q):
+        raise Declined(f"one scale for all, for each row or for each column, not blocks of {q.block}")
     if ndim == 3:
         raise Declined("gives no codes of batches")
-    return f" {words}"
+    return words
 
 
 def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any], Sequence[Tensor | None]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.compat import eager, tracing
+from hop.compat import eager
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
@@ -16,7 +16,7 @@ from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls
 from hop.impls.scaled.calls import Call, changed, is_integer, size_of
 from hop.impls.scaled.operands import plain
-from hop.impls.scaled.outputs import finish, given_buffers, of_codes, stored, with_stored
+from hop.impls.scaled.outputs import finish, given_buffers, output_words, stored, with_stored
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
@@ -42,13 +42,11 @@ def convolution(call: Call) -> NativeConvolution:
     decline(native.declines_here(call.device))
     if is_transposed(call)[0]:
         raise Declined("the convolution is transposed")
-    x, weight, bias, output = call.find(LHS), call.find(RHS), call.find(BIAS), call.output
+    x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if not (is_integer(x) and is_integer(weight)):
         raise Declined("for two operands of integers")
     if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
         raise Declined("for row-wise copies")
-    if not (isinstance(output, Quantizer) or output in native_product.FLOATS):
-        raise Declined(f"gives float32, bfloat16, float16 and integers, not {output}")
     if x.quantizer.layout is not None:
         raise Declined(f"for codes in their plain form, not layout={x.quantizer.layout}")
     _check_weight(weight.quantizer)
@@ -56,40 +54,27 @@ def convolution(call: Call) -> NativeConvolution:
     _, channels, *spatial = geometry.output
     if min(spatial) < 1 or channels % geometry.groups or geometry.x[1] != geometry.weight[1] * geometry.groups:
         raise Declined(f"shapes {tuple(x.shape)} and {tuple(weight.shape)} do not fit together")
-    if bias is not None and (tracing.hints(bias.shape) != (channels,) or bias.dtype not in native_product.BIASES):
-        dtypes = "float32, bfloat16, float16 or int32"
-        raise Declined(f"for a bias of ({channels},) in {dtypes}, not {bias.dtype} of {tuple(bias.shape)}")
+    if bias is not None:
+        native_product.check_bias(bias, channels)
     unbatched = x.dim() < weight.dim()
     by_example = _has_many(x.quantizer, geometry.x[1:] if unbatched else geometry.x)
     if _has_many(weight.quantizer, geometry.weight) is None or by_example is None or (by_example and unbatched):
         raise Declined("one scale for all, for each example or for each output channel")
     if geometry.x[1] == 0:
         raise Declined("there are no channels")
-    codes = of_codes(output, lambda: _codes(output, geometry.output, unbatched))
-    dtype = output
-    if isinstance(dtype, Quantizer):
-        dtype = torch.float32 if codes is None else dtype.format.dtype  # float32 is quantized then
+    of_output, codes = output_words(call.output, lambda q: _codes(q, geometry.output, unbatched))
     of_x, of_weight, tiled = x.quantizer, weight.quantizer, weight.quantizer.is_tiled()
-    words = [
-        f"1 x {_name(of_x)} {'zero=stored' if of_x.scale.has_zero_point() else f'zero={of_x.format.zero}'}",
-        f"weight {_name(of_weight) if tiled else 'int8'}{' tiled' if tiled else ''} {geometry.words()}",
-        f"output {native_product.name(dtype)}",
-    ]
-    return NativeConvolution(codes is not None, " ".join([*words, *([codes] if codes else [])]), geometry.output)
+    zero = "zero=stored" if of_x.scale.has_zero_point() else f"zero={of_x.format.zero}"
+    right = f"{_name(of_weight)} tiled" if tiled else "int8"
+    words = f"1 x {_name(of_x)} {zero} weight {right} {geometry.words()} {of_output}"
+    return NativeConvolution(codes, words, geometry.output)
 
 
 def _numbers(value: Any) -> Any:
     """An argument of the convolution with numbers for symbols."""
     if isinstance(value, list | tuple):
-        return _hints(value)
-    return _hints([value])[0] if isinstance(value, torch.SymInt) else value
-
-
-def _hints(sizes: Any) -> tuple[int, ...]:
-    known = tracing.hints(sizes)
-    if known is None:
-        raise Declined(f"nothing is known of the sizes {tuple(sizes)}")
-    return known
+        return native.sizes(value)
+    return native.sizes([value])[0] if isinstance(value, torch.SymInt) else value
 
 
 def _name(q: Quantizer) -> str:
@@ -109,10 +94,10 @@ def _check_weight(q: Any) -> None:
 
 def _meta(x: Operand) -> Tensor:
     """A tensor that lies as the codes of an operand do, which are contiguous once they are unpacked."""
-    shape = _hints(x.shape)
+    shape = native.sizes(x.shape)
     if x.quantizer.layout is not None or x.quantizer.per_byte() > 1:
         return torch.empty(shape, dtype=torch.int8, device="meta")
-    return torch.empty_strided(shape, _hints(x.tensors[0].stride()), dtype=torch.int8, device="meta")
+    return torch.empty_strided(shape, native.sizes(x.tensors[0].stride()), dtype=torch.int8, device="meta")
 
 
 def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
@@ -172,11 +157,8 @@ def _has_many(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
     return counts[0] != 1
 
 
-def _codes(output: Any, shape: tuple[int, ...], unbatched: bool) -> str | None:
-    """The words of a result in codes, None for a dtype."""
-    if isinstance(output, torch.dtype):
-        return None
-    q = output
+def _codes(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str:
+    """The words of a result in codes."""
     counts = (1, *blocks.counts(shape[1:], q.block)) if unbatched else tuple(blocks.counts(shape, q.block))
     by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
     if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):

@@ -44,9 +44,7 @@ def _prepare(call: Call) -> Plan:
         raise Declined("the right factor has a column-wise copy")
     check_fit(call, lhs, rhs)
     described = group_product.describe(rhs.quantizer)
-    shape = tracing.hints(rhs.shape)
-    if shape is None:
-        raise Declined(f"nothing is known of the sizes {tuple(rhs.shape)}")
+    shape = native.sizes(rhs.shape)
     if bias is not None and (bias.dtype not in FLOATS or tracing.hints(bias.shape) != shape[:1]):
         raise Declined(f"for a bias of ({shape[0]},) in floats, not of {tuple(bias.shape)} in {bias.dtype}")
     group_product.check_shape(described, shape[1], own)

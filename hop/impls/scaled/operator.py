@@ -37,9 +37,6 @@ _Optional = Tensor | None
 class ScaledBuffers(Hop):
     """hop_scaled_buffers."""
 
-    def returns_list(self, /, *args: Any) -> bool:
-        return not isinstance(args[1], torch.dtype)
-
     def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
         call = check(_call(op, output, scale, zero_point, encoded, kwargs))

@@ -15,6 +15,7 @@ from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.quantizer import Quantizer
 from hop.tensor.buffers.operators import quantize_buffers
 
 _T = TypeVar("_T")
@@ -138,6 +139,19 @@ def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:
         if by_sum(output):
             raise
         return None
+
+
+def output_words(output: Output, codes: Callable[[Quantizer], str]) -> tuple[str, bool]:
+    """The words of a native product's result, and whether it is codes, whose own words `codes` gives; else it is
+    floats, to be quantized where the output is a quantizer. Raises Declined for other dtypes."""
+    dtype, words = output, None
+    if isinstance(output, Quantizer):
+        q = output
+        words = of_codes(output, lambda: codes(q))
+        dtype = torch.float32 if words is None else output.format.dtype
+    elif output not in FLOATS:
+        raise Declined(f"gives float32, bfloat16 and float16, not {output}")
+    return " ".join(["output", str(dtype).removeprefix("torch."), *([] if words is None else [words])]), bool(words)
 
 
 def finished(call: Call, compute: Plan) -> Plan:

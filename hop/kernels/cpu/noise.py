@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hop.compat import tracing
-from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.kernel import Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
@@ -12,8 +11,7 @@ from hop.kernels.cpu import operators as native_operators
 def _prepare(call: tuple[Any, ...]) -> Plan:
     seed, _, shape = call
     decline(native.declines_here() or native.declines_tensor("seed", seed))
-    if tracing.hints(shape) is None:
-        raise Declined(f"nothing is known of the sizes {tuple(shape)}")
+    native.sizes(shape)
     return lambda seed, stream, shape: native_operators.noise(seed, list(shape), stream)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop.compat import tracing
 from hop.compat.memory import address
 from hop.dispatch.kernel import Declined, decline
 from hop.kernels.cpu import native
@@ -157,6 +158,13 @@ def _convention(r: Convention) -> int | None:
     """Its number in native/; None for one that is not known there."""
     describe_rule = _CONVENTIONS.get(type(r))
     return None if describe_rule is None else describe_rule(r)
+
+
+def check_bias(bias: Tensor, n: int) -> None:
+    """Raise Declined for a bias that is not one of n columns, in a dtype that the kernels add."""
+    if tracing.hints(bias.shape) != (n,) or bias.dtype not in BIASES:
+        dtypes = "float32, bfloat16, float16 or int32"
+        raise Declined(f"for a bias of ({n},) in {dtypes}, not of {tuple(bias.shape)} in {bias.dtype}")
 
 
 def check(description: str, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> None:

@@ -142,9 +142,7 @@ def _check_quantize(call: tuple[Any, ...]) -> None:
     """Raise Declined unless the kernels take the call."""
     quantizer, x, scale, zero_point, noise, usages, *product = call
     decline(native.declines_here())
-    shape = tracing.hints(x.shape)
-    if shape is None:
-        raise Declined(f"nothing is known of the sizes {tuple(x.shape)}")
+    shape = native.sizes(x.shape)
     if x.dtype not in _DTYPES or 0 in shape:
         given = f"{x.dtype} of {tuple(x.shape)}"
         raise Declined(f"for float32, bfloat16 and float16 tensors that are not empty, not {given}")
@@ -235,9 +233,7 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
 def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     quantizer, buffers, usages, sizes, dtype = call
     decline(native.declines_here())
-    shape = tracing.hints(sizes)
-    if shape is None:
-        raise Declined(f"nothing is known of the sizes {tuple(sizes)}")
+    shape = native.sizes(sizes)
     if dtype not in _DTYPES or 0 in shape:
         given = f"{dtype} of {tuple(shape)}"
         raise Declined(f"to float32, bfloat16 and float16, for tensors that are not empty; not {given}")

@@ -37,9 +37,6 @@ _MAKE = "make one with hop.quantize"
 class QuantizeBuffers(Hop):
     """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages); of a product, a factor and a stream."""
 
-    def returns_list(self, /, *args: Any) -> bool:
-        return True
-
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
