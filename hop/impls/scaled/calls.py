@@ -1,5 +1,6 @@
 """A call of scaled, taken apart."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,15 +25,17 @@ Output = torch.dtype | Quantizer
 OUTPUT_NAMES = ("output_scale", "output_zero_point")
 
 
-class Call(NamedTuple):
-    """A call of scaled, its quantized arguments as Operands."""
-
+class _Fields(NamedTuple):
     op: OpOverload
     output: Output
     output_scale: Tensor | None
     output_zero_point: Tensor | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+class Call(_Fields):
+    """A call of scaled, its quantized arguments as Operands."""
 
     @property
     def given(self) -> tuple[Any, ...]:
@@ -59,7 +62,7 @@ class Call(NamedTuple):
         bare = self.bare()
         return lambda *given: compute(bare.of(given))
 
-    @property
+    @functools.cached_property
     def roles(self) -> Operator:
         return TABLE[self.op]
 
