@@ -20,8 +20,9 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 
 
-def described(call: Call) -> native_product.NativeProduct:
-    """What the kernels are told of the call. Raises Declined if they do not take it."""
+def described(call: Call, parts: int = 0) -> native_product.NativeProduct:
+    """What the kernels are told of the call; of a left factor in so many parts of bfloat16, of the product alone, in
+    float32. Raises Declined if they do not take it."""
     decline(native.declines_here(call.device))
     if call.kwargs:
         raise Declined(f"alpha and beta are {call.kwargs}")
@@ -33,6 +34,10 @@ def described(call: Call) -> native_product.NativeProduct:
         raise Declined("the right factor is not quantized")
     check_fit(call, lhs, rhs)
     left, right = native.sizes(lhs.shape), native.sizes(rhs.shape)
+    kind: Any = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
+    wanted = call.output
+    if parts:
+        left, wanted, kind, bias = (*left[:-2], left[-2] * parts, left[-1]), torch.float32, torch.bfloat16, None
     n, k = right[-2:] if along == -1 else right[:-3:-1]
     if k == 0:
         raise Declined("a sum of nothing")
@@ -43,9 +48,9 @@ def described(call: Call) -> native_product.NativeProduct:
         raise Declined("the copy of the right factor is transformed")
     if bias is not None:
         native_product.check_bias(bias, n)
-    a, b = _left(lhs), native_product.describe(rhs.quantizer, along == -2 and not by_columns)
+    a, b = _left(kind), native_product.describe(rhs.quantizer, along == -2 and not by_columns)
     sums = b.sums if isinstance(lhs, Operand) and lhs.quantizer.format.is_integer else None
-    output, codes = output_words(call.output, lambda q: _codes(q, math.prod(left[:-1]), n, len(right)))
+    output, codes = output_words(wanted, lambda q: _codes(q, math.prod(left[:-1]), n, len(right)))
     words = f"1 lhs {a.words} rhs {b.words}{' sums' if sums else ''} {output}"
     native_product.check(
         words, left, copies.columns(right) if by_columns else right, None if bias is None else bias.dtype
@@ -53,14 +58,14 @@ def described(call: Call) -> native_product.NativeProduct:
     return native_product.NativeProduct(a.names, b.names, sums, codes, words)
 
 
-def _left(lhs: Any) -> native_product.Described:
-    if isinstance(lhs, Operand):
-        if lhs.quantizer.is_tiled():
+def _left(kind: Any) -> native_product.Described:
+    if isinstance(kind, Quantizer):
+        if kind.is_tiled():
             raise Declined("the left factor is packed")
-        return native_product.describe(lhs.quantizer, False)
-    if lhs.dtype != torch.bfloat16:
-        raise Declined(f"for bfloat16 beside quantized numbers, not {lhs.dtype}")
-    return native_product.plain(lhs.dtype)
+        return native_product.describe(kind, False)
+    if kind != torch.bfloat16:
+        raise Declined(f"for bfloat16 beside quantized numbers, not {kind}")
+    return native_product.plain(kind)
 
 
 def _codes(q: Quantizer, rows: int, columns: int, ndim: int) -> str:

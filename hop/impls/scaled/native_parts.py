@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.kernel import Declined, Kernel
@@ -38,7 +37,7 @@ def _prepare(call: Call) -> Plan:
         raise Declined(f"for float32 and float16 beside quantized numbers, not {lhs.dtype}")
     if lhs.dim() < 2:
         raise Declined("one operand is a vector")
-    form = native.described(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
+    form = native.described(call, _PARTS[lhs.dtype])
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         raise Declined("the result is empty")
@@ -55,19 +54,6 @@ def _prepare(call: Call) -> Plan:
         return finish(call, y if bias is None else y + bias)
 
     return call.plan(compute)
-
-
-def _shaped(lhs: Tensor, parts: int) -> Tensor:
-    """What has the shape and dtype of its parts, and no memory."""
-    *lead, m, k = lhs.shape
-    return lhs.new_empty((1,) * lhs.dim(), dtype=torch.bfloat16).expand([*lead, m * parts, k])
-
-
-def _of_parts(call: Call, parts: Tensor) -> Call:
-    """The product alone, of these parts, in float32."""
-    role = call.roles.role
-    args = tuple(parts if role(i) == LHS else None if role(i) == BIAS else x for i, x in enumerate(call.args))
-    return call._replace(output=torch.float32, output_scale=None, output_zero_point=None, args=args)
 
 
 PARTS = Kernel("native product in parts", _prepare, native=True)
