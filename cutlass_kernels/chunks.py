@@ -12,13 +12,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr
 
 from cutlass_kernels.codes import (
-    INFINITY,
-    MAGNITUDE,
     bits,
     larger,
     larger_or_nan,
     magnitude,
     number,
+    prmt,
     smaller,
     widened,
 )
@@ -233,19 +232,6 @@ def ends(memory: str, words: Sequence[Any]) -> tuple[Any, Any]:
     return magnitude(larger(larger(*tops), zero)), magnitude(smaller(smaller(*bottoms), zero))
 
 
-def mark_infinities(memory: str, raw: Any) -> None:
-    """Make the infinities of a chunk negative."""
-    for i in range(cute.size(raw)):
-        if memory == "f32":
-            infinite = (raw[i] & Uint32(MAGNITUDE)) == Uint32(INFINITY)
-            raw[i] = select(infinite, raw[i] | Uint32(0x80000000), raw[i])
-            continue
-        own = 0x7F80 if memory == "bf16" else 0x7C00
-        for shift in (0, 16):
-            infinite = ((raw[i] >> shift) & Uint32(0x7FFF)) == Uint32(own)
-            raw[i] = select(infinite, raw[i] | Uint32(0x8000 << shift), raw[i])
-
-
 # ---- over threads
 
 
@@ -297,14 +283,32 @@ def _wide(x: Any, by: int) -> tuple[Any, Any]:
 
 
 def noise_at(seed: Any, stream: Any, place: Any, vector: bool) -> list[Any]:
-    """The bytes of 16 elements from number `place` on."""
-    words = philox(seed, stream, place >> 4)
+    """The integers of 24 bits of 16 elements from number `place` on."""
+    numbers = _wide_noise(philox(seed, stream, place >> 4))
     if vector:
-        return words
-    words = words + philox(seed, stream, (place >> 4) + Int64(1))
+        return numbers
+    numbers = numbers + _wide_noise(philox(seed, stream, (place >> 4) + Int64(1)))
     offset = place.to(Uint32) & Uint32(15)
-    for step in (2, 1):  # by whole words, then by bytes
-        far = (offset & Uint32(4 * step)) != Uint32(0)
-        words = [select(far, words[min(i + step, 7)], words[i]) for i in range(8)]
-    amount = (offset & Uint32(3)) * Uint32(8)
-    return [ptx("shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};", Uint32, words[i], words[i + 1], amount) for i in range(4)]
+    for step in (8, 4, 2, 1):
+        far = (offset & Uint32(step)) != Uint32(0)
+        numbers = [select(far, numbers[i + step], numbers[i]) for i in range(15 + step)]
+    return numbers
+
+
+def _wide_noise(words: Sequence[Any]) -> list[Any]:
+    """Of each of 16 bytes, it and those 4 and 9 places on, the first one highest (hop.noise)."""
+    found = []
+    for k in range(16):
+        second, third = (k + 4) % 16, (k + 9) % 16
+        low = prmt(words[third // 4], words[second // 4], (third % 4) << 4 | (4 + second % 4) << 8)
+        found.append(prmt(low, words[k // 4], 0x0210 | (4 + k % 4) << 12) >> 8)
+    return found
+
+
+@cute.jit
+def load_noise(address: Any, left: Any, wide: cutlass.Constexpr, vector: cutlass.Constexpr) -> Any:
+    """The noise of a chunk as integers of 24 bits: words with `wide`, else the upper bytes."""
+    if const_expr(wide):
+        found = [load_bytes(address + 16 * i, 4 * left - 16 * i, vector) for i in range(4)]
+        return [word for four in found for word in four]
+    return [prmt(word, Uint32(0), 0x4044 | i << 8) for word in load_bytes(address, left, vector) for i in range(4)]

@@ -106,13 +106,6 @@ def narrowed(kind: str, values: Sequence[Any]) -> list[Any]:
     return [ptx(_NARROW[kind], Uint32, high, low) for low, high in pairs]
 
 
-def signs_of(kind: str, words: Sequence[Any]) -> list[Any]:
-    """The signs of elements of memory in the highest bits of the bytes of words, four to a word."""
-    if kind == "f32":
-        words = [prmt(a, b, 0x7733) for a, b in zip(words[::2], words[1::2], strict=True)]
-    return [prmt(a, b, 0x7531) & Uint32(0x80808080) for a, b in zip(words[::2], words[1::2], strict=True)]
-
-
 # ---- floats
 
 _CONVERT = {
@@ -121,15 +114,15 @@ _CONVERT = {
 }
 
 
-def encode(f: Format, y: Sequence[Any], signs: Sequence[Any] | None = None) -> list[Any]:
-    """The codes of floats y, to the nearest, ties to even, saturated. A NaN's code has the sign that `signs` gives."""
+def encode(f: Format, y: Sequence[Any]) -> list[Any]:
+    """The codes of floats y, to the nearest, ties to even, saturated; of each NaN the same."""
     if f == E2M1:
         return [_eights([_e2m1(v) for v in y[i : i + 8]]) for i in range(0, len(y), 8)]
     words = []
     for i in range(0, len(y), 4):
         low, high = (ptx(_CONVERT[f.name], Uint16, y[j + 1], y[j]).to(Uint32) for j in (i, i + 2))
         words.append(low | (high << 16))
-    return words if signs is None else [w | s for w, s in zip(words, signs, strict=True)]
+    return words
 
 
 def _e2m1(y: Any) -> Any:
@@ -148,32 +141,37 @@ def _eights(codes: Sequence[Any]) -> Any:
     return word
 
 
-def with_noise(f: Format, y: Sequence[Any], noise: Sequence[Any], signs: Sequence[Any] | None = None) -> list[Any]:
-    """As encode, with noise / 256 of a gap added before rounding toward zero; noise in words of four bytes."""
-    codes = [_noisy(f, v, noise_of(noise, i)) for i, v in enumerate(y)]
+def with_noise(f: Format, y: Sequence[Any], noise: Sequence[Any]) -> list[Any]:
+    """As encode, rounded stochastically, with an integer of 24 bits for each element."""
+    codes = [_noisy(f, v, r) for v, r in zip(y, noise, strict=True)]
     if f == E2M1:
         return [_eights(codes[i : i + 8]) for i in range(0, len(codes), 8)]
-    words = words_of(f, codes)
-    return words if signs is None else [w | s for w, s in zip(words, signs, strict=True)]
+    return words_of(f, codes)
 
 
-def noise_of(noise: Sequence[Any], i: int) -> Any:
-    """Byte i, over 256."""
-    whole = prmt(noise[i // 4], Uint32(0x4B000000), 0x7650 | (i % 4))  # 2^23 + the byte, in bits 0x4B0000xx
-    return fma(number(whole), Float32(2.0**-8), Float32(-(2.0**15)))
+def whole_steps(steps: Any, noise: Any) -> Any:
+    """How many whole steps a number of them is after stochastic rounding (hop.numerics.format.rounds_up)."""
+    whole = _truncated(steps)
+    part = _truncated(mul(add(steps, -whole.to(Float32)), Float32(2.0**24)))
+    return whole + ((part + (noise & Uint32(0xFFFFFF))) >> 24)
+
+
+def _truncated(x: Any) -> Any:
+    return ptx("cvt.rzi.u32.f32 {$w0}, {$r0};", Uint32, x)
 
 
 _LEAST = {"e4m3": -6, "e5m2": -14, "e2m1": 0}  # exponents of the least normal numbers
 _NAN = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 7}
 
 
-def _noisy(f: Format, y: Any, part: Any) -> Any:
+def _noisy(f: Format, y: Any, noise: Any) -> Any:
     shift, least = 23 - f.mantissa_bits, (_LEAST[f.name] + 127) << 23
     m = smaller(magnitude(y), Float32(f.top))
     power = cutlass.max(bits(m) & Uint32(INFINITY), Uint32(least))
     per_gap = number(Uint32((254 + f.mantissa_bits) << 23) - power)
-    whole = ptx("cvt.rzi.u32.f32 {$w0}, {$r0};", Uint32, fma(m, per_gap, part))  # the product is exact
-    code = (whole + ((power - Uint32(least)) >> shift)) | ((bits(y) >> (32 - f.bits)) & Uint32(1 << (f.bits - 1)))
+    code = (whole_steps(mul(m, per_gap), noise) + ((power - Uint32(least)) >> shift)) | (
+        (bits(y) >> (32 - f.bits)) & Uint32(1 << (f.bits - 1))
+    )
     return select(is_nan(y), Uint32(_NAN[f.name]), code)
 
 
@@ -292,10 +290,10 @@ def _four(f: Format, found: Sequence[Any], bounded: bool) -> Any:
     return prmt(pairs[0], pairs[1], 0x6420)
 
 
-def integer_with_noise(f: Format, y: Any, part: Any, zero: Any) -> Any:
-    """The code of the quotient y with `part` of a step added to its magnitude before rounding toward zero."""
-    size = smaller(magnitude(y), Float32(2.0**20))
-    steps = ptx("cvt.rzi.f32.f32 {$w0}, {$r0};", Float32, add(select(is_nan(y), Float32(0.0), size), part))
+def integer_with_noise(f: Format, y: Any, noise: Any, zero: Any) -> Any:
+    """The code of the quotient y, rounded stochastically."""
+    size = select(is_nan(y), Float32(0.0), smaller(magnitude(y), Float32(2.0**20)))
+    steps = whole_steps(size, noise).to(Float32)
     steps = select(y < Float32(0.0), -steps, steps)
     low, high = (add(Float32(float(end)), -zero) for end in (f.low, f.high))
     return bits(add(clamped(steps, low, high), Float32(WHOLE))) + bits(add(zero, Float32(WHOLE))) - Uint32(WHOLE_BITS)

@@ -125,7 +125,7 @@ def variant_of(r: Request) -> Rows:
         threads,
         whole or r.rule == "two_level",
         in_chunks(r.x),
-        "" if r.noise is None else "seed" if r.stream >= 0 else "given",
+        "" if r.noise is None else "seed" if r.stream >= 0 else "bytes" if r.noise.dtype == torch.uint8 else "words",
         r.zero_point is not None,
         r.power_of_two,
         r.most_of_dtype,
@@ -232,7 +232,9 @@ def _described(v: Any) -> tuple[Any, ...]:
     others = (
         flat(cutlass.Uint8, 1) if v.has_second else None,
         flat(cutlass.Float32) if v.reads or v.rule in ("two_level", "given") else None,
-        flat(cutlass.Int64, 8) if v.noise == "seed" else flat(cutlass.Uint8, 1) if v.noise else None,
+        {"": None, "seed": flat(cutlass.Int64, 8), "bytes": flat(cutlass.Uint8, 1), "words": flat(cutlass.Int32)}[
+            v.noise
+        ],
         *(flat(TYPES[_DTYPES[t]], 16) if t else None for t in (v.weight, v.bias)),
         matrix(_DTYPES[v.other]) if v.other else None,
     )

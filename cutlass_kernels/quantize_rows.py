@@ -259,8 +259,9 @@ class Quantize:
             if const_expr(v.noise == "seed"):
                 seed = chunks.load(at.noise, 8).to(Int64)
                 random = chunks.noise_at(seed, numbers[1], flat, v.vector)
-            elif const_expr(v.noise == "given"):
-                random = chunks.load_bytes(at.noise + flat, left, v.vector)
+            elif const_expr(v.noise != ""):
+                wide = v.noise == "words"
+                random = chunks.load_noise(at.noise + flat * (4 if wide else 1), left, wide, v.vector)
             encode_values(v.encoded, raw, worst, scale, random, words)
             width = cute.ceil_div(shape.columns, f.per_byte)
             chunks.store_chunk(v, at.codes + row * width + place * (CHUNK // f.per_byte), left, words)
@@ -354,9 +355,6 @@ def encode_values(v: cutlass.Constexpr, raw: Any, worst: Any, scale: Any, random
     """The codes of the numbers of a chunk, in words."""
     f, x = v.format, cute.make_rmem_tensor(CHUNK, Float32)
     noise: Any = random
-    if const_expr(v.rule == "mx" and v.rounding != "rceil" and f.bits == 8):  # noqa: SIM102 - the other when it runs
-        if scale.by == Float32(0.0):  # infinity times 0 has a sign on CPUs
-            chunks.mark_infinities(v.memory, raw)
     own = [raw[i] for i in range(cute.size(raw))]
     values = codes.widened(v.memory, own)
     if const_expr(f.is_integer and random is None):
@@ -370,11 +368,9 @@ def encode_values(v: cutlass.Constexpr, raw: Any, worst: Any, scale: Any, random
         else:
             values = [mul(value, scale.by) for value in values]
         if const_expr(f.is_integer):
-            parts = [codes.noise_of(noise, i) for i in range(CHUNK)]
-            pairs = zip(values, parts, strict=True)
-            made = codes.words_of(f, [codes.integer_with_noise(f, y, part, scale.zero) for y, part in pairs])
+            pairs = zip(values, noise, strict=True)
+            made = codes.words_of(f, [codes.integer_with_noise(f, y, r, scale.zero) for y, r in pairs])
         else:
-            signs = codes.signs_of(v.memory, own) if f.bits == 8 else None
-            made = codes.encode(f, values, signs) if random is None else codes.with_noise(f, values, random, signs)
+            made = codes.encode(f, values) if random is None else codes.with_noise(f, values, noise)
         for i in cutlass.range_constexpr(CHUNK // f.per_word):
             words[i] = made[i]

@@ -36,7 +36,8 @@ class Request:
             (-1, 1) columns, of a row-wise copy alone.
         copies: "rowwise" x, "columnwise" x transposed, (C, R), or "both", in this order.
         scale, zero_point: of "given", float32 and codes, in the shape of the results; of "two_level" the amax, (1, 1).
-        noise: of stochastic rounding: uint8 of x's shape; or, with stream >= 0, the int64 seed of shape ().
+        noise: of stochastic rounding: uint8 or int32 of x's shape, 8 or 24 bits; or, with stream >= 0, the int64 seed
+            of shape ().
         floor, power_of_two, most_of_dtype, rounding: of the rules: the least amax; whether S is rounded down to a power
             of two, and is at most the largest of x's dtype; which power a scale of "mx" is.
         operation: "" x itself; "rms_norm", "layer_norm" of its rows: x or x less its mean, times r = 1 / sqrt(mean
@@ -135,11 +136,11 @@ def _check_given(r: Request) -> None:
             raise ValueError(f"quantize: {name} must be {dtype} of {shape}, got {t.dtype} of {tuple(t.shape)}")
     if r.zero_point is not None and (r.rule != "given" or not r.elements.is_integer):
         raise ValueError(f"quantize: zero_point is for rule given and integers, got {r.rule!r} and {r.format}")
-    shape, dtype = ((), torch.int64) if r.stream >= 0 else (tuple(r.x.shape), torch.uint8)
-    if r.noise is not None and (tuple(r.noise.shape) != shape or r.noise.dtype != dtype):
+    shape, dtypes = ((), [torch.int64]) if r.stream >= 0 else (tuple(r.x.shape), [torch.uint8, torch.int32])
+    if r.noise is not None and (tuple(r.noise.shape) != shape or r.noise.dtype not in dtypes):
         raise ValueError(
-            f"quantize: noise must be {dtype} of {shape} with stream={r.stream}, got {r.noise.dtype} of "
-            f"{tuple(r.noise.shape)}"
+            f"quantize: noise must be {' or '.join(map(str, dtypes))} of {shape} with stream={r.stream}, got "
+            f"{r.noise.dtype} of {tuple(r.noise.shape)}"
         )
     for name in ("scale", "zero_point", "noise", "weight", "bias", "other"):
         t = getattr(r, name)
@@ -182,7 +183,7 @@ class Rows:
     threads         of a block
     reads           whether amax was found before, for the tensor, or one scale is given
     vector          whether rows begin, and end, at whole chunks, so that memory is read and written 16 bytes at a time
-    noise           "" to the nearest; "given" bytes, or bytes of a "seed"
+    noise           "" to the nearest; "bytes" or "words" that are given, or made from a "seed"
     zero            whether a zero point is given
     power_of_two, most_of_dtype, rounding   of the rules
     operation       what is computed of x before, in float32

@@ -265,17 +265,19 @@ HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* i
 HOP_API void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
 // x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
-// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic.
+// given_scale takes the place of the rule: float32, or codes if given_codes. noise, of 8 or 24 bits as hop_noise makes it,
+// makes rounding stochastic.
 HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                          const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
-                         const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+                         const void* noise, int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads);
 
 // The same of x times a factor for each column, in float32, with scales by the rule; for blocks within rows, and any rule
-// but HOP_TWO_LEVEL, else HOP_UNSUPPORTED. With `turned` x lies as (batch, cols, rows). With a seed, noise is found as
-// hop_noise finds it, for the elements counted row by row.
+// but HOP_TWO_LEVEL, else HOP_UNSUPPORTED. With `turned` x lies as (batch, cols, rows). With a seed, noise is what
+// hop_noise makes of it, in 24 bits, for the elements counted row by row.
 HOP_API int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                                  int32_t turned, const float* factor, const int64_t* seed, uint32_t stream,
-                                 const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+                                 const void* noise, int32_t noise_bits, uint8_t* codes, void* scale, void* second,
+                                 int32_t threads);
 
 // The numbers, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
@@ -285,8 +287,9 @@ HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int
 HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t bytes, const void* in, void* out,
                           int32_t threads);
 
-// count random bytes: stream number `stream` of the seed, which is read from memory.
-HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);
+// count random integers, of 8 bits, in bytes, or of 24, in uint32: stream number `stream` of the seed, which is read from
+// memory.
+HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, int32_t bits, void* out, int32_t threads);
 
 // ---- elementary functions of float32, correctly rounded; as native/functions/functions.h counts them. x is float32,
 // bfloat16 or float16, of FloatDtype, and may be y.

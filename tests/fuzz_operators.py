@@ -364,9 +364,10 @@ def dequantize(rng: Rng) -> Case:
 def noise(rng: Rng) -> Case:
     def oracle(args: list[Any]) -> Tensor:
         with native.use("off"):
-            return hop.noise(args[0].reshape(()), args[1], stream=args[2])
+            return hop.noise(args[0].reshape(()), args[1], stream=args[2], bits=args[3])
 
-    return Case("noise", [torch.tensor(rng.getrandbits(60)), rng.choice([[3, 7], [33], [0, 5], []]), 2], oracle)
+    seed, shape = torch.tensor(rng.getrandbits(60)), rng.choice([[3, 7], [33], [0, 5], []])
+    return Case("noise", [seed, shape, 2, rng.choice([8, 24])], oracle)
 
 
 STATES = [None, P.STATE8, P.STATE4]

@@ -25,6 +25,9 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
+# Tensors and submodules are described one by one; forward hooks rule a name out, and those of loading, which are kept
+# under numbers that count up over a process, change no program.
+_OWN = frozenset(nn.Module().__dict__) - {"training"}
 
 
 def folder(given: str | Path | None) -> Path:
@@ -59,7 +62,7 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
         sha256.update(f"{value}\0".encode())
     for name, module in modules:
         sha256.update(_code(type(module)))
-        settings = {k: _described(v) for k, v in sorted(module.__dict__.items())}
+        settings = {k: _described(v) for k, v in sorted(module.__dict__.items()) if k not in _OWN}
         sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())

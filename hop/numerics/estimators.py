@@ -29,7 +29,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.numerics.formats import NOISE_BITS, Format
+from hop.numerics.formats import Format
 from hop.numerics.spelling import Value, shown
 from hop.numerics.tables import lookup, search
 
@@ -258,10 +258,11 @@ def check(gradient: Estimator, format: Format, stochastic: bool) -> None:
 def with_noise(
     gradient: Estimator | None, format: Format, u: Tensor, noise: Tensor, zero: Sequence[Tensor | int]
 ) -> Tensor:
-    """What u, in units of a format, becomes in training; of `noise`, random integers in 0..255."""
+    """What u, in units of a format, becomes in training; of `noise`, random integers, whose low 8
+    bits are taken."""
     assert gradient is not None
     n = format.decode(format.encode(u, None, *zero), *zero)
-    random = (noise.to(torch.float32) + 0.5) / 2**NOISE_BITS
+    random = (torch.bitwise_and(noise.to(torch.int32), 255).to(torch.float32) + 0.5) / 256
     number = gradient.number(u, n, _widths(format, u), random)
     return torch.where(format.inside(u, *zero), number, n)
 

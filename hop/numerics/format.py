@@ -11,7 +11,7 @@ from torch import Tensor
 from hop.numerics import packing, spelling
 from hop.numerics.spelling import Value, shown
 
-NOISE_BITS = 8  # of the random integers of stochastic rounding
+NOISE_BITS = 24  # of the random integers of stochastic rounding; bytes are their upper 8
 _DTYPES = (torch.int8, torch.uint8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -63,8 +63,8 @@ class Format(Value):
             object.__setattr__(self, name, tuple(value) if isinstance(value, Sequence) else value)
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The codes of x (float32, any shape): nearest, or stochastic with `noise` (integers r of x's shape, uniform
-        in 0..255), which adds r / 256 of a gap to the magnitude, in float32, and rounds toward zero."""
+        """The codes of x (float32, any shape): nearest, or stochastic with `noise`, random integers of x's shape, which
+        rounds a magnitude up if `rounds_up` says so of its place in the gap, and toward zero otherwise."""
         raise NotImplementedError
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -98,3 +98,17 @@ class Format(Value):
     def is_whole(self) -> bool:
         """Whether its numbers are integers: where its codes are others, of 8 bits."""
         return self.is_integer or all(x.is_integer() and -128 <= x <= 127 for x in map(float, self.numbers))
+
+
+def rounds_up(part: Tensor, noise: Tensor) -> Tensor:
+    """Whether stochastic rounding takes a number to the next one, of which it is `part` of the way, 0 to below 1.
+
+    Args:
+        part: float32.
+        noise: of its shape: int32, whose low 24 bits are taken; if they are uniform, a number goes up with the
+            probability `part`, rounded down to a multiple of 2^-24. Or uint8, the upper 8 of these bits: a multiple of
+            2^-8.
+    """
+    r = noise.to(torch.int32)
+    r = r * 2 ** (NOISE_BITS - 8) if noise.dtype == torch.uint8 else torch.bitwise_and(r, 2**NOISE_BITS - 1)
+    return (part * 2**NOISE_BITS).to(torch.int32) + r >= 2**NOISE_BITS

@@ -22,6 +22,7 @@ from torch import Tensor
 from hop.numerics import spelling
 from hop.numerics.format import NOISE_BITS as NOISE_BITS
 from hop.numerics.format import Format as Format
+from hop.numerics.format import rounds_up
 from hop.numerics.tables import dynamic_map as dynamic_map
 from hop.numerics.tables import float32, halfway, lookup, search
 from hop.numerics.tables import tensor as tensor
@@ -59,6 +60,8 @@ __all__ = [
     "dynamic_map",
 ]
 
+_BEYOND = 2.0**20  # beyond every code, and small enough that float32 has fractions there
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Integer(Format):
@@ -87,8 +90,10 @@ class Integer(Format):
         if noise is None:
             steps = x.round()
         else:
-            magnitude = (x.abs() + noise.to(torch.float32) / 2**NOISE_BITS).floor()
-            steps = torch.where(x < 0, -magnitude, magnitude)
+            magnitude = torch.where(x == x, x.abs().clamp(max=_BEYOND), 0.0)
+            steps = magnitude.floor()
+            steps = steps + rounds_up(magnitude - steps, noise).to(torch.float32)
+            steps = torch.where(x < 0, -steps, steps)
         steps = torch.where(steps == steps, steps, 0.0)
         if not isinstance(zero, int) or zero != 0:
             steps = steps + zero
@@ -114,8 +119,8 @@ class Integer(Format):
 class Float(Format):
     """Floating-point numbers with a sign; ties to even.
 
-    NaN stays NaN where `dtype` is an 8-bit float, and becomes `max` otherwise. `largest` is the code of the largest
-    number; the codes above it, if any, are decoded to NaN."""
+    Every NaN becomes the code 0x7f where `dtype` is an 8-bit float, and `max` otherwise. `largest` is the code of the
+    largest number; the codes above it, if any, are decoded to NaN."""
 
     exponent_bits: int = 0
     mantissa_bits: int = 0
@@ -157,17 +162,18 @@ class Float(Format):
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None and self.dtype.is_floating_point:  # ATen has it
-            return x.clamp(self.min, self.max).to(self.dtype)
+            return torch.where(x == x, x.clamp(self.min, self.max), math.nan).to(self.dtype)
         magnitude = x.abs()
-        if noise is not None:
-            gap = lookup(self._gaps, search(magnitude, self._magnitudes))
-            magnitude = magnitude + noise.to(torch.float32) / 2**NOISE_BITS * gap
         code = search(magnitude, self._thresholds if noise is None else self._magnitudes)
+        if noise is not None:
+            # All exact: a number and the next smaller one of the format, and gaps, which are powers of two.
+            part = (magnitude - lookup(self._magnitudes, code)) / lookup(self._gaps, code)
+            code = code + rounds_up(torch.where(code < self.largest, part, 0.0), noise).to(code.dtype)
         code = torch.where(x.isnan(), self.largest, code)
         negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not below 0
         if self.dtype.is_floating_point:
             number = lookup(self._magnitudes, code)
-            return torch.where(x.isnan(), x, torch.where(negative, -number, number)).to(self.dtype)
+            return torch.where(x.isnan(), math.nan, torch.where(negative, -number, number)).to(self.dtype)
         return torch.where(negative, code + 2 ** (self.bits - 1), code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ class Quantizer(Value):
 
         Args:
             scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
-            noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
+            noise: random integers of x's shape, int32 of 24 bits or uint8, if rounding is stochastic."""
         shape, (tensors, y) = self.find(x, scale, zero_point)
         noise = None if noise is None else blocks.split(noise.reshape(shape), self.block)[0]
         cut = self.format.encode(y, noise, *self._zero(tensors))

@@ -8,6 +8,6 @@ from hop.tensor.buffers.noise import noise
 
 def rounded(x: Tensor, seed: Tensor, stream: int) -> Tensor:
     """x, float32, as bfloat16: the 16 bits that are dropped, plus 16 random ones, carry. What is not finite stays."""
-    low, high = noise(seed, (*x.shape, 2), stream=stream).to(torch.int32).unbind(-1)
+    low, high = noise(seed, (*x.shape, 2), stream=stream, bits=8).to(torch.int32).unbind(-1)
     carried = (x.view(torch.int32) + (low + high * 256)) & -(2**16)
     return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)

@@ -11,6 +11,7 @@ from hop.compat import eager, subclasses
 from hop.compat.eager import OpOverload
 from hop.numerics import copies
 from hop.tensor import views
+from hop.tensor.buffers.noise import drawn_noise
 from hop.tensor.buffers.operators import quantize_buffers
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import IndivisibleError, implements, refuse_training
@@ -349,7 +350,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
             scale, zero_point = ones["scale"], ones.get("zero_point")
         scale = q.scale.given_of(scale, q.format)
     if q.stochastic:
-        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)
+        noise = drawn_noise(x)
     buffers = quantize_buffers(str(q), x, scale, zero_point, noise, list(t.usages))
     names = copies.names(q, t.usages)
     return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)

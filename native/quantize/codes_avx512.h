@@ -73,7 +73,8 @@ struct FloatCodes {
         const __m512i unit_of = _mm512_set1_epi32(int32_t((shift << 23) + ((0u - f.base) & (2 * half - 1))));
         const __m512i least = _mm512_set1_epi32(int32_t(f.least)), largest = _mm512_set1_epi32(int32_t(f.largest));
         const __m512i digits = _mm512_set1_epi32(int32_t(half - 1));
-        const __m128i by_unit = _mm_cvtsi32_si128(int32_t(shift)), by_sign = _mm_cvtsi32_si128(int32_t(31 - f.sign));
+        const __m128i by_unit = _mm_cvtsi32_si128(int32_t(shift)),
+                      by_sign = _mm_cvtsi32_si128(int32_t(31 - f.sign));
         Four s;
         spread<size>(by + block, s, T::infinity == 0x7f80);
         __m512i n[4];
@@ -87,8 +88,7 @@ struct FloatCodes {
             const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srl_epi32(unit, by_unit));
             n[k] = select(digits, code, _mm512_srl_epi32(y, by_sign));
             const __mmask16 nan = _mm512_cmpgt_epu32_mask(own, infinity);
-            const __m512i sign = f.keeps_nan ? _mm512_srl_epi32(y, by_sign) : _mm512_setzero_si512();
-            n[k] = _mm512_mask_mov_epi32(n[k], nan, select(digits, _mm512_set1_epi32(int32_t(f.nan)), sign));
+            n[k] = _mm512_mask_mov_epi32(n[k], nan, _mm512_set1_epi32(int32_t(f.nan)));
         }
         return bytes_of<T>(n);
     }

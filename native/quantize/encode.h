@@ -104,9 +104,10 @@ static void encode_integers(const hop_quantizer& q, const typename T::Word* x, i
 }
 
 HOP_INLINE uint8_t encode_integer_with(float y, uint32_t noise, const Bounds& b, uint32_t zero) {
-    const float own = float_of(bits_of(y) & kMagnitude), magnitude = own < 0x1p20f ? own : own == own ? 0x1p20f : 0.0f;
-    const float steps = float(int32_t(magnitude + float(int32_t(noise)) * (1.0f / 256)));
-    return uint8_t(encode_integer(y < 0 ? -steps : steps, b, zero));
+    // In integers, so that nothing becomes a branch: magnitudes up to 2^20, 0 for NaN.
+    const uint32_t own = bits_of(y) & kMagnitude, most = bits_of(0x1p20f), negative = 0u - (bits_of(y) >> 31);
+    const uint32_t steps = whole_steps(float_of((own < most ? own : most) & ~nan_mask(own)), noise);
+    return uint8_t(encode_integer(float(int32_t((steps ^ negative) - negative)), b, zero));
 }
 
 // ---- floats
@@ -171,11 +172,15 @@ static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, in
     each<T>(x, n, out, EncodeSearched{q, run.by});
 }
 
-// ---- with noise
+// ---- with noise: words of 24 bits, or bytes, which are the upper 8
 
+HOP_INLINE uint32_t in_24_bits(uint32_t noise) { return noise; }
+HOP_INLINE uint32_t in_24_bits(uint8_t noise) { return uint32_t(noise) << 16; }
+
+template <class Noise>
 static void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
-                               const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_float_with(y[i], noise[i], f));
+                               const Noise* __restrict__ noise, uint8_t* __restrict__ out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_float_with(y[i], in_24_bits(noise[i]), f));
 }
 
 // y = x in units of the format.
@@ -188,12 +193,22 @@ static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float
     for (; i < n; ++i) y[i] = divides ? T::widen(x[i]) / by : T::widen(x[i]) * by;
 }
 
-template <class T>
+// The same of x.
+template <class T, bool divides, class Noise>
+static HOP_ALONE void encode_floats_of(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n, float by,
+                                       const Noise* __restrict__ noise, uint8_t* __restrict__ out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = T::widen(x[i]);
+        out[i] = uint8_t(encode_float_with(divides ? v / by : v * by, in_24_bits(noise[i]), f));
+    }
+}
+
+template <class T, class Noise>
 static HOP_ALONE void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
-                                 const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
+                                           const Noise* __restrict__ noise, uint8_t* __restrict__ out) {
     const float by = run.by;
     const uint32_t zero = uint32_t(run.zero);
-    for (int64_t i = 0; i < n; ++i) out[i] = encode_integer_with(T::widen(x[i]) / by, noise[i], b, zero);
+    for (int64_t i = 0; i < n; ++i) out[i] = encode_integer_with(T::widen(x[i]) / by, in_24_bits(noise[i]), b, zero);
 }
 
 // ---- elements each of a block of its own
@@ -236,6 +251,11 @@ static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict_
 
 // ---- all
 
+// Integers with noise by the instructions of a level (plain.h, codes_with_noise_avx512.h); false where plain loops make them.
+template <class T, class Noise>
+static bool encode_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size, const Factors& by,
+                              bool known, const Noise* noise, uint8_t* out);
+
 struct Encoder {
     const hop_quantizer& q;
     FloatFormat f{};
@@ -245,35 +265,46 @@ struct Encoder {
 
     // A block's part of a row.
     template <class T>
-    void run(const typename T::Word* x, int64_t n, const Run& run, const uint8_t* noise, uint8_t* out) const {
-        const Bounds b(q, run.zero);
-        if (noise) return encode_integers_with<T>(b, x, n, run, noise, out);
+    void run(const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) const {
         if (q.format == HOP_INTEGER) return encode_integers<T>(q, x, n, run, out);
         if (q.format == HOP_FLOAT) return encode_floats<T>(f, x, n, run, out);
         encode_by_book<T>(q, x, n, run, out);
     }
 
-    // A row of blocks, floats with noise.
-    template <class T>
-    HOP_ALONE void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
-              uint8_t* out) const {
-        float y[kColumns];
-        for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i)
-            scale_block<T>(x + begin, least(size, n - begin), at.by[i], at.divides, y + begin);
-        encode_floats_with(f, y, n, noise, out);
+    Run run_of(const Factors& at, int64_t block, bool known) const {
+        return {at.by[block], at.divides, known, at.zero ? code_of_zero(q, at.zero[block]) : q.zero};
+    }
+
+    // A row of blocks, with noise.
+    template <class T, class Noise>
+    HOP_ALONE void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, bool known,
+                        const Noise* noise, uint8_t* out) const {
+        if (q.format == HOP_FLOAT && size >= 128) {
+            for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i) {
+                const int64_t count = least(size, n - begin);
+                if (at.divides) encode_floats_of<T, true>(f, x + begin, count, at.by[i], noise + begin, out + begin);
+                else encode_floats_of<T, false>(f, x + begin, count, at.by[i], noise + begin, out + begin);
+            }
+            return;
+        }
+        if (q.format == HOP_FLOAT) {
+            float y[kColumns];
+            for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i)
+                scale_block<T>(x + begin, least(size, n - begin), at.by[i], at.divides, y + begin);
+            return encode_floats_with(f, y, n, noise, out);
+        }
+        if (encode_with_noise<T>(q, x, n, size, at, known, noise, out)) return;
+        for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i) {
+            const Run own = run_of(at, i, known);
+            encode_integers_with<T>(Bounds(q, own.zero), x + begin, least(size, n - begin), own, noise + begin, out + begin);
+        }
     }
 
     // A row of blocks of one column.
     template <class T>
-    HOP_ALONE void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
-                 uint8_t* out) const {
-        if (noise && q.format == HOP_FLOAT) return with<T>(x, n, 1, at, noise, out);
-        if (noise || q.format == HOP_CODEBOOK) {
-            for (int64_t i = 0; i < n; ++i) {
-                const Run own{at.by[i], at.divides, false, at.zero ? code_of_zero(q, at.zero[i]) : q.zero};
-                if (noise) encode_integers_with<T>(Bounds(q, own.zero), x + i, 1, own, noise + i, out + i);
-                else encode_by_book<T>(q, x + i, 1, own, out + i);
-            }
+    HOP_ALONE void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, uint8_t* out) const {
+        if (q.format == HOP_CODEBOOK) {
+            for (int64_t i = 0; i < n; ++i) encode_by_book<T>(q, x + i, 1, run_of(at, i, false), out + i);
         } else if (q.format == HOP_INTEGER) {
             encode_integer_columns<T>(x, n, *c, out);
         } else if (at.divides) {

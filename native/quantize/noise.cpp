@@ -6,7 +6,7 @@
 #define HOP_CODE "quantize/noise_code.h"
 #include "common/levels.h"
 
-void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads) {
+void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, int32_t bits, void* out, int32_t threads) {
     const uint64_t key = static_cast<uint64_t>(*seed);
-    return HOP_BY_LEVEL(noise(key, stream, count, out, threads));
+    return HOP_BY_LEVEL(noise(key, stream, count, bits, out, threads));
 }

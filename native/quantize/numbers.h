@@ -60,6 +60,9 @@ struct F16 {
     }
 };
 
+// All ones for the magnitude of a NaN: of a choice GCC makes a branch, and then no vectors of the loop.
+HOP_INLINE uint32_t nan_mask(uint32_t magnitude) { return uint32_t(int32_t(kInfinity - magnitude) >> 31); }
+
 // ---- float formats
 
 // A float format as its bits are in float32: exponents count up from that of its least normal number.
@@ -93,6 +96,12 @@ HOP_INLINE FloatFormat float_format(const hop_quantizer& q) {
     return f;
 }
 
+// `code`, or that of NaN for the magnitude of one.
+HOP_INLINE uint32_t or_nan(uint32_t magnitude, uint32_t code, const FloatFormat& f) {
+    const uint32_t is_nan = nan_mask(magnitude);
+    return (code & ~is_nan) | (f.nan & is_nan);
+}
+
 // The code of y, to the nearest, ties to even. Adding 2^(e + 23 - M) to a magnitude of exponent e rounds it to a
 // multiple of the gap 2^(e - M), and leaves that multiple in the low bits.
 template <bool known>
@@ -102,19 +111,25 @@ HOP_INLINE uint32_t encode_float(float y, const FloatFormat& f) {
     const uint32_t e = m & kInfinity, unit = (e > f.least ? e : f.least) + (shift << 23);
     const uint32_t code = bits_of(float_of(m) + float_of(unit)) + (unit >> shift) - f.base;
     const uint32_t sign = b >> 31 << f.sign;
-    if (known) return code + sign;
-    return own > kInfinity ? f.nan + (f.keeps_nan ? sign : 0) : code + sign;
+    return known ? code + sign : or_nan(own, code + sign, f);
 }
 
-// As encode_float, with noise / 256 of a gap added before rounding toward zero.
+// How many whole steps a number of them, from 0 to 2^24, is after stochastic rounding: one more than its integer part if
+// the rest and the low 24 bits of `noise` make another.
+HOP_INLINE uint32_t whole_steps(float steps, uint32_t noise) {
+    const int32_t whole = int32_t(steps);
+    return uint32_t(whole) + ((uint32_t(int32_t((steps - float(whole)) * 0x1p24f)) + (noise & 0xffffff)) >> 24);
+}
+
+// As encode_float, rounded stochastically.
 HOP_INLINE uint32_t encode_float_with(float y, uint32_t noise, const FloatFormat& f) {
     const uint32_t b = bits_of(y), own = b & kMagnitude, shift = 23 - f.mantissa;
     const uint32_t m = own < f.largest ? own : f.largest;
     const uint32_t e = m & kInfinity, exponent = e > f.least ? e : f.least;
     const float per_gap = float_of(((254 + f.mantissa) << 23) - exponent);
-    const uint32_t steps = uint32_t(int32_t(float_of(m) * per_gap + float(int32_t(noise)) * (1.0f / 256)));
+    const uint32_t steps = whole_steps(float_of(m) * per_gap, noise);
     const uint32_t code = steps + ((exponent - f.least) >> shift), sign = b >> 31 << f.sign;
-    return own > kInfinity ? f.nan + (f.keeps_nan ? sign : 0) : code + sign;
+    return or_nan(own, code + sign, f);
 }
 
 HOP_INLINE float decode_float(uint32_t code, const FloatFormat& f) {

@@ -21,8 +21,8 @@ HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const t
     return false;
 }
 
-template <class T>
-HOP_INLINE bool encode_with_noise(const hop_quantizer&, const typename T::Word*, int64_t, int64_t, const Factors&, bool,
-                                  const uint8_t*, uint8_t*) {
+template <class T, class Noise>
+static bool encode_with_noise(const hop_quantizer&, const typename T::Word*, int64_t, int64_t, const Factors&, bool,
+                              const Noise*, uint8_t*) {
     return false;
 }

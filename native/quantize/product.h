@@ -7,20 +7,20 @@ struct ProductRoom {
     using Word = typename T::Word;
     static constexpr int64_t kSide = kLine / int64_t(sizeof(Word));  // rows at a time
     float* product;
-    uint8_t* noise;
+    uint32_t* noise;
     Word* rows;
     char* rest;
 
     // Of `cols` of `all` columns at a time.
-    static int64_t noise_bytes(int64_t cols) { return divide_up(cols + BLOCK, GROUP * BLOCK) * GROUP * BLOCK; }
+    static int64_t noise_bytes(int64_t cols) { return divide_up(cols + BLOCK, GROUP * BLOCK) * GROUP * BLOCK * 4; }
     static size_t bytes(int64_t cols, int64_t all, const Product& p) {
         return size_t(divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0) +
                       (p.turned ? kSide * all * int64_t(sizeof(Word)) : 0) + kLine);
     }
     ProductRoom(char* memory, int64_t cols, int64_t all, const Product& p) {
         product = reinterpret_cast<float*>(memory);
-        noise = reinterpret_cast<uint8_t*>(memory) + divide_up(cols, 16) * 64;
-        rows = reinterpret_cast<Word*>(noise + (p.seed ? noise_bytes(cols) : 0));
+        noise = reinterpret_cast<uint32_t*>(memory + divide_up(cols, 16) * 64);
+        rows = reinterpret_cast<Word*>(memory + divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0));
         rest = reinterpret_cast<char*>(rows + (p.turned ? kSide * all : 0));
         rest += kLine - reinterpret_cast<uintptr_t>(rest) % kLine;
     }
@@ -47,16 +47,18 @@ static void quantize_strip_product(const QuantizeCall& c, const Product& p, cons
     const hop_blocks& g = c.blocks;
     const int64_t first = s.row * g.cols + s.col, per_byte = codes_per_byte(c.q);
     for (int64_t i = 0; i < s.cols; ++i) own.product[i] = T::widen(x[i]) * p.factor[s.col + i];
-    const uint8_t* noise = c.noise ? c.noise + first : nullptr;
+    const void* noise = nullptr;
+    if (c.noise) noise = static_cast<const char*>(c.noise) + first * (c.noise_bits == 24 ? 4 : 1);
     if (p.seed) {
         const int64_t block = first / BLOCK, skipped = first % BLOCK;
         for (int64_t done = 0; done < skipped + s.cols; done += GROUP * BLOCK)
-            philox(uint64_t(*p.seed), p.stream, uint64_t(block + done / BLOCK), own.noise + done);
+            wide_noise(uint64_t(*p.seed), p.stream, uint64_t(block + done / BLOCK), own.noise + done);
         noise = own.noise + skipped;
     }
     const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
     uint8_t* codes = c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte;
-    const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, codes, c.scale, c.second, 1};
+    const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, p.seed ? 24 : c.noise_bits,
+                           codes, c.scale, c.second, 1};
     quantize_f32(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
 }
 

@@ -48,18 +48,19 @@ void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t 
 }
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
-                 const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const uint8_t* noise,
-                 uint8_t* codes, void* scale, void* second, int32_t threads) {
-    const hop::QuantizeCall call{*q,    *blocks, x,     given_scale, given_codes != 0, given_zero_point,
-                                 noise, codes,   scale, second,      threads};
+                 const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const void* noise,
+                 int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads) {
+    const hop::QuantizeCall call{*q,    *blocks,    x,     given_scale, given_codes != 0, given_zero_point,
+                                 noise, noise_bits, codes, scale,       second,           threads};
     return HOP_BY_LEVEL(quantize(call, dtype));
 }
 
 int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x, int32_t turned,
-                         const float* factor, const int64_t* seed, uint32_t stream, const uint8_t* noise, uint8_t* codes,
-                         void* scale, void* second, int32_t threads) {
+                         const float* factor, const int64_t* seed, uint32_t stream, const void* noise,
+                         int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads) {
     if (blocks->tile_rows != 1 || q->rule == HOP_TWO_LEVEL || q->rule == HOP_GIVEN) return HOP_UNSUPPORTED;
-    const hop::QuantizeCall call{*q, *blocks, x, nullptr, false, nullptr, noise, codes, scale, second, threads};
+    const hop::QuantizeCall call{*q,    *blocks,    x,     nullptr, false,  nullptr,
+                                 noise, noise_bits, codes, scale,   second, threads};
     const hop::Product product{factor, turned != 0, seed, stream};
     return HOP_BY_LEVEL(quantize_product(call, product, dtype));
 }

@@ -27,7 +27,8 @@ struct QuantizeCall {
     const void* given_scale;          // nullptr: the rule finds it
     bool given_codes;                 // rather than float32
     const uint8_t* given_zero_point;  // codes
-    const uint8_t* noise;             // nullptr: to the nearest
+    const void* noise;                // nullptr: to the nearest
+    int32_t noise_bits;               // 8, in bytes, or 24, in words
     uint8_t* codes;
     void* scale;
     void* second;  // zero points, or global_amax

@@ -1,7 +1,8 @@
 // Quantizing (quantize.h) at a level: of float32; quantize_words_code.h has the other dtypes.
 namespace {
 #include "quantize/elements.h"
-#include HOP_WIDE_OR_PLAIN(quantize/noise)
+#include HOP_HEADER(quantize/noise)
+#include "quantize/noise_wide.h"
 #include "common/transpose.h"
 #include "common/transpose_lines.h"
 #include "quantize/strip.h"

@@ -16,20 +16,21 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
         for (int64_t done = 0; done < u.cols; done += kColumns) {
             const int64_t n = least(kColumns, u.cols - done), col = strip.col + u.col + done;
             const auto* words = x + row * g.row_stride + col;
-            const uint8_t* noise = c.noise ? c.noise + row * g.cols + col : nullptr;
             uint8_t* out = c.codes + row * row_bytes + col / per_byte;
             uint8_t* codes = per_byte > 1 ? held : out;
-            if (size > 1 && !noise && encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) continue;
-            if (size > 1 && noise && encode_with_noise<T>(q, words, n, size, f, known, noise, codes)) {
+            if (c.noise && c.noise_bits == 24) {
+                const auto* noise = static_cast<const uint32_t*>(c.noise) + row * g.cols + col;
+                encoder.with<T>(words, n, size, f, known, noise, codes);
+            } else if (c.noise) {
+                const auto* noise = static_cast<const uint8_t*>(c.noise) + row * g.cols + col;
+                encoder.with<T>(words, n, size, f, known, noise, codes);
             } else if (size == 1) {
-                encoder.columns<T>(words, n, f, &columns, noise, codes);
-            } else if (noise && q.format == HOP_FLOAT) {
-                encoder.with<T>(words, n, size, f, noise, codes);
+                encoder.columns<T>(words, n, f, &columns, codes);
+            } else if (encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) {
+                continue;
             } else {
-                for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
-                    const Run run{f.by[i], f.divides, known, f.zero ? code_of_zero(q, f.zero[i]) : q.zero};
-                    encoder.run<T>(words + at, least(size, n - at), run, noise ? noise + at : nullptr, codes + at);
-                }
+                for (int64_t at = 0, i = 0; at < n; at += size, ++i)
+                    encoder.run<T>(words + at, least(size, n - at), encoder.run_of(f, i, known), codes + at);
             }
             if (per_byte > 1) pack(held, n, q.bits, out);
         }

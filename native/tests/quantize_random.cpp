@@ -122,13 +122,6 @@ void choose_shape(Case& c) {
     c.seconds = c.q.rule == HOP_TWO_LEVEL ? outer : c.q.affine ? c.scales : 0;
 }
 
-// NaN has any sign and payload.
-void forget_signs_of_nan(const Case& c, Bytes& codes) {
-    if (!c.q.keeps_nan) return;
-    for (size_t i = 0; i < codes.size; ++i)
-        if ((codes.get()[i] & 0x7f) > c.q.largest) codes.get()[i] = 0x7f;
-}
-
 void forget_nan(int32_t dtype, Bytes& numbers) {
     if (dtype == HOP_F32) {
         auto* words = reinterpret_cast<uint32_t*>(numbers.get());
@@ -186,10 +179,11 @@ bool run(uint64_t seed) {
     const int64_t count = g.batch * g.rows * g.cols;
     const Bytes x = elements(c, (g.batch * g.rows - 1) * g.row_stride + g.cols);
     const Bytes scales = given_scales(c, c.q.rule == HOP_TWO_LEVEL ? c.seconds : c.scales);
-    Bytes zeros(c.scales), noise(static_cast<size_t>(count));
+    const int32_t bits = below(2) ? 8 : 24;
+    Bytes zeros(c.scales), noise(static_cast<size_t>(count) * (bits == 8 ? 1 : 4));
     for (size_t i = 0; i < c.scales; ++i)
         zeros.get()[i] = static_cast<uint8_t>(c.q.low + below(c.q.high - c.q.low + 1));
-    for (int64_t i = 0; i < count; ++i) noise.get()[i] = static_cast<uint8_t>(generator());
+    for (size_t i = 0; i < noise.size; ++i) noise.get()[i] = static_cast<uint8_t>(generator());
     std::vector<std::vector<Bytes>> results;
     for (int level = 0; level <= hop_best_level(); ++level) {
         for (int threads = 1; threads <= 2; ++threads) {
@@ -201,14 +195,13 @@ bool run(uint64_t seed) {
             made.emplace_back(static_cast<size_t>(count) * (c.dtype == HOP_F32 ? 4 : 2));
             const int a = hop_quantize(&c.q, &g, c.dtype, x.get(), c.given ? scales.get() : nullptr, c.given_codes,
                                        c.given && c.q.affine ? zeros.get() : nullptr, c.noise ? noise.get() : nullptr,
-                                       made[0].get(), made[1].get(), made[2].get(), threads);
+                                       bits, made[0].get(), made[1].get(), made[2].get(), threads);
             const int b =
                 hop_dequantize(&c.q, &g, c.dtype, made[0].get(), made[1].get(), made[2].get(), made[3].get(), threads);
             if (a != HOP_OK || b != HOP_OK) {
                 std::printf("seed %llu: %d %d\n", static_cast<unsigned long long>(seed), a, b);
                 return false;
             }
-            forget_signs_of_nan(c, made[0]);
             forget_nan(c.dtype, made[3]);
             results.push_back(std::move(made));
         }
@@ -262,14 +255,14 @@ bool run_product(uint64_t seed) {
     const int64_t key = static_cast<int64_t>(generator());
     const uint32_t stream = static_cast<uint32_t>(generator());
     const bool seeded = c.noise && below(2);
-    Bytes noise(static_cast<size_t>(count));
-    hop_noise(&key, stream, count, noise.get(), 1);
+    const int32_t bits = seeded || below(2) ? 24 : 8;
+    Bytes noise(static_cast<size_t>(count) * (bits == 8 ? 1 : 4));
+    hop_noise(&key, stream, count, bits, noise.get(), 1);
     std::vector<std::vector<Bytes>> results;
     const auto made = [&](auto quantize) {
         std::vector<Bytes> found;
         for (const size_t bytes : {codes, scales * c.scale_size, c.q.affine ? scales : 0}) found.emplace_back(bytes);
         if (quantize(found) != HOP_OK) return false;
-        forget_signs_of_nan(c, found[0]);
         results.push_back(std::move(found));
         return true;
     };
@@ -278,7 +271,7 @@ bool run_product(uint64_t seed) {
         plain.row_stride = g.cols;
         const bool fine = made([&](std::vector<Bytes>& to) {
             return hop_quantize(&c.q, &plain, HOP_F32, products.get(), nullptr, 0, nullptr,
-                                c.noise ? noise.get() : nullptr, to[0].get(), to[1].get(), to[2].get(), 1);
+                                c.noise ? noise.get() : nullptr, bits, to[0].get(), to[1].get(), to[2].get(), 1);
         });
         if (!fine) return false;
     }
@@ -288,8 +281,8 @@ bool run_product(uint64_t seed) {
             const bool fine = made([&](std::vector<Bytes>& to) {
                 return hop_quantize_product(&c.q, &g, c.dtype, turned ? columns.get() : x.get(), turned, factor.data(),
                                             seeded ? &key : nullptr, stream,
-                                            c.noise && !seeded ? noise.get() : nullptr, to[0].get(), to[1].get(),
-                                            to[2].get(), threads);
+                                            c.noise && !seeded ? noise.get() : nullptr, bits, to[0].get(),
+                                            to[1].get(), to[2].get(), threads);
             });
             if (!fine) return false;
         }

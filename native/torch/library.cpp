@@ -43,7 +43,7 @@ const Operator kOperators[] = {
     {"step_",
      "(Tensor(a!) p, Tensor grad, Tensor(b!)[] buffers, float[] numbers, int seed, int stream, str description) -> ()",
      boxed<step_>},
-    {"noise", "(Tensor seed, SymInt[] shape, int stream) -> Tensor", boxed<noise>},
+    {"noise", "(Tensor seed, SymInt[] shape, int stream, int bits=8) -> Tensor", boxed<noise>},
     {"function", "(Tensor x, str name) -> Tensor", boxed<function>},
     {"rows",
      "(Tensor x, Tensor? other, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? zero_point, str description) -> "

@@ -85,9 +85,11 @@ View plain(const char* name, Tensor& x) {
 }
 
 void expect_noise(const View& noise, const Sizes& shape) {
-    if (noise && noise.format() != HOP_UINT8) fail("noise must be uint8");
-    if (noise) expect(noise, shape, HOP_UINT8);
+    if (noise && noise.format() != HOP_UINT8 && noise.format() != HOP_INT32) fail("noise must be uint8 or int32");
+    if (noise) expect(noise, shape, noise.format());
 }
+
+int32_t noise_bits(const View& noise) { return noise && noise.format() == HOP_INT32 ? 24 : 8; }
 
 }  // namespace
 
@@ -125,8 +127,8 @@ void quantize(StableIValue* values, uint64_t count) {
     Results made = allocate(d, shape);
     finish(hop_quantize(
         &d.q, &blocks, dtype, v.data, given.data, given && given.format() != HOP_FLOAT32,
-        static_cast<const uint8_t*>(zero.data), static_cast<const uint8_t*>(bits.data), static_cast<uint8_t*>(made.at(0)),
-        made.at(1), made.at(2), threads()));
+        static_cast<const uint8_t*>(zero.data), bits.data, noise_bits(bits), static_cast<uint8_t*>(made.at(0)), made.at(1),
+        made.at(2), threads()));
     stack.give(std::move(made.tensors));
 }
 
@@ -162,8 +164,8 @@ void quantize_product(StableIValue* values, uint64_t count) {
     finish(hop_quantize_product(
         &d.q, &blocks, dtype, v.data, transposed, static_cast<const float*>(own.data),
         seeded ? static_cast<const int64_t*>(bits.data) : nullptr, static_cast<uint32_t>(seeded ? stream : 0),
-        seeded ? nullptr : static_cast<const uint8_t*>(bits.data), static_cast<uint8_t*>(made.at(0)), made.at(1), made.at(2),
-        threads()));
+        seeded ? nullptr : bits.data, seeded ? 0 : noise_bits(bits), static_cast<uint8_t*>(made.at(0)), made.at(1),
+        made.at(2), threads()));
     stack.give(std::move(made.tensors));
 }
 

@@ -108,15 +108,16 @@ void noise(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     const Tensor seed = stack.tensor();
     const Sizes shape = stack.sizes();
-    const int64_t stream = stack.integer();
+    const int64_t stream = stack.integer(), bits = stack.integer();
     const View own = view("seed", seed);
     if (own.numel() != 1 || own.dtype != aoti_torch_dtype_int64()) fail("seed must be one int64");
     if (stream < 0 || stream > UINT32_MAX) fail("stream must be from 0 to 2^32 - 1");
+    if (bits != 8 && bits != 24) fail("bits must be 8 or 24");
     const int64_t size = elements(shape);
-    Tensor made = empty(shape, dtype_of(HOP_UINT8));
+    Tensor made = empty(shape, dtype_of(bits == 8 ? HOP_UINT8 : HOP_INT32));
     if (size)
         hop_noise(static_cast<const int64_t*>(own.data), static_cast<uint32_t>(stream), size,
-                  static_cast<uint8_t*>(data_of(made)), threads());
+                  static_cast<int32_t>(bits), data_of(made), threads());
     stack.give(std::move(made));
 }
 

@@ -1,7 +1,7 @@
 // A step of an optimizer (update.h) at a level.
 namespace {
 #include "quantize/elements.h"
-#include HOP_WIDE_OR_PLAIN(quantize/noise)
+#include HOP_HEADER(quantize/noise)
 #include "update/run.h"
 #if defined(HOP_IN_AVX512)
 #include "quantize/decoding.h"

@@ -296,7 +296,7 @@ class Quantize(nn.Module):
             found += [hop.dequantize(hop.quantize(q, x)), hop.fake_quantize(q, x)]
         static, point = presets.INT8_TENSOR_STATIC_AFFINE, torch.full((), 3, dtype=torch.int8)
         found.append(hop.dequantize(hop.quantize(static, x, scale=scale, zero_point=point), torch.bfloat16))
-        noise = hop.noise(torch.full((), 7, dtype=torch.int64), x.shape)
+        noise = hop.noise(torch.full((), 7, dtype=torch.int64), x.shape, bits=8)
         return [*found, hop.fake_quantize(presets.NVFP4_STOCHASTIC, x, noise=noise)]
 
 

@@ -49,16 +49,15 @@ def kernel(f: Format, what: str) -> Host:
         def kernel(self, x: cute.Tensor, noise: cute.Tensor, scale: Float32, zero: Float32, out: cute.Tensor):
             at = cute.arch.block_idx()[0] * 32 + cute.arch.thread_idx()[0]
             own = [x[at * 16 + i] for i in range(16)]
-            random = [noise[at * 4 + i] for i in range(4)]
+            random = [noise[at * 16 + i] for i in range(16)]
             if cutlass.const_expr(what == "decode"):
                 found = codes.decode(f, [codes.bits(own[i]) for i in range(words)], zero)
                 for i in cutlass.range_constexpr(16):
                     out[at * 16 + i] = codes.bits(found[i])
             elif cutlass.const_expr(what == "noise" and f.is_integer):
                 by = codes.divisor(scale)
-                parts = [codes.noise_of(random, i) for i in range(16)]
                 made = codes.words_of(
-                    f, [codes.integer_with_noise(f, codes.quotient(own[i], by), parts[i], zero) for i in range(16)]
+                    f, [codes.integer_with_noise(f, codes.quotient(own[i], by), random[i], zero) for i in range(16)]
                 )
                 for i in cutlass.range_constexpr(words):
                     out[at * words + i] = made[i]
@@ -72,12 +71,8 @@ def kernel(f: Format, what: str) -> Host:
                 for i in cutlass.range_constexpr(words):
                     out[at * words + i] = made[i]
             else:
-                signs = codes.signs_of("f32", [codes.bits(v) for v in own])
-                own = [codes.mul(v, scale) for v in own]  # of whose NaN the sign is lost
-                if cutlass.const_expr(what == "noise"):
-                    made = codes.with_noise(f, own, random, signs)
-                else:
-                    made = codes.encode(f, own, signs)
+                own = [codes.mul(v, scale) for v in own]
+                made = codes.with_noise(f, own, random) if cutlass.const_expr(what == "noise") else codes.encode(f, own)
                 for i in cutlass.range_constexpr(words):
                     out[at * words + i] = made[i]
 
@@ -124,7 +119,7 @@ class TestCodes(unittest.TestCase):
     @parameterized.expand([(f.name, f) for f in FLOATS])
     def test_floats(self, _, f):
         x = numbers(f)
-        got = self.encoded(f, "nearest", x, torch.zeros(len(x), dtype=torch.uint8))
+        got = self.encoded(f, "nearest", x, torch.zeros(len(x), dtype=torch.int32))
         assert torch.equal(got, bytes_of(f, ours(f).encode(x)))
 
     @parameterized.expand([(f.name, f) for f in FLOATS])
@@ -132,7 +127,7 @@ class TestCodes(unittest.TestCase):
     @pytest.mark.sampled(2)
     def test_floats_with_noise(self, _, f):
         x = numbers(f).repeat(2)
-        noise = torch.randint(0, 256, (len(x),), dtype=torch.uint8)
+        noise = torch.randint(0, 2**24, (len(x),), dtype=torch.int32)
         got = self.encoded(f, "noise", x, noise)
         assert torch.equal(got, bytes_of(f, ours(f).encode(x, noise)))
 
@@ -143,7 +138,7 @@ class TestCodes(unittest.TestCase):
         for scale in (1.0, 0.37, 3e-5, 1e-44, 2.0**-110, 3e38):
             x = numbers(f) * scale
             for zero in {0, f.zero, f.low, f.high - 3}:
-                got = self.encoded(f, "nearest", x, torch.zeros(len(x), dtype=torch.uint8), scale, float(zero))
+                got = self.encoded(f, "nearest", x, torch.zeros(len(x), dtype=torch.int32), scale, float(zero))
                 wanted = ours(f).encode(x / torch.tensor(scale), None, zero)
                 assert torch.equal(got, bytes_of(f, wanted)), (scale, zero)
 
@@ -155,7 +150,7 @@ class TestCodes(unittest.TestCase):
             x = numbers(f) * scale
             x = x[x.isfinite() & (x.abs() < 1e30)]
             x = x[: len(x) // 512 * 512]
-            noise = torch.randint(0, 256, (len(x),), dtype=torch.uint8)
+            noise = torch.randint(0, 2**24, (len(x),), dtype=torch.int32)
             got = self.encoded(f, "noise", x, noise, scale, float(f.zero))
             wanted = ours(f).encode(x / torch.tensor(scale), noise, f.zero)
             assert torch.equal(got, bytes_of(f, wanted)), scale

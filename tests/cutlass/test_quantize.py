@@ -264,8 +264,8 @@ class TestRows(unittest.TestCase):
     def test_noise(self, _, q, i):
         q = replace(q, stochastic=True)
         x = numbers(DTYPES[i % 3], *SHAPES[i % 2], odd=q.scale != presets.INT8_ROW.scale)
-        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8)
-        check(q, x, noise=noise)
+        for bits, dtype in ((8, torch.uint8), (24, torch.int32)):
+            check(q, x, noise=torch.randint(0, 2**bits, x.shape, dtype=dtype))
         seed = torch.tensor(0x123456789ABCDEF + i)
         wanted = hop.quantize(q, x, noise=hop.noise(seed, x.shape, stream=5))
         words = gpu.described(str(q), False)

@@ -479,8 +479,7 @@ def codes_of_rows(x: np.ndarray, noise: np.ndarray | None = None) -> tuple[np.nd
     y = x / scale
     if noise is None:
         return np.rint(y).astype(np.int64), scale
-    magnitude = np.floor(np.abs(y) + noise.astype(f32) / f32(256))
-    return np.clip(np.copysign(magnitude, y), -128, 127).astype(np.int64), scale
+    return np.clip(np.copysign(numerics.stochastic_steps(np.abs(y), noise), y), -128, 127).astype(np.int64), scale
 
 
 def delayed(x: Tensor, amax: float, largest: float) -> np.ndarray:

@@ -54,7 +54,7 @@ def operators() -> dict[str, tuple[object, ...]]:
         "quantize": (torch.randn(5, 64), *none, described(presets.NVFP4).words),
         "quantize_product": (torch.randn(5, 64), torch.randn(1, 64), None, -1, described(presets.MXFP8).words),
         "dequantize": (t.codes, t.scale, None, [5, 64], described(presets.INT8_ROW).back(torch.bfloat16)),
-        "noise": (torch.tensor(5), [3, 7], 2),
+        "noise": (torch.tensor(5), [3, 7], 2, 24),
         "function": (torch.randn(5, 64), "gelu"),
         "attention": (*heads, None, 0.25, True, "1 result=bfloat16 per=token"),
         "group_product": (
@@ -171,6 +171,7 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
             "must hold",
         ),
         "seed": ("noise", [torch.ones(2, dtype=torch.int64), [3], 0], "one int64"),
+        "bits": ("noise", [torch.tensor(1), [3], 0, 16], "bits must be 8 or 24"),
     }
 
 

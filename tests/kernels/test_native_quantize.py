@@ -342,9 +342,10 @@ def test_product(name):
         x = x.mT.contiguous().mT if transposed else x
         factor = torch.randn(1, shape[-1], generator=g).exp() * (0.0 if i % 11 == 0 else 1.0)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
-        random = [(noise,), (torch.tensor(i),)] if q.stochastic else [(None,)]
-        for bits in random:
-            call = (str(q), x, None, None, *bits, list(ROWWISE), factor, 5 if bits[0] is not noise else None)
+        wide = torch.randint(0, 2**24, shape, dtype=torch.int32, generator=g)
+        random = [(noise, None), (wide, None), (torch.tensor(i), 5)] if q.stochastic else [(None, None)]
+        for own, stream in random:
+            call = (str(q), x, None, None, own, list(ROWWISE), factor, stream)
             want = quantize_buffers.reference(*call)
             for level in levels.OWN_HERE:
                 with native.use(level):

@@ -250,7 +250,11 @@ class TestValues(unittest.TestCase):
             (lambda: replace(q, stochastic=True), ValueError, "take stochastic=False"),
             (lambda: hop.quantize(q, x), ValueError, "makes floats in the place of codes"),
             (lambda: hop.fake_quantize(q, x), ValueError, "noise is None"),
-            (lambda: hop.fake_quantize(q, x, noise=bits((2, 16))), ValueError, "noise must be uint8 of x's shape"),
+            (
+                lambda: hop.fake_quantize(q, x, noise=bits((2, 16))),
+                ValueError,
+                "noise must be uint8 or int32 of x's shape",
+            ),
             (lambda: Scheme(q, None, q), ValueError, "output=.* adds noise"),
             (lambda: Scheme(None, q, backward="original"), ValueError, "take backward='ste'"),
             (lambda: hop.quantized(linear, Scheme(None, q), x, randn(8, 16)), RuntimeError, "must be equal"),

@@ -1,5 +1,6 @@
 """Codes, scales and zero points of every quantizer: against numpy, torchao and gfloat, bit for bit, and by hand."""
 
+import contextlib
 import itertools
 import math
 import unittest
@@ -137,10 +138,11 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def operands(q: Quantizer, x: Tensor, g: torch.Generator, given: bool = False) -> dict[str, Any]:
-    """noise, scale and zero_point as q needs them; a scale of the buffer's shape also where `given`."""
+    """noise (of 24 or 8 bits), scale and zero_point as q needs them; a scale of the buffer's shape where `given`."""
     found: dict[str, Any] = {}
     if q.stochastic:
-        found["noise"] = torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=g)
+        bits, dtype = ((24, torch.int32), (8, torch.uint8))[x.numel() % 3 == 0]
+        found["noise"] = torch.randint(0, 2**bits, x.shape, dtype=dtype, generator=g)
     if isinstance(q.scale, Static) or given:
         described = q.buffers(x.shape)
         name = "global_amax" if "global_amax" in described else "scale"
@@ -754,6 +756,53 @@ class TestStochastic(unittest.TestCase):
         less = (x.double() - self.mean(q, x)) * x.sign()
         assert ((less >= 0) & (less < gap / 256)).all()
 
+    @parameterized.expand([(f.name, f) for f in ROUNDED])
+    def test_all_24_bits(self, _name, fmt):
+        """Of all 2^24 integers as many round up as the place in the gap says, rounded down to a multiple of 2^-24."""
+        q = Quantizer(fmt, scale=Static(), stochastic=True)
+        noise = torch.arange(2**24, dtype=torch.int32).reshape(2**12, 2**12)
+        low, high = fmt.numbers[-3] - fmt.zero, fmt.numbers[-2] - fmt.zero
+        for part in (1e-5, 0.7):
+            x = torch.tensor(low + (high - low) * part)
+            got = hop.fake_quantize(q, x.expand(noise.shape), scale=torch.ones(()), noise=noise)
+            up = int((got == high).sum())
+            assert up == math.floor((float(x) - low) / (high - low) * 2**24) and int((got == low).sum()) == 2**24 - up
+
+    @parameterized.expand([(f.name, f) for f in (INT8, E4M3, E2M1)])
+    def test_mean_of_draws(self, _name, fmt):
+        """Of 10^7 draws within four standard deviations; a bias of 2^-9 of a gap would be 15 of them and more."""
+        q = Quantizer(fmt, scale=Static(), stochastic=True)
+        x = torch.rand(10_000_000, generator=generator(1)) * fmt.max
+        numbers = torch.tensor(fmt.numbers, dtype=torch.float64)
+        at = torch.searchsorted(numbers, x.double(), right=True).clamp(max=len(numbers) - 1)
+        gap = numbers[at] - numbers[at - 1]
+        part = (x - numbers[at - 1]) / gap
+        error = (hop.fake_quantize(q, x, scale=torch.ones(()), generator=generator(2)) - x.double()) / gap
+        assert abs(float(error.mean())) < 4 * float((part * (1 - part)).mean() / x.numel()) ** 0.5
+        assert float(error.var()) == pytest.approx(float((part * (1 - part)).mean()), rel=0.01)
+
+    @parameterized.expand([(Q, Q) for Q in ("INT8_TRAINING", "NVFP4_STOCHASTIC")])
+    def test_small_gradients_stay(self, _name, which):
+        """Elements that are less than 1/256 of a gap are rounded up as often as they should be."""
+        q = hop.recipes.INT8_TRAINING.grad if which == "INT8_TRAINING" else presets.NVFP4_STOCHASTIC
+        x = torch.full((1000, 16), 1e-5)
+        x[:, 0] = 1.0
+        draws = [hop.dequantize(hop.quantize(q, x, generator=generator(i)))[:, 1:].double() for i in range(100)]
+        mean, count = torch.stack(draws).mean(), 100 * 15_000
+        gap = float(torch.stack(draws).max())
+        assert gap > 256e-5 and abs(float(mean) - 1e-5) < 4 * (1e-5 * gap / count) ** 0.5
+
+    def test_nan_has_one_code(self):
+        """On every route, with either sign, rounded to the nearest or stochastically."""
+        x = torch.tensor([[math.nan, -math.nan, 1.0, -2.0] * 16])
+        x[0, 1].copysign_(torch.tensor(-1.0))
+        noise = torch.zeros(x.shape, dtype=torch.int32)
+        for fmt, stochastic, level in itertools.product((E4M3, E5M2), (False, True), (None, "portable", "off")):
+            q = Quantizer(fmt, scale=Static(), stochastic=stochastic)
+            with native.use(level) if level else contextlib.nullcontext():
+                t = hop.quantize(q, x, scale=torch.ones(1), noise=noise if stochastic else None)
+            assert t.codes.view(torch.uint8)[0, :2].tolist() == [0x7F, 0x7F]
+
     def test_by_hand(self):
         """r / 256 of a step is added, 0.5 below 2, 1 below 4, else 2, and the sum rounded toward zero."""
         q = Quantizer(E2M1, scale=Static(), stochastic=True)
@@ -766,11 +815,11 @@ class TestStochastic(unittest.TestCase):
 
     @parameterized.expand(STOCHASTIC)
     def test_generator(self, _name, q):
-        """It draws what torch.randint draws from it, and leaves the global generator alone."""
+        """It draws a seed from it, and leaves the global generator alone."""
         x = torch.randn(16, 40)
         for shaped in (x, x.t(), x[0], x.reshape(2, 8, 40), torch.tensor(0.3), torch.empty(0, 32)):
-            noise = torch.randint(0, 256, shaped.shape, dtype=torch.uint8, generator=generator(5))
-            want = hop.quantize(q, shaped, noise=noise)
+            seed = torch.randint(-(2**63), 2**63 - 1, (), generator=generator(5))
+            want = hop.quantize(q, shaped, noise=hop.noise(seed, shaped.shape))
             before = torch.get_rng_state()
             got = hop.quantize(q, shaped, generator=generator(5))
             fake = hop.fake_quantize(q, shaped, generator=generator(5))
@@ -919,9 +968,10 @@ class TestFast(unittest.TestCase):
     def test_every_bfloat16(self, _name, fmt):
         q = Quantizer(fmt, scale=Static(), stochastic=True)
         patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-        for r in (0, 1, 127, 128, 255):
-            noise = torch.full(patterns.shape, r, dtype=torch.uint8)
-            self.check(q, patterns, {"scale": torch.ones(1), "noise": noise}, ("rowwise",))
+        for dtype, values in ((torch.uint8, (0, 1, 127, 128, 255)), (torch.int32, (0, 1, 2**23 - 1, 2**23, 2**24 - 1))):
+            for r in values:
+                noise = torch.full(patterns.shape, r, dtype=dtype)
+                self.check(q, patterns, {"scale": torch.ones(1), "noise": noise}, ("rowwise",))
 
 
 @pytest.mark.compiler

@@ -185,7 +185,7 @@ def encode(y: np.ndarray, fmt: str, book: Sequence[float], zero: int, noise: np.
         if noise is None:
             steps = np.rint(y)
         else:
-            steps = np.copysign(np.floor(np.abs(y) + noise.astype(f32) / f32(256)), y)
+            steps = np.copysign(stochastic_steps(np.abs(y), noise), y)
         return np.clip(np.where(np.isnan(steps), f32(0), steps) + f32(zero), low, high).astype(dtype)
     if fmt in FLOATS:
         codes = saturated(y, fmt).view(np.uint8) if noise is None else stochastic(y, fmt, noise)
@@ -196,8 +196,17 @@ def encode(y: np.ndarray, fmt: str, book: Sequence[float], zero: int, noise: np.
     return np.where(np.isnan(y), np.argmin(np.abs(wide)), codes).astype(np.uint8)
 
 
+def stochastic_steps(steps: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """floor(steps + noise), the fractions of both in 24 bits; in float64, which has room for all of it."""
+    whole = np.floor(steps.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        part = np.floor((steps - whole) * 2.0**24) / 2.0**24
+    r = noise / 2.0**8 if noise.dtype == np.uint8 else noise / 2.0**24
+    return np.where(np.isfinite(steps), np.floor(whole + part + r), steps).astype(f32)
+
+
 def stochastic(y: np.ndarray, fmt: str, noise: np.ndarray) -> np.ndarray:
-    """r / 256 of a gap is added to the magnitude, and the sum rounded toward zero."""
+    """The magnitude in gaps above the next smaller number of the format, rounded stochastically."""
     numbers = np.arange(128, dtype=np.uint8) if fmt != "e2m1" else np.arange(8, dtype=np.uint8)
     numbers = numbers.view(FLOATS[fmt]).astype(f32)
     numbers = numbers[np.isfinite(numbers)]
@@ -206,8 +215,9 @@ def stochastic(y: np.ndarray, fmt: str, noise: np.ndarray) -> np.ndarray:
         gap = np.where(magnitude < 2, f32(0.5), np.where(magnitude < 4, f32(1), f32(2)))
     else:
         gap = np.append(numbers[1:] - numbers[:-1], f32(0))[np.searchsorted(numbers, magnitude, side="right") - 1]
-    t = magnitude + noise.astype(f32) / f32(256) * gap
-    code = np.searchsorted(numbers, t, side="right") - 1
+    code = np.searchsorted(numbers, magnitude, side="right") - 1
+    above = np.where(magnitude < numbers[-1], (magnitude - numbers[code]) / np.where(gap > 0, gap, 1), 0)
+    code = code + stochastic_steps(above, noise).astype(np.int64)
     return (code + np.signbit(y) * (8 if fmt == "e2m1" else 128)).astype(np.uint8)
 
 

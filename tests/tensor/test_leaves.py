@@ -139,10 +139,10 @@ class TestGradients(unittest.TestCase):
 
 
 class TestStochastic(unittest.TestCase):
-    def test_generator_fills_the_noise(self):
+    def test_generator_draws_a_seed(self):
         x = spread((32, 64))
-        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
-        want = hop.quantize(presets.NVFP4_STOCHASTIC, x, noise=noise)
+        seed = torch.randint(-(2**63), 2**63 - 1, (), generator=torch.Generator().manual_seed(7))
+        want = hop.quantize(presets.NVFP4_STOCHASTIC, x, noise=hop.noise(seed, x.shape))
         got = hop.quantize(presets.NVFP4_STOCHASTIC, x, generator=torch.Generator().manual_seed(7))
         assert torch.equal(got.codes, want.codes)
 
@@ -178,7 +178,7 @@ ERRORS = [
     ("scale_dtype", TypeError, ["scale must be floating point", "int64"], STATIC, X, {"scale": SCALE.long()}),
     ("zero_dtype", TypeError, ["zero_point", "int16"], ROW_STATIC, X, {"scale": SCALE, "zero_point": ZERO.short()}),
     ("gradient", ValueError, ["gradient must be one of", "'ste'"], presets.INT8_ROW, X, {"gradient": "ste"}),
-    ("no_noise", ValueError, ["rounds at random", "torch.randint"], STOCHASTIC, X, {}),
+    ("no_noise", ValueError, ["rounds at random", "hop.noise(seed, x.shape)"], STOCHASTIC, X, {}),
     ("noise_unasked", ValueError, ["rounds to the nearest"], presets.INT8_ROW, X, {"noise": NOISE}),
     ("noise_shape", ValueError, ["noise must be uint8", "(2, 32)"], STOCHASTIC, X, {"noise": NOISE[:2]}),
     ("noise_dtype", ValueError, ["noise must be uint8", "int64"], STOCHASTIC, X, {"noise": NOISE.long()}),

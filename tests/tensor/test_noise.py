@@ -49,19 +49,26 @@ class TestNoise(unittest.TestCase):
     def test_equals_philox(self, seed, stream):
         want = expected(seed, stream, 16 * 37 + 5)
         for made in (
-            hop.noise(torch.tensor(seed), (16 * 37 + 5,), stream=stream),
+            hop.noise(torch.tensor(seed), (16 * 37 + 5,), stream=stream, bits=8),
             noise_operator.reference(torch.tensor(seed), stream, [16 * 37 + 5]),
         ):
             assert bytes(made.tolist()) == want
 
+    def test_24_bits_are_three_bytes_of_a_block(self):
+        own = expected(5, 6, 16 * 4)
+        at = [(i - i % 16, i % 16) for i in range(16 * 4 - 7)]
+        want = [own[b + k] << 16 | own[b + (k + 4) % 16] << 8 | own[b + (k + 9) % 16] for b, k in at]
+        assert hop.noise(torch.tensor(5), (16 * 4 - 7,), stream=6).tolist() == want
+
     @parameterized.expand([(level,) for level in (*levels.OWN, "off")])
     def test_levels(self, level):
         for shape in ((), (0,), (1,), (17, 31), (3, 0, 2), (40, 50, 33), (2, 100_003)):
-            want = noise_operator.reference(torch.tensor(99), 3, list(shape))
-            with levels.at(level):
-                got = hop.noise(torch.tensor(99), shape, stream=3)
-            assert got.shape == shape and got.dtype == torch.uint8 and got.is_contiguous()
-            assert torch.equal(got, want), (level, shape)
+            for bits, dtype in ((8, torch.uint8), (24, torch.int32)):
+                want = noise_operator.reference(torch.tensor(99), 3, list(shape), bits)
+                with levels.at(level):
+                    got = hop.noise(torch.tensor(99), shape, stream=3, bits=bits)
+                assert got.shape == shape and got.dtype == dtype and got.is_contiguous()
+                assert torch.equal(got, want), (level, shape)
 
     def test_shape_does_not_matter(self):
         flat = hop.noise(torch.tensor(1), (120,))
@@ -71,7 +78,10 @@ class TestNoise(unittest.TestCase):
     def test_uniform_and_independent(self):
         """Every value equally often, up to 5 deviations of chi-square; streams and seeds without correlation."""
         n = 2**20
-        draws = [hop.noise(torch.tensor(s), (n,), stream=t).numpy() for s, t in ((0, 0), (0, 1), (1, 0), (2**32, 0))]
+        named = ((0, 0), (0, 1), (1, 0), (2**32, 0))
+        draws = [hop.noise(torch.tensor(s), (n,), stream=t, bits=8).numpy() for s, t in named]
+        wide = hop.noise(torch.tensor(3), (n,))
+        draws += [wide.bitwise_right_shift(shift).bitwise_and(255).numpy() for shift in (16, 8, 0)]
         for x in draws:
             chi = ((np.bincount(x, minlength=256) - n / 256) ** 2 / (n / 256)).sum()
             assert abs(chi - 255) < 5 * np.sqrt(2 * 255), chi

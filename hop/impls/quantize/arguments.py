@@ -10,7 +10,6 @@ from torch import Tensor
 from hop.compat import eager, memory, tracing
 from hop.compat.memory import PLAIN
 from hop.numerics import copies
-from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST
 from hop.numerics.spelling import shown
@@ -150,17 +149,18 @@ def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
     if noise is not None and not isinstance(noise, Tensor):
         raise TypeError(f"{name}: noise must be a tensor, got {shown(noise)}; make one with torch.tensor")
     if (noise is not None) == q.is_random():
-        if noise is not None and (noise.shape != x.shape or noise.dtype != torch.uint8 or noise.device != x.device):
+        takes = noise is None or noise.dtype in (torch.uint8, torch.int32)
+        if noise is not None and (noise.shape != x.shape or not takes or noise.device != x.device):
             raise ValueError(
-                f"{name}: noise must be uint8 of x's shape {tuple(x.shape)} on {x.device}, got {noise.dtype} of "
-                f"{tuple(noise.shape)} on {noise.device}; make it with torch.randint"
+                f"{name}: noise must be uint8 or int32 of x's shape {tuple(x.shape)} on {x.device}, got {noise.dtype} "
+                f"of {tuple(noise.shape)} on {noise.device}; make it with hop.noise"
             )
         return
     if noise is not None:
         raise ValueError(f"{name}: {needless('noise', q, noise)}")
     raise ValueError(
-        f"{name}: noise is None, and {q} rounds at random; pass noise=torch.randint(0, {2**NOISE_BITS}, x.shape, "
-        "dtype=torch.uint8), or generator= in eager mode"
+        f"{name}: noise is None, and {q} rounds at random; pass noise=hop.noise(seed, x.shape), or generator= in eager "
+        "mode"
     )
 
 

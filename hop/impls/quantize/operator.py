@@ -21,11 +21,11 @@ from hop.kernels.cpu import quantize as native
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.estimators import Derivatives, Position
-from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers import sharding
+from hop.tensor.buffers.noise import drawn_noise
 from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 
 _Optional = Tensor | None
@@ -254,8 +254,10 @@ def quantize(
             (`TensorProto.buffers` lists it), with a gradient. For a two-level quantizer it is the amax of the tensor.
         zero_point: the zero point that goes with `scale`, for a quantizer that has one: integer codes, or floating
             point, which is rounded and gets a gradient.
-        noise: the random bits of stochastic rounding: uint8 of x's shape, uniform in 0..255.
-        generator: draws `noise` from it, in eager mode.
+        noise: the random integers of stochastic rounding, of x's shape: int32, uniform from 0 to 2^24 - 1, as
+            `hop.noise` makes them from a seed; or uint8, uniform from 0 to 255, with which an element goes up with a
+            probability that is rounded down to a multiple of 1/256.
+        generator: draws a seed for `noise` from it, in eager mode.
         usages: the copies to make, "rowwise", "columnwise" or both (hop.numerics.copies).
         gradient: "clipped", where x's gradient is 0 for elements beyond the largest code; or "plain", where it is not.
 
@@ -368,7 +370,7 @@ def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tu
             )
         if not q.is_random():
             raise ValueError(f"{name}: {needless('generator', q, generator)}")
-        noise = torch.randint(0, 2**NOISE_BITS, x.shape, dtype=torch.uint8, device=x.device, generator=generator)
+        noise = drawn_noise(x, generator)
     return str(q), noise
 
 

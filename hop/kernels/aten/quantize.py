@@ -11,6 +11,7 @@ quantizer like any other; so all else is said once, in hop.numerics.quantizer an
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -22,7 +23,8 @@ from hop.compat import eager, inductor, tracing
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
 from hop.numerics import blocks, copies, memory_format
-from hop.numerics.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
+from hop.numerics.format import rounds_up
+from hop.numerics.formats import Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule
@@ -81,13 +83,14 @@ class FastFloat(_Packing, Float):
         if noise is None:
             steps = steps.round()
         else:
-            steps = (steps + noise.to(torch.float32) / 2**NOISE_BITS).floor()
+            whole = steps.floor()
+            steps = whole + rounds_up(steps - whole, noise).to(torch.float32)
         code = steps.to(torch.int32) + ((exponent - least) << self.mantissa_bits)
         negative = known & (x.view(torch.int32) < 0)
         if not self.dtype.is_floating_point:
             return torch.where(negative, code + 2 ** (self.bits - 1), code).to(self.dtype)
         code = torch.where(negative, code + 128, code).to(torch.uint8).view(self.dtype)
-        return torch.where(known, code.to(torch.float32), x).to(self.dtype)
+        return torch.where(known, code.to(torch.float32), math.nan).to(self.dtype)
 
     def _encode_by_binade(self, x: Tensor) -> Tensor:
         """A choice for each exponent: Inductor vectorizes comparisons, not the reading of bits."""

@@ -9,10 +9,10 @@ from hop.kernels.cpu import operators as native_operators
 
 
 def _prepare(call: tuple[Any, ...]) -> Plan:
-    seed, _, shape = call
+    seed, _, shape, *_ = call
     decline(native.declines_here() or native.declines_tensor("seed", seed))
     native.sizes(shape)
-    return lambda seed, stream, shape: native_operators.noise(seed, list(shape), stream)
+    return lambda seed, stream, shape, *bits: native_operators.noise(seed, list(shape), stream, *bits)
 
 
 NOISE = Kernel("native", _prepare, native=True)

@@ -98,8 +98,8 @@ def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
 
 
-def _noise(seed: Tensor, shape: Sequence[Any], stream: int) -> Tensor:
-    return seed.new_empty(shape, dtype=torch.uint8)
+def _noise(seed: Tensor, shape: Sequence[Any], stream: int, bits: int = 8) -> Tensor:
+    return seed.new_empty(shape, dtype=torch.uint8 if bits == 8 else torch.int32)
 
 
 def _function(x: Tensor, name: str) -> Tensor:
@@ -201,7 +201,7 @@ dequantize: Callable[..., Tensor] = _missing
 step_: Callable[..., None] = _missing
 """(p, grad, buffers, numbers, seed, stream, description): a step of an optimizer; native/torch/update.cpp."""
 noise: Callable[..., Tensor] = _missing
-"""(seed, shape, stream): random bytes."""
+"""(seed, shape, stream, bits=8): random integers, uint8 of 8 bits or int32 of 24."""
 function: Callable[..., Tensor] = _missing
 """(x, name): a function of hop.numerics.functions, float32, of each element of x, float32, bfloat16 or float16."""
 rows: Callable[..., list[Tensor]] = _missing

@@ -22,6 +22,7 @@ from hop.numerics.formats import Format
 from hop.numerics.quantizer import Quantizer
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NOISE = (torch.uint8, torch.int32)
 
 
 # ---- calls
@@ -181,8 +182,8 @@ def _check_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> None:
 
 
 def _check_noise(x: Tensor, noise: Tensor) -> None:
-    if noise.dtype != torch.uint8 or noise.shape != x.shape:
-        raise Declined(f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}")
+    if noise.dtype not in _NOISE or noise.shape != x.shape:
+        raise Declined(f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}")
 
 
 def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any) -> None:

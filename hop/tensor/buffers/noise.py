@@ -1,13 +1,15 @@
 """Random bits of stochastic rounding, as a function of a seed: the same in eager mode, compiled, and on every device.
 
-    hop_noise(seed, stream, shape) -> uint8
+    hop_noise(seed, stream, shape, bits=8) -> uint8, or int32 where bits = 24
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the block of 16 bytes number b is
 
     philox(counter = (b mod 2^32, b div 2^32, stream, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
 
-its four words in order, each from its lowest byte up; element i of the tensor, counted row by row, is byte i mod 16 of
-block i div 16.
+its four words in order, each from its lowest byte up. With 8 bits, element i of the tensor, counted row by row, is byte
+k = i mod 16 of block i div 16. With 24 bits it is that byte, then bytes k + 4 and k + 9 (mod 16) of the same block,
+from the highest: three different bytes, so that each element is uniform. Elements share bytes, but the correlation of
+two rounded numbers is below 1/256: lower bytes count only where the first one leaves a tie.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,6 +24,7 @@ from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.kernels.cpu import noise as native
 from hop.numerics import blocks
+from hop.numerics.format import NOISE_BITS
 from hop.numerics.spelling import shown
 
 _MAKE = "make one with torch.tensor"
@@ -30,21 +33,25 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key between rounds
 _WORD = 2**32 - 1
 _BLOCK = 16
+_LOWER = (4, 9)  # how far a number's lower bytes are from its first
 
 
 class Noise(Hop):
     """hop_noise."""
 
-    def check(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Any:
+    def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> Any:
         if not isinstance(seed, Tensor):
             raise TypeError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if seed.dtype != torch.int64 or seed.dim():
             raise ValueError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if isinstance(stream, bool) or not isinstance(stream, int | torch.SymInt) or not 0 <= stream <= _WORD:
             raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}; give one such as 0")
-        return (seed, stream, list(blocks.checked_shape("noise", shape))), {}
+        if bits not in (8, 24) or isinstance(bits, bool):
+            raise ValueError(f"noise: bits must be 8 or 24, got {shown(bits)}; give one of them")
+        # Programs have three operands for 8 bits.
+        return (seed, stream, list(blocks.checked_shape("noise", shape)), *([bits] if bits != 8 else [])), {}
 
-    def reference(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Tensor:
+    def reference(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> Tensor:
         count = 1
         for n in shape:
             count = count * n
@@ -55,8 +62,12 @@ class Noise(Hop):
             (high0, low0), (high1, low1) = (_product(w, m) for w, m in zip(words[::2], _MULTIPLIERS, strict=True))
             words = [_xor(high1, words[1], key[0]), low1, _xor(high0, words[3], key[1]), low0]
             key = [_low(k + w) for k, w in zip(key, _WEYL, strict=True)]
-        values = torch.stack([_low(_shifted(word, 8 * i), 255) for word in words for i in range(4)], -1)
-        return values.to(torch.uint8).flatten()[:count].reshape(list(shape))
+        values = [_low(_shifted(word, 8 * i), 255) for word in words for i in range(4)]
+        if bits == 24:
+            second, third = (values[n:] + values[:n] for n in _LOWER)
+            values = [a * 2**16 + b * 2**8 + c for a, b, c in zip(values, second, third, strict=True)]
+        dtype = torch.uint8 if bits == 8 else torch.int32
+        return torch.stack(values, -1).to(dtype).flatten()[:count].reshape(list(shape))
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((native.NOISE, args),)
@@ -87,19 +98,27 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 noise_operator = Noise("hop_noise")
 
 
-def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0) -> Tensor:
-    """The random bits that stochastic rounding of a tensor takes, found from a seed.
+def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0, bits: int = NOISE_BITS) -> Tensor:
+    """The random integers of a tensor's stochastic rounding, as a function of a seed.
 
     Args:
         seed: int64 of shape ().
         shape: of the tensor to be rounded.
         stream: 0 to 2^32 - 1: the streams of one seed are independent.
+        bits: 24, or 8, which take a quarter of the memory, and with which rounding is biased by up to 1/256 of a gap
+            (docs/numerics.md).
 
     Returns:
-        uint8 of `shape`, contiguous, on the seed's device: uniform in 0..255, the same for the same arguments on every
-        device and route.
+        int32, or uint8 for 8 bits, of `shape`, contiguous, on the seed's device: uniform from 0 to 2^bits - 1, the same
+        for the same arguments on every device and route.
     """
-    return noise_operator(seed, stream, shape)
+    return noise_operator(seed, stream, shape, bits)
+
+
+def drawn_noise(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """`noise` of x's shape on its device, its seed drawn from a generator, or from PyTorch's own."""
+    seed = torch.randint(-(2**63), 2**63 - 1, (), device=x.device, generator=generator)
+    return noise(seed, x.shape)
 
 
 dynamo.allow_in_graph(noise)

@@ -116,6 +116,12 @@ OTHERS = [
         "stream | -1 | must be an integer from 0 to 2^32 - 1 | give one such as 0",
     ),
     wrong(
+        "noise_bits",
+        ValueError,
+        lambda: hop.noise(torch.tensor(1), (2,), bits=16),
+        "bits | 16 | must be 8 or 24 | give one of them",
+    ),
+    wrong(
         "calibration_q",
         TypeError,
         lambda: calibration.amax("INT8_ROW", floats(2)),

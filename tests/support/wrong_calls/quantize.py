@@ -181,13 +181,13 @@ QUANTIZE = [
         "quantize_noise_missing",
         ValueError,
         lambda: quantize(RANDOM),
-        "noise | None | rounds at random | pass noise=torch.randint(0, 256, x.shape, dtype=torch.uint8)",
+        "noise | None | rounds at random | pass noise=hop.noise(seed, x.shape)",
     ),
     traced(
         "quantize_noise_dtype",
         ValueError,
         lambda: quantize(RANDOM, noise=floats(2, 16)),
-        "noise | torch.float32 | must be uint8 of x's shape (2, 16) | make it with torch.randint",
+        "noise | torch.float32 | must be uint8 or int32 of x's shape (2, 16) | make it with hop.noise",
     ),
     traced(
         "quantize_noise_list", TypeError, lambda: quantize(RANDOM, noise=[0]), f"noise | [0] | must be a tensor | {ONE}"

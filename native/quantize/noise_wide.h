@@ -1,0 +1,16 @@
+// Random integers of 24 bits (hop/tensor/buffers/noise.py). Included in a namespace (isa.h), after philox.
+
+// The integers of 24 bits of the blocks first..first + GROUP - 1: of each byte, it and those 4 and 9 places on.
+inline void wide_noise(uint64_t key, uint32_t stream, uint64_t first, uint32_t* __restrict__ out) {
+    constexpr int64_t SIZE = GROUP * BLOCK;
+    uint8_t bytes[SIZE], second[SIZE], third[SIZE];
+    philox(key, stream, first, bytes);
+    for (int64_t i = 0; i < SIZE; i += BLOCK) {
+        uint8_t twice[2 * BLOCK];
+        __builtin_memcpy(twice, bytes + i, BLOCK);
+        __builtin_memcpy(twice + BLOCK, bytes + i, BLOCK);
+        __builtin_memcpy(second + i, twice + 4, BLOCK);
+        __builtin_memcpy(third + i, twice + 9, BLOCK);
+    }
+    for (int64_t i = 0; i < SIZE; ++i) out[i] = uint32_t(bytes[i]) << 16 | uint32_t(second[i]) << 8 | uint32_t(third[i]);
+}
