@@ -77,8 +77,8 @@ def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list
     buffers: dict[str, Buffer] = {}
     for usage in usages:
         wise = shape if usage == ROWWISE else columns(shape)
-        described = quantizer.buffers(wise).values()
-        for name, (size, dtype) in zip(names(quantizer, (usage,)), described, strict=True):
+        for own, (size, dtype) in quantizer.buffers(wise).items():
+            name = name_of(quantizer, usage, own)
             buffers.setdefault(name, Buffer(name, size, dtype))
     return list(buffers.values())
 
