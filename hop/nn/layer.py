@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hop.compat import profiling
+from hop.compat import dtensor, profiling
 from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
 from hop.impls.quantized import Scales, quantized
@@ -159,7 +159,7 @@ class Layer(ScaleState):
 
     def check_assigned(self, weight: Any) -> None:
         """Raise for a float weight where it is frozen."""
-        is_float = isinstance(weight, Tensor) and not isinstance(weight, QuantizedTensor)
+        is_float = isinstance(weight, Tensor) and not isinstance(dtensor.own_part(weight), QuantizedTensor)
         if is_float and self.__dict__.get("frozen"):
             raise RuntimeError(
                 f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {weight.dtype} would bring floats "

@@ -36,11 +36,17 @@ class TfliteAdd(families.OfTwo):
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
+    @staticmethod
+    def room(codes: torch.dtype) -> int:
+        """What codes are multiplied by first. The output's scale is above the larger operand's twice over this, as the
+        last multiplier is below 1."""
+        return 2 ** _HEADROOM.get(codes, _HEADROOM_OF_BYTES)
+
     def combined(self, x: Tensor, units: Units, other: families.Second) -> Tensor:
         first, second, output_scale = units.scales(x, torch.float64, other.scale)
         twice = torch.maximum(first, second) * 2
         zeros = units.zeros(x, torch.int64, other.zero_point)
-        room = 2 ** _HEADROOM.get(x.dtype, _HEADROOM_OF_BYTES)
+        room = self.room(x.dtype)
         a = _times((x.to(torch.int64) - zeros[0]) * room, first / twice)
         b = _times((other.codes.to(torch.int64) - zeros[1]) * room, second / twice)
         total = a - b if other.subtracts else a + b

@@ -243,6 +243,28 @@ def quantized_parameters(mesh: Any, rank: int) -> None:
             raise AssertionError("square blocks of a QuantizedTensor were taken")
 
 
+def frozen_layers(mesh: Any, rank: int) -> None:
+    """Layers of hop.nn with codes for weights, by hop.quantize_ and by convert and freeze; not where they are packed."""
+    x = batch(8, 64, 0)
+    for scheme, frozen in itertools.product(("int8", "int4", "fp8", "nvfp4"), (False, True)):
+        made = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.GELU(), torch.nn.Linear(10, 3))
+        one = copy.deepcopy(made)
+        for parameter in one.parameters():
+            torch.nn.init.uniform_(parameter, -1, 1, generator=torch.Generator().manual_seed(parameter.numel()))
+        if frozen:
+            nn.convert(one, scheme)
+            nn.freeze(one, pack=False)
+        else:
+            hop.quantize_(one, scheme, pack=False)
+        many = sharded(copy.deepcopy(one), mesh)
+        assert type(many[0].weight.to_local()) is hop.QuantizedTensor
+        assert torch.equal(many(x), one(x)), (scheme, frozen)
+    packed = hop.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 64)), "int8", pack=True)
+    if packed[0].weight.quantizer.is_tiled():
+        with pytest.raises(ValueError, match="pack=False"):
+            sharded(packed, mesh)
+
+
 def meshes(mesh: Any, rank: int) -> None:
     """Replicas of shards, and shards of what tensor parallelism cuts: integers equal to the bit."""
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -341,6 +363,10 @@ class TestProcesses(unittest.TestCase):
 
     def test_quantized_parameters(self):
         run(quantized_parameters, 4)
+
+    def test_frozen_layers(self):
+        for processes in (1, 2, 4):
+            run(frozen_layers, processes)
 
     def test_meshes(self):
         run(meshes, 4)

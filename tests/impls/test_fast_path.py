@@ -1,5 +1,6 @@
 """The way around the dispatcher gives what the way through it gives, and is not taken where somebody watches."""
 
+import math
 import sys
 import unittest
 import warnings
@@ -21,6 +22,7 @@ from hop.compat import eager
 from hop.compat.memory import PLAIN
 from hop.dispatch import plan
 from hop.impls.out_dtype import out_dtype_operator
+from hop.impls.scaled import native_convolution as convolution
 from hop.kernels.cpu import native
 from tests.support.routes import nodes
 
@@ -305,6 +307,12 @@ class TestOnePlace(unittest.TestCase):
         assert None not in keys and len(set(keys)) == len(keys)
         assert plan.key(("op",), (q.clone(), x.clone())) == plan.key(("op",), (q, x))
         assert plan.key(("op", 1), (x,)) != plan.key(("op", 2), (x,))
+        numbers = (0.0, -0.0, 0, False, 1.0, 1, True, float("nan"), "1", None)
+        of_numbers = [plan.key((), (x, g)) for n in numbers for g in (n, [n], [2, n])]
+        of_names = [plan.named({"alpha": n}) for n in numbers]
+        assert len(set(of_numbers)) == len(of_numbers) and len(set(of_names)) == len(of_names)
+        assert plan.key((), (x, float("nan"))) == plan.key((), (x, float("nan")))
+        assert plan.named({"alpha": x}) is None
         for odd in ([x], [[1]], [torch.float32], object(), torch.float32):
             assert plan.key((), (odd,)) is None, odd
 
@@ -354,6 +362,63 @@ class TestOnePlace(unittest.TestCase):
         out = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         again = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         assert torch.equal(out.codes, again.codes) and again.quantizer == static
+
+    def test_equal_numbers_that_are_not_the_same(self):
+        """Calls with 0.0 and -0.0, or 1, 1.0 and True, give or raise what each does alone, in any order."""
+        x = hop.quantize(hop.presets.INT8_ROW, torch.tensor([[-1.0, 0.0, 2.0, -3.0]]))
+        zero = hop.quantize(hop.presets.INT8_TENSOR, torch.zeros(1, 4))
+        floats, image = torch.tensor([[-1.0, 0.0, 2.0]]), torch.tensor([[[[-3, 1, 2]]]], dtype=torch.int8)
+        pictures = [hop.quantize(hop.presets.INT8_TENSOR, torch.randn(1, 1, 3, 3)) for _ in range(2)]
+        calls = {
+            "mul": lambda v: hop.scaled(aten.mul.Scalar, torch.float32, x, v),
+            "add": lambda v: hop.scaled(aten.add.Scalar, torch.float32, zero, v),
+            "leaky_relu": lambda v: hop.scaled(aten.leaky_relu.default, torch.float32, floats, v),
+            "clamp": lambda v: hop.scaled(aten.clamp.default, torch.float32, x, v),
+            "alpha": lambda v: hop.scaled(aten.add.Tensor, torch.float32, x, zero, alpha=v),
+            "conv2d": lambda v: hop.scaled(aten.conv2d.default, torch.float32, *pictures, None, [v, v]),
+            "groups": lambda v: hop.scaled(aten.conv2d.default, torch.float32, *pictures, None, [1], [0], [1], v),
+            "out_dtype": lambda v: hop.out_dtype(aten.mul.Tensor, torch.float32, floats, v),
+            "conv of integers": lambda v: hop.out_dtype(aten.conv2d.default, torch.int32, image, image, None, [v, v]),
+        }
+
+        def outcome(call: Any, value: Any) -> Any:
+            try:
+                result = call(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                return str(error)
+            return result.dtype, result.contiguous().view(torch.uint8).tolist()  # the bits, for the sign of 0
+
+        pairs = ((0.0, -0.0), (1, True), (1.0, 1), (1.0, True), (0, False), (0, 0.0), (0.0, False), (0, -0.0))
+        for name, call in calls.items():
+            alone = {}
+            for value in {repr(v): v for pair in pairs for v in pair}.values():
+                plan.forget()
+                alone[repr(value)] = outcome(call, value)
+            for a, b in (*pairs, *(pair[::-1] for pair in pairs)):
+                plan.forget()
+                outcome(call, a)
+                assert outcome(call, b) == alone[repr(b)], (name, a, b)
+        for signed in (-0.0, 0.0):  # the values alone differ in the sign of 0: equal bits would prove nothing
+            assert math.copysign(1, calls["mul"](signed)[0, 2].item()) == math.copysign(1, signed)
+
+    def test_booleans_as_sizes_of_a_convolution(self):
+        """What kernels are told is kept by sizes, of which True and 1 are equal."""
+        for first, second in ((True, 1), (1, True)):
+            convolution._convolution.cache_clear()
+            x, w = (hop.quantize(hop.presets.INT8_TENSOR, torch.randn(1, 1, 3, 3)) for _ in range(2))
+            results = [
+                hop.scaled(aten.conv2d.default, torch.float32, x, w, None, [v, v], [0, 0], [v, v], v)
+                for v in (first, second)
+            ]
+            assert torch.equal(*results)
+
+    def test_nan_makes_one_plan(self):
+        counts = []
+        for _ in range(3):
+            hop.scaled(aten.mul.Scalar, torch.float32, self.q, float("nan"))
+            hop.scaled(aten.add.Tensor, torch.float32, self.q, self.q, alpha=float("nan"))
+            counts.append(len(plan._plans))
+        assert counts[0] == counts[2]
 
     def test_what_has_no_hash_is_refused_by_name(self):
         linear = torch.ops.aten.linear.default

@@ -139,8 +139,9 @@ class Arrays:
         bias = call.find(BIAS) if call.kwargs.get("beta", 1) else None
         self.about["sums"] = {"count": len(terms), "has_bias": exact and bias is not None}
         if exact and isinstance(bias, Tensor) and bias.is_floating_point():
-            steps = bias_steps(terms[0], aligned(call, bias)).clamp(-(2**31), 2**31 - 1)
-            self.add("bias.steps", steps.to(torch.int32))
+            most = 2.0**46 if terms[0].total.dtype == torch.int64 else 2.0**32
+            steps = bias_steps(terms[0], aligned(call, bias), most)
+            self.add("bias.steps", steps.to(torch.int32) if bool((steps.to(torch.int32) == steps).all()) else steps)
         convention = call.output.scale.requantization if isinstance(call.output, Quantizer) else None
         if isinstance(convention, FixedPoint):
             assert isinstance(call.output, Quantizer)

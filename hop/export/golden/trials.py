@@ -14,7 +14,8 @@ from hop.numerics import integer_functions as integers
 from hop.numerics import requantization
 from hop.numerics.quantizer import Quantizer
 
-_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of conventions that an operator has not
+# Of conventions that an operator has not, or, the last, whose tables do not reach the scales of a call.
+_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError, IndexError)
 _MULTIPLIERS = (
     requantization.Reciprocal(),
     requantization.Division(),

@@ -11,7 +11,7 @@ from hop.dispatch.operators import CONVOLUTION, INTERPOLATE, LHS, MATRIX, RHS, a
 from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.known_targets import PT2E
 from hop.export.rewrite.program import value
-from hop.export.rewrite.target import Row, Target
+from hop.export.rewrite.target import Limits, Row, Target
 from hop.numerics.integer_functions import Pt2eAveragePool, Pt2eMean, Pt2eResizeBilinear
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
 
@@ -79,6 +79,10 @@ class Conventions:
             if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
                 return row.per_tensor
         return row.convention
+
+    def limits(self, node: Node) -> Limits:
+        """What the kernel of a node's operator takes."""
+        return Limits() if self.target is None or node.target not in self.target else self.target[node.target].limits  # type: ignore[operator,index]
 
     def of_copy(self, codes: torch.dtype) -> Convention:
         """How codes of one scale become those of another, by a target."""

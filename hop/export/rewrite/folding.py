@@ -53,6 +53,35 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
     return known
 
 
+class KnownValues:
+    """What nodes of `graph`, a copy of the program's, have whatever the inputs are, found when it is asked for."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.found: dict[str, Tensor | None] = dict(_held(program))
+
+    def __call__(self, x: Any) -> Tensor | None:
+        """The value of a node, None if it depends on an input; of a number, a tensor of it."""
+        if not isinstance(x, Node):
+            return torch.tensor(x)
+        if x.name not in self.found:
+            self.found[x.name] = self._computed(x)
+        return self.found[x.name]
+
+    def _computed(self, node: Node) -> Tensor | None:
+        op = node.target
+        if node.op != "call_function" or not isinstance(op, OpOverload) or op._schema.is_mutable:
+            return None
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            return None
+        values = {n: self(n) for n in node.all_input_nodes}
+        if any(x is None for x in values.values()):
+            return None
+        args, kwargs = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
+        with torch.no_grad():
+            result = op(*args, **kwargs)
+        return result if isinstance(result, Tensor) else None
+
+
 class ProgramConstants:
     """The constants of a program, and more of them: `tensors`, and the `signature` that goes with them."""
 

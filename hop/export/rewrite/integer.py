@@ -26,6 +26,7 @@ from hop.dispatch import operators as families
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten, of
 from hop.export.rewrite import encodings
+from hop.export.rewrite.biases import with_larger_scale
 from hop.export.rewrite.code_floats import (
     Held,
     codes_by_hand,
@@ -43,6 +44,8 @@ from hop.export.rewrite.code_floats import (
 from hop.export.rewrite.consumers import End, ends_of, factors
 from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.encodings import FORMATS, Encoding
+from hop.export.rewrite.folding import KnownValues, ProgramConstants
+from hop.export.rewrite.limits import check_sizes, check_units
 from hop.export.rewrite.padding import fill_code, padding_of, run_pad
 from hop.export.rewrite.program import (
     check_program,
@@ -103,14 +106,18 @@ def to_integer(
     rewriter.run()
     if not rewriter.has_recognised:
         raise ValueError(encodings.unrecognised(plain))
-    return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
+    constants = rewriter.constants
+    program = rebuilt(plain, graph, constants.signature, constants=constants.tensors)
+    return Rewritten(without_unused(program), Report(tuple(rewriter.rows)))
 
 
 class _Rewriter:
     def __init__(self, program: ExportedProgram, graph: Graph, conventions: Conventions) -> None:
         self.program, self.graph, self.conventions = program, graph, conventions
+        self.constants, self.known = ProgramConstants(program), KnownValues(program)
         self.held: dict[Node, Held] = {}
         self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
+        self.larger: dict[Node, list[Node]] = {}  # codes and scales of a weight by which a sum holds its bias
         self.rows: list[Change] = []
         self.has_recognised = False  # whether anything in the program says that it is quantized
 
@@ -131,8 +138,10 @@ class _Rewriter:
         if encodings.is_encoding(node) or isinstance(node.target, Hop):
             self.has_recognised = True
         if encoding := encodings.dequantizing(node):
+            self.check_zero_point(node, encoding)
             self.hold(node, encoding)
         elif encoding := encodings.quantizing(node):
+            self.check_zero_point(node, encoding)
             self.quantized(node, encoding)
         elif choice := encodings.choosing(node):
             self.choose(node, choice)
@@ -146,6 +155,19 @@ class _Rewriter:
             self.leave(node, _unknown(node))
 
     # ---- what holds codes
+
+    def check_zero_point(self, node: Node, e: Encoding) -> None:
+        """Raise ValueError for a zero point that the dtype of its codes, in which hop stores it, does not hold."""
+        zero = None if e.zero_point is None or e.codes not in FORMATS else self.known(e.zero_point)
+        if zero is None:
+            return
+        low, high = encodings.RANGES[e.codes]
+        beyond = zero[(zero < low) | (zero > high)]
+        if beyond.numel():
+            raise ValueError(
+                f"to_integer: node {node.name!r} ({node.target}) has the zero point {beyond[0].item()}, and codes of "
+                f"{short(e.codes)} are {low} to {high}; quantize by a zero point that is a code"
+            )
 
     def hold(self, node: Node, e: Encoding) -> None:
         format = FORMATS.get(e.codes)
@@ -186,6 +208,11 @@ class _Rewriter:
             return
         if missing := self.conventions.missing(node) if family else _unknown(node):
             self.leave(node, missing)
+            return
+        try:
+            check_sizes(node, self.conventions.limits(node))
+        except ValueError as error:
+            self.leave(node, str(error))
             return
         if family is families.ATTENTION:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
@@ -228,11 +255,34 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
+        check_units(node, args, rule, self.conventions.limits(node), e, self.known)
+        if rule.exact and of(node.target).family in _PRODUCTS:
+            args = self.holding_bias(node, args, e)
         operand = args[0] if of(node.target).family is families.VIEW else None
         if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
             return emit(end.node, codes_within, operand.codes, bounds, views)
         return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
+
+    def holding_bias(self, node: Node, args: list[Any], e: Encoding) -> list[Any]:
+        """The arguments of a product whose integer sum has its bias, with a weight of a larger scale where the sum
+        would not hold it. Raises ValueError where there is none."""
+        lhs, rhs = (of(node.target).find(role, tuple(args)) for role in (LHS, RHS))
+        if not isinstance(lhs, Held) or not isinstance(rhs, Held):
+            return args
+        larger = with_larger_scale(node, lhs, rhs, e.scale, self.known)
+        if larger is None:
+            return args
+        if node not in self.larger:
+            mode, names = value(node).fake_mode, ("codes", "scales")
+            self.larger[node] = [
+                self.constants.hold(
+                    self.graph, f"larger_{node.name}_{name}", x, mode.from_tensor(x, static_shapes=True)
+                )
+                for name, x in zip(names, larger, strict=True)
+            ]
+        codes, scales = self.larger[node]
+        return [rhs._replace(codes=codes, given=[scales, *rhs.given[1:]]) if x is rhs else x for x in args]
 
     def is_alike(self, operand: Held, e: Encoding) -> bool:
         """Whether codes mean the same numbers, all of them by one scale."""
@@ -384,7 +434,8 @@ class _Rewriter:
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [kind_of(self.held.get(x, x)) for x in tensors]
-        return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
+        more = ", its weight by a larger scale, for the bias" if node in self.larger else ""
+        return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}{more}", True)
 
 
 def _unknown(node: Node) -> str:

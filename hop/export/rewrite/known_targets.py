@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hop.dispatch import operators as families
-from hop.export.rewrite.target import Row, Target
+from hop.export.rewrite.target import Limits, Row, Target
 from hop.numerics import integer_functions as integers
 from hop.numerics import requantization
 
@@ -21,6 +21,9 @@ _POOLS = tuple(f"{kind}avg_pool{n}d.default" for kind in ("", "adaptive_") for n
 _BILINEAR = ("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
+
+_OF_SIGMOID = Limits(units=(1 / 256, -128))
+"""TFLite's quantization specification, LOGISTIC of int8: its kernels do not read the result's scale."""
 
 TFLITE = Target(
     "TFLITE",
@@ -73,7 +76,12 @@ TFLITE = Target(
             "kernels/internal/reference/softmax.h Softmax",
         ),
         *(
-            Row((name,), integers.TfliteTable(function=name.partition(".")[0]), f"kernels/{file}; common.h LUTPopulate")
+            Row(
+                (name,),
+                integers.TfliteTable(function=name.partition(".")[0]),
+                f"kernels/{file}; common.h LUTPopulate",
+                limits=_OF_SIGMOID if name == "sigmoid.default" else Limits(),
+            )
             for name, file in (
                 ("sigmoid.default", "activations.cc SigmoidPrepare"),
                 ("tanh.default", "activations.cc TanhPrepare"),
@@ -87,6 +95,9 @@ TFLITE = Target(
 twice."""
 
 
+_OF_15_BITS = Limits(multiplier=2.0**7)
+"""Of sums of 64 bits: kernels/internal/common.cc, MultiplyByQuantizedMultiplier, whose shift is below 8."""
+
 TFLITE_16X8 = Target(
     "TFLITE_16X8",
     (
@@ -94,11 +105,13 @@ TFLITE_16X8 = Target(
             ("conv1d.default", "conv2d.default"),
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
+            limits=_OF_15_BITS,
         ),
         Row(
             ("conv_transpose2d.input",),
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16",
+            limits=_OF_15_BITS,
         ),
         Row(
             ("linear.default",),
@@ -114,6 +127,7 @@ TFLITE_16X8 = Target(
             ("bmm.default",),
             requantization.WideFixedPoint(),
             "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
+            limits=_OF_15_BITS,
         ),
         Row(
             ("add.Tensor", "sub.Tensor"),
@@ -175,6 +189,22 @@ def _with(target: Target, *rows: Row) -> Target:
 
 _MICRO = "tflite-micro, tensorflow/lite/micro/kernels"
 
+_REQUANTIZED = "kernels/internal/reference/requantize.h Requantize, where the scale changes"
+_MICRO_VIEWS = (
+    Row(
+        ("permute.default", "transpose.int", "t.default", "movedim.int", "movedim.intlist"),
+        requantization.GEMMLOWP,
+        f"{_MICRO}/transpose_common.cc TransposePrepare; {_REQUANTIZED}",
+        limits=Limits(rank=5),
+    ),
+    Row(
+        ("slice.Tensor", "narrow.default", "select.int"),
+        requantization.GEMMLOWP,
+        f"{_MICRO}/strided_slice_common.cc StridedSlicePrepare; {_REQUANTIZED}",
+        limits=Limits(rank=4),
+    ),
+)
+
 TFLITE_MICRO = replace(
     _with(
         _without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
@@ -185,6 +215,19 @@ TFLITE_MICRO = replace(
             per_tensor=requantization.FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
         ),
         Row(("mul.Tensor",), requantization.GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul"),
+        Row(
+            ("tanh.default",),
+            integers.TfliteTable(function="tanh"),
+            f"{_MICRO}/tanh.cc CalculateArithmeticOpData, which does not read the result's scale and zero point",
+            limits=Limits(units=(1 / 128, 0)),
+        ),
+        Row(
+            ("cat.default",),
+            integers.TfliteConcatenation(),
+            f"{_MICRO}/concatenation.cc kMaxInputNum; kernels/internal/reference/requantize.h Requantize",
+            limits=Limits(operands=10),
+        ),
+        *_MICRO_VIEWS,
     ),
     name="TFLITE_MICRO",
 )
@@ -197,8 +240,20 @@ TFLITE_MICRO_16X8 = replace(
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
             *_BILINEAR,
         ),
-        Row(("linear.default",), requantization.WideFixedPoint(), f"{_MICRO}/fully_connected.cc, of int16"),
+        Row(
+            ("linear.default",),
+            requantization.WideFixedPoint(),
+            f"{_MICRO}/fully_connected.cc, of int16",
+            limits=_OF_15_BITS,
+        ),
         Row(("mul.Tensor",), requantization.GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
+        Row(
+            ("cat.default",),
+            integers.TfliteConcatenation(),
+            f"{_MICRO}/concatenation.cc kMaxInputNum; kernels/internal/reference/requantize.h Requantize",
+            limits=Limits(operands=10),
+        ),
+        *_MICRO_VIEWS,
     ),
     name="TFLITE_MICRO_16X8",
 )
@@ -260,6 +315,7 @@ TOSA_1_0_INT16 = Target(
             ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
             requantization.WideFixedPoint(),
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
+            limits=Limits(multiplier=2.0**13),
         ),
         *_TOSA_ROWS,
         Row(

@@ -8,7 +8,7 @@ writes each operator by the convention of its row.
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,35 @@ NAMES = tuple(sorted({str(op).removeprefix("aten.") for op in SCALED}))
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a kernel takes and gives, beside what its convention says; None where it takes all.
+
+    units: the one scale and zero point of its codes, which it gives whatever the result's are.
+    rank: the most dimensions of its operands and its result.
+    operands: the most tensors that it takes.
+    multiplier: what both scales of a product over the result's are below.
+    """
+
+    units: tuple[float, int] | None = None
+    rank: int | None = None
+    operands: int | None = None
+    multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.units is not None:
+            scale, zero = self.units
+            spelling.integer(zero, "Limits: the zero point of units")
+            if not spelling.finite(scale, "Limits: the scale of units"):
+                raise ValueError(f"Limits: the scale of units must be above 0, got {scale}; give such a number")
+            object.__setattr__(self, "units", (float(scale), zero))
+        for name in ("rank", "operands"):
+            if (given := getattr(self, name)) is not None:
+                spelling.integer(given, f"Limits: {name}")
+        if self.multiplier is not None:
+            object.__setattr__(self, "multiplier", spelling.finite(self.multiplier, "Limits: multiplier"))
+
+
+@dataclass(frozen=True)
 class Row:
     """What a target does with operators.
 
@@ -32,12 +61,14 @@ class Row:
     convention: how their codes are found.
     source: where that arithmetic is written down: the file and the function, or the paragraph.
     per_tensor: the convention where a product's weight has one scale for the tensor, if it is another.
+    limits: what its kernel ignores or refuses; to_integer does not write such calls.
     """
 
     operators: tuple[str, ...]
     convention: Convention
     source: str = ""
     per_tensor: Convention | None = None
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.operators if name not in NAMES]
@@ -128,6 +159,7 @@ class Target:
                 "convention": str(row.convention),
                 "source": row.source,
                 "per_tensor": None if row.per_tensor is None else str(row.per_tensor),
+                **({} if row.limits == Limits() else {"limits": asdict(row.limits)}),
             }
             for row in self.rows
         ]
@@ -153,10 +185,16 @@ class Target:
                 own, whole = (
                     None if row[n] is None else spelling.read(row[n], Convention) for n in ("convention", "per_tensor")
                 )
-                rows.append(Row(tuple(row["operators"]), own, row["source"], whole))  # type: ignore[arg-type]
+                rows.append(Row(tuple(row["operators"]), own, row["source"], whole, _limits(row)))  # type: ignore[arg-type]
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"row {i}: {error}") from error
         return cls(data["name"], tuple(rows), bool(data["integer_only"]), tuple(data["dtypes"]))
+
+
+def _limits(row: Mapping[str, Any]) -> Limits:
+    given = dict(row.get("limits", {}))
+    units = given.pop("units", None)
+    return Limits(None if units is None else tuple(units), **given)
 
 
 def _short(operators: tuple[str, ...]) -> list[str]:

@@ -9,6 +9,7 @@ from hop.export.rewrite.known_targets import TFLITE_MICRO as TFLITE_MICRO
 from hop.export.rewrite.known_targets import TFLITE_MICRO_16X8 as TFLITE_MICRO_16X8
 from hop.export.rewrite.known_targets import TOSA_1_0 as TOSA_1_0
 from hop.export.rewrite.known_targets import TOSA_1_0_INT16 as TOSA_1_0_INT16
+from hop.export.rewrite.target import Limits as Limits
 from hop.export.rewrite.target import Row as Row
 from hop.export.rewrite.target import Target as Target
 
@@ -22,6 +23,7 @@ __all__ = [
     "TFLITE_MICRO_16X8",
     "TOSA_1_0",
     "TOSA_1_0_INT16",
+    "Limits",
     "Row",
     "Target",
 ]

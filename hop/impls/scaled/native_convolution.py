@@ -121,11 +121,11 @@ def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
     return Geometry(
         x=tuple(c.x.shape),
         weight=tuple(weight.shape),
-        stride=tuple(c.stride),
-        padding=tuple(c.padding),
-        padding_after=tuple(after or c.padding),
-        dilation=tuple(c.dilation),
-        groups=c.groups,
+        stride=tuple(map(int, c.stride)),  # True is 1 in words, too
+        padding=tuple(map(int, c.padding)),
+        padding_after=tuple(map(int, after or c.padding)),
+        dilation=tuple(map(int, c.dilation)),
+        groups=int(c.groups),
         channels_last=channels_last(c.x, weight),
     )
 

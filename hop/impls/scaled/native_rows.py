@@ -145,7 +145,8 @@ Both = tuple[Tensor, QuantizedTensor]
 def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Both | None:
     """y, which is scaled(op, x.dtype, ...) of plain operands, x the first, and hop.quantize(q, y), in one pass. PyTorch
     counts changes of y, in inference mode too. None where the kernels do not take the call, or something watches it."""
-    known = plan.key((rounded_and_quantized, op, q, *kwargs.items()), args)
+    named = plan.named(kwargs)
+    known = None if named is None else plan.key((rounded_and_quantized, op, q, *named), args)
     if known is None:
         return None
     compute = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))

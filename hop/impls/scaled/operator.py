@@ -242,7 +242,7 @@ def activated(y: Tensor, rule: Rule) -> Tensor:
 
 # Names of this module are found faster than attributes of others.
 _key, _find, _dtype, _Quantizer = plan.key, plan.find, torch.dtype, Quantizer
-_are_numbers = plan.are_numbers
+_named = plan.named
 
 
 def scaled(
@@ -285,9 +285,10 @@ def scaled(
     """
     codes = type(output) is _Quantizer
     fits = codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)
-    if fits and type(op) is OpOverload and (not kwargs or _are_numbers(kwargs.values())):
+    named = _named(kwargs) if kwargs else ()
+    if fits and type(op) is OpOverload and named is not None:
         given: Any = (*args, output_scale, output_zero_point) if codes else args
-        if (known := _key((op, output, *kwargs.items()), given)) is not None:
+        if (known := _key((op, output, *named), given)) is not None:
             if output_scale is not None:
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
             compute = _find(known)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cutlass_kernels import prebuilt, steps
 from cutlass_kernels.books import Book
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
+from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.numerics.formats import E4M3, Codebook
@@ -76,7 +77,9 @@ def steps_(calls: Sequence[Call]) -> None:
     groups: dict[Any, dict[Any, list[Call]]] = {}
     for call in calls:
         rule, numbers, _, _, p, *_ = call
-        groups.setdefault((rule, tuple(numbers), p.device), {}).setdefault(_spelled(call), []).append(call)
+        groups.setdefault((rule, tuple(map(plan.bits, numbers)), p.device), {}).setdefault(_spelled(call), []).append(
+            call
+        )
     for (_, _, device), kinds in groups.items():
         target = target_of(device)
         assert target is not None

@@ -118,10 +118,15 @@ def _joined(data: Tensor, parts: Parts, unit: int, rows: int) -> Tensor:
 def check(t: QuantizedTensor) -> None:
     """Raise ValueError unless FSDP2 can cut t into rows, flatten it, and gather it: all as codes."""
     q = t.quantizer
-    if t.usages != (copies.ROWWISE,) or q.flat or q.is_tiled():
+    if q.is_tiled():
         raise ValueError(
-            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, blocks that do not run over the "
-            f"flattened tensor, and no tiled layout; got usages={t.usages} and {q}. Shard it as hop.quantize makes it"
+            f"fully_shard: a QuantizedTensor must have rows that can be cut, and {q} is packed for products; quantize or "
+            "freeze with pack=False, or call hop.unpack"
+        )
+    if t.usages != (copies.ROWWISE,) or q.flat:
+        raise ValueError(
+            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, and blocks that do not run over "
+            f"the flattened tensor; got usages={t.usages} and {q}; quantize it so"
         )
     if any(unit not in (1, -1) for unit in row_units(q, t.dim()).values()):
         raise ValueError(

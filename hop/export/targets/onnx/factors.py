@@ -167,7 +167,7 @@ def _terms(codes: Tensor, zero_point: Any, views: Any, signed: bool) -> list[_Te
     for view, args in views:
         codes = _padded(codes, zero_point, args[0]) if view is _PAD else view(codes, *args)
     if codes.dtype == torch.int16:
-        wide = codes.to(torch.int32)
+        wide = codes.to(torch.int32)  # 255 at most, as _factor has seen: the parts hold all of it
         positive, negative = (x.clamp(0, 255).to(torch.uint8) for x in (wide, wide * -1))
         return [_Term(positive), _Term(negative, sign=-1)]
     rows = None

@@ -55,10 +55,10 @@ def _weight(step: Step, x: Codes, weight: Weight, codes: Tensor) -> list[str]:
     ]
 
 
-def _bias(step: Step, x: Codes, weight: Weight, channels: int) -> list[str]:
+def _bias(step: Step, x: Codes, weight: Weight) -> list[str]:
     if step.arg(2) is None:
         return []
-    bias = bias_codes(x, weight, step.arg(2), channels)
+    bias = bias_codes(x, weight, step.arg(2))
     return [step.file.tensor(f"{step.result.name}_bias", bias.shape, bias.dtype, data=bias)]
 
 
@@ -73,7 +73,7 @@ def _matrix(step: Step) -> None:
     (channels, width), rows = weight.codes.shape, torch.Size(x.shape[:-1]).numel()
     flat = sized(file, tensor(file, x), (rows, width), f"{step.result.name}_rows")
     operands = [flat, *units(file, x), *_weight(step, x, weight, weight.codes.t())]
-    bias = _bias(step, x, weight, channels) or [""]
+    bias = _bias(step, x, weight) or [""]
     output = like(step.result, (rows, channels), step)
     give(step, output, "QGemm", [*operands, *bias, *units(file, step.result)], CONTRIB)
 
@@ -97,7 +97,7 @@ def _convolution(step: Step) -> None:
         raise NotImplementedError("convolutions in batches, with a constant weight, are written")
     stride, pad, dilation = (each(step.arg(i), n, d) for i, d in ((3, 1), (4, 0), (5, 1)))
     operands = [*operand(file, x), *_weight(step, x, weight, weight.codes), *units(file, step.result)]
-    bias = _bias(step, x, weight, len(weight.codes))
+    bias = _bias(step, x, weight)
     attributes = {"strides": stride, "pads": [*pad, *pad], "dilations": dilation, "group": step.arg(6, 1)}
     give(step, step.result, "QLinearConv", [*operands, *bias], **attributes)
 

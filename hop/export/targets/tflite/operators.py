@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
+from hop.export.rewrite.biases import MOST, Channels, rows_of
 from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
@@ -30,19 +31,26 @@ _LOWEST = -128
 # ---- products
 
 
-def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, channels: int) -> Tensor:
-    """The bias in units of the sum: int32, or int64 beside activations of 16 bits."""
-    dtype, most = (torch.int64, 2**46) if x.dtype == torch.int16 else (torch.int32, 2**31 - 1)
+def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, dim: int = 0) -> Tensor:
+    """The bias in units of the sum: int32, or int64 beside activations of 16 bits. `dim` of the weight has the
+    channels. Raises NotImplementedError where a sum does not hold it: to_integer gives none such."""
+    dtype, count = torch.int64 if x.dtype == torch.int16 else torch.int32, weight.codes.shape[dim]
     if bias is None:
-        return torch.zeros(channels, dtype=dtype)
-    units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
+        return torch.zeros(count, dtype=dtype)
     if bias.is_floating_point():
-        bias = (bias.to(torch.float64) / units).round().clamp(-most - (most % 2), most)
+        info, rows = torch.iinfo(x.dtype), rows_of(weight.codes, dim).to(torch.int32)
+        reach = max(info.max - x.zero, x.zero - info.min)
+        try:
+            Channels(rows, weight.scales, bias, x.scale, reach, MOST[dtype]).check()
+        except ValueError as error:
+            raise NotImplementedError(str(error)) from error
+        units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
+        bias = (bias.to(torch.float64) / units).round()
     return bias.to(dtype)
 
 
-def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None, channels: int | None = None) -> int:
-    bias = bias_codes(x, weight, bias, channels or len(weight.codes))
+def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None, dim: int = 0) -> int:
+    bias = bias_codes(x, weight, bias, dim)
     scales = (torch.tensor(x.scale) * weight.scales).tolist()
     quantization = (scales, [0] * len(scales), 0)
     return step.file.tensor(f"{step.result.name}_bias", bias.shape, bias.dtype, quantization, bias)
@@ -117,7 +125,7 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
         file.integers(f"{result.name}_sizes", [shape[d] for d in LAST]),
         _filter(step, weight, weight.codes.permute(1, 2, 3, 0), 0),
         tensor(file, x, LAST),
-        _bias(step, x, weight, step.arg(2), weight.codes.shape[1]),
+        _bias(step, x, weight, step.arg(2), dim=1),
     ]
     options = {"padding": file.padding("SAME" if is_same else "VALID"), "strideH": stride[0], "strideW": stride[1]}
     options["fusedActivationFunction"] = step.activation()

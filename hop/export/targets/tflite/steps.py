@@ -90,4 +90,7 @@ class Step:
         if name not in ("RELU", "RELU6"):  # LiteRT's RELU_N1_TO_1 of int8 has 0 as its lower bound
             raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not written")
         self.activation()
+        info = torch.iinfo(self.result.dtype)
+        if name == "RELU6" and round(6.0 / self.result.scale) + self.result.zero > info.max:
+            name = "RELU"  # the same codes; TFLM refuses a 6 beyond them
         return self.file.operator(name, [index], new(self.file, self.result, order))

@@ -7,6 +7,8 @@ import torch
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, common_order, new, tensor
 
+_MOST_PADDED = 5  # dimensions: kernels/internal/reference/pad.h, PadKernelMaxDimensionCount
+
 
 def viewed(step: Step) -> None:
     x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
@@ -89,6 +91,8 @@ def padded(step: Step) -> None:
     if any(n < 0 for n in flat):
         raise NotImplementedError(f"TFLite pads by 0 or more, got {flat}; slice instead")
     order, rank = common_order([x]), len(x.shape)
+    if rank > _MOST_PADDED:
+        raise NotImplementedError(f"TFLite pads {_MOST_PADDED} dimensions at most, got {rank}; join some by reshape")
     sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
     given = torch.tensor([sides[d] for d in order], dtype=torch.int32)
     name = step.result.name

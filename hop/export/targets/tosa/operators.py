@@ -60,8 +60,8 @@ def _product(step: Step, op: str, inputs: list[str], shape: Sequence[int], **att
 
 def _biased(step: Step, x: Codes, weight: Weight, channels: int) -> tuple[Tensor, Tensor]:
     """The bias in units of the sum, and the most that a sum reaches, for each channel."""
-    bias = bias_codes(x, weight, step.arg(2), channels)
     dim = 1 if step.op is aten.conv_transpose2d.input else 0
+    bias = bias_codes(x, weight, step.arg(2), dim)
     rows = weight.codes.to(torch.int64).abs().movedim(dim, 0).reshape(channels, -1)
     return bias, rows.sum(1) * _largest(x) + bias.to(torch.int64).abs()
 

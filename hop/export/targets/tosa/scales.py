@@ -42,7 +42,8 @@ class Scale:
     def number(cls, multiplier: Tensor, rounding: str = "SINGLE_ROUND") -> "Scale":
         """Of positive numbers, float64."""
         mantissa, shift = fixed_point(multiplier.reshape(-1).to(torch.float64))
-        return cls(tuple(mantissa.tolist()), tuple((31 - shift).clamp(min=2).tolist()), rounding)
+        right = (31 - shift).clamp(min=2)  # of a multiplier of 2^29 or more, by which all codes but 0 saturate anyway
+        return cls(tuple(mantissa.tolist()), tuple(right.tolist()), rounding)
 
     @classmethod
     def of(cls, convention: Any, lhs: Tensor, rhs: Tensor, out: Tensor) -> "Scale":
