@@ -12,7 +12,7 @@ from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
 from hop.nn.attention_rules import checked_attention, convert_attention
-from hop.nn.conversion import convert
+from hop.nn.conversion import convert, has_static_scale
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
@@ -21,6 +21,7 @@ from hop.nn.recomputed import recomputed
 from hop.nn.report import Report
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
+from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -175,6 +176,24 @@ class HopQuantizer(_Base):
 
 
 register_quantizer(METHOD)(HopQuantizer)
+
+
+def make_serializable(model: Any, pack: bool) -> None:
+    """Give a model of transformers that hop.quantize_ made what `save_pretrained` asks a model for that was loaded
+    quantized: a HopQuantizer, and a HopConfig in its config. Not where schemes have static scales, which a HopConfig
+    cannot name: such a model has none, and `save_pretrained` raises, as transformers finds no quantizer.
+    """
+    rows = [row for row in model.hop_report.rows if row.scheme is not None]
+    layers = [(row.name, row.scheme) for row in rows if isinstance(row.scheme, Scheme)]
+    attention = {row.scheme for row in rows if isinstance(row.scheme, AttentionScheme)}
+    if not layers or len(attention) > 1 or any(has_static_scale(scheme) for _, scheme in layers):
+        return
+    schemes = {scheme for _, scheme in layers}
+    # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.
+    rules: Any = schemes.pop() if len(schemes) == 1 else layers
+    config = HopConfig(rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None))
+    model.hf_quantizer = HopQuantizer(config, pre_quantized=False)
+    model.config.quantization_config = config
 
 
 def _weights(layer: Layer | Holder) -> list[tuple[str, Layer | Weight]]:

@@ -1,6 +1,8 @@
 """quantize_: a model, quantized in one call."""
 
+import importlib
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,8 +81,16 @@ def quantize_(
         for module in converted.modules():
             if isinstance(module, Function):
                 module.fuse()
+    if _is_of_transformers(converted):  # by name, as that package is above this one
+        importlib.import_module("hop.integrations.quantizer").make_serializable(converted, pack)
     log.info("quantize_: %s layers; %s", report.converted, report.summary)
     return converted
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    """Whether it is a model of transformers; imports nothing."""
+    module = sys.modules.get("transformers.modeling_utils")
+    return module is not None and isinstance(model, module.PreTrainedModel)
 
 
 def _check_flags(**flags: Any) -> None:

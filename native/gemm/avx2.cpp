@@ -1,4 +1,4 @@
-// Products with AVX2: int8 as int16, bfloat16 as float32.
+// Products of integers with AVX2: int8 as int16.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)
@@ -16,8 +16,9 @@ namespace avx2 {
 
 #include "gemm/engine_avx2.h"
 
-int integers(Job& job) { return Multiplication<Avx2<Int8>>(job).run(); }
-int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
+int narrow_integers(Job& job);
+
+int integers(Job& job) { return is_narrow(job.p.rhs.format) ? narrow_integers(job) : Multiplication<Avx2<Int8>>(job).run(); }
 
 }  // namespace avx2
 }  // namespace hop

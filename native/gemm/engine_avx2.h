@@ -1,7 +1,8 @@
-// Products with AVX2: int8 as int16, bfloat16 as float32. Included by each file that multiplies so, in the namespace of
+// Products of integers with AVX2: int8 as int16. Included by each file that multiplies so, in the namespace of
 // its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
+#include "gemm/columns_avx2.h"
 #include "gemm/tiles_plain.h"
 #include "gemm/words_avx2.h"
 #include "gemm/scales.h"
@@ -12,11 +13,8 @@
 #include "gemm/finish_plain.h"
 #include "gemm/requantize.h"
 #include "gemm/gemm.h"
-#include "gemm/lhs_floats.h"
 #include "gemm/row_blocks.h"
-
-// 8 columns of a quad: 8 times 4 bytes.
-inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+#include "gemm/loads_avx2.h"
 
 // Factors as int16, in pairs of k 0 and 2 and of k 1 and 3.
 struct Int8 {
@@ -57,42 +55,6 @@ struct Int8 {
             for (int half = 0; half < 2; ++half) {
                 sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(x, even[half]));
                 sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(y, odd[half]));
-            }
-        }
-    }
-};
-
-struct Bfloat16 {
-    using Sum = float;
-    using Vector = __m256;
-    static constexpr int kBytes = 2, kLhsBytes = 4, kMost = 6;
-    static Vector zero() { return _mm256_setzero_ps(); }
-    static Vector load(const Sum* p) { return _mm256_loadu_ps(p); }
-    static void store(Sum* p, Vector x) { _mm256_storeu_ps(p, x); }
-    static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
-
-    template <int N>
-    HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
-        const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-        const auto* rows = reinterpret_cast<const float*>(a) + at;
-        HOP_UNROLL
-        for (int e = 0; e < 2; ++e) {
-            const uint8_t* words = b + e * kTile + at * 64;
-            HOP_UNROLL
-            for (int part = 0; part < 2; ++part) {
-                __m256 right[2];
-                HOP_UNROLL
-                for (int half = 0; half < 2; ++half) {
-                    const __m256i both = load256(words + half * 32);
-                    right[half] =
-                        _mm256_castsi256_ps(part ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
-                }
-                HOP_UNROLL
-                for (int i = 0; i < N; ++i) {
-                    const __m256 x = _mm256_set1_ps(rows[i * kSlice + (2 * e + part) * kQuads]);
-                    sums[i][0] = _mm256_fmadd_ps(x, right[0], sums[i][0]);
-                    sums[i][1] = _mm256_fmadd_ps(x, right[1], sums[i][1]);
-                }
             }
         }
     }

@@ -12,6 +12,7 @@
 #include "gemm/finish_avx512.h"
 #include "gemm/requantize.h"
 #include "gemm/row_blocks.h"
+#include "gemm/kept_groups.h"
 #include "gemm/kept_groups_avx512.h"
 #include "gemm/gemm.h"
 #include "gemm/few_groups_avx512.h"

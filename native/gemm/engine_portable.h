@@ -2,6 +2,7 @@
 // each file that multiplies so, in the namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
+#include "gemm/columns_plain.h"
 #include "gemm/tiles_plain.h"
 #include "gemm/words_plain.h"
 #include "gemm/scales.h"

@@ -18,7 +18,7 @@ inline void center(int32_t* __restrict__ c, int begin, int end, const Side& lhs,
 }
 
 inline void centered(const Job& job, int32_t* c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
-    const bool l = lhs_has_zero(job), r = has_zero(job.p.rhs);
+    const bool l = lhs_has_zero(job), r = rhs_has_zero(job);
     if (l && r) center<true, true>(c, begin, end, lhs, rhs, terms);
     else if (l) center<true, false>(c, begin, end, lhs, rhs, terms);
     else if (r) center<false, true>(c, begin, end, lhs, rhs, terms);

@@ -112,13 +112,6 @@ private:
         int first;
     };
 
-    // What the next panel's rows have of scales or zero points, if they lie side by side.
-    static HOP_ALONE Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
-        if (!data || s.rows != 1 || s.k_stride != 1 || first + 2 * kBlock > job.p.n) return Ahead(nullptr, 0, 1);
-        const int64_t size = kBlock * s.row_stride * bytes;
-        return Ahead(static_cast<const char*>(data) + first / kBlock * size + size, size, job.groups);
-    }
-
     template <int N, class Codes>
     static bool panel(const Job& job, const Rows& rows, BlockScales& scales, int64_t n, float* out) {
         constexpr int64_t tiles = 2 * Codes::kTileBytes;

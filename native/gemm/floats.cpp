@@ -1,4 +1,5 @@
-// Products of float32 and float16 numbers with quantized ones, as products of bfloat16.
+// Products of float32 and float16 numbers with quantized ones. At level avx2, where floats are multiplied in float32, they are
+// factors like others; elsewhere such a product is one of bfloat16 numbers.
 //
 // A float32 number is the sum of three bfloat16 numbers, exactly: its upper 8 bits, the next 8 and the last; one of float16
 // that of two. The parts lie one below the other, the right factor is read once for them, and what the product makes of
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "common/cpu.h"
 #include "gemm/product.h"
 
 namespace hop {
@@ -69,6 +71,13 @@ int hop_multiply_floats(
     const hop_product* product, int threads, const void* lhs, const void* rhs_codes, const void* rhs_scale,
     const void* rhs_zero, const void* rhs_fold, float* output) {
     const hop_product& p = *product;
+    const hop_scale none{HOP_NONE, 1, int64_t(1) << 62, int64_t(1) << 62, 0, 0};
+    if (level() == Level::avx2) {
+        hop_product whole = p;
+        whole.lhs.scale = whole.lhs.fold = none;
+        const hop_data left{lhs, nullptr, nullptr, nullptr, nullptr}, right{rhs_codes, rhs_scale, rhs_zero, rhs_fold, nullptr};
+        return hop_multiply(&whole, threads, &left, &right, nullptr, nullptr, nullptr, output);
+    }
     const bool single = p.lhs.format == HOP_FLOAT32;
     const int count = single ? 3 : 2;
     const int64_t batch = p.batch < 1 ? 1 : p.batch, widest = p.k > p.n ? p.k : p.n;
@@ -84,7 +93,7 @@ int hop_multiply_floats(
     own.batch = 1;
     own.lhs = {};
     own.lhs.format = HOP_BFLOAT16, own.lhs.row_stride = p.k, own.lhs.k_stride = 1;
-    own.lhs.scale = own.lhs.fold = {HOP_NONE, 1, int64_t(1) << 62, int64_t(1) << 62, 0, 0};
+    own.lhs.scale = own.lhs.fold = none;
     const int64_t item = single ? 4 : 2;
     const auto chunk = [&](int64_t member, int64_t first, int64_t rows, bool rounded, bool& finite) {
         const char* from = static_cast<const char*>(lhs) + member * p.lhs_step.codes;

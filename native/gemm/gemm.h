@@ -16,8 +16,11 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
+//     lhs_slice(job, first, rows, slice, out), rhs_tile(job, folds, first, slice, out)
+//                                                if it has them: its own tiles, made from codes, of any bytes an element
 //     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
 //     kLongChunk                                 if it has one: bytes of a chunk of integers
+//     kGroup                                     if it has one: bytes of lhs in a group of row blocks
 //     kFetched                                   if it has one: rows, or fewer, for which it fetches packed codes itself
 //     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
@@ -37,10 +40,22 @@ private:
     int64_t each_, left_;
 };
 
+// What the next panel's rows have of scales or zero points, if they lie side by side.
+inline HOP_ALONE Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
+    if (!data || s.rows != 1 || s.k_stride != 1 || first + 2 * kBlock > job.p.n) return Ahead(nullptr, 0, 1);
+    const int64_t size = kBlock * s.row_stride * bytes;
+    return Ahead(static_cast<const char*>(data) + first / kBlock * size + size, size, job.groups);
+}
+
 template <class Engine, class = void>
 struct OwnLhs : std::false_type {};
 template <class Engine>
 struct OwnLhs<Engine, std::void_t<decltype(&Engine::lhs_tile)>> : std::true_type {};
+
+template <class Engine, class = void>
+struct OwnTiles : std::false_type {};
+template <class Engine>
+struct OwnTiles<Engine, std::void_t<decltype(&Engine::lhs_slice)>> : std::true_type {};
 
 template <class Engine, class = void>
 struct ReadsCodes : std::false_type {};
@@ -51,6 +66,11 @@ template <class Engine, class = void>
 struct ChunkBytes : std::integral_constant<int64_t, kChunkBytes> {};
 template <class Engine>
 struct ChunkBytes<Engine, std::void_t<decltype(Engine::kLongChunk)>> : std::integral_constant<int64_t, Engine::kLongChunk> {};
+
+template <class Engine, class = void>
+struct GroupBytes : std::integral_constant<int64_t, 1 << 20> {};
+template <class Engine>
+struct GroupBytes<Engine, std::void_t<decltype(Engine::kGroup)>> : std::integral_constant<int64_t, Engine::kGroup> {};
 
 template <class Engine, class = void>
 struct FetchedRows : std::integral_constant<int64_t, 0> {};
@@ -83,7 +103,7 @@ public:
         slab_ = kSlabBytes / block_bytes_;
         slab_ = slab_ < kBlock / 2 ? kBlock / 2 : slab_;
         lhs_zero_ = kInteger && lhs_has_zero(job);
-        rhs_zero_ = kInteger && has_zero(job.p.rhs);
+        rhs_zero_ = kInteger && rhs_has_zero(job);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
@@ -97,7 +117,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+    static constexpr int64_t kSlabBytes = 16 << 20, kMostGroup = 16;
     static constexpr int64_t kReadOnce = 2;  // rows that all engines multiply at once
     static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
 
@@ -112,12 +132,14 @@ private:
         lhs_sides_ = reinterpret_cast<Side*>(sides.get(sizeof(Side) * static_cast<size_t>(count * sides_)));
         if (!lhs_ || !lhs_sides_) return HOP_NO_MEMORY;
         const int64_t panels = ceil_div(job_.p.n, kBlock);
-        int64_t of_group = kGroupBytes / block_bytes_;
+        int64_t of_group = GroupBytes<Engine>::value / block_bytes_;
         of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
         if (of_group > count) of_group = count;
         const int64_t row_groups = ceil_div(count, of_group);
-        // What many rows multiply is made tiles of once; as are columns, of which several panels share lines and pages.
-        const bool ahead = !ready_ && (row_groups > 1 || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
+        // What many rows multiply is made tiles of once, unless that is fast; as are columns, of which several panels share lines
+        // and pages.
+        const bool fast = OwnTiles<Engine>::value && job_.p.rhs.layout == HOP_TILED;
+        const bool ahead = !ready_ && ((row_groups > 1 && !fast) || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
         static thread_local Scratch strips;
         const int64_t of_panel = job_.slices * 2 * kUnit;
         int64_t strip = ahead ? ceil_div(kSlabBytes, of_panel * kGrain) * kGrain : panels;
@@ -203,7 +225,8 @@ private:
 
     void pack_slice(int64_t block, int rows, int64_t slice, uint8_t* out) {
         if (rows % kRows) std::memset(out + rows / kRows * kUnit, 0, kUnit);
-        if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
+        if constexpr (OwnTiles<Engine>::value) Engine::lhs_slice(job_, block * kBlock, rows, slice, out);
+        else if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
         else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
@@ -458,7 +481,9 @@ private:
     int64_t source_bytes() const { return made_ ? 2 * kUnit : is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
 
     void make_tile(const Words& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
-        if constexpr (kInteger) {
+        if constexpr (OwnTiles<Engine>::value) {
+            Engine::rhs_tile(job_, folds, first, slice, out);
+        } else if constexpr (kInteger) {
             const int format = job_.p.rhs.format;
             if (format == HOP_INT4 && job_.p.rhs.layout == HOP_TILED)
                 return widen_tile(tile_in_panel(job_.p.rhs, job_.rhs.codes, job_.p.k, first, slice), 8, out);

@@ -1,20 +1,6 @@
 // Sums of groups that stay in registers, from their products to what they add to y. Included in a namespace (isa.h), after
 // groups_avx512.h and an engine's numbers.
 
-// Rows of a row block by the columns of a panel, over the groups of a chunk.
-struct KeptGroups {
-    const uint8_t *a, *b;     // tiles
-    int64_t stride;           // bytes from a slice of `a` to the next
-    int64_t groups, slices;   // of the chunk
-    int64_t span;             // slices of a group,
-    int quads;                // or the quads of one, if a slice has several
-    const Side* lhs;          // from group to group: `lhs_step` of them
-    int64_t lhs_step;
-    const Side* rhs;
-    bool first;  // y is what they make
-    float* y;
-};
-
 // Rows first..first + N - 1. As add_group of groups_plain.h, bit for bit: each operation is rounded, groups are added in
 // order. Paired: zero points come with the first terms of a sum; Scaled: lhs has scales. y of integers stays in registers. That
 // of floats stays in memory, for twice as many rows: so few sums as these would wait for each other, where a CPU begins two

@@ -1,6 +1,7 @@
 // The left factor, from its codes to tiles. Included in a namespace (isa.h).
 
 inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
+inline bool rhs_has_zero(const Job& job) { return has_zero(job.p.rhs) || job.rhs_shift != 0; }
 inline bool lhs_has_zero(const Job& job) {
     const hop_operand& o = job.p.lhs;
     return o.zero_format != HOP_NONE || o.zero - (o.format == HOP_UINT8 ? 128 : 0) + job.shift != 0;

@@ -49,11 +49,11 @@ inline void for_blocks_of_slice(int64_t slice, int64_t ks, int64_t size, Body bo
     }
 }
 
-// One tile as bfloat16 numbers, 2 * kTile bytes.
-template <class Decoding>
-inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
+// Calls body(zero, fold) with what the quads of a tile of rows first..first + 15 have for numbers of floats: zero points and
+// block scales, if there are any.
+template <class Body>
+inline void with_quads(const Job& job, BlockScales& folds, int64_t first, int64_t slice, Body body) {
     const hop_operand& o = job.p.rhs;
-    auto *even = reinterpret_cast<uint16_t*>(out), *odd = even + kTile / 2;
     alignas(64) float own_fold[kQuads][kRows];
     alignas(16) uint8_t own_zero[kQuads][kRows];
     PerQuads<float> fold;
@@ -89,13 +89,23 @@ inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& fo
             for (int i = quad + 1; i < kQuads; ++i) std::memcpy(own_zero[i], own_zero[quad], kRows);
         });
     }
-    if constexpr (Decoding::kPacked) {
-        if (o.layout == HOP_TILED && is_narrow(o.format))
-            return words.template decode<true>(tile_in_panel(o, job.rhs.codes, job.p.k, first, slice), kQuads, zero, fold, even, odd);
-    }
-    uint8_t buffer[kTile];
-    const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
-    words.decode(codes, kQuads, zero, fold, even, odd);
+    body(zero, fold);
+}
+
+// One tile as bfloat16 numbers, 2 * kTile bytes.
+template <class Decoding>
+inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
+    const hop_operand& o = job.p.rhs;
+    auto *even = reinterpret_cast<uint16_t*>(out), *odd = even + kTile / 2;
+    with_quads(job, folds, first, slice, [&](const PerQuads<uint8_t>& zero, const PerQuads<float>& fold) {
+        if constexpr (Decoding::kPacked) {
+            if (o.layout == HOP_TILED && is_narrow(o.format))
+                return words.template decode<true>(tile_in_panel(o, job.rhs.codes, job.p.k, first, slice), kQuads, zero, fold, even, odd);
+        }
+        uint8_t buffer[kTile];
+        const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
+        words.decode(codes, kQuads, zero, fold, even, odd);
+    });
 }
 
 // Whether the sums of the columns' codes came with the factor: over all k, so not of groups.
@@ -108,11 +118,12 @@ inline void side_of_columns(const Job& job, BlockScales& scales, int64_t first, 
     std::memset(side.zero, 0, sizeof(side.zero));
     std::memset(side.sum, 0, sizeof(side.sum));
     if (knows_sums(job)) {
-        const auto shift = static_cast<uint32_t>(job.p.rhs.format == HOP_UINT8 ? 128 * job.p.k : 0);
+        const auto shift = static_cast<uint32_t>(job.p.rhs.format == HOP_UINT8 ? 128 * job.p.k : -job.rhs_shift * job.p.k);
         for (int64_t i = 0; i < kBlock && i < rest; ++i)
             side.sum[i] = static_cast<int32_t>(static_cast<uint32_t>(job.rhs.sums[first + i]) - shift);
     }
     std::memcpy(side.scale, scales.at(first, k), sizeof(side.scale));
-    if (by_integers(job.p) && has_zero(job.p.rhs))
-        load_zeros(job.p.rhs, job.rhs.zero, first, rest < kBlock ? rest : kBlock, k, side.zero);
+    if (!by_integers(job.p)) return;
+    if (has_zero(job.p.rhs)) load_zeros(job.p.rhs, job.rhs.zero, first, rest < kBlock ? rest : kBlock, k, side.zero);
+    for (int i = 0; job.rhs_shift && i < kBlock; ++i) side.zero[i] += job.rhs_shift;
 }

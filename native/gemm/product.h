@@ -69,6 +69,7 @@ struct Job {
     int64_t group;     // k that share their scales; k itself if all do
     int64_t groups;
     int32_t shift = 0;  // what an engine wants added to the codes of lhs, as int8: 128 makes them unsigned
+    int32_t rhs_shift = 0;  // the same of rhs: 8 makes int4 unsigned
 
     Job(const hop_product& product, int threads);
     bool grouped() const { return groups > 1; }

@@ -211,6 +211,32 @@ class TestLoading(unittest.TestCase):
             assert torch.equal(program.module()(IDS, use_cache=False).logits, want)
 
 
+class TestSavingAfterQuantize(unittest.TestCase):
+    """What hop.quantize_ makes of a model of transformers is saved as what was loaded with a HopConfig."""
+
+    @parameterized.expand(
+        [
+            ("int8", "int8", {}),
+            ("plain", "int8", {"pack": False}),
+            ("mixed", {"*.self_attn.*": "int4_weight_32", "*.mlp.down_proj": None, "*": "int8"}, {}),
+            ("by_type", "int4", {"filter": nn.Linear}),
+            ("attention", "int8", {"attention": "int8"}),
+        ]
+    )
+    def test_comes_back(self, _, scheme, options):
+        for tie in (False, True):
+            model = hop.quantize_(llama(tie), scheme, **options)
+            with saved(model) as folder:
+                again = type(model).from_pretrained(folder)
+            assert torch.equal(again(IDS).logits, model(IDS).logits)
+            assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+
+    def test_still_a_model_that_floats_may_change_in(self):
+        model = hop.quantize_(llama(), "int8").bfloat16()
+        assert model(IDS).logits.dtype == torch.bfloat16
+        assert torch.equal(model.dequantize().model.norm.weight, model.model.norm.weight)
+
+
 class TestConfig(unittest.TestCase):
     def test_as_json(self):
         for scheme in (

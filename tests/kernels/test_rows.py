@@ -46,6 +46,11 @@ PAIRS = [
     ("INT8_ROW_AFFINE", "INT8_32"),
     (torch.bfloat16, "INT8_32"),
     (torch.bfloat16, "FP8_128X128"),
+    (torch.float32, "INT4_32"),
+    (torch.float32, "FP8_ROW"),
+    (torch.float32, "NVFP4"),
+    (torch.float16, "UINT4_32_AFFINE"),
+    ("INT8_32", "INT4_32"),
 ]
 QUANTIZERS = presets.PRESETS | {
     "INT4_ROW": replace(presets.INT4_32, block=(1, -1)),
@@ -78,7 +83,7 @@ def left_factor(left, m, k):
 def differing(level, left, right, sizes, k, n, threads, outputs):
     """Elements of rows that differ from the rows alone, and how many were compared."""
     torch.manual_seed(0)
-    if left in (torch.float32, torch.float16) and level not in ("avx512_bf16", "amx"):
+    if left in (torch.float32, torch.float16) and level not in ("avx2", "avx512_bf16", "amx"):
         sizes = [m for m in sizes if m <= 13]  # more take no native kernel there
     most = max(sizes)
     sizes = [max(1, m - i % 3) for i, m in enumerate(sizes)] + [most]

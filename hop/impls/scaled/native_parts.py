@@ -1,6 +1,7 @@
 """scaled by the native kernels, of plain floats with more bits than bfloat16 beside quantized numbers.
 
-A float32 number is the sum of three bfloat16 numbers, exactly, and one of float16 that of two (native/gemm/floats.cpp).
+A float32 number is the sum of three bfloat16 numbers, exactly, and one of float16 that of two; at level avx2 both are
+multiplied as they are (native/gemm/floats.cpp).
 """
 
 import math
@@ -8,24 +9,21 @@ from typing import Any
 
 import torch
 
-from hop.compat import tracing
+from hop.compat import eager, memory, tracing
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.scaled import native
-from hop.impls.scaled.calls import Call
+from hop.impls.scaled.calls import Call, changed, size_of
 from hop.impls.scaled.outputs import finish
-from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
 # The most rows that are taken: as many as cost no more than a product of dequantized numbers.
-_MOST = {
-    "amx": {torch.float32: math.inf, torch.float16: math.inf},
-    "avx512_bf16": {torch.float32: 256, torch.float16: math.inf},
-}
+_ANY = dict.fromkeys(_PARTS, math.inf)
+_MOST = {"amx": _ANY, "avx2": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
 _FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less
 
 
@@ -37,23 +35,31 @@ def _prepare(call: Call) -> Plan:
         raise Declined(f"for float32 and float16 beside quantized numbers, not {lhs.dtype}")
     if lhs.dim() < 2:
         raise Declined("one operand is a vector")
-    form = native.described(call, _PARTS[lhs.dtype])
+    form, along = native.described(call, _PARTS[lhs.dtype]), -2 if call.roles.rhs_sums == -1 else -1
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         raise Declined("the result is empty")
     most = _MOST.get(library().path, _FEW)[lhs.dtype]
     if rows > most:
         raise Declined(f"for at most {most} rows of {lhs.dtype} on a CPU of level {library().path}")
-    right, along = native.reader(call, RHS, form.rhs), -2 if call.roles.rhs_sums == -1 else -1
     words = form.description.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
+    right, places, n = native.reader(call, RHS, form.rhs), call.roles.roles, call.find(RHS).shape[along]
+    i, j = places.index(LHS), places.index(RHS)
+    k = None if call.find(BIAS) is None else places.index(BIAS)
+    output, bare, size = call.output, call.bare(), size_of([*lhs.shape[:-1], n])
+    multiply, below, none = torch.ops.hop_native.product.default, eager.below_autograd, (None, None, None)
 
-    def compute(call: Call) -> Any:
-        lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-        none = (None, None, None)
-        y = native_operators.product(lhs, *none, *right(rhs), *none, rhs.shape[along], words)
-        return finish(call, y if bias is None else y + bias)
+    def run(*given: Any) -> Any:
+        with below():
+            y = multiply(given[i], *none, *right(given[j]), *none, n, words)
+        if size is not None and (y.shape != size or not y.is_cpu):
+            raise changed()
+        if k is not None:
+            memory.check(given[k : k + 1])
+            y = y + given[k]
+        return y.to(output) if isinstance(output, torch.dtype) else finish(bare.of(given), y)
 
-    return call.plan(compute)
+    return run
 
 
 PARTS = Kernel("native product in parts", _prepare, native=True)

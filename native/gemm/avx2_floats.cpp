@@ -1,0 +1,45 @@
+// Products of floats with AVX2.
+#include "gemm/product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "common/isa.h"
+
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace hop {
+namespace avx2 {
+
+#include "common/rounding.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/columns_avx2.h"
+#include "gemm/tiles_plain.h"
+#include "gemm/words_avx2.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_plain.h"
+#include "gemm/finish_plain.h"
+#include "gemm/requantize.h"
+#include "gemm/gemm.h"
+#include "gemm/row_blocks.h"
+#include "gemm/kept_groups.h"
+#include "gemm/loads_avx2.h"
+#include "gemm/each.h"
+#include "gemm/numbers_avx2.h"
+#include "gemm/few_floats_avx2.h"
+#include "gemm/floats_avx2.h"
+
+int floats(Job& job) { return Multiplication<Floats>(job).run(); }
+
+}  // namespace avx2
+}  // namespace hop
+HOP_END_TARGET
+
+#endif

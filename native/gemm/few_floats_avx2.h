@@ -1,0 +1,156 @@
+// Few rows of floats by a panel of packed codes: numbers go from codes to products in registers, with the sums that tiles give,
+// bit for bit. Included in a namespace (isa.h), after numbers_avx2.h.
+
+class FewFloats {
+public:
+    // Whether a product is done so: of packed codes without zero points, whose block scales, if there are any, are those of whole
+    // slices, or of whole parts of one.
+    static bool take(const Job& job, const uint8_t*) {
+        const hop_operand& o = job.p.rhs;
+        const int64_t ks = o.fold.ks;
+        if (job.p.m > kMost || o.layout != HOP_TILED || (o.format == HOP_UINT4 && has_zero(o))) return false;
+        if (o.format == HOP_UINT8 || o.format == HOP_E5M2 || (o.format == HOP_E4M3 && !has_subnormals())) return false;
+        if (o.fold.format == HOP_NONE) return true;
+        return !job.grouped() && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
+    }
+
+    // `rows` of lhs by panel n, to y (rows x 32): sums, or those of groups, scaled. False if a code is infinite or NaN.
+    static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales& folds,
+                         int64_t n, float* y) {
+        const Call call{job, reinterpret_cast<const float*>(lhs), sides, count, scales, folds, n, y};
+        const hop_operand& o = job.p.rhs;
+        bool done = true;
+        if (o.format == HOP_INT4) by_rows<Eight<Bytes::signed_integers, true, false>, false>(call, done);
+        else if (is_narrow(o.format)) by_rows<Eight<Bytes::signed_integers, true, true>, true>(call, done);
+        else if (o.format == HOP_INT8) by_rows<Eight<Bytes::signed_integers, false, false>, false>(call, done);
+        else if (o.fold.format == HOP_NONE) by_rows<Eight<Bytes::e4m3, false, false>, false>(call, done);
+        else by_rows<Eight<Bytes::e4m3, false, false>, true>(call, done);
+        return done;
+    }
+
+private:
+    static constexpr int kMost = 4;  // rows: more are faster by tiles
+
+    struct Call {
+        const Job& job;
+        const float* lhs;
+        const Side* sides;
+        int64_t count;  // of sides: 1 if all groups have the same
+        BlockScales &scales, &folds;
+        int64_t n;
+        float* y;
+    };
+
+    template <class Codes, bool Folded>
+    static void by_rows(const Call& call, bool& done) {
+        in_row_blocks<kMost>(static_cast<int>(call.job.p.m), [&](auto rows, int first) {
+            constexpr int N = rows.value, T = N <= 2 ? 2 : 1;
+            for (int tile = 0; tile < 2; tile += T) done = done && columns<N, T, Codes, Folded>(call, first, tile);
+        });
+    }
+
+    // N rows by the 16 columns of each of T tiles.
+    template <int N, int T, class Codes, bool Folded>
+    static bool columns(const Call& call, int first, int tile) {
+        constexpr int each = Codes::kCodes / 4, bytes = kTile / each;  // quads at once; of a tile
+        const Job& job = call.job;
+        const hop_operand& o = job.p.rhs;
+        const __m256i table = table_of(o.format);
+        const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, call.n * kBlock, 0);
+        const float* a = call.lhs + first * kSlice;
+        const int64_t a_stride = (job.p.m > kRows ? 2 : 1) * kTile;
+        const bool grouped = job.grouped(), folds = o.fold.format != HOP_NONE;
+        const int64_t ks = folds ? o.fold.ks : grouped ? job.group : kSlice;  // of a run of quads that share their scales
+        const int run = ks < kSlice ? static_cast<int>(ks / 4) : kQuads;
+        __m256i most = _mm256_setzero_si256();
+        __m256 c[T][N][2];
+        alignas(32) float fold[T * kRows];
+        clear<N, T>(c);
+        if (grouped) clear_rows(call.y + first * kBlock + tile * kRows, N, T);
+        Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, call.n * kBlock, 4);
+        Ahead next_folds = rows_ahead(job, o.fold, tile == 0 ? job.rhs.fold : nullptr, call.n * kBlock, o.fold.format == HOP_FLOAT32 ? 4 : 1);
+        int64_t group = 0, left = job.group;  // of k of the group
+        for (int64_t s = 0; s < job.slices; ++s, a += a_stride, b += 2 * bytes) {
+            for (int quad = 0; quad < kQuads && group < job.groups;) {
+                if (Folded) {
+                    next_folds();
+                    const float* found = folds ? call.folds.at(call.n * kBlock, s * kSlice + quad * 4) + tile * kRows : nullptr;
+                    const __m256 unit = _mm256_set1_ps(unit_of(o.format));
+                    for (int j = 0; j < T * kRows; j += 8) _mm256_store_ps(fold + j, found ? _mm256_mul_ps(unit, _mm256_loadu_ps(found + j)) : unit);
+                }
+                for (const int end = quad + run; quad < end; quad += each) {
+                    const uint8_t* at = b + tile * bytes + quad / each * 64;
+                    if (tile == 0) fetch_in_order(b + quad / each * 128), fetch_in_order(b + quad / each * 128 + 64);
+                    products<N, T, Codes, Folded>(a + quad * 4, at, at + (T - 1) * bytes, table, fold, most, c);
+                }
+                if (!grouped || (left -= run * 4) > 0) continue;
+                next_scales();
+                add_group<N, T>(call, first, tile, group++, c);
+                left = job.group;
+            }
+        }
+        if (special_below<Codes>(o, most)) return false;
+        if (grouped && group < job.groups) add_group<N, T>(call, first, tile, group, c);
+        if (grouped) return true;
+        float* y = call.y + first * kBlock + tile * kRows;
+        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED { _mm256_storeu_ps(y + i * kBlock + t * kRows + half * 8, c[t][i][half]); });
+        return true;
+    }
+
+    // Whether a byte was infinite or NaN, from the largest magnitudes.
+    template <class Codes>
+    static bool special_below(const hop_operand& o, __m256i most) {
+        if (!Codes::kFloats) return false;
+        const __m256i special = _mm256_set1_epi8(static_cast<char>(decoder(o.format)->special));
+        return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(most, special), most)) != 0;
+    }
+
+    template <int N, int T, class Body>
+    HOP_INLINED static inline void each_sum(const Body& body) {
+        each<T>([&](auto t) HOP_INLINED { each<N>([&](auto i) HOP_INLINED { each<2>([&](auto half) HOP_INLINED { body(t, i, half); }); }); });
+    }
+    template <int N, int T>
+    HOP_INLINED static inline void clear(__m256 (&c)[T][N][2]) {
+        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED { c[t][i][half] = _mm256_setzero_ps(); });
+    }
+
+    // As add_group of groups_plain.h; the sums are 0 then.
+    template <int N, int T>
+    HOP_INLINED static inline void add_group(const Call& call, int first, int tile, int64_t group, __m256 (&c)[T][N][2]) {
+        const bool scaled = call.job.p.lhs.scale.format != HOP_NONE;
+        const Side& lhs = call.sides[call.count > 1 ? group : 0];
+        const float* scale = call.scales.at(call.n * kBlock, group * call.job.group) + tile * kRows;
+        float* y = call.y + first * kBlock + tile * kRows;
+        each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED {
+            __m256 x = c[t][i][half];
+            if (scaled) x = _mm256_mul_ps(x, _mm256_set1_ps(lhs.scale[first + i]));
+            x = _mm256_mul_ps(x, _mm256_loadu_ps(scale + t * kRows + half * 8));
+            float* own = y + i * kBlock + t * kRows + half * 8;
+            _mm256_storeu_ps(own, _mm256_add_ps(_mm256_loadu_ps(own), x));
+        });
+        clear<N, T>(c);
+    }
+
+    template <int N, int T, class Codes, bool Folded>
+    HOP_INLINED static inline void products(const float* a, const uint8_t* b, const uint8_t* next, __m256i table, const float* fold,
+                                            __m256i& most, __m256 (&c)[T][N][2]) {
+        const __m256i none = _mm256_setzero_si256(), magnitude = _mm256_set1_epi8(127);
+        const Codes codes[2][2] = {{{b, table, none}, {b + 32, table, none}}, {{next, table, none}, {next + 32, table, none}}};
+        each<Codes::kFloats ? T : 0>([&](auto t) HOP_INLINED {
+            each<2>([&](auto half) HOP_INLINED { most = _mm256_max_epu8(most, _mm256_and_si256(codes[t][half].bytes[0], magnitude)); });
+        });
+        each<Codes::kCodes>([&](auto k) HOP_INLINED {
+            __m256 w[T][2];
+            each<T>([&](auto t) HOP_INLINED {
+                each<2>([&](auto half) HOP_INLINED {
+                    w[t][half] = codes[t][half].number(k);
+                    if (Folded) w[t][half] = _mm256_mul_ps(w[t][half], _mm256_load_ps(fold + t * kRows + half * 8));
+                });
+            });
+            each<N>([&](auto i) HOP_INLINED {
+                const __m256 x = _mm256_broadcast_ss(a + i * kSlice + k);
+                each<T>([&](auto t) HOP_INLINED { each<2>([&](auto half) HOP_INLINED { c[t][i][half] = _mm256_fmadd_ps(x, w[t][half], c[t][i][half]); }); });
+            });
+        });
+    }
+};

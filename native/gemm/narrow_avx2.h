@@ -1,0 +1,262 @@
+// Products of integers by codes of 4 bits, with AVX2. Included in a namespace (isa.h), after gemm.h.
+//
+// vpmaddubsw multiplies the codes, made unsigned (Job::rhs_shift), by int8: eight of its results, 2 · 15 · 128 each at most, are
+// added up in 16 bits. What makes the codes unsigned is a zero point like others.
+
+constexpr int kWidened = 8;  // quads whose sums fit in 16 bits
+
+inline __m256i four_codes(const uint8_t* at) {
+    int32_t four;
+    std::memcpy(&four, at, 4);
+    return _mm256_set1_epi32(four);
+}
+
+// sum += products, in 16 bits, in the register of the sum: GCC else takes sums apart, and brings them to memory.
+inline HOP_INLINED void add_words(__m256i& sum, __m256i products) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products)); }
+
+// Ones of 16 bits, not made anew wherever they are used.
+inline HOP_INLINED __m256i kept_ones() {
+    __m256i ones = _mm256_set1_epi16(1);
+    __asm__("" : "+x"(ones));
+    return ones;
+}
+
+// y + (float(c) · s_lhs) · s_rhs, each operation rounded.
+inline HOP_INLINED void add_scaled(__m256i c, float lhs, __m256 rhs, float* y) {
+    const __m256 x = _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(c), _mm256_set1_ps(lhs)), rhs);
+    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x));
+}
+
+// Few rows by a panel of packed codes, which go from memory to products in registers.
+class FewNarrow {
+public:
+    static constexpr int kMost = 4;  // rows: more are faster by tiles
+
+    // Zero points are to be the same for all, and sums of the columns known, if they are those of all k.
+    static bool take(const Job& job, const uint8_t*) {
+        const hop_operand& o = job.p.rhs;
+        if (job.p.m > kMost || o.layout != HOP_TILED || o.zero_format != HOP_NONE) return false;
+        if (!lhs_has_zero(job)) return !job.grouped() || are_paired(job);
+        return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
+    }
+
+    // To y (rows x 32): sums, or those of groups, scaled.
+    static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales&, int64_t n, float* y) {
+        in_row_blocks<kMost>(static_cast<int>(job.p.m), [&](auto rows, int) {
+            constexpr int N = rows.value, T = N <= 2 ? 2 : 1;
+            for (int tile = 0; tile < 2; tile += T) {
+                if (job.grouped() && lhs_has_zero(job)) columns<N, T, true>(job, lhs, sides, count, scales, n, tile, y);
+                else columns<N, T, false>(job, lhs, sides, count, scales, n, tile, y);
+            }
+        });
+        return true;
+    }
+
+private:
+    // N rows by the 16 columns of each of T tiles; `Summed`: the columns' codes too.
+    template <int N, int T, bool Summed>
+    static void columns(const Job& job, const uint8_t* a, const Side* sides, int64_t count, BlockScales& scales, int64_t n, int tile, float* y) {
+        constexpr int M = 2 * T;  // vectors of columns
+        const hop_operand& o = job.p.rhs;
+        const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, n * kBlock, 0);
+        const __m256i nibble = _mm256_set1_epi8(15), turned = _mm256_set1_epi8(job.rhs_shift ? static_cast<char>(0x88) : 0);
+        const __m256i zero = _mm256_slli_epi32(_mm256_set1_epi32(-(o.zero + job.rhs_shift)), 16);
+        const bool grouped = job.grouped();
+        const int run = grouped && job.group < kSlice / 2 ? static_cast<int>(job.group / 4) : kWidened;
+        const __m256i ones = kept_ones();
+        __m256i c[N][M], sum[Summed ? M : 1];
+        const auto clear = [&]() HOP_INLINED {
+            each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_si256(); });
+            each<Summed ? M : 0>([&](auto j) HOP_INLINED { sum[j] = _mm256_setzero_si256(); });
+        };
+        Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, n * kBlock, 4);
+        int64_t group = 0, left = job.group;
+        const auto add_group = [&]() HOP_INLINED {
+            next_scales();
+            const Side& of_rows = sides[count > 1 ? group : 0];
+            const float* scale = scales.at(n * kBlock, group * job.group) + tile * kRows;
+            const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)) * (o.zero + job.rhs_shift));
+            each<M>([&](auto j) HOP_INLINED {
+                __m256i pair = zero;  // as pair_column
+                if (Summed) pair = _mm256_or_si256(pair, _mm256_and_si256(_mm256_sub_epi32(all, sum[j]), _mm256_set1_epi32(0xffff)));
+                each<N>([&](auto i) HOP_INLINED {
+                    const __m256i own = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[i]), pair));
+                    add_scaled(own, of_rows.scale[i], _mm256_loadu_ps(scale + j * 8), y + i * kBlock + tile * kRows + j * 8);
+                });
+            });
+            clear();
+            left = job.group, ++group;
+        };
+        clear();
+        if (grouped) clear_rows(y + tile * kRows, N, T);
+        for (int64_t s = 0; s < job.slices; ++s, a += kTile, b += kTile)
+            for (int quad = 0; quad < kQuads && group < job.groups;) {
+                __m256i part[N][M], own[Summed ? M : 1];
+                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { part[i][j] = _mm256_setzero_si256(); });
+                each<Summed ? M : 0>([&](auto j) HOP_INLINED { own[j] = _mm256_setzero_si256(); });
+                for (const int end = quad + run; quad < end; quad += 2) {
+                    const uint8_t* at = b + tile * (kTile / 2) + quad * 32;
+                    if (tile == 0) fetch_in_order(b + quad * 64), fetch_in_order(b + quad * 64 + 64);
+                    each<M>([&](auto j) HOP_INLINED {
+                        const __m256i x = _mm256_xor_si256(load256(at + j / 2 * (kTile / 2) + j % 2 * 32), turned);
+                        const __m256i low = _mm256_and_si256(x, nibble), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
+                        if (Summed) own[j] = _mm256_add_epi8(own[j], _mm256_add_epi8(low, high));
+                        each<N>([&](auto i) HOP_INLINED {
+                            const uint8_t* row = a + i * kSlice + quad * 4;
+                            add_words(part[i][j], _mm256_maddubs_epi16(low, four_codes(row)));
+                            add_words(part[i][j], _mm256_maddubs_epi16(high, four_codes(row + 4)));
+                        });
+                    });
+                }
+                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(part[i][j], ones)); });
+                each<Summed ? M : 0>([&](auto j) HOP_INLINED {
+                    sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(_mm256_maddubs_epi16(own[j], _mm256_set1_epi8(1)), ones));
+                });
+                if (grouped && (left -= run * 4) <= 0) add_group();
+            }
+        if (grouped && group < job.groups) add_group();
+        if (grouped) return;
+        auto* sums = reinterpret_cast<int32_t*>(y) + tile * kRows;
+        each_pair<N, M>([&](auto i, auto j) HOP_INLINED { _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + i * kBlock + j * 8), c[i][j]); });
+    }
+};
+
+// Many rows by tiles of bytes: lhs as [16 rows][64] int8, rhs as [16 quads][16 columns][4] unsigned.
+class Narrow {
+public:
+    using Sum = int32_t;
+    using Few = FewNarrow;
+    static constexpr int kBytes = 1, kLhsBytes = 1;
+    static constexpr bool kFewRows = true, kKept = true;
+    static constexpr int64_t kGroup = 256 << 10;
+
+    Narrow(int, int quads) : quads_(quads) {}
+
+    static void lhs_slice(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) { pack_int8(job, first, rows, slice, out); }
+    static void rhs_tile(const Job& job, BlockScales&, int64_t first, int64_t slice, uint8_t* out) {
+        const hop_operand& o = job.p.rhs;
+        const __m256i nibble = _mm256_set1_epi8(15), turned = _mm256_set1_epi8(static_cast<char>(job.rhs_shift));
+        const auto store = [&](uint8_t* to, __m256i x) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_xor_si256(_mm256_and_si256(x, nibble), turned));
+        };
+        if (o.layout == HOP_TILED) {
+            const uint8_t* codes = tile_in_panel(o, job.rhs.codes, job.p.k, first, slice);
+            for (int i = 0; i < kTile / 2; i += 64)
+                for (int half = 0; half < 64; half += 32) {
+                    const __m256i x = load256(codes + i + half);
+                    store(out + i * 2 + half, x), store(out + i * 2 + 64 + half, _mm256_srli_epi16(x, 4));
+                }
+        } else {
+            const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, out);
+            for (int i = 0; i < kTile; i += 32) store(out + i, load256(codes + i));
+        }
+        for (int64_t k = job.p.k - slice * kSlice; job.rhs_shift && k < kSlice; ++k)  // 0 is no 0 there
+            for (int row = 0; row < kRows; ++row) out[(k / 4 * kRows + row) * 4 + k % 4] = 0;
+    }
+
+    template <int R, class Between>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
+        blocks(rows, [&](auto n, int first, int tile) {
+            const Once<Between> once{between, first == 0 && tile == 0};
+            const uint8_t *left = a + first * kSlice, *right = b + tile * kTile;
+            Sum* own = sums + first * kBlock + tile * kRows;
+            for (int64_t s = 0; s < slices; ++s, left += R * kTile, right += 2 * kTile) {
+                add_sums<n.value>(left, right, 0, kQuads, add || s > 0, own);
+                once();
+            }
+        });
+    }
+
+    template <int R, class Between>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
+        blocks(rows, [&](auto n, int first, int tile) {
+            add_sums<n.value>(a + first * kSlice, b + tile * kTile, quad, quads_, false, sums + first * kBlock + tile * kRows);
+        });
+    }
+
+    static bool keeps(const Job& job) { return job.grouped() && are_paired(job); }
+
+    // As add_group of groups_plain.h, bit for bit.
+    template <class Between>
+    void groups(const Job&, const KeptGroups& g, int rows, Between& between) {
+        blocks(rows, [&](auto n, int first, int tile) {
+            constexpr int N = n.value;
+            const Once<Between> once{between, first == 0 && tile == 0};
+            const uint8_t *left = g.a + first * kSlice, *right = g.b + tile * kTile;
+            float* const y = g.y + first * kBlock + tile * kRows;
+            const __m256i ones = kept_ones();
+            int64_t slices = g.slices;
+            int quad = 0;
+            if (g.first) clear_rows(y, N, 1);
+            for (int64_t group = 0; group < g.groups; ++group) {
+                const Side& of_rows = g.lhs[group * g.lhs_step];
+                const int32_t *row_pair = of_rows.pair + first, *pair = g.rhs[group].pair + tile * kRows;
+                const float *row_scale = of_rows.scale + first, *scale = g.rhs[group].scale + tile * kRows;
+                const auto finish = [&](auto i, auto j, __m256i c) HOP_INLINED {
+                    c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_set1_epi32(row_pair[i]), load256(pair + j * 8)));
+                    add_scaled(c, row_scale[i], _mm256_load_ps(scale + j * 8), y + i * kBlock + j * 8);
+                };
+                if (g.quads <= kWidened) {
+                    __m256i part[N][2];
+                    if (g.quads == kWidened) products<N, kWidened>(left, right, quad, part);
+                    else products<N, 4>(left, right, quad, part);
+                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, _mm256_madd_epi16(part[i][j], ones)); });
+                    quad += g.quads;
+                    if (quad == kQuads) quad = 0, --slices, left += g.stride, right += 2 * kTile;
+                } else {
+                    alignas(32) Sum sums[N * kBlock];
+                    bool add = false;
+                    for (int64_t of_group = slices < g.span ? slices : g.span; of_group > 0; --of_group, add = true) {
+                        add_sums<N>(left, right, 0, kQuads, add, sums);
+                        --slices, left += g.stride, right += 2 * kTile;
+                    }
+                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, load256(sums + i * kBlock + j * 8)); });
+                }
+                once();
+            }
+        });
+    }
+
+private:
+    static constexpr int kMost = 6;  // rows at once: 12 registers of sums
+
+    template <class Body>
+    static void blocks(int rows, Body body) {
+        for (int tile = 0; tile < 2; ++tile) in_row_blocks<kMost>(rows, [&](auto n, int first) { body(n, first, tile); });
+    }
+
+    // To sums in memory, those of `quads` quads of a slice.
+    template <int N>
+    static void add_sums(const uint8_t* a, const uint8_t* b, int quad, int quads, bool add, Sum* sums) {
+        for (const int end = quad + quads; quad < end; quad += kWidened, add = true) {
+            __m256i part[N][2];
+            if (quads < kWidened) products<N, 4>(a, b, quad, part);
+            else products<N, kWidened>(a, b, quad, part);
+            each_pair<N, 2>([&](auto i, auto j) HOP_INLINED {
+                Sum* own = sums + i * kBlock + j * 8;
+                __m256i x = _mm256_madd_epi16(part[i][j], _mm256_set1_epi16(1));
+                if (add) x = _mm256_add_epi32(x, load256(own));
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(own), x);
+            });
+        }
+    }
+
+    // Sums of Q quads in 16 bits.
+    template <int N, int Q>
+    HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, __m256i (&part)[N][2]) {
+        a += quad * 4, b += quad * 64;
+        each<Q>([&](auto q) HOP_INLINED {
+            const __m256i w[2] = {load256(b + q * 64), load256(b + q * 64 + 32)};
+            each<N>([&](auto i) HOP_INLINED {
+                const __m256i x = four_codes(a + i * kSlice + q * 4);
+                each<2>([&](auto j) HOP_INLINED {
+                    const __m256i product = _mm256_maddubs_epi16(w[j], x);
+                    if (q == 0) part[i][j] = product;
+                    else add_words(part[i][j], product);
+                });
+            });
+        });
+    }
+
+    int quads_;
+};
