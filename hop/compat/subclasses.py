@@ -55,7 +55,13 @@ def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
-    return make_contiguous_strides_for(tuple(shape))
+    if not all(type(n) is int for n in shape):
+        return make_contiguous_strides_for(tuple(shape))
+    strides, step = [], 1  # PyTorch's own function imports sympy first, in 0.8 s
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
 
 
 def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:

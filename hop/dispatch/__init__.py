@@ -1,1 +1,1 @@
-"""How a call finds what computes it: Hop, Kernel, what stands for a call in programs, and what operators are."""
+"""How a call finds what computes it: Hop, Kernel, Plan, and what operators are."""

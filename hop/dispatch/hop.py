@@ -4,19 +4,20 @@ A concrete operator supplies what it means, and nothing about dispatch:
 
     check       validate the arguments and bring them to one canonical form
     reference   the meaning, in plain ATen; also the decomposition, the fallback, the shape rule and the oracle of tests
-    kernels     the fast implementations, in the order in which they are asked
+    kernels     the fast implementations, in the order in which they are matched
     gradient    the gradient of each tensor argument, made of operators of ours
     batch       the rule under vmap that keeps our node, or None where there is none
     shard       the rule for DTensors
 
 A call takes the first of these routes that applies:
 
-    plain eager tensors, nothing watching      check, then the first kernel that supports the call, else the reference
+    plain eager tensors, nothing watching      check, then the first kernel that takes the call, else the reference
     everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
 """
 
 import abc
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
 from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 
 hops: list["Hop"] = []
 PLAIN = memory.PLAIN
@@ -55,7 +56,7 @@ class Hop(HigherOrderOperator):
         inductor.register_inductor_decomposition(self, self._lower)
         imports.when_imported("torch.distributed.tensor", self._register_dtensor)
         imports.when_imported("torch.utils.flop_counter", self._register_flop_counter)
-        compiled.register(name, self)
+        compiled.operators[name] = self
         hops.append(self)
 
     # ---- what a concrete operator supplies
@@ -77,12 +78,12 @@ class Hop(HigherOrderOperator):
         return self.reference(*args, **kwargs)
 
     def kernels(self, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
-        """The kernels to ask for this call, best first, each with the call in the form that it takes."""
+        """The kernels to match with this call, best first, each with the call in the form that it takes."""
         return ()
 
-    def returns_list(self, /, *args: Any) -> bool:
-        """Whether the result is a list of tensors."""
-        return False
+    def given(self, call: Any) -> tuple[Any, ...]:
+        """The arguments of a plan, for a call in that form."""
+        return call
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         """Whether the result can carry a gradient at all."""
@@ -134,45 +135,42 @@ class Hop(HigherOrderOperator):
         args, kwargs = self.check(*args, **kwargs)
         lines: list[str] = []
         for kernel, call in self.kernels(*args, **kwargs):
-            reason = kernel.declines(call)
-            lines.append(f"{kernel.name}: {'chosen' if reason is None else reason}")
-            if reason is None:
-                return "\n".join(lines)
+            match = kernel.match(call)
+            if not isinstance(match, Declined):
+                return "\n".join([*lines, f"{kernel.name}: chosen"])
+            lines.append(f"{kernel.name}: {match.reason}")
         return "\n".join([*lines, "reference: chosen"])
 
     # ---- below autograd
 
+    def _matched(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], native: bool = False
+    ) -> tuple[Kernel, Callable[[], Any]] | None:
+        """The first kernel that takes a call, of all or of the native ones, and what computes it."""
+        for kernel, call in self.kernels(*args, **kwargs):
+            if (kernel.native or not native) and not isinstance(match := kernel.match(call), Declined):
+                return kernel, functools.partial(match, *self.given(call))
+        return None
+
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         memory.check(plan.tensors(args, kwargs))
-        for kernel, call in self.kernels(*args, **kwargs):
-            if kernel.supports(call):
-                return kernel.run(call)
-        return self.reference(*args, **kwargs)
+        matched = self._matched(args, kwargs)
+        return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
         floats, and so give other codes than eager mode."""
-        takes = (x for x in self.kernels(*args, **kwargs) if x[0].supports(x[1]))
-        chosen, call = next(takes, (None, None))
-        if chosen is not None and chosen.native:
-            return chosen.run(call)
-        if chosen is not None and chosen.leaf and not kwargs:
-            outputs = compiled.call(self.name(), args)
-            return outputs if self.returns_list(*args) else outputs[0]
+        matched = self._matched(args, kwargs)
+        if matched is not None and matched[0].native:
+            return matched[1]()
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
     def kept_native(self, /, *args: Any, **kwargs: Any) -> Any:
         """What becomes of a node of a program that keeps native operators."""
         with inductor.keeping_native():
-            takes = (x for x in self.kernels(*args, **kwargs) if x[0].native and x[0].supports(x[1]))
-            kernel, call = next(takes, (None, None))
-            return self.reference(*args, **kwargs) if kernel is None else kernel.run(call)
-
-    def in_program(self, /, *args: Any) -> Any:
-        """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
-        with eager.below_autograd():
-            return self._run(*args)
+            matched = self._matched(args, kwargs, native=True)
+            return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
     def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
         """`fake`, in a form that PyTorch keeps for the next call like it: a tensor, or a tuple of them."""

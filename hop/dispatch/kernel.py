@@ -1,37 +1,43 @@
-"""Kernel: a fast implementation, which says which calls it supports, and prepares plans of them."""
+"""Kernel: a fast implementation, which matches a call once: to a plan that computes it, or to the reason why not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from hop.dispatch.plan import Plan
+
+
+class Declined(Exception):
+    """Why a kernel does not take a call: raised where the call is described to it, returned by `Kernel.match`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def decline(reason: str | None) -> None:
+    """Raise Declined for a reason; None is no reason."""
+    if reason is not None:
+        raise Declined(reason)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fast implementation of a call.
+    """A fast implementation of calls.
 
-    `declines(call)` returns None if `run(call)` gives what the reference gives, otherwise the reason why it does not
-    take the call. It looks at shapes, dtypes, strides and devices, never at data, so that it answers for fakes too.
-    `planned(call, general)` returns a plan in fewer steps than `general`, which checks and describes each call anew and
-    to which it leaves whatever turns out not to be as it was described; or None.
-    A leaf does not compute by ATen operators: in a compiled program its call stands as hop::run
-    (hop.dispatch.compiled). A native one computes by operators of the native library, which stand there themselves.
+    `prepare(call)` returns a plan that gives what the reference gives, for this call and for those that share its key
+    (hop.dispatch.plan), or raises Declined. It looks at shapes, dtypes, strides and devices, never at data, so that it
+    answers for fakes too. The plan holds none of the call's tensors.
+    A native kernel computes by operators of the native library, which stand in compiled programs themselves.
     """
 
     name: str
-    declines: Callable[[Any], str | None]
-    run: Callable[[Any], Tensor | list[Tensor]]
-    planned: Callable[[Any, Plan], Plan | None] | None = None
-    leaf: bool = False
+    prepare: Callable[[Any], Plan]
     native: bool = False
 
-    def supports(self, call: Any) -> bool:
-        """Whether it takes the call."""
-        return self.declines(call) is None
-
-    def prepare(self, call: Any, general: Plan) -> Plan:
-        """A plan of calls like this one, which it supports."""
-        return (self.planned and self.planned(call, general)) or general
+    def match(self, call: Any) -> Plan | Declined:
+        """The plan of a call, or why the kernel does not take it."""
+        try:
+            return self.prepare(call)
+        except Declined as declined:
+            return declined.with_traceback(None)  # whose frames hold tensors

@@ -52,6 +52,10 @@ class Operand(NamedTuple):
     def dim(self) -> int:
         return len(self.shape)
 
+    def fits(self) -> bool:
+        """True: its buffers were looked at when it was made. A QuantizedTensor looks at its own when it is asked."""
+        return True
+
     @property
     def block(self) -> Block:
         """The size of a block along each dimension, -1 for a whole one, as the row-wise copy has them."""

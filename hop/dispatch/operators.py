@@ -15,6 +15,7 @@ hop/impls/scaled/families/. tests/impls/test_operators_table.py says which other
 leaves an operator out.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,12 @@ SCALED = {op: row for op, row in TABLE.items() if row.roles}
 def of(op: object) -> Operator:
     """What is known of an operator, or of any other target of a node."""
     return TABLE.get(op, UNKNOWN)  # type: ignore[call-overload]
+
+
+@functools.cache
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """The names of an operator's arguments; PyTorch makes a list of them anew whenever it is asked."""
+    return tuple(a.name for a in op._schema.arguments)
 
 
 def within(*families: Family) -> frozenset[OpOverload]:

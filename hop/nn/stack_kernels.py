@@ -15,12 +15,15 @@ group has by itself, bit for bit, and sums of integers too:
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.impls.quantize import quantize
 from hop.impls.quantized import calls
 from hop.impls.scaled import gpu_groups
@@ -164,54 +167,68 @@ def stack_quantizer(q: Quantizer, columns: bool) -> Quantizer:
 # ---- what kernels are asked for
 
 
-def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> "dict[str, Any | str]":
-    """All that a GPU is asked for, or why not, for rows x, (S, K): the product, and the gradients."""
+def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> dict[str, Any]:
+    """All that a GPU is asked for, or Declined, for rows x, (S, K): the product, and the gradients."""
     names, q = ["product", "gradient of x", "gradient of weight"], None if scheme is None else scheme.lhs
     grad = x.new_zeros(len(x), stack.weight.shape[2 if columns else 1])
     if not gpu.takes(x):
-        return dict.fromkeys(names, f"for GPUs, in eager mode and in programs for this process; x is on {x.device}")
-    found: dict[str, Any] = dict.fromkeys(names[:1], "for rows that are quantized, each or group by group")
+        elsewhere = f"for GPUs, in eager mode and in programs for this process; x is on {x.device}"
+        return dict.fromkeys(names, Declined(elsewhere))
+    found: dict[str, Any] = {names[0]: Declined("for rows that are quantized, each or group by group")}
     if scheme is not None and q is not None and (is_by_rows(q) or is_by_group(q)):
         rows, _ = of_rows(q, x, Groups.of(ends, len(x)))
         codes = of_weight(x, stack.weight, scheme, columns)
-        found[names[0]] = product(
-            rows, codes, ends, stack.bias, x.dtype if x.dtype in REALS else torch.float32, columns
-        )
+        dtype = x.dtype if x.dtype in REALS else torch.float32
+        found[names[0]] = product(rows, codes, ends, stack.bias, dtype, columns)
     of_gradients = asked_for_gradients(grad, x, ends, stack, scheme, columns)
     return found | {f"gradient of {name}": p for name, p in of_gradients.items()}
 
 
 def product(
     x: QuantizedTensor, weight: Any, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
-) -> "Any | str":
-    """The product, (S, R), or why it is none that a kernel computes."""
+) -> Any:
+    """The product, (S, R), or Declined."""
     if not isinstance(weight, QuantizedTensor):
-        return "the matrices are floats"
-    return _taken(gpu_groups.asked(operand(x), operand(weight), ends, bias, dtype, columns))
+        return Declined("the matrices are floats")
+    return _ROWS.match((operand(x), operand(weight), ends, bias, dtype, columns))
 
 
-def declines_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool) -> str | None:
-    """Why no kernel computes the gradients of such products, or None."""
+def _prepare(asked: Callable[..., Any], call: tuple[Any, ...]) -> Plan:
+    """The plan of a product, which takes no arguments."""
+    product = asked(*call)
+    decline(gpu.declines(product))
+    return lambda: gpu.run(product)
+
+
+_ROWS = Kernel("GPU groups", functools.partial(_prepare, gpu_groups.asked))
+_DEPTH = Kernel("GPU groups", functools.partial(_prepare, gpu_groups.asked_in_depth))
+
+
+def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool) -> None:
+    """Raise Declined unless kernels compute the gradients of such products."""
     if scheme is None or scheme.backward != QUANTIZED:
-        return "for backward='quantized', whose products are those of codes"
+        raise Declined("for backward='quantized', whose products are those of codes")
     quantizers = [q for q in (scheme.lhs, scheme.rhs, scheme.grad) if q is not None]
     for q in quantizers:
         if q.is_random() or q.hadamard is not None or type(q.scale) not in _BY_AMAX:
-            return f"for scales by {[t.__name__ for t in _BY_AMAX]}, rounding to the nearest, and no transform, not {q}"
+            rules = [t.__name__ for t in _BY_AMAX]
+            raise Declined(f"for scales by {rules}, rounding to the nearest, and no transform, not {q}")
         if not _are_read(q):
-            return f"for int8 and 8-bit floats, not {q.format.name}"
+            raise Declined(f"for int8 and 8-bit floats, not {q.format.name}")
     lhs, rhs, grad = (q.block for q in quantizers)
     in_blocks = lhs == grad == (1, BLOCK) and rhs == (BLOCK, BLOCK)
     if not in_blocks and not all(map(schemes.rows_share_scales, quantizers)):
-        return f"for scales of rows, of matrices, and of blocks of 1 x {BLOCK} by {BLOCK} x {BLOCK}, not {scheme}"
+        wanted = f"scales of rows, of matrices, and of blocks of 1 x {BLOCK} by {BLOCK} x {BLOCK}"
+        raise Declined(f"for {wanted}, not {scheme}")
     if isinstance(weight, QuantizedTensor) and weight.quantizer != stack_quantizer(quantizers[1], columns):
-        return f"for matrices by the scheme's {quantizers[1]}, not {weight.quantizer}"
+        raise Declined(f"for matrices by the scheme's {quantizers[1]}, not {weight.quantizer}")
     if x.dtype not in REALS or _dtype(x, weight) != x.dtype:
-        return f"for results in the dtype of the rows, of {REALS}, not {x.dtype} by {weight.dtype}"
-    return None if len(x) else "there are no rows"
+        raise Declined(f"for results in the dtype of the rows, of {REALS}, not {x.dtype} by {weight.dtype}")
+    if not len(x):
+        raise Declined("there are no rows")
 
 
-def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, columns: bool) -> "Any | str":
+def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, columns: bool) -> Any:
     """That of x, (S, K), in the dtype of dy, (S, R)."""
     codes, q, dtype = of_weight(grad, weight, scheme, columns), scheme.grad, grad.dtype
     assert scheme.rhs is not None and q is not None
@@ -220,22 +237,22 @@ def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, 
         grad = grad.to(torch.float32) * by_row[groups.rows]
         codes = _numbers(codes, (len(by_row), 1, 1), (1, -1, -1))
     rows, _ = of_rows(q, grad, groups)
-    return _taken(gpu_groups.asked(operand(rows), operand(codes), groups.ends, None, dtype, not columns))
+    return product(rows, codes, groups.ends, None, dtype, not columns)
 
 
-def gradient_of_matrices(grad: Tensor, x: Tensor, groups: Groups, scheme: Scheme) -> "Any | str":
+def gradient_of_matrices(grad: Tensor, x: Tensor, groups: Groups, scheme: Scheme) -> Any:
     """Those of the matrices, (E, R, K), in the dtype of dy, (S, R), from it and x, (S, K)."""
     lhs, q, dtype = scheme.lhs, scheme.grad, grad.dtype
     assert lhs is not None and q is not None
     if not schemes.rows_share_scales(lhs):
         (a, of_rows_), (b, of_columns_) = (_apart(own, t, groups) for own, t in ((q, grad), (lhs, x)))
-        return _taken(gpu_groups.asked_in_depth(a, b, groups.moved(), dtype, of_rows_.mT, of_columns_))
+        return _DEPTH.match((a, b, groups.moved(), dtype, of_rows_.mT, of_columns_))
     codes, scale = of_rows(lhs, x, groups)
     if scale is None:
         grad = grad.to(torch.float32) * codes.scale
         scale = codes.scale.new_ones(1)
     a, of_rows_ = of_columns(q, grad, groups)
-    return _taken(gpu_groups.asked_in_depth(a, codes.codes, groups.ends, dtype, of_rows_, scale))
+    return _DEPTH.match((a, codes.codes, groups.ends, dtype, of_rows_, scale))
 
 
 def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
@@ -244,21 +261,18 @@ def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     return moved.codes, moved.scale
 
 
-def _taken(asked: "Any | str") -> "Any | str":
-    reason = asked if isinstance(asked, str) else gpu.declines(asked)
-    return asked if reason is None else reason
-
-
 # ---- gradients
 
 
 def asked_for_gradients(
     grad: Tensor, x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool
-) -> "dict[str, Any | str]":
+) -> dict[str, Any]:
     """Those of "x", (S, K), and of a float "weight", from dy, (S, R)."""
     wanted = ["x"] if isinstance(stack.weight, QuantizedTensor) else ["x", "weight"]
-    if (reason := declines_gradients(x, stack.weight, scheme, columns)) is not None:
-        return dict.fromkeys(wanted, reason)
+    try:
+        check_gradients(x, stack.weight, scheme, columns)
+    except Declined as declined:
+        return dict.fromkeys(wanted, declined)
     assert scheme is not None
     groups = Groups.of(ends, len(x))
     found = {"x": gradient_of_rows(grad, stack.weight, groups, scheme, columns)}
@@ -269,15 +283,15 @@ def asked_for_gradients(
 
 def gradients(
     grad: Tensor, x: Tensor, rows: Tensor | None, ends: Tensor, stack: Stack, scheme: Scheme, columns: bool
-) -> list[Tensor | None] | str:
+) -> list[Tensor | None] | Declined:
     """Those of x, of a float weight and of the bias; or why kernels of groups do not compute them."""
-    found: dict[str, Any] = asked_for_gradients(grad, x if rows is None else x[rows], ends, stack, scheme, columns)
-    if (reason := next((p for p in found.values() if isinstance(p, str)), None)) is not None:
-        return reason
-    of_x = gpu.run(found["x"])
+    found = asked_for_gradients(grad, x if rows is None else x[rows], ends, stack, scheme, columns)
+    if (declined := next((p for p in found.values() if isinstance(p, Declined)), None)) is not None:
+        return declined
+    of_x = found["x"]()
     if rows is not None:  # a row may be in several groups
         of_x = torch.zeros_like(x).index_put_((rows,), of_x, accumulate=True)
-    of_weight = gpu.run(found["weight"]) if "weight" in found else None
+    of_weight = found["weight"]() if "weight" in found else None
     if of_weight is not None and columns:
         of_weight = of_weight.mT.contiguous()
     groups, of_bias = Groups.of(ends, len(grad)), None

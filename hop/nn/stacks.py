@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.dispatch.kernel import Declined
 from hop.impls.explain import EXPLAINED
 from hop.impls.quantize import quantize
 from hop.impls.quantized import quantized
@@ -73,7 +74,15 @@ def _trains_on_gpu(x: Tensor, stacks: Sequence[Stack], scheme: Scheme | None, co
     weights = [weight for weight, _ in stacks]
     if any(isinstance(w, QuantizedTensor) and w.requires_grad for w in weights):
         return False
-    return all(kernels.declines_gradients(x, w, scheme, columns) is None for w in weights)
+    return all(map(functools.partial(_has_gradients, x, scheme, columns), weights))
+
+
+def _has_gradients(x: Tensor, scheme: Scheme | None, columns: bool, weight: Any) -> bool:
+    try:
+        kernels.check_gradients(x, weight, scheme, columns)
+    except Declined:
+        return False
+    return True
 
 
 def _products(
@@ -134,9 +143,9 @@ def _on_gpu(
     for i, (weight, bias) in enumerate(stacks):
         given = kernels.of_rows(q, between(y), groups)[0] if i else given
         product = kernels.product(given, kernels.of_weight(x, weight, scheme, columns), ends, bias, result, columns)
-        if isinstance(product, str):
+        if isinstance(product, Declined):
             return None
-        y = gpu.run(product).to(x.dtype)
+        y = product().to(x.dtype)
     return y
 
 
@@ -209,10 +218,9 @@ def explain(
     found = kernels.asked(
         x if rows is None else x[rows], ends, stack, Scheme.parse(scheme) if scheme else None, columns
     )
-    reasons = {name: p if isinstance(p, str) else None for name, p in found.items()}
     return "\n".join(
-        f"{name}: GPU groups: {'chosen' if reason is None else f'{reason}; group by group: chosen'}"
-        for name, reason in reasons.items()
+        f"{name}: GPU groups: {f'{p.reason}; group by group: chosen' if isinstance(p, Declined) else 'chosen'}"
+        for name, p in found.items()
     )
 
 
@@ -279,7 +287,7 @@ def _stacked_gradient(
     if text and gpu.takes(x):
         stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
         found = kernels.gradients(grad, x, rows, ends, stack, Scheme.parse(text), columns)
-        if not isinstance(found, str):
+        if not isinstance(found, Declined):
             return [none.clone() if g is None else g for g in found]
     with eager.recording(), torch.enable_grad():
         given = [x, *weight] if not quantizer else [x]

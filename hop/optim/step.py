@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager, memory
+from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import step as native
 from hop.kernels.gpu import step as gpu
 from hop.numerics import copies
@@ -97,10 +98,10 @@ def _step(
         count = step.item()
         numbers = parsed.numbers(count, lr, others)
         call = (rule, numbers, _key(seed, count, p), stream, p, grad, names, own, _least(tuple(names)))
-        if gpu.declines(call) is None:
+        if not isinstance(gpu.STEP.match(call), Declined):
             on_gpu.append(call)
-        elif native.declines(call) is None:
-            native.step_(call)
+        elif not isinstance(compute := native.STEP.match(call), Declined):
+            compute(*call)
         else:
             _write(call)
     if on_gpu:
@@ -123,10 +124,10 @@ def explain(rule: str, seed: int | None, p: Tensor, grad: Tensor, states: Sequen
     quantizers, buffers = spelled(states)
     call = (rule, (), _key(seed, 0, p), 0, p, grad, quantizers, buffers, _least(tuple(quantizers)))
     lines = []
-    for name, declines in (("gpu", gpu.declines), ("native", native.declines)):
-        reason = declines(call)
-        lines.append(f"{name}: {reason or 'runs it'}")
-        if reason is None:
+    for kernel in (gpu.STEP, native.STEP):
+        match = kernel.match(call)
+        lines.append(f"{kernel.name}: {match.reason if isinstance(match, Declined) else 'runs it'}")
+        if not isinstance(match, Declined):
             return "\n".join(lines)
     return "\n".join([*lines, f"aten: runs it{', fused by Inductor' * p.is_cuda}"])
 

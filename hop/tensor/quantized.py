@@ -383,7 +383,7 @@ KEYED.append(QuantizedTensor)
 
 def operand(x: Any) -> Any:
     """A QuantizedTensor as an Operand, in a list too; anything else as it is."""
-    if isinstance(x, list | tuple):
+    if isinstance(x, list | tuple) and not isinstance(x, Operand):
         return [operand(v) for v in cast(list[Any], x)]
     return x.operand if isinstance(x, QuantizedTensor) else x
 

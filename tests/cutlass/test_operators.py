@@ -30,6 +30,7 @@ from hop.impls.out_dtype import kernels as out_dtype_kernels
 from hop.impls.scaled import kernels
 from hop.impls.scaled.calls import Call
 from hop.kernels.gpu import product as gpu
+from tests.support import matching
 from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[2]
@@ -368,8 +369,7 @@ class TestOnGpu(unittest.TestCase):
 
             def multiply(result: torch.dtype, a: Tensor, b: Tensor) -> Any:
                 kernels = out_dtype_kernels.candidates(aten.mm.default, result, (a, b), {})
-                kernel, asked = next((k, c) for k, c in kernels if k.declines(c) is None)
-                return kernel.run(asked)
+                return next(matching.computed(k, c) for k, c in kernels if not matching.reason(k, c))
 
             nodes = self.nodes(
                 functools.partial(multiply, result), torch.empty(32, 64, dtype=dtype), torch.empty(64, 48, dtype=dtype)
@@ -383,9 +383,9 @@ class TestOnGpu(unittest.TestCase):
         def linear(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> Any:
             sides = [Operand(q, (c, s), ("rowwise",), tuple(c.shape)) for c, s in ((a, of_a), (b, of_b))]
             asked = Call(aten.linear.default, torch.bfloat16, None, None, tuple(sides), {})
-            kernel = next(k for k in kernels.TABLE if k.declines(asked) is None)
+            kernel = next(k for k in kernels.TABLE if not matching.reason(k, asked))
             assert kernel.name == "GPU product"
-            return kernel.run(asked)
+            return matching.computed(kernel, asked)
 
         nodes = self.nodes(linear, codes, scale, codes, scale)
         assert MM in nodes and not {aten.mul.Tensor, aten._int_mm.default} & set(nodes), nodes

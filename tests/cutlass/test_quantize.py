@@ -31,7 +31,7 @@ if reason := cutlass_kernels.missing():
 
 from tests.mutations.patterns import EARLY
 from tests.ptx import Fault, contractable
-from tests.support import cubin
+from tests.support import cubin, matching
 from tests.support import emulated_quantize as emulated
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -131,7 +131,7 @@ def by_kernel(call: tuple[Any, ...], reports: list[Any] | None = None) -> list[T
         return results
 
     with emulated.here(reports), mock.patch.object(gpu.kernels(), "quantized", quantized):
-        return list(gpu.QUANTIZE.run(call))
+        return gpu.quantized(*call)
 
 
 def assert_equal(got: list[Tensor], wanted: list[Tensor]) -> None:
@@ -295,7 +295,7 @@ def check_numbers(q: Quantizer, x: Tensor, dtype: torch.dtype) -> None:
         return dequantize.run(c)
 
     with emulated.here(), mock.patch.object(gpu.kernels(), "dequantized", dequantized):
-        got = gpu.DEQUANTIZE.run((str(q), list(own.buffers().values()), ["rowwise"], list(x.shape), dtype))
+        got = gpu.dequantized(str(q), list(own.buffers().values()), ["rowwise"], list(x.shape), dtype)
     assert got.dtype == dtype and got.shape == wanted.shape
     known = ~wanted.isnan()
     assert torch.equal(got.isnan(), wanted.isnan())
@@ -346,7 +346,7 @@ def check_both_ways(q: Quantizer, x: Tensor, **given: Any) -> None:
         mock.patch.object(gpu.kernels(), "quantized", quantized),
         mock.patch.object(gpu.kernels(), "dequantized", dequantized),
     ):
-        got = gpu.FAKE_QUANTIZE.run(call)
+        got = gpu.fake_quantized(*call)
     wanted = hop.fake_quantize(q, x, **given)
     assert isinstance(got, Tensor) and got.dtype == wanted.dtype and got.shape == wanted.shape
     known, words = ~wanted.isnan(), {2: torch.int16, 4: torch.int32}[x.itemsize]
@@ -374,12 +374,12 @@ class TestFakeQuantize(unittest.TestCase):
             (presets.INT8_TENSOR_STATIC, "scale is None"),
         ):
             with mock.patch.object(gpu, "takes", lambda _: True), mock.patch("torch.cuda.is_available", lambda: True):
-                assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
+                assert words in matching.reason(gpu.FAKE_QUANTIZE, (str(q), x, None, None, None, "passed")), q
         for q, words in (
             (presets.INT8_ROW, "for tensors on GPUs"),
             (replace(presets.INT8_ROW, gradient=QuantNoise()), "noise in the place of rounding"),
         ):
-            assert words in (gpu.FAKE_QUANTIZE.declines((str(q), x, None, None, None, "passed")) or ""), q
+            assert words in matching.reason(gpu.FAKE_QUANTIZE, (str(q), x, None, None, None, "passed")), q
 
 
 def code_of(variant: Any) -> None:
@@ -438,13 +438,11 @@ class TestInPrograms(unittest.TestCase):
 
             def quantized(q: Quantizer, usages: list[str], x: Tensor) -> list[Tensor]:
                 call = asked(q, x, tuple(usages))
-                assert gpu.QUANTIZE.declines(call) is None
-                buffers = list(gpu.QUANTIZE.run(call))
+                buffers = matching.computed(gpu.QUANTIZE, call)
                 if "rowwise" not in usages:
                     return buffers
                 back = (str(q), buffers, usages, list(x.shape), torch.bfloat16)
-                assert gpu.DEQUANTIZE.declines(back) is None
-                return [*buffers, gpu.DEQUANTIZE.run(back)]  # type: ignore[list-item]
+                return [*buffers, matching.computed(gpu.DEQUANTIZE, back)]
 
             with FakeTensorMode():
                 x = torch.empty(2, 24, 64, device="cuda", dtype=torch.bfloat16)
@@ -482,12 +480,12 @@ class TestDeclines(unittest.TestCase):
                 (presets.INT8_TENSOR_STATIC, "scale is None"),
                 (presets.TERNARY_ROW, "for int8, int4, fp8 and fp4"),
             ):
-                assert words in (gpu.QUANTIZE.declines(asked(q, x)) or ""), q
+                assert words in matching.reason(gpu.QUANTIZE, asked(q, x)), q
             with mock.patch("torch.cuda.get_device_capability", lambda *_: (8, 0)):
-                assert "compute capability 9.0" in (gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) or "")
+                assert "compute capability 9.0" in matching.reason(gpu.QUANTIZE, asked(presets.INT8_ROW, x))
             with mock.patch("torch.cuda.get_device_capability", lambda *_: (9, 0)):
-                assert gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) is None
-        assert "for tensors on GPUs" in (gpu.QUANTIZE.declines(asked(presets.INT8_ROW, x)) or "")
+                assert not matching.reason(gpu.QUANTIZE, asked(presets.INT8_ROW, x))
+        assert "for tensors on GPUs" in matching.reason(gpu.QUANTIZE, asked(presets.INT8_ROW, x))
 
     def test_wrong_calls(self):
         x = torch.zeros(4, 64)

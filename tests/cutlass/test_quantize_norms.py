@@ -22,7 +22,7 @@ from cutlass_kernels.elements import FORMATS
 from cutlass_kernels.quantizing import LONGEST, Request, Rows
 from hop import presets
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.gpu_rows import GPU_ROWS
+from hop.impls.scaled.gpu_rows import GPU_ROWS, computed
 from hop.kernels.cpu import native
 from hop.kernels.gpu import quantize as gpu
 from hop.kernels.gpu import rows
@@ -36,6 +36,7 @@ if reason := cutlass_kernels.missing():
 from tests.cutlass.test_quantize import code_of
 from tests.ptx import Fault, habits
 from tests.support import emulated_quantize as emulated
+from tests.support import matching
 
 aten = torch.ops.aten
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -98,7 +99,7 @@ def by_kernel(op: Any, q: Quantizer, args: tuple[Any, ...], *given: Any, **kwarg
         return results
 
     with emulated.here(), mock.patch.object(gpu.kernels(), "quantized", quantized):
-        return list(GPU_ROWS.run(Call(op, q, *(given or (None, None)), args, kwargs)))
+        return computed(Call(op, q, *(given or (None, None)), args, kwargs))
 
 
 def words(x: Tensor) -> Tensor:
@@ -234,8 +235,7 @@ class TestAsked(unittest.TestCase):
 
             def quantized(q: Quantizer, x: Tensor, weight: Tensor) -> list[Tensor]:
                 call = Call(aten.rms_norm.default, q, None, None, (x, [64], weight, 1e-6), {})
-                assert GPU_ROWS.declines(call) is None
-                return list(GPU_ROWS.run(call))
+                return matching.computed(GPU_ROWS, call)
 
             with FakeTensorMode():
                 x = torch.empty(2, 24, 64, device="cuda", dtype=BF16)
@@ -249,7 +249,7 @@ class TestAsked(unittest.TestCase):
 
     def declined(self, op: Any, q: Any, *args: Any, **named: Any) -> str:
         with mock.patch.object(rows, "takes", lambda _: True), mock.patch.object(Call, "device", torch.device("cuda")):
-            return GPU_ROWS.declines(Call(op, q, named.get("scale"), None, args, {})) or ""
+            return matching.reason(GPU_ROWS, Call(op, q, named.get("scale"), None, args, {}))
 
     def test_reasons(self):
         x, norm = torch.zeros(4, 64), aten.rms_norm.default
@@ -273,7 +273,7 @@ class TestAsked(unittest.TestCase):
             ("weight is not float32", norm, presets.INT8_ROW, x, [64], torch.zeros(64, dtype=torch.int8)),
         ):
             assert words in self.declined(op, q, *args), (words, self.declined(op, q, *args))
-        assert "for GPUs" in (GPU_ROWS.declines(Call(norm, presets.INT8_ROW, None, None, (x, [64]), {})) or "")
+        assert "for GPUs" in matching.reason(GPU_ROWS, Call(norm, presets.INT8_ROW, None, None, (x, [64]), {}))
         with native.use("off"):
             assert "GPU rows: for GPUs" in hop.explain(norm, presets.INT8_ROW, x, [64])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import hop
 from hop import presets
 from hop.dispatch import plan
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Kernel, decline
 from hop.kernels.cpu import native
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies
@@ -26,26 +26,26 @@ class TestPlans(unittest.TestCase):
         self.reason: str | None = None
         for patch in (
             native.use("off"),
-            mock.patch.object(gpu, "QUANTIZE", Kernel("GPU", self.declines, self.quantize)),
-            mock.patch.object(gpu, "DEQUANTIZE", Kernel("GPU", self.declines, self.dequantize)),
+            mock.patch.object(gpu, "QUANTIZE", Kernel("GPU", lambda call: self.matched(self.quantize))),
+            mock.patch.object(gpu, "DEQUANTIZE", Kernel("GPU", lambda call: self.matched(self.dequantize))),
         ):
             patch.__enter__()
             self.addCleanup(patch.__exit__, None, None, None)
         plan.forget()
         self.addCleanup(plan.forget)
 
-    def declines(self, call: Any) -> str | None:
+    def matched(self, compute: Any) -> Any:
         self.asked += 1
-        return self.reason
+        decline(self.reason)
+        return compute
 
-    def quantize(self, call: Any) -> list[Tensor]:
+    def quantize(self, q: str, x: Tensor, *given: Any) -> list[Tensor]:
         self.ran += 1
-        q, x, *given, usages = call
+        *given, usages = given
         return list(copies.quantize(Quantizer.parse(q), x, tuple(usages), *given).values())
 
-    def dequantize(self, call: Any) -> Tensor:
+    def dequantize(self, q: str, buffers: Any, usages: Any, shape: Any, dtype: torch.dtype) -> Tensor:
         self.ran += 1
-        q, buffers, usages, shape, dtype = call
         parsed = Quantizer.parse(q)
         named = dict(zip(copies.names(parsed, tuple(usages)), buffers, strict=True))
         return copies.dequantize(parsed, named, shape).to(dtype)

@@ -4,6 +4,7 @@ import unittest
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 import hop
 from cutlass_kernels import checks, plain
 from hop import presets
+from hop.dispatch.kernel import Declined
 from hop.impls.scaled import gpu, meaning
 from hop.impls.scaled.calls import Call
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT8, UINT8, Float, PowerOfTwo
@@ -19,6 +21,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
 from hop.numerics.scale_rules import Microscaling, Static, TwoLevel
 from hop.tensor.quantized import operand
+from tests.support import matching
 
 aten = torch.ops.aten
 STATIC = Quantizer(INT8, scale=Static(affine=True))
@@ -68,7 +71,7 @@ def by_product(asked: Call) -> list[Tensor] | Tensor:
         return plain.reference(product)
 
     with mock.patch("hop.kernels.gpu.product.mm", mm):
-        return gpu.GPU.run(asked)
+        return gpu.computed(asked)
 
 
 def gpu_product(*args: object, **fused: object) -> object:
@@ -112,7 +115,8 @@ class TestMeaning(unittest.TestCase):
         ):
             asked = call(op, torch.float32, left, weight)
             if not reads and rhs.block[0] == 1:
-                assert gpu.asked(asked) == "a scale of integers changes along the summed dimension"
+                with self.assertRaisesRegex(Declined, "a scale of integers changes along the summed dimension"):
+                    gpu.asked(asked)
                 continue
             self.same(asked)
             has_zero = lhs.scale.has_zero_point() or lhs.format.zero
@@ -177,7 +181,6 @@ class TestBatches(unittest.TestCase):
         if name != "one scale":
             lhs, rhs = lhs.of_batch(2), rhs.of_batch(2)
         asked = call(aten.bmm.default, torch.float32, hop.quantize(lhs, x), hop.quantize(rhs, y))
-        assert not isinstance(gpu.asked(asked), str), gpu.asked(asked)
         got, wanted = by_product(asked), meaning.reference(asked)
         if lhs.format.is_integer:
             assert torch.equal(got, wanted)
@@ -191,14 +194,18 @@ class TestBatches(unittest.TestCase):
     def test_zero_points_of_batches_go_elsewhere(self):
         x, y = torch.randn(3, 5, 64), torch.randn(3, 64, 8)
         asked = call(aten.bmm.default, torch.float32, *(hop.quantize(presets.INT8_TENSOR_AFFINE, t) for t in (x, y)))
-        assert "zero points" in str(gpu.asked(asked))
+        with self.assertRaisesRegex(Declined, "zero points"):
+            gpu.asked(asked)
 
 
 def planned(op: Any, output: Any, args: Any) -> Any:
-    """The plan that the GPU kernels prepare, None if they have none of their own."""
-    general = object()
-    plan = gpu.GPU.prepare(call(op, output, *args), general)
-    return None if plan is general else plan
+    """The plan that runs the kernel on buffers as they lie, None if there is none."""
+    scales = {} if isinstance(output, torch.dtype) else {"scale": torch.tensor(0.3), "zero": torch.tensor(3.0)}
+    own = call(op, output, *args, **scales)
+    try:
+        return gpu.direct(own, gpu.asked(own).product)
+    except Declined:
+        return None
 
 
 class TestPlans(unittest.TestCase):
@@ -236,9 +243,9 @@ class TestPlans(unittest.TestCase):
 
 class TestDeclines(unittest.TestCase):
     def reason(self, *args: object, **kwargs: object) -> str:
-        found = gpu.asked(call(*args, **kwargs))
-        assert isinstance(found, str), found
-        return found
+        with pytest.raises(Declined) as declined:
+            gpu.asked(call(*args, **kwargs))
+        return declined.value.reason
 
     def test_what_is_no_product_of_a_kernel(self):
         x, w = factors(presets.INT8_ROW, presets.INT8_ROW)
@@ -277,7 +284,7 @@ class TestDeclines(unittest.TestCase):
 
     def test_the_cpu_is_told_so(self):
         asked = call(aten.linear.default, torch.float32, *factors(presets.INT8_ROW, presets.INT8_ROW))
-        assert gpu.GPU.declines(asked) == "for GPUs, and the operands are on cpu"
+        assert matching.reason(gpu.GPU, asked) == "for GPUs, and the operands are on cpu"
 
 
 if __name__ == "__main__":

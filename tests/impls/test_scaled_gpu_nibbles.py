@@ -11,9 +11,11 @@ from torch import Tensor
 import hop
 from cutlass_kernels import nibbles
 from hop import presets
+from hop.dispatch.kernel import Declined
 from hop.impls.scaled import gpu_nibbles, meaning
 from hop.impls.scaled.gpu_nibbles import NIBBLES
 from tests.impls.test_scaled_gpu import call
+from tests.support import matching
 
 aten = torch.ops.aten
 WEIGHTS = (presets.INT4_32, presets.INT4_128, presets.UINT4_32_AFFINE, presets.UINT4_64_AFFINE)
@@ -30,7 +32,7 @@ def computed(asked: Any) -> Tensor:
         return nibbles.reference(given)
 
     with mock.patch("hop.kernels.gpu.product.nibble_mm", mm):
-        found = NIBBLES.run(asked)
+        found = gpu_nibbles.computed(asked)
         assert isinstance(found, Tensor)
         return found
 
@@ -47,7 +49,7 @@ class TestNibbles(unittest.TestCase):
             for out in (torch.bfloat16, torch.float32, torch.float64):
                 for bias in ((), (torch.randn(48).bfloat16(),)):
                     asked = call(aten.linear.default, out, x, w, *bias)
-                    assert gpu_nibbles.form_declines(asked) is None
+                    gpu_nibbles.check_form(asked)
                     got, wanted = computed(asked), meaning.reference(asked)
                     assert got.shape == wanted.shape and got.dtype == wanted.dtype
                     magnitude = x.float().abs() @ w.dequantize().float().abs().mT + 4
@@ -62,7 +64,7 @@ class TestNibbles(unittest.TestCase):
             for out in (torch.bfloat16, torch.float32, torch.float64):
                 for bias in ((), (torch.randn(48),)):
                     asked = call(aten.linear.default, out, x, w, *bias)
-                    assert gpu_nibbles.form_declines(asked) is None
+                    gpu_nibbles.check_form(asked)
                     got, wanted = computed(asked), meaning.reference(asked)
                     assert got.dtype == wanted.dtype and torch.equal(got, wanted)
 
@@ -70,7 +72,7 @@ class TestNibbles(unittest.TestCase):
     def test_of_floats_near_the_meaning(self, _, p, q):
         w, x = hop.quantize(q, torch.randn(48, 256)), hop.quantize(p, torch.randn(5, 256))
         asked = call(aten.linear.default, torch.float32, x, w, torch.randn(48))
-        assert gpu_nibbles.form_declines(asked) is None
+        gpu_nibbles.check_form(asked)
         torch.testing.assert_close(computed(asked), meaning.reference(asked), rtol=1e-5, atol=1e-4)
 
     def test_what_it_declines(self):
@@ -86,9 +88,10 @@ class TestNibbles(unittest.TestCase):
             ((half[:, :250], hop.quantize(presets.INT4_32, torch.randn(48, 250))), "a multiple"),
             ((half, w, torch.randn(48).double()), "a bias with one value"),
         ):
-            assert words in (gpu_nibbles.form_declines(call(aten.linear.default, torch.bfloat16, *args)) or "")
+            with self.assertRaisesRegex(Declined, words):
+                gpu_nibbles.check_form(call(aten.linear.default, torch.bfloat16, *args))
         asked = call(aten.linear.default, torch.bfloat16, half, w)
-        assert "for GPUs" in (NIBBLES.declines(asked) or "")
+        assert "for GPUs" in matching.reason(NIBBLES, asked)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.numerics.scale_rules import MinMax, Static
 from tests import levels
+from tests.support import matching
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(native.library().missing is not None, reason=str(native.library().missing))
@@ -61,13 +62,12 @@ def _steps(x: Tensor) -> list[int]:
 
 def _same(call: Call) -> None:
     """The kernel gives what the reference gives, for one and for two threads."""
-    assert (reason := NATIVE_CONVOLUTION.declines(call)) is None, reason
     want = meaning.reference(call)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            got = NATIVE_CONVOLUTION.run(call)
+            got = matching.computed(NATIVE_CONVOLUTION, call)
             for a, b in zip(*(x if isinstance(x, list) else [x] for x in (got, want)), strict=True):
                 assert a.shape == b.shape and a.dtype == b.dtype
                 assert torch.equal(a, b), f"{int((a != b).sum())} of {a.numel()} differ: {call.args[3:]}"
@@ -320,7 +320,7 @@ def test_infinite_numbers() -> None:
 
 
 def _check_numbers(call: Call) -> None:
-    got, want = NATIVE_CONVOLUTION.run(call), meaning.reference(call)
+    got, want = matching.computed(NATIVE_CONVOLUTION, call), meaning.reference(call)
     for a, b in zip(*(x if isinstance(x, list) else [x] for x in (got, want)), strict=True):
         assert torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) if a.is_floating_point() else torch.equal(a, b)
 
@@ -371,9 +371,9 @@ def test_outputs_of_other_quantizers() -> None:
     ],
 )
 def test_declines(call: Any, reason: str) -> None:
-    assert reason in (NATIVE_CONVOLUTION.declines(call()) or "")
+    assert reason in matching.reason(NATIVE_CONVOLUTION, call())
 
 
 def test_switched_off() -> None:
     with native.use("off"):
-        assert "switched off" in (NATIVE_CONVOLUTION.declines(_call()) or "")
+        assert "switched off" in matching.reason(NATIVE_CONVOLUTION, _call())

@@ -21,6 +21,8 @@ from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Microscaling
 from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 from tests import levels
 from tests.numerics.test_quantizer import KINDS, generator, operands, same_bits
+from tests.support.matching import computed
+from tests.support.matching import reason as reason_of
 from tests.support.tensors import channels_last
 
 pytestmark = pytest.mark.skipif(native.library().functions is None, reason=str(native.library().missing))
@@ -60,19 +62,17 @@ def check(q: Quantizer, x: Tensor, options: dict[str, Any], what: str, out: torc
     back = (str(q), buffers, ROWWISE, list(x.shape), out)
     numbers = dequantize_buffers.reference(*back)
     if x.numel() == 0:
-        assert native_quantize.QUANTIZE.declines(call) and native_quantize.DEQUANTIZE.declines(back)
+        assert reason_of(native_quantize.QUANTIZE, call) and reason_of(native_quantize.DEQUANTIZE, back)
         return
     for level, threads in itertools.product(levels.OWN_HERE, (1, 2) if x.numel() >= 2**16 else (1,)):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
             with native.use(level):
-                assert native_quantize.QUANTIZE.supports(call)
-                assert native_quantize.DEQUANTIZE.declines(back) is None
-                got = native_quantize.QUANTIZE.run(call)
+                got = computed(native_quantize.QUANTIZE, call)
                 for name, own, want in zip(("codes", *q.stored()), got, buffers, strict=True):
                     same_bits(own, want, f"{name} of {what} at {level} with {threads} threads")
-                same_bits(native_quantize.DEQUANTIZE.run(back), numbers, f"numbers of {what} at {level}")
+                same_bits(computed(native_quantize.DEQUANTIZE, back), numbers, f"numbers of {what} at {level}")
         finally:
             torch.set_num_threads(before)
 
@@ -178,7 +178,11 @@ def test_all_codes():
         )
         for level in levels.OWN_HERE:
             with native.use(level):
-                same_bits(native_quantize.DEQUANTIZE.run(call), dequantize_buffers.reference(*call), f"{name} {level}")
+                same_bits(
+                    computed(native_quantize.DEQUANTIZE, call),
+                    dequantize_buffers.reference(*call),
+                    f"{name} {level}",
+                )
 
 
 # ---- strides, copies, and what is declined
@@ -297,9 +301,8 @@ def test_copies(name):
     options = operands(q, x, g)
     usages = copies.USAGES if "scale" not in options or q.shares_scale() else ROWWISE
     call = (str(q), x, options.get("scale"), options.get("zero_point"), options.get("noise"), usages)
-    assert native_quantize.QUANTIZE.supports(call)
     want = quantize_buffers.reference(*call)
-    for own, other in zip(native_quantize.QUANTIZE.run(call), want, strict=True):
+    for own, other in zip(computed(native_quantize.QUANTIZE, call), want, strict=True):
         same_bits(own.contiguous(), other.contiguous(), name)
     for wise in (usages, (copies.COLUMNWISE,)):
         if copies.COLUMNWISE not in wise:
@@ -308,9 +311,10 @@ def test_copies(name):
         own = [b.name for b in copies.describe(q, x.shape, wise)]
         buffers = [want[names.index(n)] for n in own]
         back = (str(q), buffers, wise, list(x.shape), torch.bfloat16)
-        assert native_quantize.DEQUANTIZE.declines(back) is None
         same_bits(
-            native_quantize.DEQUANTIZE.run(back).contiguous(), dequantize_buffers.reference(*back).contiguous(), name
+            computed(native_quantize.DEQUANTIZE, back).contiguous(),
+            dequantize_buffers.reference(*back).contiguous(),
+            name,
         )
 
 
@@ -345,8 +349,7 @@ def test_product(name):
             want = quantize_buffers.reference(*call)
             for level in levels.OWN_HERE:
                 with native.use(level):
-                    assert native_quantize.QUANTIZE.supports(call)
-                    for own, other in zip(native_quantize.QUANTIZE.run(call), want, strict=True):
+                    for own, other in zip(computed(native_quantize.QUANTIZE, call), want, strict=True):
                         same_bits(own, other, f"{name}, {kind} {shape}, turned={transposed} at {level}")
 
 
@@ -362,8 +365,7 @@ def test_product_without_the_kernel():
     ):
         scale, usages = options
         call = (str(q), x, scale, None, None, usages, own)
-        declined = native_quantize.QUANTIZE.declines(call)
-        assert declined is not None and reason in declined
+        assert reason in reason_of(native_quantize.QUANTIZE, call)
         want = quantize_buffers(str(q), x * own, scale, None, None, usages)
         for got, other in zip(quantize_buffers(*call), want, strict=True):
             same_bits(got, other, reason)
@@ -375,8 +377,9 @@ def test_matrices_that_lie_transposed(dtype):
         x = torch.randn(shape).to(dtype).mT
         for q in (presets.INT8_ROW, presets.MXFP8, presets.STATE8):
             call = (str(q), x, None, None, None, ROWWISE)
-            assert native_quantize.QUANTIZE.supports(call)
-            for own, want in zip(native_quantize.QUANTIZE.run(call), quantize_buffers.reference(*call), strict=True):
+            for own, want in zip(
+                computed(native_quantize.QUANTIZE, call), quantize_buffers.reference(*call), strict=True
+            ):
                 same_bits(own, want, f"{q} of {shape}")
 
 
@@ -399,9 +402,7 @@ def test_declines():
     q = str(presets.INT8_ROW)
 
     def reason(*call: Any) -> str:
-        found = native_quantize.QUANTIZE.declines(call)
-        assert found is not None
-        return found
+        return reason_of(native_quantize.QUANTIZE, call)
 
     assert "float64" in reason(q, x.double(), None, None, None, ROWWISE)
     assert "not empty" in reason(q, x[:0], None, None, None, ROWWISE)

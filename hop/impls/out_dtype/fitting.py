@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, INDEX, LHS, MATRIX, RHS, TABLE, VECTOR, Operator, aten
+from hop.dispatch.operators import (
+    BIAS,
+    CONVOLUTION,
+    EMBEDDING,
+    INDEX,
+    LHS,
+    MATRIX,
+    RHS,
+    TABLE,
+    VECTOR,
+    Operator,
+    argument_names,
+    aten,
+)
 from hop.numerics.spelling import shown
 
 _NEEDS_TENSORS = (MATRIX, VECTOR, CONVOLUTION, EMBEDDING)  # the others take numbers for tensors, as PyTorch does
@@ -113,7 +126,7 @@ class _Said:
         self.caller, self.op = caller, op
 
     def name(self, roles: Operator, role: str) -> str:
-        return repr(self.op._schema.arguments[roles.roles.index(role)].name)
+        return repr(argument_names(self.op)[roles.roles.index(role)])
 
     def refuse(self, what: str, rule: str) -> NoReturn:
         raise RuntimeError(f"{self.caller}: {what} of {self.op} {rule}")

@@ -1,4 +1,4 @@
-"""The kernels of out_dtype, in the order in which they are asked.
+"""The kernels of out_dtype, in the order in which they are matched.
 
 Integer operands that are int8, uint8 or int16 go to the integer products; what the product gives modulo 2^32 is the
 result where the common dtype has 32 bits or fewer, and elsewhere it is so while the sums cannot overflow, or, for
@@ -6,17 +6,17 @@ float results, while float32 would not have rounded them either.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.compat import eager
+from hop.compat import eager, memory
 from hop.compat.eager import OpOverload
 from hop.compat.memory import holds
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
@@ -33,31 +33,44 @@ class FormedCall(NamedTuple):
     form: Any  # Product or BiasedConvolution
     common: torch.dtype
     output_dtype: torch.dtype
+    op: OpOverload
+    given: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def plan(self, compute: "Callable[[FormedCall], Tensor]") -> Plan:
+        """The plan that brings operands to the form anew."""
+        bare = self._replace(form=None, given=())
+
+        def run(*given: Any) -> Tensor:
+            memory.check(given)
+            given = tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in given)
+            return compute(bare._replace(form=_form(bare.op, given, bare.kwargs), given=given))
+
+        return run
+
+
+def _form(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | BiasedConvolution | None:
+    return as_product(op, args, kwargs) or as_convolution(op, args)
 
 
 def candidates(
     op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Kernel, FormedCall]]:
-    """The kernels to ask, each with the call in its own form."""
-    form = as_product(op, args, kwargs)
-    table = _PRODUCT_KERNELS
-    if form is None:
-        form = as_convolution(op, args)
-        table = _CONVOLUTION_KERNELS
-    if form is None:
+    """The kernels to match, each with the call in its own form."""
+    if (form := _form(op, args, kwargs)) is None:
         return
-    call = FormedCall(form, common_dtype(describe(op), output_dtype, args, kwargs), output_dtype)
-    for kernel in table:
+    common = common_dtype(describe(op), output_dtype, args, kwargs)
+    call = FormedCall(form, common, output_dtype, op, args, kwargs)
+    for kernel in _PRODUCT_KERNELS if isinstance(form, Product) else _CONVOLUTION_KERNELS:
         yield _NATIVE_PRODUCT if kernel is _INTEGER_PRODUCT and _is_native(call) else kernel, call
 
 
 def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """The reference, with its products of integers as float32 products over chunks of K: for exported programs."""
     for kernel, call in candidates(op, output_dtype, args, kwargs):
-        if kernel is _INTEGER_PRODUCT and kernel.supports(call):  # none is native here
-            return _run_product(call, "floats")
-        if kernel is _INTEGER_CONVOLUTION and kernel.supports(call):
-            return _run_convolution(call, "floats")
+        compute = {_INTEGER_PRODUCT: _run_product, _INTEGER_CONVOLUTION: _run_convolution}.get(kernel)  # none is native
+        if compute is not None and not isinstance(kernel.match(call), Declined):
+            return compute(call, "floats")
     return reference(op, output_dtype, *args, **kwargs)
 
 
@@ -67,35 +80,53 @@ def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any
 _MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8})
 
 
-def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> str | None:
+def _check_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> None:
     if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
-        return f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16"
+        raise Declined(f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16")
     if call.common in _MODULO:
-        return None
+        return
     exact = is_integer(call.common)
     if not exact and not call.common.is_floating_point:
-        return f"the common dtype is {call.common}"
+        raise Declined(f"the common dtype is {call.common}")
     if not exact and is_integer(call.output_dtype):
-        return "a float factor stands between integers, which the reference multiplies in float64"
+        raise Declined("a float factor stands between integers, which the reference multiplies in float64")
     limit = 2**31 - 1 if exact else 2**24
     largest = limit // integer.largest_product(lhs.dtype, rhs.dtype)
     if not isinstance(terms, int) or terms > largest:
-        return f"{terms} terms are not known to be exact in {'int32' if exact else 'float32'}"
-    return None
-
-
-def _declines_product(call: FormedCall) -> str | None:
-    product: Product = call.form
-    return _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
+        raise Declined(f"{terms} terms are not known to be exact in {'int32' if exact else 'float32'}")
 
 
 def _is_native(call: FormedCall) -> bool:
-    """Whether the product becomes a native operator in a compiled program. Inductor fuses a term in bfloat16 or float16
-    with what computes it, unless it is rounded first (Hop._lower), so such calls are left to the general kernel."""
+    """Whether the product, if it is one of integers, becomes a native operator in a compiled program. Inductor fuses a
+    term in bfloat16 or float16 with what computes it, unless it is rounded first (Hop._lower), so such calls are left
+    to the general kernel."""
     product: Product = call.form
-    if _declines_product(call) is not None or (call.common not in _MODULO and product.added is not None):
+    if call.common not in _MODULO and product.added is not None:
         return False
     return integer.route(product.lhs, product.rhs) == "native"
+
+
+def _prepare_product(call: FormedCall) -> Plan:
+    lhs, rhs = call.form.lhs, call.form.rhs
+    _check_integers(lhs, rhs, lhs.shape[-1], call)
+    general = call.plan(_run_product)
+    if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.is_cpu and eager.is_plain_eager()):
+        return general
+    # Two matrices of bytes on the CPU: 4 µs around the product instead of 20.
+    way = integer.route(lhs, rhs)
+    if way == "native" and {lhs.dtype, rhs.dtype} <= {torch.int8, torch.uint8}:
+        return native_product.planned_int_mm(lhs, rhs)
+    (k, n), int_mm = rhs.shape, eager.int_mm
+    if way != "int_mm" or not (lhs.dtype is rhs.dtype is torch.int8 and k > 1 and n > 1):
+        return general
+    row, layouts = (k, 1), ((1, k), (n, 1))  # strides that torch._int_mm reads right (integer.row_major)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        if a.stride() == row and b.stride() in layouts and holds(a) and holds(b):
+            return int_mm(a, b)
+        return general(a, b)
+
+    return run
 
 
 def _run_product(call: FormedCall, way: str | None = None) -> Tensor:
@@ -109,39 +140,19 @@ def _run_product(call: FormedCall, way: str | None = None) -> Tensor:
     return result.to(call.output_dtype)
 
 
-def _planned_product(call: FormedCall, general: Plan) -> Plan | None:
-    """For two matrices of bytes on the CPU: 4 µs around the product instead of 20."""
-    lhs, rhs = call.form.lhs, call.form.rhs
-    if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.is_cpu):
-        return None
-    way = integer.route(lhs, rhs)
-    if way == "native" and {lhs.dtype, rhs.dtype} <= {torch.int8, torch.uint8}:
-        return native_product.planned_int_mm(lhs, rhs)
-    (k, n), int_mm = rhs.shape, eager.int_mm
-    if way != "int_mm" or not (lhs.dtype is rhs.dtype is torch.int8 and k > 1 and n > 1):
-        return None
-    row, layouts = (k, 1), ((1, k), (n, 1))  # strides that torch._int_mm reads right (integer.row_major)
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        if a.stride() == row and b.stride() in layouts and holds(a) and holds(b):
-            return int_mm(a, b)
-        return general(a, b)
-
-    return run
-
-
-def _declines_convolution(call: FormedCall) -> str | None:
+def _prepare_convolution(call: FormedCall) -> Plan:
     form: BiasedConvolution = call.form
     conv = form.conv
     if not all(isinstance(s, int) and s > 0 for s in conv.x.shape[1:]) or 0 in conv.weight.shape:
-        return f"shapes {tuple(conv.x.shape)} and {tuple(conv.weight.shape)} are empty or symbolic"
+        raise Declined(f"shapes {tuple(conv.x.shape)} and {tuple(conv.weight.shape)} are empty or symbolic")
     if not _well_formed(form):
-        return "the shapes do not fit together"
+        raise Declined("the shapes do not fit together")
     first, second, *kernel = conv.weight.shape
     if torch.int32 in (conv.x.dtype, conv.weight.dtype) and call.common is torch.int32:
-        return None  # ATen has plain convolutions of int32 alone, the reference takes int64
+        return call.plan(_run_convolution)  # ATen has plain convolutions of int32 alone, the reference takes int64
     terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
-    return _declines_integers(conv.x, conv.weight, terms, call)
+    _check_integers(conv.x, conv.weight, terms, call)
+    return call.plan(_run_convolution)
 
 
 def _well_formed(form: BiasedConvolution) -> bool:
@@ -180,15 +191,15 @@ def _run_convolution(call: FormedCall, way: str | None = None) -> Tensor:
 # ---- 8-bit floats
 
 
-def _declines_float8(call: FormedCall) -> str | None:
+def _prepare_float8(call: FormedCall) -> Plan:
     product: Product = call.form
     if not product.lhs.is_cpu:
-        return f"no kernel for device {product.lhs.device.type}"
+        raise Declined(f"no kernel for device {product.lhs.device.type}")
     if product.lhs.dtype not in FLOAT8 and product.rhs.dtype not in FLOAT8:
-        return f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes 8-bit floats"
+        raise Declined(f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes 8-bit floats")
     if call.common is not torch.float32:
-        return f"the common dtype is {call.common}"
-    return None
+        raise Declined(f"the common dtype is {call.common}")
+    return call.plan(_run_float8)
 
 
 def _run_float8(call: FormedCall) -> Tensor:
@@ -198,15 +209,18 @@ def _run_float8(call: FormedCall) -> Tensor:
     return product.complete(multiply(lhs, rhs)).to(call.output_dtype)
 
 
-def _declines_gpu(call: FormedCall) -> str | None:
+def _prepare_gpu(call: FormedCall) -> Plan:
     product: Product = call.form
     if not gpu.takes(product.lhs):
-        return "for GPUs, in eager mode and programs that are compiled for this process"
+        raise Declined("for GPUs, in eager mode and programs that are compiled for this process")
     if {product.lhs.dtype, product.rhs.dtype} - {torch.float8_e4m3fn, torch.float8_e5m2}:
-        return f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes float8_e4m3fn and float8_e5m2"
+        raise Declined(f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes float8_e4m3fn and float8_e5m2")
     if call.common is not torch.float32 or product.lhs.dim() != 2:
-        return f"for two matrices, and the common dtype float32; got {product.lhs.dim()} dimensions, {call.common}"
-    return gpu.declines(gpu.product(product.lhs, product.rhs, torch.float32))
+        raise Declined(
+            f"for two matrices, and the common dtype float32; got {product.lhs.dim()} dimensions, {call.common}"
+        )
+    decline(gpu.declines(gpu.product(product.lhs, product.rhs, torch.float32)))
+    return call.plan(_run_gpu)
 
 
 def _run_gpu(call: FormedCall) -> Tensor:
@@ -217,16 +231,18 @@ def _run_gpu(call: FormedCall) -> Tensor:
 # ---- bfloat16
 
 
-def _declines_bfloat16(call: FormedCall) -> str | None:
+def _prepare_bfloat16(call: FormedCall) -> Plan:
     product: Product = call.form
     dtypes = (product.lhs.dtype, product.rhs.dtype, call.output_dtype)
     if any(d is not torch.bfloat16 for d in dtypes):
-        return f"operands are {dtypes[0]} and {dtypes[1]}, the output {dtypes[2]}; takes bfloat16 alone"
+        raise Declined(f"operands are {dtypes[0]} and {dtypes[1]}, the output {dtypes[2]}; takes bfloat16 alone")
     if product.added is not None:
-        return "adds to the sum before it is rounded"
+        raise Declined("adds to the sum before it is rounded")
     if not product.lhs.is_cpu:
-        return f"no kernel for device {product.lhs.device.type}"
-    return None if eager.multiplies_bfloat16() else "the CPU has no instructions for bfloat16"
+        raise Declined(f"no kernel for device {product.lhs.device.type}")
+    if not eager.multiplies_bfloat16():
+        raise Declined("the CPU has no instructions for bfloat16")
+    return call.plan(_run_bfloat16)
 
 
 def _run_bfloat16(call: FormedCall) -> Tensor:
@@ -235,13 +251,13 @@ def _run_bfloat16(call: FormedCall) -> Tensor:
     return product.finish(multiply(product.lhs, product.rhs))
 
 
-_INTEGER_PRODUCT = Kernel("integer product", _declines_product, _run_product, _planned_product)
+_INTEGER_PRODUCT = Kernel("integer product", _prepare_product)
 _NATIVE_PRODUCT = replace(_INTEGER_PRODUCT, native=True)
-_INTEGER_CONVOLUTION = Kernel("integer convolution", _declines_convolution, _run_convolution)
+_INTEGER_CONVOLUTION = Kernel("integer convolution", _prepare_convolution)
 _PRODUCT_KERNELS = (
     _INTEGER_PRODUCT,
-    Kernel("GPU product", _declines_gpu, _run_gpu),
-    Kernel("float8 by table", _declines_float8, _run_float8),
-    Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16),
+    Kernel("GPU product", _prepare_gpu),
+    Kernel("float8 by table", _prepare_float8),
+    Kernel("bfloat16 product", _prepare_bfloat16),
 )
 _CONVOLUTION_KERNELS = (_INTEGER_CONVOLUTION,)

@@ -11,7 +11,7 @@ from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
 from hop.dispatch import plan
 from hop.dispatch.hop import Hop
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 
@@ -30,6 +30,9 @@ class OutDtype(Hop):
         self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
     ) -> Iterable[tuple[Kernel, Any]]:
         return kernels.candidates(op, output_dtype, args, kwargs)
+
+    def given(self, call: Any) -> tuple[Any, ...]:
+        return call.given
 
     def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> bool:
         return output_dtype.is_floating_point or output_dtype.is_complex
@@ -105,15 +108,13 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
 
 
 def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple[Any, ...]) -> Plan:
-    """The plan of calls like this one: their kernel, on the CPU, where it depends on nothing else."""
-
-    def general(*given: Any) -> Tensor:
-        return out_dtype_operator(op, output_dtype, *given)
-
+    """The plan of calls like this one: that of the first kernel that takes it, of plain tensors."""
     args, kwargs = meaning.check(op, output_dtype, given, {})
-    asked = kernels.candidates(op, output_dtype, args, kwargs)
-    kernel, call = next(((k, call) for k, call in asked if k.supports(call)), (None, None))
-    return plan.remember(known, general if kernel is None else kernel.prepare(call, general))
+    plans: Iterable[Any] = ()
+    if plan.is_plain(plan.PLAIN, args, kwargs):
+        plans = (kernel.match(call) for kernel, call in kernels.candidates(op, output_dtype, args, kwargs))
+    compute = next((p for p in plans if not isinstance(p, Declined)), None)
+    return plan.remember(known, compute or (lambda *given: out_dtype_operator(op, output_dtype, *given)))
 
 
 def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:

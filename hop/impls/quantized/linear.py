@@ -43,9 +43,6 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
 class LinearForward(Hop):
     """hop_linear_forward."""
 
-    def returns_list(self, /, *args: Any) -> bool:
-        return True
-
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs  # Layer.check
 
@@ -78,9 +75,6 @@ class LinearForward(Hop):
 
 class LinearBackward(Hop):
     """hop_linear_backward."""
-
-    def returns_list(self, /, *args: Any) -> bool:
-        return True
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs

@@ -10,7 +10,7 @@ from hop.compat import dtensor, eager, tracing
 from hop.compat.eager import OpOverload
 from hop.dispatch import operators as families
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, CONDITION, INDEX, LHS, MASK, RHS, SCALED, TABLE
+from hop.dispatch.operators import BIAS, CONDITION, INDEX, LHS, MASK, RHS, SCALED, TABLE, argument_names
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import calls, meaning
@@ -100,7 +100,9 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
     is_product = TABLE[op].product is not None or TABLE[op].family is families.EMBEDDING
     if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in families.OWN):
         return
-    given = zip((a.name for a in op._schema.arguments), args, strict=False)
+    if any(isinstance(x, Tensor) and is_quantized(dtensor.own_part(x)) for x in args):
+        return
+    given = zip(argument_names(op), args, strict=False)
     tensors_by_name = [(name, x) for name, arg in given for x in calls.tensors([arg])]
     others = (INDEX, CONDITION, MASK, BIAS)
     operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in calls.tensors([arg])]
@@ -118,7 +120,7 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
 
 
 def _check_roles(call: Call) -> None:
-    names = [a.name for a in call.op._schema.arguments]
+    names = argument_names(call.op)
     operands: list[tuple[str, Any]] = []
     for position, (name, arg) in enumerate(zip(names, call.args, strict=False)):
         role = call.roles.role(position)
@@ -261,4 +263,4 @@ def _check_convolution(call: Call) -> None:
 
 def name_of(call: Call, role: str) -> str:
     """The name of the argument with a role, as messages have it."""
-    return repr(call.op._schema.arguments[call.roles.roles.index(role)].name)
+    return repr(argument_names(call.op)[call.roles.roles.index(role)])

@@ -1,28 +1,31 @@
 """A call of scaled, taken apart."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hop.compat import eager, memory
 from hop.compat.eager import OpOverload
+from hop.dispatch.kernel import Declined
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import CONDITION, INDEX, LHS, MASK, MATRIX, RHS, TABLE, Operator, aten
+from hop.dispatch.plan import Plan
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import has_whole_numbers
+from hop.tensor.quantized import operand
 
 Output = torch.dtype | Quantizer
 OUTPUT_NAMES = ("output_scale", "output_zero_point")
 
 
-class Call(NamedTuple):
-    """A call of scaled, its quantized arguments as Operands."""
-
+class _Fields(NamedTuple):
     op: OpOverload
     output: Output
     output_scale: Tensor | None
@@ -30,7 +33,36 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+
+class Call(_Fields):
+    """A call of scaled, its quantized arguments as Operands."""
+
     @property
+    def given(self) -> tuple[Any, ...]:
+        """What its plan takes: the arguments, and the output's scale and zero point where that is a quantizer."""
+        if isinstance(self.output, Quantizer):
+            return (*self.args, self.output_scale, self.output_zero_point)
+        return self.args
+
+    def bare(self) -> "Call":
+        """The call without its tensors, which a plan may hold."""
+        args = tuple(None if tensors([x]) else x for x in self.args)
+        return self._replace(output_scale=None, output_zero_point=None, args=args)
+
+    def of(self, given: Sequence[Any]) -> "Call":
+        """A bare call with what a plan was given. Raises where a tensor has lost its memory or its form."""
+        memory.check(given)
+        count = len(given) - (2 if isinstance(self.output, Quantizer) else 0)
+        args = [operand(x) if own is None else own for own, x in zip(self.args, given[:count], strict=False)]
+        scale, zero_point = given[count:] or (None, None)
+        return Call(self.op, self.output, scale, zero_point, (*args, *self.args[count:]), self.kwargs)
+
+    def plan(self, compute: "Callable[[Call], Any]") -> Plan:
+        """The plan that describes each call anew."""
+        bare = self.bare()
+        return lambda *given: compute(bare.of(given))
+
+    @functools.cached_property
     def roles(self) -> Operator:
         return TABLE[self.op]
 
@@ -41,6 +73,23 @@ class Call(NamedTuple):
     def find(self, role: str) -> Any:
         """The argument with `role`, None if there is none."""
         return self.roles.find(role, self.args)
+
+
+def check_tensors(given: Sequence[Any]) -> None:
+    """Raise where a tensor has lost its memory, or a quantized one the form of its buffers."""
+    memory.check(given)
+    for x in given:
+        operand(x)
+
+
+def size_of(shape: Sequence[int]) -> torch.Size | None:
+    """The shape that a plan's result must have; None where sizes are traced, and may be symbols."""
+    return torch.Size(shape) if eager.is_plain_eager() else None
+
+
+def changed() -> RuntimeError:
+    """What a plan raises for operands that are not as they were described, for `check_tensors` to say why."""
+    return RuntimeError("scaled: a buffer of an operand is of another shape or device than its tensor; make it anew")
 
 
 def tensors(args: Sequence[Any]) -> list[Any]:
@@ -139,8 +188,8 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
     return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
 
 
-def misfit(call: Call, lhs: Any, rhs: Any) -> str | None:
-    """Why the shapes are none that the operator takes, for which it has words of its own."""
+def check_fit(call: Call, lhs: Any, rhs: Any) -> None:
+    """Raise Declined for shapes that the operator does not take; it has words of its own for them."""
     wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
     dims = (lhs.dim(), rhs.dim())
     fits = wanted.get(call.roles.product, dims) == dims and lhs.shape[-1] == rhs.shape[call.roles.rhs_sums]  # type: ignore[arg-type]
@@ -148,7 +197,8 @@ def misfit(call: Call, lhs: Any, rhs: Any) -> str | None:
         pairs = zip(reversed(lhs.shape[:-2]), reversed(rhs.shape[:-2]), strict=False)
         broadcasts = call.roles.product is aten.matmul.default
         fits = all(a == b or (broadcasts and 1 in (a, b)) for a, b in pairs)
-    return None if fits else f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together"
+    if not fits:
+        raise Declined(f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together")
 
 
 def is_batch(call: Call) -> bool:

@@ -36,7 +36,7 @@ class Meaning:
     declines_sum: why a call whose quantized operands are all integers is no such sum, None if it is one.
     places: for each argument, which of its dimensions is which of the result, of so many dimensions: along these a
         DTensor stays sharded. None where that is not known.
-    kernels: faster ways, in the order in which they are asked.
+    kernels: faster ways, in the order in which they are matched.
     check: raises for a call that breaks a rule of the family's own.
     buffers: the buffers of a quantized result where they are found otherwise than from `real`, bit for bit the same;
         None where they are not.

@@ -5,20 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.dispatch.kernel import Declined
 from hop.dispatch.operand import Operand
-from hop.impls.scaled.operands import block_of, plain
-from hop.impls.scaled.products import group_scale, zeros
+from hop.impls.scaled.gpu import BLOCK, zero_of
+from hop.impls.scaled.operands import PlainForm
+from hop.impls.scaled.products import group_scale
 from hop.kernels.gpu import product as gpu
 from hop.numerics import copies
-
-BLOCK = 128  # of the scales of blocks that kernels take
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+from hop.numerics.blocks import Block
 
 
-def asked(
-    x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
-) -> "Any | str":
-    """A product of cutlass_kernels, or why it is none.
+def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool) -> Any:
+    """A product of cutlass_kernels. Raises Declined if it is none.
 
     Args:
         x: (S, K), the rows. Those after the last end are in no group, and give zeros.
@@ -29,24 +27,18 @@ def asked(
         columns: whether products sum over the first dimension of the matrices.
     """
     for operand in (x, weight):
-        if (reason := _unread(operand)) is not None:
-            return reason
+        if operand.quantizer.per_byte() > 1 or operand.usages != (copies.ROWWISE,):
+            raise Declined(f"for codes of 8 bits, in rows alone, not {operand.quantizer} with usages {operand.usages}")
     along = -2 if columns else -1
-    left, right = plain(x, copies.ROWWISE), plain(weight, copies.ROWWISE)
+    of_rows, of_matrix = PlainForm.of(x, copies.ROWWISE), PlainForm.of(weight, copies.ROWWISE)
+    left, right = of_rows.bytes(), of_matrix.bytes()
     if not isinstance(right.zero, int) or right.zero != 0:
-        return "the matrices have zero points"
-    sides = _scales(left, right, block_of(x, copies.ROWWISE), block_of(weight, copies.ROWWISE), along)
-    if isinstance(sides, str):
-        return sides
-    zero = zeros(left, -1)
-    if isinstance(zero, Tensor):
-        sides["lhs_zero"] = zero.reshape(-1)
-    elif zero:
-        sides["lhs_zero"] = torch.full((1,), zero, dtype=torch.int32, device=left.codes.device)
-    if bias is not None:
-        sides["bias"] = bias
+        raise Declined("the matrices have zero points")
+    fused: dict[str, Any] = _scales(left, right, of_rows.block, of_matrix.block, along)
+    fused |= {"lhs_zero": zero_of(left, -1), "bias": bias}
     codes = right.codes if columns else right.codes.mT
-    return gpu.product(left.codes, codes, dtype, offs=ends.to(torch.int32), **sides)
+    named = {name: t for name, t in fused.items() if t is not None}
+    return gpu.product(left.codes, codes, dtype, offs=ends.to(torch.int32), **named)
 
 
 def asked_in_depth(
@@ -63,27 +55,16 @@ def asked_in_depth(
     return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
 
 
-def _unread(x: Operand) -> str | None:
-    """Why kernels do not read the codes of an operand as they lie, or None."""
-    q = x.quantizer
-    if q.flat or q.layout is not None or q.scale.is_compound or q.hadamard is not None or q.per_byte() > 1:
-        return f"for codes of 8 bits in plain blocks of a tensor's dimensions, not {q}"
-    if q.scale.block_scale_format is not None or q.scale.has_offset() or x.usages != (copies.ROWWISE,):
-        return f"for scales in float32, in rows alone, not {q}"
-    if not q.format.is_integer and q.format.dtype not in _FLOAT8:
-        return f"for int8, uint8 and 8-bit floats, not {q.format.name}"
-    return None
-
-
-def _scales(left: Operand, right: Operand, of_rows: Any, of_matrix: Any, along: int) -> "dict[str, Any] | str":
+def _scales(left: Operand, right: Operand, of_rows: Block, of_matrix: Block, along: int) -> dict[str, Any]:
     if left.quantizer.format.is_integer != right.quantizer.format.is_integer:
-        return "for two factors of integers or of floats"
+        raise Declined("for two factors of integers or of floats")
     each, *rest = of_matrix
     if each != 1 and right.shape[0] != 1:
-        return "a scale of several matrices"
+        raise Declined("a scale of several matrices")
     if of_rows[-1] == -1 and of_matrix[along] == -1:
         scale = group_scale(right, along, 0)
         return {"lhs_scale": group_scale(left, -1, 0).reshape(-1), "rhs_scale": scale.reshape(scale.shape[0], -1)}
-    if not left.quantizer.format.is_integer and of_rows == (1, BLOCK) and rest == [BLOCK, BLOCK]:
-        return {"lhs_scale": left.scale, "rhs_scale": right.scale if along == -2 else right.scale.mT}
-    return f"for scales of rows, and of blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {of_rows} and {of_matrix}"
+    if left.quantizer.format.is_integer or of_rows != (1, BLOCK) or rest != [BLOCK, BLOCK]:
+        wanted = f"scales of rows, and of blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}"
+        raise Declined(f"for {wanted}, not {of_rows} and {of_matrix}")
+    return {"lhs_scale": left.scale, "rhs_scale": right.scale if along == -2 else right.scale.mT}

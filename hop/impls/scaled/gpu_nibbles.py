@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import eager, inductor
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
-from hop.impls.scaled.calls import Call, by_sum, misfit, usage
-from hop.impls.scaled.gpu import scale_of_rows, zero_of
-from hop.impls.scaled.operands import block_of, plain
+from hop.dispatch.plan import Plan
+from hop.impls.scaled.calls import Call, by_sum, check_fit, usage
+from hop.impls.scaled.gpu import REALS, check_device, scale_of_rows, zero_of
+from hop.impls.scaled.operands import PlainForm, plain
 from hop.impls.scaled.outputs import finish
 from hop.kernels.gpu import product as gpu
 from hop.numerics import copies
@@ -20,59 +20,57 @@ from hop.numerics.blocks import per_dimension
 from hop.numerics.formats import INT4, UINT4
 
 GROUPS = (32, 64, 128)
-REALS = (torch.bfloat16, torch.float16, torch.float32)
 BYTES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _declines(call: Call) -> str | None:
-    if call.device.type != "cuda":
-        return f"for GPUs, and the operands are on {call.device}"
-    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
-        return "for eager mode, and programs that are compiled for this process"
+def _prepare(call: Call) -> Plan:
+    check_device(call)
     if not gpu.is_hopper(call.device):
-        return "codes are decoded in registers on GPUs of compute capability 9.0"
-    return form_declines(call)
+        raise Declined("codes are decoded in registers on GPUs of compute capability 9.0")
+    check_form(call)
+    return call.plan(computed)
 
 
-def form_declines(call: Call) -> str | None:
-    """Why a call is no such product, wherever its operands lie."""
+def check_form(call: Call) -> None:
+    """Raise Declined unless a call is such a product, wherever its operands lie."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if call.kwargs or call.roles.rhs_sums != -1:
-        return "for rows of the weight, as linear's"
+        raise Declined("for rows of the weight, as linear's")
     if not isinstance(rhs, Operand) or rhs.dim() != 2 or lhs.dim() < 1:
-        return "for a matrix of quantized weights"
-    if (reason := _declines_lhs(call, lhs) or misfit(call, lhs, rhs)) is not None:
-        return reason
-    q = rhs.quantizer
-    if q.format not in (INT4, UINT4) or q.per_byte() != 2 or q.layout is not None or q.flat or q.hadamard is not None:
-        return f"for plain codes of 4 bits, two to a byte, not {q}"
-    if q.scale.is_compound or q.scale.block_scale_format is not None or q.scale.has_offset():
-        return f"for one scale in float32 to a group, not {q}"
+        raise Declined("for a matrix of quantized weights")
+    _check_lhs(call, lhs)
+    check_fit(call, lhs, rhs)
+    q, form = rhs.quantizer, PlainForm.of(rhs, usage(call, RHS))
+    if q.format not in (INT4, UINT4) or q.per_byte() != 2 or q.hadamard is not None:
+        raise Declined(f"for plain codes of 4 bits, two to a byte, not {q}")
+    if form.is_fine:
+        raise Declined(f"for one scale in float32 to a group, not {q}")
     rows, group = per_dimension(q.block, 2)
     k = rhs.shape[-1]
-    if rows != 1 or group not in GROUPS or k % group or usage(call, RHS) != copies.ROWWISE:
-        return f"for groups of {GROUPS} elements of a row, of whose number K is a multiple; got {q.block} and K = {k}"
+    if rows != 1 or group not in GROUPS or k % group or form.usage != copies.ROWWISE:
+        got = f"{q.block} and K = {k}"
+        raise Declined(f"for groups of {GROUPS} elements of a row, of whose number K is a multiple; got {got}")
     if q.scale.has_zero_point() != (q.format == UINT4) or _buffers(rhs)[1].dtype != torch.float32:
-        return "for signed codes, and unsigned ones with zero points, with scales in float32"
+        raise Declined("for signed codes, and unsigned ones with zero points, with scales in float32")
     if bias is not None and (bias.dim() != 1 or bias.dtype not in REALS):
-        return f"for a bias with one value for each column, in {REALS}"
-    return None
+        raise Declined(f"for a bias with one value for each column, in {REALS}")
 
 
-def _declines_lhs(call: Call, lhs: Any) -> str | None:
-    """Why a left factor is neither numbers in bfloat16 nor codes of 8 bits with a scale for each row, or None."""
+def _check_lhs(call: Call, lhs: Any) -> None:
+    """Raise Declined for a left factor that is neither numbers in bfloat16 nor codes of 8 bits with a scale for each
+    row."""
     if not isinstance(lhs, Operand):
-        return None if lhs.dtype == torch.bfloat16 else f"for bfloat16 or 8 bits beside 4 bits, not {lhs.dtype}"
-    q = lhs.quantizer
-    if q.format.dtype not in BYTES or q.per_byte() > 1 or not (q.format.is_integer or q.format.is_float):
-        return f"for bfloat16 or 8 bits beside 4 bits, not {q}"
-    if q.flat or q.layout is not None or q.hadamard is not None or usage(call, LHS) != copies.ROWWISE:
-        return f"for the plain form of blocks of a tensor's dimensions, not {q}"
-    if q.scale.is_compound or q.scale.block_scale_format is not None or q.scale.has_offset():
-        return f"for scales in float32, not {q}"
-    if block_of(lhs, copies.ROWWISE)[-1] != -1:
-        return f"for a scale of whole rows on the left, not {q}"
-    return "requantizes an exact sum" if by_sum(call.output) else None
+        if lhs.dtype != torch.bfloat16:
+            raise Declined(f"for bfloat16 or 8 bits beside 4 bits, not {lhs.dtype}")
+        return
+    q, form = lhs.quantizer, PlainForm.of(lhs, usage(call, LHS))
+    if q.format.dtype not in BYTES or q.per_byte() > 1 or form.usage != copies.ROWWISE or q.hadamard is not None:
+        raise Declined(f"for bfloat16 or 8 bits beside 4 bits, not {q}")
+    form.bytes()
+    if form.block[-1] != -1:
+        raise Declined(f"for a scale of whole rows on the left, not {q}")
+    if by_sum(call.output):
+        raise Declined("requantizes an exact sum")
 
 
 def _buffers(rhs: Operand) -> list[Tensor]:
@@ -80,7 +78,8 @@ def _buffers(rhs: Operand) -> list[Tensor]:
     return list(rhs.of(copies.ROWWISE).tensors)
 
 
-def _run(call: Call) -> Any:
+def computed(call: Call) -> Any:
+    """The result, by the kernel."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     x, beside = lhs, (None, None)
     if isinstance(lhs, Operand):
@@ -95,4 +94,4 @@ def _run(call: Call) -> Any:
     return y if call.output == out else finish(call, y)
 
 
-NIBBLES = Kernel("GPU product of 4 bits", _declines, _run)
+NIBBLES = Kernel("GPU product of 4 bits", _prepare)

@@ -1,4 +1,4 @@
-"""The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
+"""The kernels of scaled, in the order in which they are matched: the fastest ways through PyTorch's own operators.
 
 native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
                     native product in parts, of plain floats with more bits than bfloat16 (native_parts.py);
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
+from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import Product, as_product
-from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
+from hop.impls.scaled.calls import Call, by_sum, check_fit, is_batch, is_integer, usage
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.gpu_nibbles import NIBBLES
 from hop.impls.scaled.native import NATIVE
@@ -58,33 +59,37 @@ def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
     return as_product(call.roles.product, (lhs, rhs), {})
 
 
-def _declines_others(call: Call) -> str | None:
-    """Why a call is no product of two matrices of integers, or of batches of them; None if it is one."""
+def _check_integers(call: Call) -> None:
+    """Raise Declined unless a call is a product of two matrices of integers, or of batches of them."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
-        return "for two operands of integers"
+        raise Declined("for two operands of integers")
     if has_wide_sums(lhs, rhs):
-        return "codes of 16 bits are summed in 64"
+        raise Declined("codes of 16 bits are summed in 64")
     if min(lhs.dim(), rhs.dim()) < 2:
-        return "one operand is a vector"
-    return misfit(call, lhs, rhs)
+        raise Declined("one operand is a vector")
+    check_fit(call, lhs, rhs)
 
 
-def _declines_integers(call: Call) -> str | None:
-    if (reason := _declines_others(call)) is not None:
-        return reason
+def _summed_blocks(call: Call) -> list[int]:
+    """The size of each factor's blocks along the summed dimension, -1 for one block."""
+    sides = ((LHS, -1), (RHS, call.roles.rhs_sums))
+    return [block_of(call.find(role), usage(call, role))[dim] for role, dim in sides]
+
+
+def _prepare_integers(call: Call) -> Plan:
+    _check_integers(call)
     lhs, rhs = call.find(LHS), call.find(RHS)
     if lhs.device.type not in ("cpu", "cuda"):
-        return f"no kernel for device {lhs.device.type}"
-    for x, role, dim in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums)):
-        if block_of(x, usage(call, role))[dim] != -1:
-            return "a scale changes along the summed dimension"
+        raise Declined(f"no kernel for device {lhs.device.type}")
+    if _summed_blocks(call) != [-1, -1]:
+        raise Declined("a scale changes along the summed dimension")
     if is_batch(call):
         if any(x.quantizer.scale.has_zero_point() or x.quantizer.format.zero for x in (lhs, rhs)):
-            return "a batch of products with zero points"
+            raise Declined("a batch of products with zero points")
         if not all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape)):
-            return "a batch of products with symbolic sizes"
-    return None
+            raise Declined("a batch of products with symbolic sizes")
+    return call.plan(_run_integers)
 
 
 def _run_integers(call: Call) -> Any:
@@ -109,20 +114,20 @@ _FLOAT32_EXACT = 2**24  # integers up to here are float32 numbers
 _ELEMENTS = 2**18  # of a result that is summed up at once, so that it stays in the cache
 
 
-def _declines_groups(call: Call) -> str | None:
-    if (reason := _declines_others(call)) is not None:
-        return reason
+def _prepare_groups(call: Call) -> Plan:
+    _check_integers(call)
     if is_batch(call):
-        return "a batch of products"
+        raise Declined("a batch of products")
     lhs, rhs = call.find(LHS), call.find(RHS)
-    sizes = [block_of(x, usage(call, r))[d] for x, r, d in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums))]
-    length = min([b for b in sizes if b != -1], default=None)
+    length = min([b for b in _summed_blocks(call) if b != -1], default=None)
     if length is None:
-        return "no scale changes along the summed dimension"
+        raise Declined("no scale changes along the summed dimension")
     if any(tracing.known_equal(lhs.shape[-1], n) for n in (0, 1)):
-        return "sums of one product at most, which in float32 may be -0"
+        raise Declined("sums of one product at most, which in float32 may be -0")
     largest = length * _largest(lhs) * _largest(rhs)
-    return None if largest <= _FLOAT32_EXACT else f"sums of {length} may reach {largest}, beyond float32's integers"
+    if largest > _FLOAT32_EXACT:
+        raise Declined(f"sums of {length} may reach {largest}, beyond float32's integers")
+    return call.plan(_run_groups)
 
 
 def _largest(x: Operand) -> int:
@@ -224,23 +229,24 @@ def _epilogue(call: Call, total: Sum) -> Any:
 # ---- products in bfloat16
 
 
-def _declines_factor(call: Call, role: str, along: int) -> str | None:
-    """Why a factor is not bfloat16 numbers and a scale for each row or column, or None."""
+def _check_factor(call: Call, role: str, along: int) -> None:
+    """Raise Declined unless a factor is bfloat16 numbers and a scale for each row or column."""
     x = call.find(role)
     if isinstance(x, Tensor):
-        return None if x.dtype == torch.bfloat16 else f"bfloat16 has too few bits for {x.dtype}"
+        if x.dtype != torch.bfloat16:
+            raise Declined(f"bfloat16 has too few bits for {x.dtype}")
+        return
     q = x.quantizer
     if q.flat or not (q.format.is_float or q.format.is_integer):
-        return f"for integers and floats, not {q.format.name}"
+        raise Declined(f"for integers and floats, not {q.format.name}")
     if q.scale.is_compound or (q.layout is not None and q.layout.stored(q.format) and not q.is_tiled()):
-        return f"for codes and one scale for each block, not {q}"
-    if usage(call, role) != copies.ROWWISE or x.usages != (copies.ROWWISE,):
-        return "for row-wise copies"
+        raise Declined(f"for codes and one scale for each block, not {q}")
+    if x.usages != (copies.ROWWISE,):
+        raise Declined("for row-wise copies")
     outer = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]
     sizes = [blocks.per_dimension(block, x.dim())[along] for block in outer]
     if any(b != -1 and not tracing.known_equal(x.shape[along], b) for b in sizes):
-        return f"a scale with the bits of float32 changes along the summed dimension ({q})"
-    return None
+        raise Declined(f"a scale with the bits of float32 changes along the summed dimension ({q})")
 
 
 def _in_bfloat16(x: Any) -> Tensor:
@@ -268,15 +274,17 @@ def _outer_scale(x: Any, along: int) -> Tensor | None:
     return spread(scale, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
 
 
-def _declines_bfloat16(call: Call) -> str | None:
+def _prepare_bfloat16(call: Call) -> Plan:
     if call.output is not torch.bfloat16:
-        return f"gives bfloat16, and the output is {call.output}"
+        raise Declined(f"gives bfloat16, and the output is {call.output}")
     lhs, rhs = call.find(LHS), call.find(RHS)
     if is_integer(lhs) and is_integer(rhs):
-        return "integers have exact sums"
+        raise Declined("integers have exact sums")
     if min(lhs.dim(), rhs.dim()) < 2:
-        return "one operand is a vector"
-    return _declines_factor(call, LHS, -1) or _declines_factor(call, RHS, call.roles.rhs_sums)
+        raise Declined("one operand is a vector")
+    _check_factor(call, LHS, -1)
+    _check_factor(call, RHS, call.roles.rhs_sums)
+    return call.plan(_run_bfloat16)
 
 
 def _run_bfloat16(call: Call) -> Tensor:
@@ -294,15 +302,13 @@ def _run_bfloat16(call: Call) -> Tensor:
     return biased(call, wide, bias).to(torch.bfloat16)
 
 
-INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
-BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
     PARTS,
     GROUPS,
     GPU,
     NIBBLES,
-    INTEGERS,
-    Kernel("integer groups", _declines_groups, _run_groups),
-    BFLOAT16,
+    Kernel("integer product", _prepare_integers),
+    Kernel("integer groups", _prepare_groups),
+    Kernel("bfloat16 product", _prepare_bfloat16),
 )

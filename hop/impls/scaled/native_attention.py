@@ -1,52 +1,50 @@
 """Attention of int8 by the native kernels: scores of a block of rows stay in the cache (native/attention/)."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.attention_options import options
-from hop.impls.scaled.calls import Call
+from hop.impls.scaled.calls import Call, changed
 from hop.impls.scaled.operands import block_of, plain, spread
-from hop.impls.scaled.outputs import finish
+from hop.impls.scaled.outputs import finished
 from hop.kernels.cpu import native
-from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu.rows import FLOATS
 from hop.numerics import copies
 from hop.numerics.formats import INT8
+from hop.tensor.quantized import operand
 
 _MOST_WIDTH = 65793  # 255 · 128 times as many are below 2^31
 
 
-def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here(call.device)) is not None:
-        return reason
+def _check(call: Call) -> None:
+    """Raise Declined unless the kernels take the call."""
+    decline(native.declines_here(call.device))
     operands = call.args[:3]
     for name, x in zip(("query", "key", "value"), operands, strict=True):
         if not isinstance(x, Operand) or x.quantizer.format != INT8 or x.quantizer.scale.has_zero_point():
-            return f"for int8 without zero points, and {name} is {x.dtype if isinstance(x, Tensor) else x.quantizer}"
+            what = x.dtype if isinstance(x, Tensor) else x.quantizer
+            raise Declined(f"for int8 without zero points, and {name} is {what}")
         along = block_of(x, copies.ROWWISE)
         if along[-1] != -1 and not (name == "value" and along[-2] == -1):
-            return f"for a scale for each token, and {name} is {x.quantizer}"
-        if (reason := native.declines_tensor(name, x.tensors[0])) is not None:
-            return reason
+            raise Declined(f"for a scale for each token, and {name} is {x.quantizer}")
+        decline(native.declines_tensor(name, x.tensors[0]))
     shapes = [tracing.hints(x.shape) for x in operands]
     if any(s is None or 0 in s or not 2 <= len(s) <= 4 for s in shapes):
-        return "for two to four dimensions of known sizes, none of them 0"
+        raise Declined("for two to four dimensions of known sizes, none of them 0")
     q, k, v = (tuple(s) for s in shapes if s is not None)
     if q[-1] > _MOST_WIDTH:
-        return f"for heads of at most {_MOST_WIDTH} elements, not {q[-1]}"
+        raise Declined(f"for heads of at most {_MOST_WIDTH} elements, not {q[-1]}")
     of_heads = slice(0, -3) if options(call).grouped else slice(0, -2)
     if not (q[of_heads] == k[of_heads] == v[of_heads]):
-        return f"for leading dimensions that are the same, not those of {q}, {k} and {v}"
-    mask = options(call).mask
-    if mask is not None and (reason := native.declines_tensor("attn_mask", mask)) is not None:
-        return reason
-    return None
+        raise Declined(f"for leading dimensions that are the same, not those of {q}, {k} and {v}")
+    if (mask := options(call).mask) is not None:
+        decline(native.declines_tensor("attn_mask", mask))
 
 
 def _in_four(t: Tensor) -> Tensor:
@@ -66,59 +64,35 @@ def _mask(mask: Tensor | None, sizes: list[int]) -> Tensor | None:
     return _in_four(mask.expand(sizes))
 
 
-class _Described(NamedTuple):
-    """What calls have in common whose operands have the same shapes and quantizers."""
-
-    scale_sizes: list[list[int]]
-    mask_sizes: list[int]
-    sizes: list[int]
-    numbers: tuple[float, bool, str]
-
-
-def _described(call: Call) -> _Described:
+def _prepare(call: Call) -> Plan:
+    _check(call)
     q, k, v = call.args[:3]
     asked, per_channel = options(call), block_of(v, copies.ROWWISE)[-2] == -1
-    output = call.output if call.output in FLOATS else torch.float32
-    words = f"1 result={str(output).removeprefix('torch.')} per={'channel' if per_channel else 'token'}"
-    scales = [_scale_sizes(q), _scale_sizes(k), _scale_sizes(v, per_channel)]
-    leading = [*q.shape[:-1]]
-    return _Described(scales, [*leading, k.shape[-2]], [*leading, v.shape[-1]], (asked.scale, asked.is_causal, words))
-
-
-def _run(call: Call) -> Any:
-    form, codes = _described(call), []
-    for x, sizes in zip(call.args[:3], form.scale_sizes, strict=True):
-        operand = plain(x, copies.ROWWISE)
-        scale = spread(operand.scale, operand.block, operand.shape).expand(sizes)
-        codes += [_in_four(operand.codes), _in_four(scale)]
-    y = native_operators.attention(*codes, _mask(options(call).mask, form.mask_sizes), *form.numbers)
-    y = y.reshape(form.sizes)
-    return y if y.dtype == call.output else finish(call, y)
-
-
-def _planned(call: Call, general: Plan) -> Plan | None:
-    """For codes that are stored as they are read, and a result in floats."""
-    if call.output not in FLOATS or not all(_is_stored(x) for x in call.args[:3]):
-        return None
-    form, compute, below = _described(call), torch.ops.hop_native.attention.default, eager.below_autograd
-    masked = options(call).mask is not None
+    result = call.output if call.output in FLOATS else torch.float32
+    words = f"1 result={str(result).removeprefix('torch.')} per={'channel' if per_channel else 'token'}"
+    scale_sizes = [_scale_sizes(q), _scale_sizes(k), _scale_sizes(v, per_channel)]
+    mask_sizes, sizes = [*q.shape[:-1], k.shape[-2]], [*q.shape[:-1], v.shape[-1]]
+    numbers, masked = (asked.scale, asked.is_causal, words), asked.mask is not None
+    stored, compute, below = (
+        all(map(_is_stored, (q, k, v))),
+        torch.ops.hop_native.attention.default,
+        eager.below_autograd,
+    )
 
     def run(*given: Any) -> Any:
         q, k, v = given[:3]
         if not (q.fits() and k.fits() and v.fits()):
-            return general(*given)
-        codes = [
-            _in_four(t) for x, n in zip((q, k, v), form.scale_sizes, strict=True) for t in (x.codes, x.scale.expand(n))
-        ]
-        mask = _mask(given[3], form.mask_sizes) if masked else None
-        try:
-            with below():
-                y = compute(*codes, mask, *form.numbers)
-        except RuntimeError:  # which `general` gives the reason of
-            return general(*given)
-        return y.reshape(form.sizes)
+            raise changed()
+        codes = []
+        for x, n in zip((q, k, v), scale_sizes, strict=True):
+            own, scale = (x.codes, x.scale) if stored else _plain(operand(x))
+            codes += (_in_four(own), _in_four(scale.expand(n)))
+        mask = _mask(given[3], mask_sizes) if masked else None
+        with below():
+            y = compute(*codes, mask, *numbers)
+        return y.reshape(sizes)
 
-    return run
+    return finished(call, run)
 
 
 def _is_stored(x: Operand) -> bool:
@@ -129,5 +103,11 @@ def _is_stored(x: Operand) -> bool:
     return all(b in (-1, 1) or n == 1 for b, n in zip(operand.block, operand.scale.shape, strict=True))
 
 
-ATTENTION = Kernel("native attention", _declines, _run, _planned, native=True)
+def _plain(x: Operand) -> tuple[Tensor, Tensor]:
+    """Codes, and a scale for each token or channel that `expand` takes."""
+    own = plain(x, copies.ROWWISE)
+    return own.codes, spread(own.scale, own.block, own.shape)
+
+
+ATTENTION = Kernel("native attention", _prepare, native=True)
 """Attention of int8 on the CPU, in C++."""

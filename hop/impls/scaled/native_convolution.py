@@ -2,22 +2,21 @@
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.compat import eager, tracing
-from hop.dispatch.kernel import Kernel
+from hop.compat import eager
+from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls
-from hop.impls.scaled.calls import Call, by_sum, is_integer
+from hop.impls.scaled.calls import Call, changed, is_integer, size_of
 from hop.impls.scaled.operands import plain
-from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
+from hop.impls.scaled.outputs import finish, given_buffers, output_words, stored, with_stored
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
@@ -38,87 +37,44 @@ class NativeConvolution(NamedTuple):
     shape: tuple[int, ...]  # of the result, where sizes are known
 
 
-def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here(call.device)) is not None:
-        return reason
+def convolution(call: Call) -> NativeConvolution:
+    """What the kernels are told of the call. Raises Declined if they do not take it."""
+    decline(native.declines_here(call.device))
     if is_transposed(call)[0]:
-        return "the convolution is transposed"
-    x, weight = call.find(LHS), call.find(RHS)
-    if not (is_integer(x) and is_integer(weight)):
-        return "for two operands of integers"
-    if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
-        return "for row-wise copies"
-    if not (isinstance(call.output, Quantizer) or call.output in native_product.FLOATS):
-        return f"gives float32, bfloat16, float16 and integers, not {call.output}"
-    form = convolution(call)
-    return form if isinstance(form, str) else None
-
-
-def convolution(call: Call) -> NativeConvolution | str:
-    """What the kernels are told of the call, or why they do not take it."""
+        raise Declined("the convolution is transposed")
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    if not (is_integer(x) and is_integer(weight)):
+        raise Declined("for two operands of integers")
+    if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
+        raise Declined("for row-wise copies")
     if x.quantizer.layout is not None:
-        return f"for codes in their plain form, not layout={x.quantizer.layout}"
-    lhs, rhs = _lies(x), _lies(weight)
-    lists = [_numbers(v) for v in call.args[3:]]
-    if None in (lhs, rhs) or None in lists:
-        return f"nothing is known of the sizes {tuple(x.shape)}, {tuple(weight.shape)} and {call.args[3:]}"
-    of_bias = None if bias is None else (bias.dtype, tracing.hints(bias.shape))
-    return _convolution(call.op, call.output, lhs, rhs, of_bias, tuple(lists))
-
-
-def _lies(x: Operand) -> tuple[Quantizer, tuple[int, ...], tuple[int, ...]] | None:
-    """The quantizer, the shape and the strides of the codes, in numbers; None if they are unknown."""
-    shape, strides = tracing.hints(x.shape), tracing.hints(x.tensors[0].stride())
-    return None if shape is None or strides is None else (x.quantizer, shape, strides)
+        raise Declined(f"for codes in their plain form, not layout={x.quantizer.layout}")
+    _check_weight(weight.quantizer)
+    geometry = _geometry(call.op, _meta(x), _meta(weight), [_numbers(v) for v in call.args[3:]])
+    _, channels, *spatial = geometry.output
+    if min(spatial) < 1 or channels % geometry.groups or geometry.x[1] != geometry.weight[1] * geometry.groups:
+        raise Declined(f"shapes {tuple(x.shape)} and {tuple(weight.shape)} do not fit together")
+    if bias is not None:
+        native_product.check_bias(bias, channels)
+    unbatched = x.dim() < weight.dim()
+    by_example = _has_many(x.quantizer, geometry.x[1:] if unbatched else geometry.x)
+    if _has_many(weight.quantizer, geometry.weight) is None or by_example is None or (by_example and unbatched):
+        raise Declined("one scale for all, for each example or for each output channel")
+    if geometry.x[1] == 0:
+        raise Declined("there are no channels")
+    of_output, codes = output_words(call.output, lambda q: _codes(q, geometry.output, unbatched))
+    of_x, of_weight, tiled = x.quantizer, weight.quantizer, weight.quantizer.is_tiled()
+    zero = "zero=stored" if of_x.scale.has_zero_point() else f"zero={of_x.format.zero}"
+    right = f"{_name(of_weight)} tiled" if tiled else "int8"
+    words = f"1 x {_name(of_x)} {zero} weight {right} {geometry.words()} {of_output}"
+    return NativeConvolution(codes, words, geometry.output)
 
 
 def _numbers(value: Any) -> Any:
-    """An argument of the convolution with numbers for symbols; None if one is unknown."""
+    """An argument of the convolution with numbers for symbols."""
     if isinstance(value, list | tuple):
-        return tracing.hints(value)
-    sizes = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
-    return None if sizes is None else sizes[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def _convolution(
-    op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]
-) -> NativeConvolution | str:
-    (of_x, x_shape, x_strides), (of_weight, shape, strides) = lhs, rhs
-    tiled = of_weight.is_tiled()
-    if (reason := _declines_weight(of_weight, tiled)) is not None:
-        return reason
-    x, weight = _meta(of_x, x_shape, x_strides), _meta(of_weight, shape, strides)
-    geometry = _geometry(op, x, weight, lists)
-    if isinstance(geometry, str):
-        return geometry
-    _, channels, *spatial = geometry.output
-    if min(spatial) < 1 or channels % geometry.groups or geometry.x[1] != geometry.weight[1] * geometry.groups:
-        return f"shapes {x_shape} and {shape} do not fit together"
-    if bias is not None and (bias[1] != (channels,) or bias[0] not in native_product.BIASES):
-        return f"for a bias of ({channels},) in float32, bfloat16, float16 or int32, not {bias[0]} of {bias[1]}"
-    unbatched = len(x_shape) < len(shape)
-    by_example, by_channel = _by_first(of_x, x_shape), _by_first(of_weight, shape)
-    if by_example is None or by_channel is None or (by_example and unbatched):
-        return "one scale for all, for each example or for each output channel"
-    if geometry.x[1] == 0:
-        return "there are no channels"
-    dtype, codes = output, False
-    if isinstance(output, Quantizer):
-        reason = _declines_output(output, geometry.output, unbatched)
-        if reason is not None and by_sum(output):
-            return reason
-        codes = reason is None
-        dtype = output.format.dtype if codes else torch.float32  # to be quantized
-    zero = of_x.format.zero
-    words = [
-        f"1 x {_name(of_x)} {'zero=stored' if of_x.scale.has_zero_point() else f'zero={zero}'}",
-        f"weight {_name(of_weight) if tiled else 'int8'}{' tiled' if tiled else ''} {geometry.words()}",
-        f"output {native_product.name(dtype)}",
-        *([native_product.describe_output(output)] if codes else []),
-    ]
-    return NativeConvolution(codes, " ".join(words), geometry.output)
+        return native.sizes(value)
+    return native.sizes([value])[0] if isinstance(value, torch.SymInt) else value
 
 
 def _name(q: Quantizer) -> str:
@@ -126,45 +82,46 @@ def _name(q: Quantizer) -> str:
     return f"{'int' if format.dtype.is_signed else 'uint'}{4 if q.layout is not None and format.bits == 4 else 8}"
 
 
-def _declines_weight(q: Any, tiled: bool) -> str | None:
+def _check_weight(q: Any) -> None:
+    tiled = q.is_tiled()
     if q.layout is not None and not tiled:
-        return f"for plain codes and tiles, not layout={q.layout}"
+        raise Declined(f"for plain codes and tiles, not layout={q.layout}")
     if q.scale.has_zero_point() or q.format.zero != 0:
-        return "the weight has a zero point"
+        raise Declined("the weight has a zero point")
     if q.format.high > INT8.high or (tiled and not q.format.dtype.is_signed):
-        return f"for a weight of signed integers, not {q.format.name}"
-    return None
+        raise Declined(f"for a weight of signed integers, not {q.format.name}")
 
 
-def _meta(q: Quantizer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def _meta(x: Operand) -> Tensor:
     """A tensor that lies as the codes of an operand do, which are contiguous once they are unpacked."""
-    if q.layout is not None or q.per_byte() > 1:
+    shape = native.sizes(x.shape)
+    if x.quantizer.layout is not None or x.quantizer.per_byte() > 1:
         return torch.empty(shape, dtype=torch.int8, device="meta")
-    return torch.empty_strided(shape, strides, dtype=torch.int8, device="meta")
+    return torch.empty_strided(shape, native.sizes(x.tensors[0].stride()), dtype=torch.int8, device="meta")
 
 
-def _geometry(op: Any, x: Tensor, weight: Tensor, lists: tuple[Any, ...]) -> Geometry | str:
+def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
     after: list[int] | None = None
     if op in _PADDED and len(lists) > 1 and isinstance(lists[1], str):
         if x.dim() not in (weight.dim(), weight.dim() - 1):
-            return "shapes do not fit together"
+            raise Declined("shapes do not fit together")
         spatial = weight.dim() - 2
         before, after = _padding(lists[1], weight, _expanded(lists[2] if len(lists) > 2 else 1, spatial))
         if lists[1] == "same" and any(s != 1 for s in _expanded(lists[0], spatial)):
-            return "padding the same needs strides of 1"
-        op, lists = _PADDED[op], (lists[0], before, *lists[2:])
+            raise Declined("padding the same needs strides of 1")
+        op, lists = _PADDED[op], [lists[0], before, *lists[2:]]
     form = as_convolution(op, (x, weight, None, *(list(v) if isinstance(v, tuple) else v for v in lists)))
     if form is None:
-        return "it is none of one, two or three dimensions"
+        raise Declined("it is none of one, two or three dimensions")
     c, spatial = form.conv, weight.dim() - 2
     if any(len(v) != spatial for v in (c.stride, c.padding, c.dilation)):
-        return f"for lists of {spatial}"
+        raise Declined(f"for lists of {spatial}")
     if min(*c.stride, *c.dilation, c.groups) < 1 or min(c.padding) < 0 or min(weight.shape[2:]) < 1:
-        return "for positive sizes, strides and dilations"
+        raise Declined("for positive sizes, strides and dilations")
     return Geometry(
         x=tuple(c.x.shape),
         weight=tuple(weight.shape),
-        stride=tuple(map(int, c.stride)),  # in a cache, True and 1 are one key
+        stride=tuple(map(int, c.stride)),  # True is 1 in words, too
         padding=tuple(map(int, c.padding)),
         padding_after=tuple(map(int, after or c.padding)),
         dilation=tuple(map(int, c.dilation)),
@@ -192,7 +149,7 @@ def _padding(name: str, weight: Tensor, dilation: list[int]) -> tuple[list[int],
     return before, [n - b for n, b in zip(total, before, strict=True)]
 
 
-def _by_first(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
+def _has_many(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
     """Whether there is a scale for each element of the first dimension, and not one for all; None if neither."""
     counts = blocks.counts(shape, q.block)
     if any(n != 1 for n in counts[1:]) or counts[0] not in (1, shape[0]):
@@ -200,18 +157,53 @@ def _by_first(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
     return counts[0] != 1
 
 
-def _declines_output(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str | None:
+def _codes(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str:
+    """The words of a result in codes."""
     counts = (1, *blocks.counts(shape[1:], q.block)) if unbatched else tuple(blocks.counts(shape, q.block))
     by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
     if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):
-        return f"one scale for all, for each example or for each channel of the result, not blocks of {q.block}"
-    return native_product.declines_output(replace(q, block=(-1,)))
+        raise Declined(
+            f"one scale for all, for each example or for each channel of the result, not blocks of {q.block}"
+        )
+    return native_product.describe_output(q)
 
 
-def _run(call: Call) -> Any:
+def _buffers(x: Operand) -> tuple[Any, ...]:
+    """Codes, as they lie or unpacked, scales and zero points."""
+    q = x.quantizer
+    if q.layout is not None:
+        codes, *stored = x.tensors
+        return codes, q.scale.scale_of(stored, q.format), None
+    operand = plain(x, copies.ROWWISE, fast_format(q.format))
+    return operand.codes, operand.scale, operand.zero if isinstance(operand.zero, Tensor) else None
+
+
+def _prepare(call: Call) -> Plan:
+    x, weight, form = call.find(LHS), call.find(RHS), convolution(call)
+    simple = all(x.quantizer.scale.scale_is_stored and x.quantizer.per_byte() == 1 for x in (x, weight))
+    if isinstance(call.output, Quantizer):
+        simple = simple and form.gives_codes and x.dim() > 3 and eager.is_plain_eager()
+    if not simple or x.dim() != weight.dim():
+        return call.plan(functools.partial(_computed, form))
+    affine, biased = x.quantizer.scale.has_zero_point(), call.find(BIAS) is not None
+    find, convolve = stored(call, form.shape) if form.gives_codes else None, native_operators.convolution
+    n, size, description = weight.shape[0], size_of(form.shape), form.description
+
+    def run(*given: Any) -> Any:
+        """Of batches of plain codes, a byte each."""
+        x, weight = given[0], given[1]
+        zero_point, bias = x.zero_point if affine else None, given[2] if biased else None
+        scales = (None, None) if find is None else find(given)
+        y = convolve(x.codes, x.scale, zero_point, weight.codes, weight.scale, bias, *scales, n, description)
+        if size is not None and (y.shape != size or not y.is_cpu):
+            raise changed()
+        return y if find is None else with_stored(y, scales)
+
+    return run
+
+
+def _computed(form: NativeConvolution, call: Call) -> Any:
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    form = convolution(call)
-    assert not isinstance(form, str)
     unbatched = x.dim() < weight.dim()
     of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _buffers(x))
     operands = (*of_x, *_buffers(weight)[:2], bias)
@@ -228,41 +220,4 @@ def _run(call: Call) -> Any:
     return finish(call, run(None, None))
 
 
-def _buffers(x: Operand) -> tuple[Any, ...]:
-    """Codes, as they lie or unpacked, scales and zero points."""
-    q = x.quantizer
-    if q.layout is not None:
-        codes, *stored = x.tensors
-        return codes, q.scale.scale_of(stored, q.format), None
-    operand = plain(x, copies.ROWWISE, fast_format(q.format))
-    return operand.codes, operand.scale, operand.zero if isinstance(operand.zero, Tensor) else None
-
-
-def _planned(call: Call, general: Plan) -> Plan | None:
-    """For batches of plain codes, a byte each."""
-    x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    simple = all(x.quantizer.scale.scale_is_stored and x.quantizer.per_byte() == 1 for x in (x, weight))
-    form, gives_codes = convolution(call), isinstance(call.output, Quantizer)
-    if isinstance(form, str) or x.dim() != weight.dim() or not simple:
-        return None
-    if gives_codes and not (form.gives_codes and x.dim() > 3 and are_buffers(call, form.shape)):
-        return None
-    affine, biased = x.quantizer.scale.has_zero_point(), bias is not None
-    n, shape, description, convolve = weight.shape[0], form.shape, form.description, native_operators.convolution
-
-    def run(*given: Any) -> Any:
-        x, weight = given[0], given[1]
-        zero_point, stored = x.zero_point if affine else None, given[-2:] if gives_codes else (None, None)
-        bias = given[2] if biased else None
-        try:
-            y = convolve(x.codes, x.scale, zero_point, weight.codes, weight.scale, bias, *stored, n, description)
-        except RuntimeError:  # as in a product
-            return general(*given)
-        if y.shape != shape or not y.is_cpu:
-            return general(*given)
-        return [y, *(t.clone() for t in stored if t is not None)] if gives_codes else y
-
-    return run
-
-
-NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, _planned, native=True)
+NATIVE_CONVOLUTION = Kernel("native convolution", _prepare, native=True)

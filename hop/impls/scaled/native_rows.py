@@ -1,6 +1,7 @@
 """scaled by the native kernels of rows: functions, gated products, norms, softmax and Hadamard transforms, quantized in
 the same pass."""
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
 from hop.dispatch import plan
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, NORM, TRANSFORM, aten
 from hop.dispatch.plan import Plan
@@ -43,8 +44,8 @@ def function_of(call: Call) -> str:
     return _FUNCTIONS.get(call.op) or ("gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu")
 
 
-def operation(call: Call) -> rows.Operation | str:
-    """What a call computes of rows, or why it is none of what the kernels compute."""
+def operation(call: Call) -> rows.Operation:
+    """What a call computes of rows. Raises Declined if it is none of what the kernels compute."""
     family = call.roles.family
     if family in (FUNCTION, GATED):
         name = function_of(call)
@@ -54,18 +55,18 @@ def operation(call: Call) -> rows.Operation | str:
     if family is TRANSFORM:
         width = tracing.hints(call.args[0].shape[-1:])
         if width is None or width[0] > _LONGEST:
-            return f"for rows of at most {_LONGEST} elements"
+            raise Declined(f"for rows of at most {_LONGEST} elements")
         return rows.Operation("hadamard", number=float(call.args[1]), sums=1)
     if family is NORM:
         if call.op is aten.batch_norm.default:
-            return "rows of batch_norm have no sums"
+            raise Declined("rows of batch_norm have no sums")
         is_rms = call.op is aten.rms_norm.default
         eps = (*call.args, None, None, None)[3 if is_rms else 4]
         default = torch.finfo(torch.float32).eps if is_rms else 1e-5
         name = "rms_norm" if is_rms else "layer_norm"
         return rows.Operation(name, number=default if eps is None else float(eps), sums=len(call.args[1]))
     if ndim == 0 or call.args[1] % ndim != ndim - 1:
-        return "for softmax of the last dimension"
+        raise Declined("for softmax of the last dimension")
     return rows.Operation("log_softmax" if call.op in _LOG else "softmax", sums=1)
 
 
@@ -79,41 +80,54 @@ def others(call: Call) -> tuple[Any, Any, Any]:
     return None, weight, None if call.op is aten.rms_norm.default else (*call.args, None, None)[3]
 
 
-def _declines(call: Call) -> str | None:
-    if (reason := native.declines_here(call.device)) is not None:
-        return reason
+def _described(call: Call) -> rows.Operation:
+    """What the kernels compute of the call. Raises Declined if they do not take it."""
+    decline(native.declines_here(call.device))
     if compute_dtype(call) != torch.float32:
-        return "computes in float32, and an operand is float64"
+        raise Declined("computes in float32, and an operand is float64")
     described = operation(call)
-    if isinstance(described, str):
-        return described
     x, (other, weight, bias) = call.args[0], others(call)
     if integer_function(call.output) is not None:
-        return "the output is found from integers"
+        raise Declined("the output is found from integers")
     shape = tracing.hints(x.shape)
     if shape is None or 0 in shape:
-        return f"for rows of known sizes that are not empty, not {tuple(x.shape)}"
+        raise Declined(f"for rows of known sizes that are not empty, not {tuple(x.shape)}")
     if other is not None and tracing.hints(other.shape) != shape:
-        return f"for two factors of one shape, not {tuple(x.shape)} and {tuple(other.shape)}"
+        raise Declined(f"for two factors of one shape, not {tuple(x.shape)} and {tuple(other.shape)}")
     plain = [t for t in (x, other, weight, bias) if isinstance(t, Tensor)]
     for t in plain:
         if t.dtype not in rows.FLOATS:
-            return f"for float32, bfloat16 and float16, not {t.dtype}"
-        if (reason := native.declines_tensor("an operand", t)) is not None:
-            return reason
+            raise Declined(f"for float32, bfloat16 and float16, not {t.dtype}")
+        decline(native.declines_tensor("an operand", t))
     if any(memory_format.is_channels_last(t) for t in plain):
-        return "an operand lies with its channels last"
-    given = call.output_scale is not None
-    return rows.declines_output(described, call.output, shape, given)
+        raise Declined("an operand lies with its channels last")
+    rows.check_output(described, call.output, shape, call.output_scale is not None)
+    return described
 
 
 def _floats(x: Any) -> Any:
     return values(x, torch.float32) if isinstance(x, Operand) else x
 
 
-def _run(call: Call) -> Any:
-    described = operation(call)
-    assert not isinstance(described, str)
+def _prepare(call: Call) -> Plan:
+    words, operands = rows.description(_described(call), call.output), (call.args[0], *others(call))
+    codes = isinstance(call.output, Quantizer)
+    if call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
+        return call.plan(functools.partial(_computed, words))
+    places = [None if t is None else i for i, t in enumerate(operands)]
+    compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
+
+    def run(*given: Any) -> Any:
+        """Of plain operands, and scales that are found."""
+        rest = [None if i is None else given[i] for i in places]
+        with below():
+            result = compute(*rest, None, None, words)
+        return result if codes else result[0]
+
+    return run
+
+
+def _computed(words: str, call: Call) -> Any:
     x, *rest = (_floats(t) for t in (call.args[0], *others(call)))
     codes = isinstance(call.output, Quantizer)
     scale, zero_point = fitted(call, x.shape) if codes else (None, None)
@@ -121,29 +135,8 @@ def _run(call: Call) -> Any:
         format: Any = call.output.format  # type: ignore[union-attr]
         whole = zero_point.round() if zero_point.is_floating_point() else zero_point
         zero_point = whole.clamp(format.min, format.max).to(format.dtype)
-    result = native_operators.rows(x, *rest, scale, zero_point, rows.description(described, call.output))
+    result = native_operators.rows(x, *rest, scale, zero_point, words)
     return result if codes else result[0]
-
-
-def _planned(call: Call, general: Plan) -> Plan | None:
-    """For plain operands, and scales that are found."""
-    described, operands = operation(call), (call.args[0], *others(call))
-    if isinstance(described, str) or call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
-        return None
-    places = [None if t is None else i for t, i in zip(operands, (0, 1, 2, 3), strict=True)]
-    words, codes = rows.description(described, call.output), isinstance(call.output, Quantizer)
-    compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
-
-    def run(*given: Any) -> Any:
-        rest = [None if i is None else given[i] for i in places]
-        try:
-            with below():
-                result = compute(*rest, None, None, words)
-        except RuntimeError:  # which `general` gives the reason of
-            return general(*given)
-        return result if codes else result[0]
-
-    return run
 
 
 Both = tuple[Tensor, QuantizedTensor]
@@ -162,8 +155,9 @@ def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], k
 
 def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     call = Call(op, q, None, None, args, kwargs)
-    described = operation(call)
-    if isinstance(described, str) or _declines(call) is not None:
+    try:
+        described = _described(call)
+    except Declined:
         return lambda *args: None
     operands = (args[0], *others(call))
     places = [None if t is None else i for i, t in enumerate(operands)]
@@ -183,4 +177,4 @@ def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str,
     return run
 
 
-ROWS = Kernel("native rows", _declines, _run, _planned, native=True)
+ROWS = Kernel("native rows", _prepare, native=True)

@@ -4,18 +4,22 @@ dimensions."""
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hop.compat import tracing
+from hop.dispatch.kernel import Declined
 from hop.dispatch.operand import Operand
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.formats import INT8, Format, Integer
+from hop.numerics.layouts import has_plain_codes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static, StoredScales
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand:
@@ -118,6 +122,39 @@ def block_of(operand: Operand, usage: str) -> Block:
     if len(block) != len(shape):  # the leading dimensions were flattened to rows
         block = (-1 if block[0] == -1 else 1,) * (len(shape) - 1) + block[-1:]
     return tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
+
+
+class PlainForm(NamedTuple):
+    """A factor with codes in the order of its elements, and blocks of its dimensions, as kernels of GPUs read it."""
+
+    operand: Operand
+    usage: str  # the copy that is read
+    block: Block  # the elements that share a scale, -1 for a whole dimension
+
+    @classmethod
+    def of(cls, x: Operand, usage: str) -> "PlainForm":
+        """Raises Declined for an operand in another form."""
+        q = x.quantizer
+        if q.flat or not has_plain_codes(q.layout) or q.scale.is_compound:
+            raise Declined(f"for the plain form of blocks of a tensor's dimensions, not {q}")
+        if usage == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
+            raise Declined("the copy of a factor is transformed, or of more than two dimensions")
+        return cls(x, usage, block_of(x, usage))
+
+    @property
+    def format(self) -> Format:
+        return self.operand.quantizer.format
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether scales are codes themselves, as those of MX and NVFP4."""
+        return self.operand.quantizer.scale.block_scale_format is not None
+
+    def bytes(self) -> Operand:
+        """With a byte for each code, and scales in float32."""
+        if self.is_fine or not (self.format.is_integer or self.format.dtype in FLOAT8):
+            raise Declined(f"for integers and 8-bit floats with scales in float32, not {self.operand.quantizer}")
+        return plain(self.operand, self.usage)
 
 
 def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:

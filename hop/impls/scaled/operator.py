@@ -13,7 +13,7 @@ from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand, decode, encode
 from hop.dispatch.operators import LHS, OTHER, RHS, TABLE
 from hop.dispatch.plan import Plan
@@ -37,9 +37,6 @@ _Optional = Tensor | None
 class ScaledBuffers(Hop):
     """hop_scaled_buffers."""
 
-    def returns_list(self, /, *args: Any) -> bool:
-        return not isinstance(args[1], torch.dtype)
-
     def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
         call = check(_call(op, output, scale, zero_point, encoded, kwargs))
@@ -57,6 +54,9 @@ class ScaledBuffers(Hop):
         scale, zero_point, *encoded = args
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in meaning.of(call).kernels)
+
+    def given(self, call: Call) -> tuple[Any, ...]:
+        return call.given
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
         return isinstance(output, torch.dtype)
@@ -292,7 +292,13 @@ def scaled(
             if output_scale is not None:
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
             compute = _find(known)
-            return compute(*given) if compute is not None else _planned(known, op, output, given, kwargs)
+            if compute is None:
+                return _planned(known, op, output, given, kwargs)
+            try:
+                return compute(*given)
+            except RuntimeError:
+                calls.check_tensors(given)  # has words for an operand that is not as it was described
+                raise
     scales = {"output_scale": output_scale, "output_zero_point": output_zero_point}
     if (watched := observed(scaled, (op, output, *args), scales | kwargs)) is not None:
         return watched
@@ -308,26 +314,18 @@ def _planned(
     bound, named = describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, kwargs)
     check_types("scaled", op, bound, named)
     check_quantized(op, output, bound)
-    asked = _of_given(op, output, given, kwargs)
-    call = check(asked)
-    kernel = next((k for k in meaning.of(call).kernels if k.supports(call)), meaning.REFERENCE)
-    result: Any = kernel.run(call)
-    general: Plan = lambda *given: kernel.run(_of_given(op, output, given, kwargs))  # noqa: E731
-    compute = kernel.prepare(call, general)
+    memory.check(given)
+    scale, zero_point = given[-2:] if isinstance(output, Quantizer) else (None, None)
+    call = check(Call(op, output, scale, zero_point, tuple(map(operand, bound)), named))
+    plans = (kernel.match(call) for kernel in meaning.of(call).kernels)
+    compute = next((p for p in plans if not isinstance(p, Declined)), None) or call.plan(meaning.reference)
+    result: Any = compute(*call.given)
     if isinstance(output, Quantizer):
         result = _quantized(output, op, bound, named, result)
         compute = _of_codes(compute, _first_operand(op, given), result)
-    if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
+    if call.output_scale is scale and call.output_zero_point is zero_point:
         plan.remember(known, compute)
     return result
-
-
-def _of_given(op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The call of what a plan is given: the arguments, and scale and zero point where the output is a quantizer."""
-    memory.check(given)
-    *args, scale, zero_point = given if isinstance(output, Quantizer) else (*given, None, None)
-    bound, named = describe(op).bind(tuple(args), kwargs)
-    return Call(op, output, scale, zero_point, tuple(map(operand, bound)), named)
 
 
 def _of_codes(compute: Plan, first: int, like: QuantizedTensor) -> Plan:

@@ -1,19 +1,25 @@
 """The result as the output wants it: cast, quantized, or requantized from the exact sum."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.memory import PLAIN
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function, tensors
+from hop.dispatch.kernel import Declined
+from hop.dispatch.plan import Plan
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, Output, by_sum, fitted, integer_function, tensors
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.quantizer import Quantizer
 from hop.tensor.buffers.operators import quantize_buffers
+
+_T = TypeVar("_T")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def finish(call: Call, y: Tensor) -> Any:
@@ -91,24 +97,69 @@ def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: T
         )
 
 
-def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
+def given_buffers(call: Call, shape: Sequence[int]) -> list[Tensor]:
     """Scale and zero point of the output as its buffers, for a result of `shape`."""
+    return [t.clone(memory_format=torch.contiguous_format) for t in _stored(call, shape)]
+
+
+def _stored(call: Call, shape: Sequence[int]) -> list[Tensor]:
+    """The same, perhaps in memory of the caller's."""
     q: Any = call.output
     scale, zero_point = fitted(call, shape)
     assert scale is not None
-    stored = [scale]
-    if zero_point is not None:
-        zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
-        stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
-    return [t.clone(memory_format=torch.contiguous_format) for t in stored]
+    if zero_point is None:
+        return [scale]
+    zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
+    return [scale, zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype)]
 
 
-def are_buffers(call: Call, shape: Sequence[int]) -> bool:
-    """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
-    and every number of that dtype is a code."""
+def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Tensor | None]]:
+    """What finds the buffers of scale and zero point, for a result of `shape`, in what plans are given; they may lie in
+    the caller's memory."""
     q: Any = call.output
-    stored = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
-    pairs = zip(stored, given_buffers(call, list(shape)), strict=True)
-    same = all(t.shape == own.shape and t.dtype == own.dtype for t, own in pairs)
     info = torch.iinfo(q.format.dtype)
-    return same and (q.format.low, q.format.high) == (info.min, info.max)
+    if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):  # else sizes may be symbols
+        own = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
+        if own == list(q.buffers(shape).values())[1:]:
+            return lambda given: given[-2:]
+    bare = call.bare()
+    return lambda given: (*_stored(bare.of(given), shape), None)[:2]
+
+
+def with_stored(y: Tensor, stored: Sequence[Tensor | None]) -> list[Tensor]:
+    """Codes, and copies of the buffers beside them."""
+    return [y, *(t.clone(memory_format=torch.contiguous_format) for t in stored if t is not None)]
+
+
+def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:
+    """What `describe` gives of a result in codes; None where it declines, and floats can be quantized instead."""
+    try:
+        return describe()
+    except Declined:
+        if by_sum(output):
+            raise
+        return None
+
+
+def output_words(output: Output, codes: Callable[[Quantizer], str]) -> tuple[str, bool]:
+    """The words of a native product's result, and whether it is codes, whose own words `codes` gives; else it is
+    floats, to be quantized where the output is a quantizer. Raises Declined for other dtypes."""
+    dtype, words = output, None
+    if isinstance(output, Quantizer):
+        q = output
+        words = of_codes(output, lambda: codes(q))
+        dtype = torch.float32 if words is None else output.format.dtype
+    elif output not in FLOATS:
+        raise Declined(f"gives float32, bfloat16 and float16, not {output}")
+    return " ".join(["output", str(dtype).removeprefix("torch."), *([] if words is None else [words])]), bool(words)
+
+
+def finished(call: Call, compute: Plan) -> Plan:
+    """The plan of the output, from one of a result in its dtype if that is one of FLOATS, else in float32."""
+    output = call.output
+    if output in FLOATS:
+        return compute
+    if isinstance(output, torch.dtype):
+        return lambda *given: compute(*given).to(output)
+    bare = call.bare()
+    return lambda *given: finish(bare.of(given), compute(*given))

@@ -12,7 +12,7 @@ quantizer like any other; so all else is said once, in hop.numerics.quantizer an
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor, tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
+from hop.dispatch.plan import Plan
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.format import rounds_up
 from hop.numerics.formats import Codebook, Float, Format, Integer, PowerOfTwo, tensor
@@ -232,63 +233,67 @@ def _fast_rule(rule: Rule) -> Rule:
 # ---- the kernels
 
 
-def _declines(call: tuple[Any, ...]) -> str | None:
-    q = Quantizer.parse(call[0])
-    return (
-        None if type(q) is Quantizer else f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
-    )
+def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
+    """What prepares `compute`, for Quantizer itself."""
+
+    def prepare(call: tuple[Any, ...]) -> Plan:
+        if (cls := type(Quantizer.parse(call[0]))) is not Quantizer:
+            raise Declined(f"for Quantizer itself, not {cls.__name__}, which may mean another thing")
+        return compute
+
+    return prepare
 
 
-def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
-    quantizer, x, scale, zero_point, noise, usages = call
+def _quantize(
+    quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, usages: Sequence[str]
+) -> list[Tensor]:
     return list(copies.quantize(fast(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
 
-def _dequantize(call: tuple[Any, ...]) -> Tensor:
-    quantizer, buffers, usages, shape, dtype = call
+def _dequantize(
+    quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
     names = copies.names(Quantizer.parse(quantizer), tuple(usages))
     return copies.dequantize(fast(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 
-def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
-    quantizer, x, scale, zero_point, noise, _ = call
+def _fake_quantize(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
     return fast(quantizer).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
 
 
-QUANTIZE = Kernel("bits", _declines, _quantize)
-DEQUANTIZE = Kernel("bits", _declines, _dequantize)
-FAKE_QUANTIZE = Kernel("bits", _declines, _fake_quantize)
+QUANTIZE = Kernel("bits", _taking(_quantize))
+DEQUANTIZE = Kernel("bits", _taking(_dequantize))
+FAKE_QUANTIZE = Kernel("bits", _taking(_fake_quantize))
 
 
 # ---- int8 by amax, in place
 
 
-def _declines_in_place(call: tuple[Any, ...]) -> str | None:
+def _prepare_in_place(call: tuple[Any, ...]) -> Plan:
     quantizer, x, scale, _, noise, usages = call
     q = Quantizer.parse(quantizer)
-    if (reason := _declines(call)) is not None:
-        return reason
+    _taking(_quantize)(call)
     if not eager.is_plain_eager():
-        return "writes in place, so for eager mode only"
+        raise Declined("writes in place, so for eager mode only")
     if not x.is_cpu:
-        return f"for the CPU, and x is on {x.device}"
+        raise Declined(f"for the CPU, and x is on {x.device}")
     if not (type(q.format) is Integer and type(q.scale) is Amax and scale is None and noise is None):
-        return "for integers by amax, rounded to the nearest"
+        raise Declined("for integers by amax, rounded to the nearest")
     if q.layout is not None:
-        return f"for plain codes, and the layout is {q.layout}"
+        raise Declined(f"for plain codes, and the layout is {q.layout}")
     if tuple(usages) != (copies.ROWWISE,) or x.numel() == 0:
-        return "for the row-wise copy of a tensor that is not empty"
-    return None
+        raise Declined("for the row-wise copy of a tensor that is not empty")
+    return _quantize_in_place
 
 
-def _quantize_in_place(call: tuple[Any, ...]) -> list[Tensor]:
+def _quantize_in_place(quantizer: str, x: Tensor, *given: Any) -> list[Tensor]:
     """Amax and Integer.encode with one temporary tensor. Where there is a NaN, the general kernel."""
-    q, x = fast(call[0]), call[1]
+    q = fast(quantizer)
     shape = q.rows(x.shape)
     cut, dims = blocks.split(x.reshape(shape), q.block)
     amax = torch.maximum(cut.amax(dims, keepdim=True), -cut.amin(dims, keepdim=True)).to(torch.float32)
     if not bool((amax == amax).all()):
-        return _quantize(call)
+        return _quantize(quantizer, x, *given)
     format: Any = q.format
     scale = amax.clamp_(q.scale.floor, LARGEST) / (format.max - format.zero)  # type: ignore[attr-defined]
     scale = torch.where(scale == 0, 1.0, scale)
@@ -302,4 +307,4 @@ def _quantize_in_place(call: tuple[Any, ...]) -> list[Tensor]:
     return [codes, blocks.gather(scale, len(shape))]
 
 
-QUANTIZE_IN_PLACE = Kernel("in place", _declines_in_place, _quantize_in_place)
+QUANTIZE_IN_PLACE = Kernel("in place", _prepare_in_place)

@@ -2,9 +2,9 @@
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64
 from typing import Any
 
 import torch
@@ -16,37 +16,19 @@ from hop.compat.subclasses import contiguous_strides
 from hop.kernels.cpu import native
 
 _DIMENSIONS = 8
-
-
-class _Form(ctypes.Structure):
-    """hop_form"""
-
-    _fields_ = [
-        ("dtype", c_int32),
-        ("device", c_int32),
-        ("item", c_int64),
-        ("extent", c_int64),
-        ("dim", c_int64),
-        ("sizes", c_int64 * _DIMENSIONS),
-        ("strides", c_int64 * _DIMENSIONS),
-    ]
-
-
+_PACKED_FORM = struct.Struct(f"2i3q{2 * _DIMENSIONS}q")
+"""hop_form: dtype, device, bytes of an element, bytes of all, dimensions, sizes and strides."""
 _NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 _NUMBERS |= {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}  # as PyTorch's C interface counts its dtypes
 
 
-def _form_of(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> _Form | None:
-    """The form of tensors on the CPU of this shape, dtype and strides, by default contiguous ones; None where it has no
-    room."""
-    if len(shape) > _DIMENSIONS or dtype not in _NUMBERS:
+def _form_of(shape: Sequence[int], dtype: torch.dtype) -> bytes | None:
+    """The form of contiguous tensors on the CPU of this shape and dtype; None where it has no room."""
+    if (rest := _DIMENSIONS - len(shape)) < 0 or dtype not in _NUMBERS:
         return None
-    strides = contiguous_strides(shape) if strides is None else strides
-    result = _Form(_NUMBERS[dtype], 0, dtype.itemsize, 0, len(shape))
-    result.sizes[: len(shape)], result.strides[: len(shape)] = shape, strides
-    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    result.extent = (last + 1) * dtype.itemsize if 0 not in shape else 0
-    return result
+    extent, none = math.prod(shape) * dtype.itemsize, (0,) * rest
+    sizes = (*shape, *none, *contiguous_strides(shape), *none)
+    return _PACKED_FORM.pack(_NUMBERS[dtype], 0, dtype.itemsize, extent, len(shape), *sizes)
 
 
 class Form:
@@ -55,7 +37,7 @@ class Form:
     def __init__(self, described: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
         self.described: Sequence[Any] = described
         forms = [_form_of(shape, dtype) for _, shape, dtype in described]
-        self._forms = None if None in forms else (_Form * len(forms))(*forms)
+        self._forms = None if None in forms else ctypes.create_string_buffer(b"".join(forms))  # type: ignore[arg-type]
         self._address = None if self._forms is None else ctypes.addressof(self._forms)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:

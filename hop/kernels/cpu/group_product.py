@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hop.dispatch.kernel import Declined
 from hop.numerics import blocks, packing
 from hop.numerics.formats import INT8, Format
 from hop.numerics.layouts import Planes
@@ -27,29 +28,26 @@ class Described(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def describe(q: Quantizer) -> Described | str:
-    """A weight with row-wise buffers; a string if the kernels take none such, which says why."""
+def describe(q: Quantizer) -> Described:
+    """A weight with row-wise buffers. Raises Declined if the kernels take none such."""
     rule, format = q.scale, q.format
     if type(rule) is not StoredScales or q.flat:
-        return f"for scales as files of quantized models hold them, StoredScales, not {q}"
+        raise Declined(f"for scales as files of quantized models hold them, StoredScales, not {q}")
     if q.layout is not None and not q.is_dense():
-        return f"for plain codes and those in planes, not layout={q.layout}"
-    codes = _codes(q)
-    if codes is None:
-        return f"for int8, any codes of 2 and 4 bits, and integers of 3, 5 and 6 bits in planes, not {format.name}"
+        raise Declined(f"for plain codes and those in planes, not layout={q.layout}")
     stored = rule.stored(format, q.block)
-    words = [codes]
+    words = [_codes(q)]
     for name in ("scale", "outer_scale"):
         if name not in stored:
             continue
         dtype, block = stored[name]
         size = 0 if name == "outer_scale" and set(block) == {-1} else _along(block)
         if dtype not in _SCALES or size is None:
-            return f"for scales of parts of a row, in floats or in a byte, not {rule} of blocks of {q.block}"
+            raise Declined(f"for scales of parts of a row, in floats or in a byte, not {rule} of blocks of {q.block}")
         words.append(f"{name.removesuffix('_scale')}={_SCALES[dtype]}:{size}")
     if isinstance(rule.scale, Format) and not rule.scale.is_integer:
         if rule.scale.bits > 8:
-            return f"for scales of parts of a row, in floats or in a byte, not {rule}"
+            raise Declined(f"for scales of parts of a row, in floats or in a byte, not {rule}")
         words.append(f"scale_numbers={_listed(_scale_numbers(rule.scale))}")
     words += ["divided"] if rule.divided else []
     words += ["offset"] if rule.offset else []
@@ -58,17 +56,17 @@ def describe(q: Quantizer) -> Described | str:
 
 
 @functools.lru_cache(maxsize=4096)
-def group_of_codes(q: Quantizer, ndim: int) -> int | str:
-    """How many elements share a scale, 0 for a row, of a left factor of `ndim` dimensions that is multiplied as codes;
-    a string if the kernels take none such, which says why."""
+def group_of_codes(q: Quantizer, ndim: int) -> int:
+    """How many elements share a scale, 0 for a row, of a left factor of `ndim` dimensions that is multiplied as codes.
+    Raises Declined if the kernels take none such."""
     is_plain = q.layout is None and not q.flat and q.hadamard is None
     if q.format != INT8 or not is_plain or q.scale.has_zero_point() or q.scale.is_compound:
-        return f"for plain codes of int8 without zero points beside them, not {q}"
+        raise Declined(f"for plain codes of int8 without zero points beside them, not {q}")
     if q.scale.stored(q.format, q.block)["scale"][0] not in FLOATS or not is_float_scale(q):
-        return f"for scales of int8 codes in floats, not {q}"
+        raise Declined(f"for scales of int8 codes in floats, not {q}")
     *lead, group = blocks.per_dimension(q.block, ndim)
     if any(size != 1 for size in lead) or (group != -1 and group % 32):
-        return f"for scales of rows of int8 codes, or of multiples of 32 elements of one, not blocks of {q.block}"
+        raise Declined(f"for scales of rows of int8 codes, or of multiples of 32 elements, not blocks of {q.block}")
     return max(group, 0)
 
 
@@ -78,8 +76,8 @@ def is_float_scale(q: Quantizer) -> bool:
     return rule.scale_is_stored or (type(rule) is StoredScales and isinstance(rule.scale, torch.dtype))
 
 
-def _codes(q: Quantizer) -> str | None:
-    """The words of codes, None for those that are not read."""
+def _codes(q: Quantizer) -> str:
+    """The words of codes."""
     format: Any = q.format
     zero = q.scale.zero(format) if format.is_integer else 0
     if format.bits in (2, 4) and q.layout is None:
@@ -92,7 +90,7 @@ def _codes(q: Quantizer) -> str | None:
         return "codes=int8"
     if format.is_integer and isinstance(q.layout, Planes) and zero == 0:
         return f"codes={'int' if format.dtype.is_signed else 'uint'}{format.bits}"
-    return None
+    raise Declined(f"for int8, any codes of 2 and 4 bits, and integers of 3, 5 and 6 bits in planes, not {format.name}")
 
 
 def _scale_numbers(format: Format) -> list[float]:
@@ -118,19 +116,16 @@ def _bits(x: float) -> int:
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
-def declines_shape(described: Described, k: int, own: int | None = None) -> str | None:
-    """Why rows of k elements are not taken, or None; `own` is the group of a left factor of codes."""
+def check_shape(described: Described, k: int, own: int | None = None) -> None:
+    """Raise Declined unless rows of k elements are taken; `own` is the group of a left factor of codes."""
     sizes = {word.partition("=")[0]: int(word.rpartition(":")[2]) for word in described.words.split() if ":" in word}
     group = sizes["scale"]
     if group != 16 and group % 32:
-        return f"for groups of 16, 32 or multiples of 32 elements, not of {group}"
+        raise Declined(f"for groups of 16, 32 or multiples of 32 elements, not of {group}")
     if sizes.get("outer", 0) % group:
-        return "for floats of whole groups"
+        raise Declined("for floats of whole groups")
     if k == 0 or k % 32 or k % group:
-        return f"for rows of whole groups, and of a multiple of 32 elements, not of {k}"
-    if own is None:
-        return None
-    small, large = sorted((own if 0 < own < k else k, group))
-    if large < k and large % small:
-        return f"for groups on one side that are whole ones of the other, not of {own} and {group}"
-    return None
+        raise Declined(f"for rows of whole groups, and of a multiple of 32 elements, not of {k}")
+    small, large = sorted((k if own is None or not 0 < own < k else own, group))
+    if own is not None and large < k and large % small:
+        raise Declined(f"for groups on one side that are whole ones of the other, not of {own} and {group}")

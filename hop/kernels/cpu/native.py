@@ -25,14 +25,16 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop.compat import eager, inductor
+from hop.compat import eager, inductor, tracing
 from hop.dispatch import plan
+from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -174,6 +176,14 @@ def declines_here(device: torch.device | None = None) -> str | None:
     if not inductor.may_be_native():
         return "for eager mode, programs that are compiled for this process, and those that keep native operators"
     return None if device is None or device.type == "cpu" else f"for the CPU, and the operands are on {device}"
+
+
+def sizes(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape with numbers for symbols. Raises Declined where one is unknown."""
+    known = tracing.hints(shape)
+    if known is None:
+        raise Declined(f"nothing is known of the sizes {tuple(shape)}")
+    return known
 
 
 def declines_tensor(name: str, x: Tensor) -> str | None:

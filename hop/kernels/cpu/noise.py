@@ -2,24 +2,17 @@
 
 from typing import Any
 
-from torch import Tensor
-
-from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 
 
-def _declines(call: tuple[Any, ...]) -> str | None:
+def _prepare(call: tuple[Any, ...]) -> Plan:
     seed, _, shape, *_ = call
-    if (reason := native.declines_here() or native.declines_tensor("seed", seed)) is not None:
-        return reason
-    return None if tracing.hints(shape) is not None else f"nothing is known of the sizes {tuple(shape)}"
+    decline(native.declines_here() or native.declines_tensor("seed", seed))
+    native.sizes(shape)
+    return lambda seed, stream, shape, *bits: native_operators.noise(seed, list(shape), stream, *bits)
 
 
-def _noise(call: tuple[Any, ...]) -> Tensor:
-    seed, stream, shape, *bits = call
-    return native_operators.noise(seed, list(shape), stream, *bits)
-
-
-NOISE = Kernel("native", _declines, _noise, native=True)
+NOISE = Kernel("native", _prepare, native=True)

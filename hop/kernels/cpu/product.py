@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop.compat import tracing
 from hop.compat.memory import address
+from hop.dispatch.kernel import Declined, decline
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.numerics import blocks
@@ -40,21 +42,23 @@ class Described(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def describe(q: Quantizer, columns: bool) -> Described | str:
-    """A factor with row-wise buffers; `columns` if it is summed along its last dimension but one. A string if there is
-    none, which says why."""
+def describe(q: Quantizer, columns: bool) -> Described:
+    """A factor with row-wise buffers; `columns` if it is summed along its last dimension but one. Raises Declined if
+    the kernels read none such."""
     format = format_word(q.format)
     if format is None or q.flat:
-        return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
+        raise Declined(f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}")
     if not q.scale.scale_is_told:
-        return f"for scales that are stored as scale_of has them, not {q}, whose rule has a scale_of of its own"
+        raise Declined(
+            f"for scales that are stored as scale_of has them, not {q}, whose rule has a scale_of of its own"
+        )
     words = [format]
     if q.tiles is not None:
         if q.tiles.columns != columns:
-            return f"{q.layout} is laid out for a sum along the other dimension"
+            raise Declined(f"{q.layout} is laid out for a sum along the other dimension")
         words.append("tiled")
     elif q.layout is not None:
-        return f"for plain codes and tiles, not layout={q.layout}"
+        raise Declined(f"for plain codes and tiles, not layout={q.layout}")
     if columns:
         words.append("columns")
     zero = None
@@ -72,9 +76,9 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
         of_scale = q.scale.block_scale_format
         fold_format = "float32" if of_scale is None else _FLOATS.get(of_scale)
         if fold_format is None:
-            return f"for scales of E4M3 and E8M0, not {of_scale}"
+            raise Declined(f"for scales of E4M3 and E8M0, not {of_scale}")
         if fold_format == "e4m3" and format != "e2m1":
-            return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
+            raise Declined(f"{q.format.name} times a scale of E4M3 has more bits than bfloat16")
         words.append(f"block_scale={fold_format}:{_blocks(q.block)}")
     sums = "code_sums" if q.tiles is not None and q.tiles.sums else None
     return Described(" ".join(words), ("codes", scale, zero, block_scale), sums)
@@ -116,23 +120,17 @@ class NativeProduct(NamedTuple):
     description: str
 
 
-def declines_output(q: Quantizer) -> str | None:
-    """Why the kernels do not give codes of a quantizer, or None."""
-    rule, format = q.scale, q.format
-    if rule.requantization is None or not format.is_integer or format.bits != 8:
-        return f"gives integers of 8 bits with a given scale, not {q}"
-    if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
-        return f"gives plain codes, rounded to the nearest, not {q}"
-    return None if _convention(rule.requantization) is not None else f"knows no requantization {rule.requantization}"
-
-
 def describe_output(q: Quantizer) -> str:
-    """The words of codes as a result (native/torch/output.h)."""
+    """The words of codes as a result (native/torch/output.h). Raises Declined if the kernels do not give such codes."""
     rule, format = q.scale, q.format
     requantization = rule.requantization
-    assert requantization is not None
+    if requantization is None or not format.is_integer or format.bits != 8:
+        raise Declined(f"gives integers of 8 bits with a given scale, not {q}")
+    if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
+        raise Declined(f"gives plain codes, rounded to the nearest, not {q}")
     number = _convention(requantization)
-    assert number is not None
+    if number is None:
+        raise Declined(f"knows no requantization {requantization}")
     words = [f"requantize={number} low={format.min:.0f} high={format.max:.0f} scale={_blocks(q.block)}"]
     words.append("zero=stored" if rule.has_zero_point() else f"zero={format.zero}")
     for name, bound in (("lower", requantization.low), ("upper", requantization.high)):
@@ -162,13 +160,20 @@ def _convention(r: Convention) -> int | None:
     return None if describe_rule is None else describe_rule(r)
 
 
-def declines(call: NativeProduct, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:
-    """Why the kernels do not take a call of factors of these shapes, or None."""
+def check_bias(bias: Tensor, n: int) -> None:
+    """Raise Declined for a bias that is not one of n columns, in a dtype that the kernels add."""
+    if tracing.hints(bias.shape) != (n,) or bias.dtype not in BIASES:
+        dtypes = "float32, bfloat16, float16 or int32"
+        raise Declined(f"for a bias of ({n},) in {dtypes}, not of {tuple(bias.shape)} in {bias.dtype}")
+
+
+def check(description: str, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> None:
+    """Raise Declined unless the kernels take a call of factors of these shapes."""
     left, right = ((ctypes.c_int64 * len(shape))(*shape) for shape in (lhs, rhs))
     of_bias = (0 if bias is None else _NUMBERS[bias], bias is not None)
     ask = _library().hop_described_product_declines
-    reason = ask(call.description.encode(), len(lhs), left, len(rhs), right, *of_bias)
-    return None if reason is None else reason.decode()
+    reason = ask(description.encode(), len(lhs), left, len(rhs), right, *of_bias)
+    decline(None if reason is None else reason.decode())
 
 
 # ---- sums of bytes, and tiles

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
-from hop.dispatch.operand import Operand
+from hop.compat import eager, tracing
+from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
-from hop.kernels.cpu.quantizers import declines_shape, describe
+from hop.kernels.cpu.quantizers import check_shape, describe
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.formats import Format
 from hop.numerics.quantizer import Quantizer
@@ -35,7 +35,7 @@ def quantize_native(
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> list[Tensor]:
-    """The buffers of the row-wise copy of x, which `declines` has let through."""
+    """The buffers of the row-wise copy of x, which `_check_quantize` has let through."""
     if not memory_format.is_channels_last(x):
         return _quantize_rows(quantizer, x, scale, zero_point, noise)
     last = _channels_last(quantizer, x.shape)
@@ -62,14 +62,17 @@ def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
     n, channels, *size = known
     of_examples, of_channels, *block = blocks.per_dimension(q.block, len(known))
     last = str(replace(q, block=(of_examples, *block, of_channels)))
-    return None if declines_shape(last, (n, *size, channels)) else last
+    try:
+        check_shape(last, (n, *size, channels))
+    except Declined:
+        return None
+    return last
 
 
 def _quantize_rows(
     quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
 ) -> list[Tensor]:
     description = describe(quantizer)
-    assert not isinstance(description, str)
     zero = None if zero_point is None else _zero_codes(zero_point, description.quantizer.format)
     return native_operators.quantize(x, scale, zero, noise, description.words)
 
@@ -79,7 +82,6 @@ def _quantize_product(
 ) -> list[Tensor]:
     """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
     description = describe(quantizer)
-    assert not isinstance(description, str)
     stream = -1 if stream is None or noise is None else stream
     return native_operators.quantize_product(x, factor, noise, stream, description.words)
 
@@ -90,7 +92,7 @@ def _zero_codes(zero_point: Tensor, format: Format) -> Tensor:
 
 
 def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The numbers of the row-wise copy, which `declines` has let through."""
+    """The numbers of the row-wise copy, which `_check_dequantize` has let through."""
     codes = buffers[0]
     if not memory_format.is_channels_last(codes):
         return _dequantize_rows(quantizer, buffers, shape, dtype)
@@ -105,7 +107,6 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
 
 def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     description = describe(quantizer)
-    assert not isinstance(description, str)
     codes, scale, second = (*buffers, None)[:3]
     return native_operators.dequantize(codes, scale, second, list(shape), description.back(dtype))
 
@@ -138,67 +139,87 @@ def _native(quantizer: str) -> Quantizer:
 # ---- the kernels
 
 
-def _declines_quantize(call: tuple[Any, ...]) -> str | None:
+def _check_quantize(call: tuple[Any, ...]) -> None:
+    """Raise Declined unless the kernels take the call."""
     quantizer, x, scale, zero_point, noise, usages, *product = call
-    if (reason := native.declines_here()) is not None:
-        return reason
-    shape = tracing.hints(x.shape)
-    if shape is None:
-        return f"nothing is known of the sizes {tuple(x.shape)}"
+    decline(native.declines_here())
+    shape = native.sizes(x.shape)
     if x.dtype not in _DTYPES or 0 in shape:
-        return f"for float32, bfloat16 and float16 tensors that are not empty, not {x.dtype} of {tuple(x.shape)}"
-    if (reason := native.declines_tensor("x", x)) is not None:
-        return reason
-    for name, t in (("scale", scale), ("zero_point", zero_point), ("noise", noise)):
-        if t is not None and (reason := native.declines_tensor(name, t)) is not None:
-            return reason
+        given = f"{x.dtype} of {tuple(x.shape)}"
+        raise Declined(f"for float32, bfloat16 and float16 tensors that are not empty, not {given}")
+    for name, t in (("x", x), ("scale", scale), ("zero_point", zero_point), ("noise", noise)):
+        if t is not None:
+            decline(native.declines_tensor(name, t))
     if product:
-        return _declines_product(call, shape)
+        _check_product(call, shape)
+        return
     for usage in usages:
-        reason = declines_shape(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
-        if reason is None and usage == copies.ROWWISE:
-            reason = _declines_given(quantizer, shape, x, scale, zero_point, noise)
-        if reason is not None:
-            return reason
-    return None
+        check_shape(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
+        if usage == copies.ROWWISE:
+            _check_given(quantizer, shape, x, scale, zero_point, noise)
 
 
-def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | None:
+def _check_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     quantizer, x, scale, _, noise, usages, factor, *rest = call
     seeded = bool(rest) and rest[0] is not None
     if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
-        return f"for the row-wise copy of matrices times a factor, with scales that are found; not {tuple(usages)}"
+        what = "the row-wise copy of matrices times a factor, with scales that are found"
+        raise Declined(f"for {what}; not {tuple(usages)}")
     q = Quantizer.parse(quantizer)
-    if (reason := declines_shape(quantizer, shape, shape[-1])) is not None:
-        return reason
+    check_shape(quantizer, shape, shape[-1])
     lead = list(zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True))[:-1]
     of_rows = all(1 in pair for pair in lead)
     if not of_rows or q.scale.outer_block is not None or q.scale.missing() is not None or q.flat:
-        return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
+        what = "blocks within rows, and a rule that finds one scale for each, of x times a factor"
+        raise Declined(f"for {what}; not {quantizer}")
     sizes = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or sizes is None or sizes[-1:] != shape[-1:] or any(n != 1 for n in sizes[:-1]):
-        return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
-    if noise is not None and not seeded and (noise.dtype not in _NOISE or noise.shape != x.shape):
-        return f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
-    return native.declines_tensor("factor", factor)
+        given = f"{factor.dtype} of {tuple(factor.shape)}"
+        raise Declined(f"for a factor in float32 of each column of {shape}, not {given}")
+    if noise is not None and not seeded:
+        _check_noise(x, noise)
+    decline(native.declines_tensor("factor", factor))
 
 
-def _declines_given(
-    quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any
-) -> str | None:
+def _check_noise(x: Tensor, noise: Tensor) -> None:
+    if noise.dtype not in _NOISE or noise.shape != x.shape:
+        raise Declined(f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}")
+
+
+def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any) -> None:
     q = Quantizer.parse(quantizer)
-    if noise is not None and (noise.dtype not in _NOISE or noise.shape != x.shape):
-        return f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
+    if noise is not None:
+        _check_noise(x, noise)
     if (scale is None) != (zero_point is None) and q.scale.has_zero_point():
-        return "scale and zero_point are not both given"
+        raise Declined("scale and zero_point are not both given")
     if scale is None:
-        return "needs a scale" if q.scale.missing() is not None else None
+        if q.scale.missing() is not None:
+            raise Declined("needs a scale")
+        return
     shape, dtype = q.buffers(sizes)[q.scale.given_name]
     if tracing.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
-        return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
+        given = f"{scale.dtype} of {tuple(scale.shape)}"
+        raise Declined(f"for a scale in float32 or {dtype} of {shape}, not {given}")
     if zero_point is not None and tracing.hints(zero_point.shape) != shape:
-        return f"for a zero_point of {shape}, not {tuple(zero_point.shape)}"
-    return None
+        raise Declined(f"for a zero_point of {shape}, not {tuple(zero_point.shape)}")
+
+
+def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
+    _check_quantize(call)
+    quantizer, x, *given, usages = call[:6]
+    if len(call) > 6 or any(t is not None for t in given) or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
+        return lambda *call: _quantize(call)
+    words, quantize, below = describe(quantizer).words, torch.ops.hop_native.quantize.default, eager.below_autograd
+
+    def run(quantizer: str, x: Tensor, scale: None, zero_point: None, noise: None, usages: Any) -> list[Tensor]:
+        with below():
+            return quantize(x, None, None, None, words)
+
+    return run
+
+
+def _lies_last(x: Tensor) -> bool:
+    return x.dim() > 3 and memory_format.is_channels_last(x)
 
 
 def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
@@ -210,72 +231,54 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
     return list(copies.quantize(_native(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
 
-def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
+def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     quantizer, buffers, usages, sizes, dtype = call
-    if (reason := native.declines_here()) is not None:
-        return reason
-    shape = tracing.hints(sizes)
-    if shape is None:
-        return f"nothing is known of the sizes {tuple(sizes)}"
+    decline(native.declines_here())
+    shape = native.sizes(sizes)
     if dtype not in _DTYPES or 0 in shape:
-        return f"to float32, bfloat16 and float16, for tensors that are not empty; not {dtype} of {tuple(shape)}"
+        given = f"{dtype} of {tuple(shape)}"
+        raise Declined(f"to float32, bfloat16 and float16, for tensors that are not empty; not {given}")
     for buffer in buffers:
-        if (reason := native.declines_tensor("a buffer", buffer)) is not None:
-            return reason
+        decline(native.declines_tensor("a buffer", buffer))
     shape = tuple(shape) if copies.ROWWISE in usages else tuple(copies.columns(shape))
-    if (reason := declines_shape(quantizer, shape)) is not None:
-        return reason
+    check_shape(quantizer, shape)
     described = list(Quantizer.parse(quantizer).buffers(shape).values())
     own = buffers[: len(described)] if copies.ROWWISE in usages else buffers
     if [(tracing.hints(b.shape), b.dtype) for b in own] != described:
-        return "for the buffers that the quantizer describes"
-    return None
+        raise Declined("for the buffers that the quantizer describes")
+    if tuple(usages) != (copies.ROWWISE,) or _lies_last(buffers[0]):
+        return lambda *call: _dequantize(call)
+    dequantize, below = torch.ops.hop_native.dequantize.default, eager.below_autograd
+    words, has_second = describe(quantizer).back(dtype), len(buffers) > 2
+
+    def run(quantizer: str, buffers: Sequence[Tensor], usages: Any, shape: Sequence[int], dtype: Any) -> Tensor:
+        with below():
+            return dequantize(buffers[0], buffers[1], buffers[2] if has_second else None, shape, words)
+
+    return run
 
 
 def _dequantize(call: tuple[Any, ...]) -> Tensor:
     quantizer, buffers, usages, shape, dtype = call
     if copies.ROWWISE in usages:
-        count = 3 if len(describe(quantizer).quantizer.stored()) > 1 else 2  # type: ignore[union-attr]
+        count = 3 if len(describe(quantizer).quantizer.stored()) > 1 else 2
         return dequantize_native(quantizer, buffers[:count], tuple(shape), dtype)
     names = copies.names(Quantizer.parse(quantizer), tuple(usages))
     return copies.dequantize(_native(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 
-def _declines_fake(call: tuple[Any, ...]) -> str | None:
+def _prepare_fake(call: tuple[Any, ...]) -> Plan:
     quantizer, x, scale, zero_point, noise, _ = call
     if Quantizer.parse(quantizer).adds_noise():
-        return "noise in the place of rounding"
-    return _declines_quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
+        raise Declined("noise in the place of rounding")
+    _check_quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
+    return _fake_quantize
 
 
-def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
-    quantizer, x, scale, zero_point, noise, _ = call
+def _fake_quantize(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
     return dequantize_native(quantizer, quantize_native(quantizer, x, scale, zero_point, noise), x.shape, x.dtype)
 
 
-QUANTIZE = Kernel("native", _declines_quantize, _quantize, native=True)
-DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize, native=True)
-FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, native=True)
-
-
-# ---- for plans
-
-
-def words_of(q: Quantizer, x: Tensor) -> str | None:
-    """What the native operator is told to quantize x row-wise, by the scale that the rule finds; None where it does not
-    take that."""
-    asks = q.is_random() or q.hadamard is not None or x.dtype not in _DTYPES or q.scale.missing() is not None
-    if asks or (x.dim() > 3 and memory_format.is_channels_last(x)):
-        return None
-    takes = QUANTIZE.supports((str(q), x, None, None, None, [copies.ROWWISE]))
-    return describe(str(q)).words if takes else None  # type: ignore[union-attr]
-
-
-def words_back(x: Operand, dtype: torch.dtype) -> str | None:
-    """What it is told to give the numbers of x in `dtype`, likewise."""
-    if x.usages != (copies.ROWWISE,) or dtype not in _DTYPES or x.quantizer.hadamard is not None:
-        return None
-    if len(x.shape) > 3 and memory_format.is_channels_last(x.codes):
-        return None
-    takes = DEQUANTIZE.supports((str(x.quantizer), list(x.tensors), x.usages, x.shape, dtype))
-    return describe(str(x.quantizer)).back(dtype) if takes else None  # type: ignore[union-attr]
+QUANTIZE = Kernel("native", _prepare_quantize, native=True)
+DEQUANTIZE = Kernel("native", _prepare_dequantize, native=True)
+FAKE_QUANTIZE = Kernel("native", _prepare_fake, native=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import native
 from hop.numerics import scale_rules
 from hop.numerics.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer
@@ -33,13 +34,20 @@ class Description:
 
 
 @functools.lru_cache(maxsize=1024)
-def describe(quantizer: str) -> Description | str:
-    """The description, or why there is none."""
+def describe(quantizer: str) -> Description:
+    """The description. Raises Declined if there is none."""
     q = Quantizer.parse(quantizer)
-    reason = _unsupported(q)
-    if reason is not None:
-        return reason
-    known, rule = _FORMATS[type(q.format)], _RULES[type(q.scale)]
+    if type(q) is not Quantizer:
+        raise Declined(f"for Quantizer itself, not {type(q).__name__}, which may mean another thing")
+    if q.layout is not None:
+        raise Declined(f"for plain codes, not layout={q.layout}")
+    known, rule = _FORMATS.get(type(q.format)), _RULES.get(type(q.scale))
+    if known is None or rule is None:
+        raise Declined(f"not for {q.format.name} by {type(q.scale).__name__}")
+    known.check(q.format)
+    if rule.of_floats and not q.format.is_float:
+        raise Declined(f"{type(q.scale).__name__} is for floats, and {q.format.name} has none")
+    rule.check(q.scale, q.format)
     words = [f"1 {known.name} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}", *["flat"] * q.flat]
     named: dict[str, Any] = {"bits": q.format.bits} | known.words(q.format)
     named |= {"rule": rule.name, "affine": int(q.scale.has_zero_point()), "range": bits(q.format.max)}
@@ -56,22 +64,6 @@ def bits(x: float) -> int:
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
-def _unsupported(q: Quantizer) -> str | None:
-    format, rule = q.format, q.scale
-    if type(q) is not Quantizer:
-        return f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
-    if q.layout is not None:
-        return f"for plain codes, not layout={q.layout}"
-    known, result = _FORMATS.get(type(format)), _RULES.get(type(rule))
-    if known is None or result is None:
-        return f"not for {format.name} by {type(rule).__name__}"
-    if (reason := known.declines(format)) is not None:
-        return reason
-    if result.of_floats and not format.is_float:
-        return f"{type(rule).__name__} is for floats, and {format.name} has none"
-    return result.declines(rule, format)
-
-
 # ---- formats
 
 
@@ -80,20 +72,19 @@ class _Format(NamedTuple):
 
     name: str
     words: Callable[[Any], dict[str, Any]]
-    declines: Callable[[Any], str | None] = lambda f: None
+    check: Callable[[Any], None] = lambda f: None
 
 
-def _integer(f: Integer) -> str | None:
-    is_usual = (f.dtype == torch.int8) == (f.low < 0)
-    return None if is_usual else f"for signed integers in int8 and others in uint8; {f.name} is otherwise"
+def _check_integer(f: Integer) -> None:
+    if (f.dtype == torch.int8) != (f.low < 0):
+        raise Declined(f"for signed integers in int8 and others in uint8; {f.name} is otherwise")
 
 
-def _float(f: Float) -> str | None:
+def _check_float(f: Float) -> None:
     known = (E4M3, E5M2) if f.dtype.is_floating_point else (f,)
     is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(_equal(f, k) for k in known)
     if f.mantissa_bits == 0 or not is_plain:
-        return f"for e4m3, e5m2, and floats in uint8 with a mantissa; {f.name} is another"
-    return None
+        raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa; {f.name} is another")
 
 
 def _codebook(f: Codebook) -> dict[str, Any]:
@@ -107,8 +98,8 @@ def _bits_of_float(f: Float) -> dict[str, Any]:
 
 
 _FORMATS: dict[type, _Format] = {
-    Integer: _Format("integer", lambda f: {"low": f.low, "high": f.high, "zero": f.zero}, _integer),
-    Float: _Format("float", _bits_of_float, _float),
+    Integer: _Format("integer", lambda f: {"low": f.low, "high": f.high, "zero": f.zero}, _check_integer),
+    Float: _Format("float", _bits_of_float, _check_float),
     Codebook: _Format("codebook", _codebook),  # in uint8, as all are
 }
 
@@ -128,7 +119,7 @@ class _Rule(NamedTuple):
 
     name: str
     words: Callable[[Any, Format], dict[str, Any]] = lambda rule, format: {}
-    declines: Callable[[Any, Format], str | None] = lambda rule, format: None
+    check: Callable[[Any, Format], None] = lambda rule, format: None
     by_amax: bool = False
     of_floats: bool = False
 
@@ -152,36 +143,37 @@ def _two_level(rule: scale_rules.TwoLevel, f: Format) -> dict[str, Any]:
     return parts | {"outer": _list(rule.outer)}
 
 
-def _declines_given(rule: scale_rules.Static, f: Format) -> str | None:
-    by_reciprocal = isinstance(rule.requantize, Reciprocal)
-    return "divides by the scale, and does not multiply by its reciprocal" if by_reciprocal else None
+def _check_given(rule: scale_rules.Static, f: Format) -> None:
+    if isinstance(rule.requantize, Reciprocal):
+        raise Declined("divides by the scale, and does not multiply by its reciprocal")
 
 
-def _declines_amax(rule: scale_rules.Amax, f: Format) -> str | None:
-    return f"{f.name} has no number above its zero" if f.max == f.zero else None
+def _check_amax(rule: scale_rules.Amax, f: Format) -> None:
+    if f.max == f.zero:
+        raise Declined(f"{f.name} has no number above its zero")
 
 
-def _declines_microscaling(rule: scale_rules.Microscaling, f: Format) -> str | None:
-    return None if _equal(rule.exponent, E8M0) else f"for exponents in e8m0, not {rule.exponent.name}"
+def _check_microscaling(rule: scale_rules.Microscaling, f: Format) -> None:
+    if not _equal(rule.exponent, E8M0):
+        raise Declined(f"for exponents in e8m0, not {rule.exponent.name}")
 
 
-def _declines_two_level(rule: scale_rules.TwoLevel, f: Format) -> str | None:
+def _check_two_level(rule: scale_rules.TwoLevel, f: Format) -> None:
     if not _equal(rule.inner, E4M3):
-        return f"for scales in e4m3, not {rule.inner.name}"
+        raise Declined(f"for scales in e4m3, not {rule.inner.name}")
     if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
-        return f"for an amax of the tensor or of each row, not of {rule.outer}"
-    return None
+        raise Declined(f"for an amax of the tensor or of each row, not of {rule.outer}")
 
 
 _RULES: dict[type, _Rule] = {
-    scale_rules.Static: _Rule("given", declines=_declines_given),
-    scale_rules.Amax: _Rule("amax", _amax, _declines_amax, by_amax=True),
+    scale_rules.Static: _Rule("given", check=_check_given),
+    scale_rules.Amax: _Rule("amax", _amax, _check_amax, by_amax=True),
     scale_rules.MinMax: _Rule("minmax", lambda rule, f: {"range": bits(f.max - f.min)}),
     scale_rules.AbsMean: _Rule("absmean"),
     scale_rules.CurrentScaling: _Rule("current", lambda rule, f: _current(rule, 0), by_amax=True, of_floats=True),
     scale_rules.BlockScaling: _Rule("current", lambda rule, f: _current(rule, 1), by_amax=True, of_floats=True),
-    scale_rules.Microscaling: _Rule("microscaling", _microscaling, _declines_microscaling, of_floats=True),
-    scale_rules.TwoLevel: _Rule("two_level", _two_level, _declines_two_level, of_floats=True),
+    scale_rules.Microscaling: _Rule("microscaling", _microscaling, _check_microscaling, of_floats=True),
+    scale_rules.TwoLevel: _Rule("two_level", _two_level, _check_two_level, of_floats=True),
 }
 
 
@@ -189,15 +181,14 @@ _RULES: dict[type, _Rule] = {
 
 
 @functools.lru_cache(maxsize=4096)
-def declines_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> str | None:
-    """Why the kernels do not cut a tensor of `shape` into the blocks of a quantizer, or None; rows lie `row_stride`
+def check_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> None:
+    """Raise Declined unless the kernels cut a tensor of `shape` into the blocks of a quantizer; rows lie `row_stride`
     apart, 0 for a contiguous one."""
     result = describe(quantizer)
-    if isinstance(result, str):
-        return result
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     reason = _function()(result.words.encode(), len(shape), sizes, row_stride)
-    return None if reason is None else f"{reason.decode()}: {result.quantizer.block} of {shape}"
+    if reason is not None:
+        raise Declined(f"{reason.decode()}: {result.quantizer.block} of {shape}")
 
 
 @functools.cache

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
+from hop.compat import eager, tracing
+from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.kernels.gpu.product import takes
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, INT4, INT8, UINT4, UINT8, Format
@@ -73,27 +74,29 @@ _RULES: dict[type[Rule], Callable[[Any], _Words]] = {
 
 
 @functools.lru_cache(maxsize=1024)
-def described(quantizer: str, given: bool) -> _Words | str:
-    """What the operator is told of a quantizer, with a scale that is given or found; or why it does not take it."""
+def described(quantizer: str, given: bool) -> _Words:
+    """What the operator is told of a quantizer, with a scale that is given or found. Raises Declined if it takes none
+    such."""
     q = Quantizer.parse(quantizer)
     name, words = format_name(q.format), _RULES.get(type(q.scale))
     if type(q) is not Quantizer or q.layout is not None or name is None or words is None:
-        return f"for int8, int4, fp8 and fp4 in the plain form by {[t.__name__ for t in _RULES]}, not {q}"
+        raise Declined(f"for int8, int4, fp8 and fp4 in the plain form by {[t.__name__ for t in _RULES]}, not {q}")
     rule = q.scale
     if isinstance(rule, Microscaling) and not (_equal(rule.exponent, E8M0) and q.format.is_float and not given):
-        return f"for floats with exponents in e8m0 that are found, not {q}"
+        raise Declined(f"for floats with exponents in e8m0 that are found, not {q}")
     if isinstance(rule, TwoLevel) and not (_equal(rule.inner, E4M3) and all(b == -1 for b in rule.outer)):
-        return f"for scales in e4m3 under an amax of the tensor, not {q}"
+        raise Declined(f"for scales in e4m3 under an amax of the tensor, not {q}")
     if isinstance(rule, CurrentScaling) and (not q.format.is_float or (given and rule.power_of_two)):
-        return f"for floats, and scales of powers of two that are found, not {q}"
+        raise Declined(f"for floats, and scales of powers of two that are found, not {q}")
     if isinstance(rule, Static) and isinstance(rule.requantization, Reciprocal):
-        return "divides by the scale, and does not multiply by its reciprocal"
+        raise Declined("divides by the scale, and does not multiply by its reciprocal")
     found = {"format": name} | words(rule)
     return {"format": name, "rule": "given"} if given and not isinstance(rule, TwoLevel) else found
 
 
-def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]] | str:
-    """The sizes of the matrix that a tensor is, and the block of it that shares a scale; or why it is none."""
+def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The sizes of the matrix that a tensor is, and the block of it that shares a scale. Raises Declined if it is none
+    that the operator takes."""
     if q.flat:
         return (1, math.prod(shape)), (1, q.block[0])
     sizes = blocks.per_dimension(q.block, len(shape))
@@ -109,63 +112,75 @@ def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tupl
         return (rows, columns), (1, sizes[-1])
     if first == len(shape) - 2 == 0 and sizes == (_TILE, _TILE):
         return (shape[0], shape[1]), (_TILE, _TILE)
-    return f"for blocks within rows, tiles of {_TILE} and the whole tensor, not {q.block} of {tuple(shape)}"
+    raise Declined(f"for blocks within rows, tiles of {_TILE} and the whole tensor, not {q.block} of {tuple(shape)}")
 
 
 # ---- quantize
 
 
-def _declines(call: tuple[Any, ...]) -> str | None:
+_Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+_ELSEWHERE = "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+
+
+def check(asked: Any, device: torch.device) -> None:
+    """Raise Declined unless a kernel takes what it is asked for on a device."""
+    if not torch.cuda.is_available():
+        raise Declined("there is no GPU")
+    decline(kernels().declines(asked, torch.cuda.get_device_capability(device)))
+
+
+def _prepare(call: tuple[Any, ...]) -> Plan:
     quantizer, x, scale, zero_point, noise, usages, *product = call
     if not takes(x):
-        return "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+        raise Declined(_ELSEWHERE)
     if any(p is not None for p in product):
-        return "x times a factor is multiplied first"
+        raise Declined("x times a factor is multiplied first")
     shape = tracing.hints(x.shape)
     if shape is None or 0 in shape or x.dtype not in _DTYPES:
-        return f"for float32, bfloat16 and float16 tensors of known sizes that are not empty, not {x.dtype} of {shape}"
+        kinds = "float32, bfloat16 and float16 tensors of known sizes that are not empty"
+        raise Declined(f"for {kinds}, not {x.dtype} of {shape}")
     if memory_format.is_channels_last(x) or x.is_neg():
-        return "for tensors that lie neither channels last nor negated"
+        raise Declined("for tensors that lie neither channels last nor negated")
     q = Quantizer.parse(quantizer)
-    if isinstance(words := described(quantizer, scale is not None), str):
-        return words
-    if scale is None and (missing := q.scale.missing()) is not None:
-        return missing
+    words = described(quantizer, scale is not None)
+    if scale is None:
+        decline(q.scale.missing())
     if copies.COLUMNWISE in usages and q.hadamard is not None:
-        return "the column-wise copy is transformed first"
+        raise Declined("the column-wise copy is transformed first")
     if isinstance(q.scale, Microscaling | TwoLevel) and q.block[-1] == 1:
-        return f"for blocks along rows, not {q}"
+        raise Declined(f"for blocks along rows, not {q}")
     for asked in _asked(q, x, usages, words, scale, zero_point, noise):
-        if isinstance(asked, str):
-            return asked
-        if not torch.cuda.is_available():
-            return "there is no GPU"
-        if (reason := kernels().declines(asked, torch.cuda.get_device_capability(x.device))) is not None:
-            return reason
-    return None
+        check(asked, x.device)
+
+    return quantized
 
 
-_Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+def quantized(
+    quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, usages: Sequence[str], *product: None
+) -> list[Tensor]:
+    """The buffers, by the kernels."""
+    q, words, made = Quantizer.parse(quantizer), described(quantizer, scale is not None), list[Tensor]()
+    with eager.below_autograd():
+        for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+            made += kernels().quantized(asked)
+    return shaped(q, x.shape, usages, made)
 
 
-def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request | str]":
-    """What the operator is asked for, in one call for both copies if it makes them so; or why it is not."""
+def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request]":
+    """What the operator is asked for, in one call for both copies if it makes them so."""
     found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
     one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
-    one = one and q.block[-1] != 1
-    plain = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]]) if one else ""
-    if one and not isinstance(plain, str) and all(not isinstance(f, str) and f[1] == plain[1] for f in found):
-        named = "both" if len(usages) > 1 else "columnwise"
-        yield request(q, x.reshape(copies.columns(x.shape)[::-1]), plain[1], words, given, copies=named)
-        return
-    for usage, own in zip(usages, found, strict=True):
-        if isinstance(own, str):
-            yield own
+    if one and q.block[-1] != 1:
+        _, block = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]])
+        if all(own == block for _, own in found):
+            named = "both" if len(usages) > 1 else "columnwise"
+            yield request(q, x.reshape(copies.columns(x.shape)[::-1]), block, words, given, copies=named)
             return
+    for usage, (size, block) in zip(usages, found, strict=True):
         scale, zero_point, noise = given
         wise = (lambda t: t) if usage == copies.ROWWISE else _columns
-        noise = None if noise is None else wise(noise).reshape(own[0])
-        yield request(q, wise(x).reshape(own[0]), own[1], words, (scale, zero_point, noise))
+        noise = None if noise is None else wise(noise).reshape(size)
+        yield request(q, wise(x).reshape(size), block, words, (scale, zero_point, noise))
 
 
 def request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, **others: Any) -> "Request":
@@ -188,17 +203,6 @@ def _columns(x: Tensor) -> Tensor:
     return x.reshape(copies.columns(x.shape)[::-1]).t()
 
 
-def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
-    quantizer, x, scale, zero_point, noise, usages, *_ = call
-    q, words = Quantizer.parse(quantizer), described(quantizer, scale is not None)
-    assert not isinstance(words, str)
-    made: list[Tensor] = []
-    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
-        assert not isinstance(asked, str)
-        made += kernels().quantized(asked)
-    return shaped(q, x.shape, usages, made)
-
-
 def shaped(q: Quantizer, size: Sequence[int], usages: Sequence[str], made: list[Tensor]) -> list[Tensor]:
     """What the operator gives of matrices as the buffers of a tensor."""
     result: dict[str, Tensor] = {}
@@ -214,57 +218,56 @@ def shaped(q: Quantizer, size: Sequence[int], usages: Sequence[str], made: list[
 # ---- dequantize
 
 
-def _declines_back(call: tuple[Any, ...]) -> str | None:
+def _prepare_back(call: tuple[Any, ...]) -> Plan:
     quantizer, buffers, usages, sizes, dtype = call
     if not all(takes(b) for b in buffers):
-        return "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+        raise Declined(_ELSEWHERE)
     shape = tracing.hints(sizes)
     if shape is None or 0 in shape or dtype not in _DTYPES or copies.ROWWISE not in usages:
-        return f"for row-wise copies of known sizes, to float32, bfloat16 and float16; not {dtype} of {shape}"
-    q = Quantizer.parse(quantizer)
-    if isinstance(words := described(quantizer, False), str):
-        return words
+        kinds = "row-wise copies of known sizes, to float32, bfloat16 and float16"
+        raise Declined(f"for {kinds}; not {dtype} of {shape}")
+    described(quantizer, False)
     if any(memory_format.is_channels_last(b) or b.is_neg() for b in buffers):
-        return "for buffers that lie neither channels last nor negated"
-    found = matrix_of(q, shape)
-    if isinstance(found, str):
-        return found
-    if not torch.cuda.is_available():
-        return "there is no GPU"
-    return kernels().declines(_codes(call), torch.cuda.get_device_capability(buffers[0].device))
+        raise Declined("for buffers that lie neither channels last nor negated")
+    matrix_of(Quantizer.parse(quantizer), shape)
+    check(_codes(*call), buffers[0].device)
+    return dequantized
 
 
-def _codes(call: tuple[Any, ...]) -> Any:
+def _codes(
+    quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], sizes: Sequence[int], dtype: torch.dtype
+) -> Any:
     from cutlass_kernels.dequantize import Codes
 
-    quantizer, buffers, _, sizes, dtype = call
     q = Quantizer.parse(quantizer)
-    found, words = matrix_of(q, sizes), described(quantizer, False)
-    assert not isinstance(found, str) and not isinstance(words, str)
-    (rows, columns), block = found
+    (rows, columns), block = matrix_of(q, sizes)
     counts = tuple(1 if b == -1 else -(-n // b) for n, b in zip((rows, columns), block, strict=True))
     codes, scale, *rest = buffers[: 1 + len(q.stored())]
     second = rest[0].reshape((1, 1) if isinstance(q.scale, TwoLevel) else counts) if rest else None
-    return Codes(codes.reshape(rows, -1), scale.reshape(counts), second, words["format"], block, columns, dtype)
+    format = described(quantizer, False)["format"]
+    return Codes(codes.reshape(rows, -1), scale.reshape(counts), second, format, block, columns, dtype)
 
 
-def _dequantize(call: tuple[Any, ...]) -> Tensor:
-    return kernels().dequantized(_codes(call)).reshape(tuple(call[3]))
+def dequantized(*call: Any) -> Tensor:
+    """The numbers, by the kernel."""
+    with eager.below_autograd():
+        return kernels().dequantized(_codes(*call)).reshape(tuple(call[3]))
 
 
-def _declines_fake(call: tuple[Any, ...]) -> str | None:
-    quantizer, x, scale, zero_point, noise, _ = call
+def _prepare_fake(call: tuple[Any, ...]) -> Plan:
+    quantizer, *given, _ = call
     if Quantizer.parse(quantizer).adds_noise():
-        return "noise in the place of rounding"
-    return _declines((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
+        raise Declined("noise in the place of rounding")
+    _prepare((quantizer, *given, (copies.ROWWISE,)))
+    return fake_quantized
 
 
-def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
-    quantizer, x, scale, zero_point, noise, _ = call
-    buffers = _quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
-    return _dequantize((quantizer, buffers, (copies.ROWWISE,), x.shape, x.dtype))
+def fake_quantized(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
+    """The numbers of the codes, by the kernels."""
+    buffers = quantized(quantizer, x, scale, zero_point, noise, (copies.ROWWISE,))
+    return dequantized(quantizer, buffers, (copies.ROWWISE,), x.shape, x.dtype)
 
 
-DEQUANTIZE = Kernel("GPU", _declines_back, _dequantize)
-FAKE_QUANTIZE = Kernel("GPU", _declines_fake, _fake_quantize)
-QUANTIZE = Kernel("GPU", _declines, _quantize)
+DEQUANTIZE = Kernel("GPU", _prepare_back)
+FAKE_QUANTIZE = Kernel("GPU", _prepare_fake)
+QUANTIZE = Kernel("GPU", _prepare)

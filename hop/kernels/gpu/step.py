@@ -13,6 +13,8 @@ from cutlass_kernels import prebuilt, steps
 from cutlass_kernels.books import Book
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
 from hop.dispatch import plan
+from hop.dispatch.kernel import Declined, Kernel, decline
+from hop.dispatch.plan import Plan
 from hop.numerics.formats import E4M3, Codebook
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
@@ -39,21 +41,25 @@ def is_here(p: Tensor) -> bool:
     return p.is_cuda
 
 
-def declines(call: Call) -> str | None:
-    """Why there is no kernel for a step, or None."""
+def _prepare(call: Call) -> Plan:
     rule, _, key, _, p, grad, _, buffers, _ = call
     if not is_here(p):
-        return f"for parameters on a GPU, not on {p.device}"
+        raise Declined(f"for parameters on a GPU, not on {p.device}")
     if p.numel() == 0:
-        return "for parameters that are not empty"
+        raise Declined("for parameters that are not empty")
     if (target := target_of(p.device)) is None:
-        return f"for GPUs of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS)}"
+        raise Declined(f"for GPUs of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS)}")
     for x in (p, grad, *buffers):
         if type(x) not in (Tensor, torch.nn.Parameter) or x.device != p.device or x.layout != torch.strided:
-            return f"for plain tensors on {p.device}, and one is a {type(x).__name__} on {x.device}"
+            raise Declined(f"for plain tensors on {p.device}, and one is a {type(x).__name__} on {x.device}")
         if x.is_neg() or x.is_complex():
-            return "for tensors that are no negative views"
-    return _reason(rule, key is not None, _spelled(call), target, os.environ.get(prebuilt.FOLDER))
+            raise Declined("for tensors that are no negative views")
+    decline(_reason(rule, key is not None, _spelled(call), target, os.environ.get(prebuilt.FOLDER)))
+    return lambda *call: steps_([call])
+
+
+STEP = Kernel("gpu", _prepare)
+"""Of one parameter; `steps_` takes those that it matches together."""
 
 
 def check_not_captured() -> None:
@@ -133,8 +139,6 @@ def _made(rule: str, is_stochastic: bool, kinds: tuple[Any, ...], target: str) -
         states: list[State] = []
         for q, dtype, part in zip(quantizers, floats, least, strict=True):
             state = _described(q, part) if q else dtype
-            if isinstance(state, str):
-                raise NotImplementedError(f"step: no kernel has such a state: {state}")
             if isinstance(state, _State):
                 scales.append(state.scales)
                 state = _codes(state, books, part > 0)
@@ -160,35 +164,34 @@ def _codes(state: _State, books: list[Book], is_raised: bool) -> Codes:
 @functools.lru_cache(maxsize=1024)
 def _reason(rule: str, is_stochastic: bool, kind: tuple[Any, ...], target: str, _: str | None) -> str | None:
     """Why there is no kernel for parameters of a kind, with what was built ahead in a folder, or None."""
-    _, _, quantizers, _, least = kind
-    for q, part in zip(quantizers, least, strict=True):
-        if q and isinstance(reason := _described(q, part), str):
-            return reason
-    return steps.declines(_made(rule, is_stochastic, (kind,), target).update)
+    try:
+        return steps.declines(_made(rule, is_stochastic, (kind,), target).update)
+    except Declined as declined:
+        return declined.reason
 
 
 @functools.lru_cache(maxsize=1024)
-def _described(quantizer: str, least: float) -> _State | str:
-    """A quantizer in the kernel's terms, or why there are none; `least` is what part of its block's largest a number
-    above 0 is at least."""
+def _described(quantizer: str, least: float) -> _State:
+    """A quantizer in the kernel's terms; `least` is what part of its block's largest a number above 0 is at least.
+    Raises Declined if the kernels have no such terms."""
     q = Quantizer.parse(quantizer)
     rule, f = q.scale, q.format
     if type(q) is not Quantizer or type(rule) is not Amax or not q.flat or q.stochastic or q.layout is not None:
-        return f"for flat blocks with the largest magnitude as scale, rounded to the nearest; not {quantizer}"
+        raise Declined(f"for flat blocks with the largest magnitude as scale, rounded to the nearest; not {quantizer}")
     (block,) = q.block
     if not 0 < block <= MOST_BLOCK:
-        return f"for blocks of at most {MOST_BLOCK} elements, not of {block}"
+        raise Declined(f"for blocks of at most {MOST_BLOCK} elements, not of {block}")
     extent = f.max - f.zero
     if extent <= 0 or f.zero != 0:
-        return f"for formats with 0 as their zero and a number above it, not {f.name}"
+        raise Declined(f"for formats with 0 as their zero and a number above it, not {f.name}")
     above = min(n for n in f.numbers if n > 0)
     if least > 0 and abs(least * extent - above) > 2.0**-20 * above:
-        return f"for formats whose least number above 0 is the least of a block, not {f.name}"
+        raise Declined(f"for formats whose least number above 0 is the least of a block, not {f.name}")
     if f == E4M3:
         return _State(f.dtype, block, steps.Scales(rule.floor, extent, least, 0))
     if not isinstance(f, Codebook):
-        return f"for codebooks and e4m3, not {f.name}"
+        raise Declined(f"for codebooks and e4m3, not {f.name}")
     book = Book(f.bits, f.book, f._thresholds, f._zero_code, least > 0)
     if (reason := book.declines()) is not None:
-        return f"for {reason}; not {f.name}"
+        raise Declined(f"for {reason}; not {f.name}")
     return _State(book, block, steps.Scales(rule.floor, extent, least, f._zero_code))

@@ -20,7 +20,8 @@ from torch import Tensor
 from hop.compat import dtensor, eager, tracing
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
+from hop.dispatch.plan import Plan
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
 from hop.kernels.gpu import quantize as gpu
@@ -35,9 +36,6 @@ _MAKE = "make one with hop.quantize"
 
 class QuantizeBuffers(Hop):
     """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages); of a product, a factor and a stream."""
-
-    def returns_list(self, /, *args: Any) -> bool:
-        return True
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -125,20 +123,23 @@ class DequantizeBuffers(Hop):
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
 
 
-def _declines_plain(call: tuple[Any, ...]) -> str | None:
-    return None if Quantizer.parse(call[0]).is_tiled() else "for codes in tiles"
+def _prepare_tiles(call: tuple[Any, ...]) -> Plan:
+    if not Quantizer.parse(call[0]).is_tiled():
+        raise Declined("for codes in tiles")
+    return _dequantize_tiles
 
 
-def _dequantize_tiles(call: tuple[Any, ...]) -> Tensor:
+def _dequantize_tiles(
+    quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
     """In the plain form, for which there are kernels."""
-    quantizer, buffers, usages, shape, dtype = call
     parsed = Quantizer.parse(quantizer)
     names = copies.names(parsed, tuple(usages))
     plain = parsed.packed(dict(zip(names, buffers, strict=True)), shape, None)
     return dequantize_buffers(str(replace(parsed, layout=None)), list(plain.values()), usages, shape, dtype)
 
 
-_TILES = Kernel("tiles", _declines_plain, _dequantize_tiles)
+_TILES = Kernel("tiles", _prepare_tiles)
 
 quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
 dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")

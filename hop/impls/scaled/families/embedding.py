@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operators import EMBEDDING
+from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.operands import plain
@@ -42,13 +43,13 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
 # ---- the rows that are taken, dequantized alone
 
 
-def _declines_rows(call: Call) -> str | None:
+def _prepare_rows(call: Call) -> Plan:
     weight = call.args[0]
     q = weight.quantizer
     is_transposed = q.is_tiled() and q.layout.columns
     if q.flat or is_transposed or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
-    return None
+        raise Declined("for a matrix with its row-wise copy, in rows and in blocks of its dimensions")
+    return call.plan(_run_rows)
 
 
 def _run_rows(call: Call) -> Any:
@@ -91,6 +92,6 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
     return t.index_select(0, rows)
 
 
-ROWS = Kernel("rows", _declines_rows, _run_rows)
+ROWS = Kernel("rows", _prepare_rows)
 
 MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places, (ROWS,))}

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
-from hop.dispatch.kernel import Kernel
+from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, aten
+from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.gpu_rows import GPU_ROWS
@@ -100,12 +101,9 @@ def _buffers(call: Call) -> list[Tensor] | None:
 
 def _of_all_codes(call: Call) -> Call | None:
     """The call of an operand that holds every code once, in their order; None where no table of them serves."""
-    x = call.args[0]
-    if not is_integer(x) or copies.ROWWISE not in x.usages or not _has_one_scale(x.quantizer):
+    if not _is_table(call):
         return None
-    if compute_dtype(call) != torch.float32 or any(tracing.known_equal(n, 0) for n in x.shape):
-        return None
-    operand = plain(x, copies.ROWWISE)
+    operand = plain(call.args[0], copies.ROWWISE)
     codes, *stored = operand.tensors
     format: Any = operand.quantizer.format
     every = torch.arange(format.low, format.high + 1, device=codes.device, dtype=torch.int32).to(codes.dtype)
@@ -116,6 +114,13 @@ def _of_all_codes(call: Call) -> Call | None:
         tuple(every.shape),
     )
     return call._replace(args=(one, *call.args[1:]))
+
+
+def _is_table(call: Call) -> bool:
+    x = call.args[0]
+    if not is_integer(x) or copies.ROWWISE not in x.usages or not _has_one_scale(x.quantizer):
+        return False
+    return compute_dtype(call) == torch.float32 and not any(tracing.known_equal(n, 0) for n in x.shape)
 
 
 def _has_one_scale(q: Any) -> bool:
@@ -135,11 +140,13 @@ def _reference(call: Call) -> Any:
     return finish(call, _function(call)) if known is None else known
 
 
-def _declines_table(call: Call) -> str | None:
-    return None if _of_all_codes(call) is not None else "for integers with one scale"
+def _prepare_table(call: Call) -> Plan:
+    if not _is_table(call):
+        raise Declined("for integers with one scale")
+    return call.plan(_reference)
 
 
-TABLE = Kernel("table of codes", _declines_table, _reference)
+TABLE = Kernel("table of codes", _prepare_table)
 
 MEANINGS = {
     FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers, kernels=(TABLE, ROWS, GPU_ROWS)),
