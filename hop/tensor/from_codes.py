@@ -58,7 +58,7 @@ def from_codes(
     A buffer that has the quantizer's form already is taken as it is, without a copy.
 
     Args:
-        quantizer: how the codes are read; with scales of your own `Quantizer(formats.INT8, block, Static(affine=True))`.
+        quantizer: how the codes are read, such as `Quantizer(formats.INT8, (1, -1), Static(affine=True))`.
         codes: one in each element, of the dtype of the quantizer's format, or of any integer dtype if the format is one
             of integers; or several in a byte, as hop.quantize stores them, with `shape`.
         scale: what the quantizer stores: floats, or the codes of its scales, such as e8m0; a number, or any shape that
@@ -134,8 +134,8 @@ def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, a
         value = torch.tensor(value, device=codes.device)
     if value.device != codes.device:
         raise ValueError(
-            f"from_codes: {buffer.name} must be on the device of codes, {codes.device}, got one on {value.device}; move "
-            "it there"
+            f"from_codes: {buffer.name} must be on the device of codes, {codes.device}, got one on {value.device}; "
+            "move it there"
         )
     is_float = buffer.dtype == torch.float32
     if value.dtype != buffer.dtype and (value.dtype.is_floating_point != is_float or value.dtype == torch.bool):
