@@ -31,10 +31,10 @@ static int32_t code_of(float e) {
     return int32_t(bits_of(e * float(steps) + kWhole) & 0x3fffff);
 }
 
-// rint(steps · e^(x - most)) of n scores, a multiple of 16, none of which is above `most`: stored, if asked for, and their
+// rint(steps · e^(x - most)) of n scores, a multiple of kLanes, none of which is above `most`: stored, if asked for, and their
 // sum. To each score is added what `more` holds, if anything.
 template <int steps, bool Stored, bool More>
-static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, uint8_t* c) {
+static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, RowCode* c) {
     Ints total{};
     for (int64_t j = 0; j < n; j += kLanes) {
         Floats t = load_as<Floats>(x + j);
@@ -43,14 +43,14 @@ static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_
         Floats y = times_255(t);
         if constexpr (steps != 255) y = y * (float(steps) / 255.0f);
         const Rounded own = rounded<steps>(y);
-        if constexpr (Stored) store_as(c + j, __builtin_convertvector(own.codes, Codes));
+        if constexpr (Stored) store_codes(c + j, own.codes);
         total += own.codes;
         if (__builtin_expect(any(own.close), 0)) {
             for (int i = 0; i < kLanes; ++i) {
                 if (!own.close[i]) continue;
                 const int32_t code = code_of<steps>(functions::exactly(Function::exp, t[i]));
                 total[i] += code - own.codes[i];
-                if constexpr (Stored) c[j + i] = uint8_t(code);
+                if constexpr (Stored) c[j + i] = RowCode(code);
             }
         }
     }
