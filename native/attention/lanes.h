@@ -24,7 +24,13 @@ HOP_INLINE Floats all(float x) { return Floats{} + x; }
 HOP_INLINE Ints all_ints(int32_t x) { return Ints{} + x; }
 HOP_INLINE Ints bits(Floats x) { return load_as<Ints>(&x); }
 HOP_INLINE Floats number(Ints x) { return load_as<Floats>(&x); }
+#if defined(HOP_IN_AVX2)
+HOP_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
+HOP_INLINE Ints either_nan(Floats a, Floats b) { return Ints(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_UNORD_Q)); }
+#else
 HOP_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+HOP_INLINE Ints either_nan(Floats a, Floats b) { return (a != a) | (b != b); }
+#endif
 HOP_INLINE float infinity() { return float_of(kInfinity); }
 HOP_INLINE float not_a_number() { return float_of(0x7fc00000); }
 HOP_INLINE Ints counted() {

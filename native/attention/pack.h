@@ -12,17 +12,22 @@ HOP_INLINE int64_t line_count(int64_t columns) { return divide_up(columns, kLane
 // Columns are tokens: kTogether elements of a token lie side by side.
 static HOP_ALONE void pack_keys(const int8_t* k, int64_t stride, int64_t tokens, int64_t width, int64_t lines, uint8_t* out) {
     const int64_t whole = width / kTogether, quads_of = divide_up(width, kTogether);
-    std::memset(out, 0, size_t(lines * quads_of * kLine));
     const auto put = [](const int8_t* from, int64_t n, uint8_t* to) HOP_INLINED {
         LineCode part[kTogether] = {};
         for (int64_t i = 0; i < n; ++i) part[i] = from[i];
         std::memcpy(to, part, 4);
     };
-    for (int64_t j = 0; j < tokens; ++j) {
-        const int8_t* from = k + j * stride;
-        uint8_t* to = out + j / kLanes * quads_of * kLine + j % kLanes * 4;
-        for (int64_t c = 0; c < whole; ++c) put(from + kTogether * c, kTogether, to + c * kLine);
-        if (width % kTogether) put(from + kTogether * whole, width % kTogether, to + whole * kLine);
+    for (int64_t p = 0; p < lines; ++p, out += quads_of * kLine) {
+        const int64_t first = p * kLanes, there = least(kLanes, tokens - first);
+        int64_t done = 0;
+        if (there == kLanes) done = transpose_tokens(k + first * stride, stride, whole, out);
+        else std::memset(out, 0, size_t(quads_of * kLine));
+        for (int64_t i = 0; i < there; ++i) {
+            const int8_t* from = k + (first + i) * stride;
+            uint8_t* to = out + 4 * i;
+            for (int64_t c = done; c < whole; ++c) put(from + kTogether * c, kTogether, to + c * kLine);
+            if (width % kTogether) put(from + kTogether * whole, width % kTogether, to + whole * kLine);
+        }
     }
 }
 

@@ -88,7 +88,7 @@ HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int
 
 // ---- scores
 
-// Adds to the scores from key j on what the mask says.
+// Adds to the scores of keys j to j + kLanes what the mask says.
 HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j) {
     const int64_t there = least(kLanes, c.a.keys - j);
     if (c.a.mask == HOP_MASK_FLOAT) {
@@ -103,17 +103,68 @@ HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j
     return ints_from(from) != 0 ? x : all(-infinity());
 }
 
+// Scores of a row from key j on, which a mask changes or of which the row does not see all.
+static HOP_ALONE void hide(const AttentionCall& c, int64_t batch, const AttentionRow& r, int64_t j, Floats (&x)[kLinesAtOnce]) {
+    for (int p = 0; p < kLinesAtOnce; ++p) {
+        const int64_t at = j + p * kLanes;
+        if (c.a.mask && at < c.a.keys)
+            x[p] = masked(c, x[p], batch * c.a.mask_stride[0] + r.head * c.a.mask_stride[1] + r.query * c.a.mask_stride[2], at);
+        if (at + kLanes > r.keys) x[p] = counted() < int32_t(r.keys - at) ? x[p] : all(-infinity());
+    }
+}
+
 // The largest score, the largest with the log of the value's scale, and where there is a NaN.
 struct Extent {
     Floats most, top;
     Ints nan;
 };
 
-// Rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce.
+// Scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums.
+template <int N>
+HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
+                       const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
+    const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce;
+    const bool per_token = c.a.per_token, has_mask = c.a.mask;
+    const float *scales = room.scales + j, *logs = room.logs() + j;
+    float* scores = room.scores + first * tokens + j;
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        const AttentionRow& r = row[first + i];
+        Extent& e = extents[first + i];
+        Floats x[kLinesAtOnce];
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p)
+            x[p] = __builtin_convertvector(sums[i][p], Floats) * r.scale * load_as<Floats>(scales + p * kLanes);
+        if (__builtin_expect(has_mask || j + step > r.keys, 0)) {
+            Floats hidden[kLinesAtOnce];
+            HOP_UNROLL
+            for (int p = 0; p < kLinesAtOnce; ++p) hidden[p] = x[p];
+            hide(c, batch, r, j, hidden);
+            HOP_UNROLL
+            for (int p = 0; p < kLinesAtOnce; ++p) x[p] = hidden[p];
+        }
+        Floats most = e.most;
+        Ints nan = e.nan;
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p) {
+            most = larger(x[p], most);
+            if (p % 2 == 0) nan |= either_nan(x[p], x[p + 1 < kLinesAtOnce ? p + 1 : p]);
+            store_as(scores + i * tokens + p * kLanes, x[p]);
+        }
+        e.most = most, e.nan = nan;
+        if (per_token) {
+            Floats top = e.top;
+            HOP_UNROLL
+            for (int p = 0; p < kLinesAtOnce; ++p) top = larger(x[p] + load_as<Floats>(logs + p * kLanes), top);
+            e.top = top;
+        }
+    }
+}
+
 template <int N>
 static HOP_ALONE void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                   Extent* extents) {
-    const int64_t tokens = room.lines * kLanes, elements = room.quads_of_keys * kTogether;
+    const int64_t elements = room.quads_of_keys * kTogether;
     Ints sums[N][kLinesAtOnce];
     HOP_UNROLL
     for (int i = 0; i < N; ++i) {
@@ -122,25 +173,7 @@ static HOP_ALONE void score(const AttentionCall& c, const AttentionRoom& room, i
     }
     const uint8_t* lines = room.keys + j / kLanes * room.quads_of_keys * kLine;
     multiply<N>(room.queries + first * elements, elements, lines, room.quads_of_keys, room.quads_of_keys, sums);
-    HOP_UNROLL
-    for (int i = 0; i < N; ++i) {
-        const AttentionRow& r = row[first + i];
-        Extent e = extents[first + i];
-        HOP_UNROLL
-        for (int p = 0; p < kLinesAtOnce; ++p) {
-            const int64_t at = j + p * kLanes;
-            Floats x = __builtin_convertvector(sums[i][p], Floats) * r.scale;
-            x = x * load_as<Floats>(room.scales + at);
-            if (c.a.mask && at < c.a.keys)
-                x = masked(c, x, batch * c.a.mask_stride[0] + r.head * c.a.mask_stride[1] + r.query * c.a.mask_stride[2], at);
-            if (at + kLanes > r.keys) x = counted() < int32_t(r.keys - at) ? x : all(-infinity());
-            e.most = larger(x, e.most);
-            e.nan |= x != x;
-            if (c.a.per_token) e.top = larger(x + load_as<Floats>(room.logs() + at), e.top);
-            store_as(room.scores + (first + i) * tokens + at, x);
-        }
-        extents[first + i] = e;
-    }
+    finish<N>(c, room, batch, row, first, j, sums, extents);
 }
 
 // ---- a block of rows
