@@ -73,6 +73,7 @@ static AttentionRow row_of(const AttentionCall& c, int64_t batch, int64_t head, 
 template <int N>
 HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int64_t count, int64_t quads_of,
                          Ints (&sums)[N][kLinesAtOnce]) {
+    HOP_UNROLL_BY_TWO
     for (int64_t c = 0; c < count; ++c) {
         Quads y[kLinesAtOnce];
         HOP_UNROLL
@@ -119,51 +120,53 @@ struct Extent {
     Ints nan;
 };
 
-// Scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums.
+// Scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums. `plain`: nothing hides any.
 template <int N>
 HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
-                       const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
-    const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce;
-    const bool per_token = c.a.per_token, has_mask = c.a.mask;
+                       bool plain, const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
+    const int64_t tokens = room.lines * kLanes;
+    const bool per_token = c.a.per_token;
     const float *scales = room.scales + j, *logs = room.logs() + j;
     float* scores = room.scores + first * tokens + j;
+    Extent* const own = extents + first;
+    Floats x[N][kLinesAtOnce];
     HOP_UNROLL
     for (int i = 0; i < N; ++i) {
-        const AttentionRow& r = row[first + i];
-        Extent& e = extents[first + i];
-        Floats x[kLinesAtOnce];
         HOP_UNROLL
         for (int p = 0; p < kLinesAtOnce; ++p)
-            x[p] = __builtin_convertvector(sums[i][p], Floats) * r.scale * load_as<Floats>(scales + p * kLanes);
-        if (__builtin_expect(has_mask || j + step > r.keys, 0)) {
-            Floats hidden[kLinesAtOnce];
-            HOP_UNROLL
-            for (int p = 0; p < kLinesAtOnce; ++p) hidden[p] = x[p];
-            hide(c, batch, r, j, hidden);
-            HOP_UNROLL
-            for (int p = 0; p < kLinesAtOnce; ++p) x[p] = hidden[p];
-        }
-        Floats most = e.most;
-        Ints nan = e.nan;
+            x[i][p] = __builtin_convertvector(sums[i][p], Floats) * row[first + i].scale * load_as<Floats>(scales + p * kLanes);
+    }
+    if (__builtin_expect(!plain, 0)) {
+        Floats hidden[N][kLinesAtOnce];
+        std::memcpy(hidden, x, sizeof(x));
+        for (int i = 0; i < N; ++i) hide(c, batch, row[first + i], j, hidden[i]);
+        std::memcpy(x, hidden, sizeof(x));
+    }
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        Floats most = own[i].most;
+        Ints nan = own[i].nan;
         HOP_UNROLL
         for (int p = 0; p < kLinesAtOnce; ++p) {
-            most = larger(x[p], most);
-            if (p % 2 == 0) nan |= either_nan(x[p], x[p + 1 < kLinesAtOnce ? p + 1 : p]);
-            store_as(scores + i * tokens + p * kLanes, x[p]);
+            most = larger(x[i][p], most);
+            if (p % 2 == 0) nan |= either_nan(x[i][p], x[i][p + 1 < kLinesAtOnce ? p + 1 : p]);
+            store_as(scores + i * tokens + p * kLanes, x[i][p]);
         }
-        e.most = most, e.nan = nan;
-        if (per_token) {
-            Floats top = e.top;
-            HOP_UNROLL
-            for (int p = 0; p < kLinesAtOnce; ++p) top = larger(x[p] + load_as<Floats>(logs + p * kLanes), top);
-            e.top = top;
-        }
+        own[i].most = most, own[i].nan = nan;
+    }
+    if (!per_token) return;
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        Floats top = own[i].top;
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p) top = larger(x[i][p] + load_as<Floats>(logs + p * kLanes), top);
+        own[i].top = top;
     }
 }
 
 template <int N>
 static HOP_ALONE void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
-                  Extent* extents) {
+                            bool plain, Extent* extents) {
     const int64_t elements = room.quads_of_keys * kTogether;
     Ints sums[N][kLinesAtOnce];
     HOP_UNROLL
@@ -173,8 +176,42 @@ static HOP_ALONE void score(const AttentionCall& c, const AttentionRoom& room, i
     }
     const uint8_t* lines = room.keys + j / kLanes * room.quads_of_keys * kLine;
     multiply<N>(room.queries + first * elements, elements, lines, room.quads_of_keys, room.quads_of_keys, sums);
-    finish<N>(c, room, batch, row, first, j, sums, extents);
+    finish<N>(c, room, batch, row, first, j, plain, sums, extents);
 }
+
+#if defined(HOP_IN_AVX2)
+static void score_few(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows, int64_t j,
+                      bool plain, Extent* extents) {
+    const hop_attention& a = c.a;
+    const int8_t* k = c.k + batch * a.k_stride[0] + row->head / (a.heads / a.key_heads) * a.k_stride[1];
+    for (int i = 0; i < rows; ++i) {
+        Ints sums[1][kLinesAtOnce];
+        for (int p = 0; p < kLinesAtOnce; ++p) {
+            const int8_t* tokens[kLanes];
+            for (int t = 0; t < kLanes; ++t) tokens[t] = k + least(j + p * kLanes + t, a.keys - 1) * a.k_stride[2];
+            sums[0][p] = dots_of_tokens(room.queries + i * a.width, tokens, a.width);
+        }
+        finish<1>(c, room, batch, row, i, j, plain, sums, extents);
+    }
+}
+
+static void add_few(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows, int64_t keys,
+                    int64_t channels) {
+    const hop_attention& a = c.a;
+    const int8_t* v = c.v + batch * a.v_stride[0] + row->head / (a.heads / a.key_heads) * a.v_stride[1];
+    for (int i = 0; i < rows; ++i) {
+        const RowCode* weights = room.weights + i * room.lines * kLanes;
+        int32_t* sums = room.sums + i * channels;
+        int64_t p = 0;
+        for (; p + 64 <= a.value_width; p += 64) add_tokens<4>(weights, v + p, a.v_stride[2], least(keys, a.keys), sums + p);
+        for (; p < a.value_width; p += 16) add_tokens<1>(weights, v + p, a.v_stride[2], least(keys, a.keys), sums + p);
+    }
+}
+#else
+static bool is_few(const hop_attention&) { return false; }
+static void score_few(const AttentionCall&, const AttentionRoom&, int64_t, const AttentionRow*, int, int64_t, bool, Extent*) {}
+static void add_few(const AttentionCall&, const AttentionRoom&, int64_t, const AttentionRow*, int, int64_t, int64_t) {}
+#endif
 
 // ---- a block of rows
 
@@ -242,18 +279,24 @@ static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p
 static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
     Extent extents[AttentionRoom::kMost];
-    int64_t keys = 0;
+    const bool few = is_few(c.a);
+    int64_t keys = 0, all_see = c.a.mask ? 0 : c.a.keys;
     for (int i = 0; i < rows; ++i) {
         extents[i] = {all(-infinity()), all(-infinity()), Ints{}};
         keys = row[i].keys > keys ? row[i].keys : keys;
+        all_see = least(row[i].keys, all_see);
     }
     keys = divide_up(keys, step) * step;
     take_queries(c, room, batch, row, rows);
-    for (int64_t j = 0; j < keys; j += step)
-        in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { score<n.value>(c, room, batch, row, first, j, extents); });
+    for (int64_t j = 0; j < keys; j += step) {
+        const bool plain = j + step <= all_see;
+        if (few) score_few(c, room, batch, row, rows, j, plain, extents);
+        else in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { score<n.value>(c, room, batch, row, first, j, plain, extents); });
+    }
     float factors[AttentionRoom::kMost];
     for (int i = 0; i < rows; ++i) factors[i] = weigh(c, room, extents[i], room.scores + i * tokens, keys, room.weights + i * tokens);
-    for (int64_t p = 0; p < channels; p += step) {
+    if (few) add_few(c, room, batch, row, rows, keys, channels);
+    for (int64_t p = 0; p < channels && !few; p += step) {
         in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { add_values<n.value>(room, first, p, keys, channels); });
     }
     for (int i = 0; i < rows; ++i) {
@@ -273,13 +316,15 @@ static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch
     const hop_attention& a = c.a;
     const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;
     const int64_t lines = divide_up(line_count(seen), kLinesAtOnce) * kLinesAtOnce;
-    pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], seen, a.width, lines, room.keys);
-    sum_keys(room.keys, room.quads_of_keys, lines, room.corrections);
-    pack_values(c.v + batch * a.v_stride[0] + head * a.v_stride[1], a.v_stride[2], seen, a.value_width, lines * kLanes / kTogether,
-                room.quads_of_values, room.values);
-    if (AttentionRoom::value_lines(a) != line_count(a.value_width)) {
-        const int64_t done = line_count(a.value_width) * room.quads_of_values * kLine;
-        std::memset(room.values + done, 0, room.sizes[1] - size_t(done));
+    if (!is_few(a)) {
+        pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], seen, a.width, lines, room.keys);
+        sum_keys(room.keys, room.quads_of_keys, lines, room.corrections);
+        pack_values(c.v + batch * a.v_stride[0] + head * a.v_stride[1], a.v_stride[2], seen, a.value_width, lines * kLanes / kTogether,
+                    room.quads_of_values, room.values);
+        if (AttentionRoom::value_lines(a) != line_count(a.value_width)) {
+            const int64_t done = line_count(a.value_width) * room.quads_of_values * kLine;
+            std::memset(room.values + done, 0, room.sizes[1] - size_t(done));
+        }
     }
     const float* of_keys = c.k_scale + batch * a.k_scale_stride[0] + head * a.k_scale_stride[1];
     for (int64_t j = 0; j < tokens; ++j) room.scales[j] = j < a.keys ? of_keys[j * a.k_scale_stride[2]] : 0.0f;
