@@ -3,7 +3,7 @@
 using RowCode = int16_t;
 using Quads = __m256i;  // 8 columns of two codes
 using Four = __m256i;   // two codes, for all columns
-constexpr int kRowsAtOnce = 6, kLinesAtOnce = 2;
+constexpr int kRowsAtOnce = 6, kLinesAtOnce = 2, kVectors = 4;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 HOP_INLINE Four four(const RowCode* p) {

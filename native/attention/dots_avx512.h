@@ -4,7 +4,7 @@
 
 using Quads = __m512i;  // 16 columns of four signed bytes
 using Four = __m512i;   // four unsigned bytes, for all columns
-constexpr int kRowsAtOnce = 6, kLinesAtOnce = 4;
+constexpr int kRowsAtOnce = 6, kLinesAtOnce = 4, kVectors = 2;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return _mm512_loadu_si512(p); }
 HOP_INLINE Four four(const RowCode* p) {

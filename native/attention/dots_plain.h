@@ -8,7 +8,7 @@ struct Quads {
 struct Four {
     int32_t bytes[4];
 };
-constexpr int kRowsAtOnce = 1, kLinesAtOnce = 1;
+constexpr int kRowsAtOnce = 1, kLinesAtOnce = 1, kVectors = 1;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return {reinterpret_cast<const int8_t*>(p)}; }
 HOP_INLINE Four four(const RowCode* p) { return {{p[0], p[1], p[2], p[3]}}; }
