@@ -6,6 +6,7 @@ struct AttentionRoom {
     static constexpr int64_t kScores = 1 << 18;
     int rows;
     int64_t quads_of_keys, lines, quads_of_values;  // of kLanes and of kTogether tokens
+    int64_t apart;  // rows of scores and of weights: not a power of two, where they would share places in the first cache
     size_t sizes[8], size = 0;
     uint8_t *keys = nullptr, *values = nullptr;
     RowCode *queries = nullptr, *weights = nullptr;
@@ -17,14 +18,15 @@ struct AttentionRoom {
         quads_of_keys = divide_up(a.width, kTogether);
         lines = divide_up(line_count(a.keys), kLinesAtOnce) * kLinesAtOnce;
         quads_of_values = lines * kLanes / kTogether;
+        apart = lines * kLanes + 64;
         const int64_t tokens = lines * kLanes, all_rows = a.queries * (a.heads / a.key_heads);
         rows = int(least(kMost, kScores / (tokens * 4) / kRowsAtOnce * kRowsAtOnce));
         if (rows < kRowsAtOnce) rows = kRowsAtOnce;
         rows = int(least(rows, all_rows));
         const int64_t channels = value_lines(a) * kLanes;
         const int64_t bytes[8] = {lines * quads_of_keys * kLine, value_lines(a) * quads_of_values * kLine, rows * quads_of_keys * 4,
-                                  rows * tokens * int64_t(sizeof(RowCode)), tokens * 4, rows * channels * 4,
-                                  rows * tokens * 4, 2 * tokens * 4 + channels * 4};
+                                  rows * apart * int64_t(sizeof(RowCode)), tokens * 4, rows * channels * 4,
+                                  rows * apart * 4, 2 * tokens * 4 + channels * 4};
         for (int i = 0; i < 8; ++i) size += sizes[i] = size_t(divide_up(bytes[i], 64) * 64);
     }
     static int64_t value_lines(const hop_attention& a) { return divide_up(line_count(a.value_width), kLinesAtOnce) * kLinesAtOnce; }
@@ -124,10 +126,9 @@ struct Extent {
 template <int N>
 HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                        bool plain, const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
-    const int64_t tokens = room.lines * kLanes;
     const bool per_token = c.a.per_token;
     const float *scales = room.scales + j, *logs = room.logs() + j;
-    float* scores = room.scores + first * tokens + j;
+    float* scores = room.scores + first * room.apart + j;
     Extent* const own = extents + first;
     Floats x[N][kLinesAtOnce];
     HOP_UNROLL
@@ -150,7 +151,7 @@ HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_
         for (int p = 0; p < kLinesAtOnce; ++p) {
             most = larger(x[i][p], most);
             if (p % 2 == 0) nan |= either_nan(x[i][p], x[i][p + 1 < kLinesAtOnce ? p + 1 : p]);
-            store_as(scores + i * tokens + p * kLanes, x[i][p]);
+            store_as(scores + i * room.apart + p * kLanes, x[i][p]);
         }
         own[i].most = most, own[i].nan = nan;
     }
@@ -200,7 +201,7 @@ static void add_few(const AttentionCall& c, const AttentionRoom& room, int64_t b
     const hop_attention& a = c.a;
     const int8_t* v = c.v + batch * a.v_stride[0] + row->head / (a.heads / a.key_heads) * a.v_stride[1];
     for (int i = 0; i < rows; ++i) {
-        const RowCode* weights = room.weights + i * room.lines * kLanes;
+        const RowCode* weights = room.weights + i * room.apart;
         int32_t* sums = room.sums + i * channels;
         int64_t p = 0;
         for (; p + 64 <= a.value_width; p += 64) add_tokens<4>(weights, v + p, a.v_stride[2], least(keys, a.keys), sums + p);
@@ -260,7 +261,6 @@ static HOP_ALONE float weigh(const AttentionCall& c, const AttentionRoom& room, 
 // Rows `first` to `first + N`, channels p to p + kLanes · kLinesAtOnce: the weighted sums of values.
 template <int N>
 static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p, int64_t keys, int64_t channels) {
-    const int64_t tokens = room.lines * kLanes;
     Ints sums[N][kLinesAtOnce];
     HOP_UNROLL
     for (int i = 0; i < N; ++i) {
@@ -268,7 +268,7 @@ static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p
         for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = Ints{};
     }
     const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
-    multiply<N>(room.weights + first * tokens, tokens, lines, keys / kTogether, room.quads_of_values, sums);
+    multiply<N>(room.weights + first * room.apart, room.apart, lines, keys / kTogether, room.quads_of_values, sums);
     HOP_UNROLL
     for (int i = 0; i < N; ++i) {
         HOP_UNROLL
@@ -277,7 +277,7 @@ static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p
 }
 
 static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
-    const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
+    const int64_t step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
     Extent extents[AttentionRoom::kMost];
     const bool few = is_few(c.a);
     int64_t keys = 0, all_see = c.a.mask ? 0 : c.a.keys;
@@ -294,7 +294,7 @@ static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& 
         else in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { score<n.value>(c, room, batch, row, first, j, plain, extents); });
     }
     float factors[AttentionRoom::kMost];
-    for (int i = 0; i < rows; ++i) factors[i] = weigh(c, room, extents[i], room.scores + i * tokens, keys, room.weights + i * tokens);
+    for (int i = 0; i < rows; ++i) factors[i] = weigh(c, room, extents[i], room.scores + i * room.apart, keys, room.weights + i * room.apart);
     if (few) add_few(c, room, batch, row, rows, keys, channels);
     for (int64_t p = 0; p < channels && !few; p += step) {
         in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { add_values<n.value>(room, first, p, keys, channels); });
