@@ -27,9 +27,11 @@ HOP_INLINE Floats number(Ints x) { return load_as<Floats>(&x); }
 #if defined(HOP_IN_AVX2)
 HOP_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
 HOP_INLINE Ints either_nan(Floats a, Floats b) { return Ints(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_UNORD_Q)); }
+HOP_INLINE Ints nearest(Floats x) { return Ints(_mm256_cvtps_epi32(__m256(x))); }  // integers of 0 to 2^22 - 1
 #else
 HOP_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 HOP_INLINE Ints either_nan(Floats a, Floats b) { return (a != a) | (b != b); }
+HOP_INLINE Ints nearest(Floats x) { return bits(x + kWhole) & 0x3fffff; }
 #endif
 HOP_INLINE float infinity() { return float_of(kInfinity); }
 HOP_INLINE float not_a_number() { return float_of(0x7fc00000); }

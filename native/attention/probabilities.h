@@ -33,8 +33,9 @@ struct Rounded {
 
 // x to an integer.
 HOP_INLINE Rounded rounded(Floats x) {
-    const Floats shifted = x + kWhole, off = number(bits(x - (shifted - kWhole)) & 0x7fffffff);
-    return {bits(shifted) & 0x3fffff, fused(x, all(0x1p-19f), off)};
+    const Ints codes = nearest(x);
+    const Floats off = number(bits(x - __builtin_convertvector(codes, Floats)) & 0x7fffffff);
+    return {codes, fused(x, all(0x1p-19f), off)};
 }
 
 template <int steps>
