@@ -5,6 +5,9 @@ namespace {
 #include "attention/lanes.h"
 #include HOP_HEADER(attention/dots)
 #include "attention/pack.h"
+#if defined(HOP_IN_AVX2)
+#include "attention/few_avx2.h"
+#endif
 #include "attention/probabilities.h"
 #include "attention/run.h"
 }  // namespace

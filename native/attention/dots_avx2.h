@@ -1,43 +1,53 @@
-// Dot products of four bytes with AVX2, as int16: of bytes 0 and 2, and of 1 and 3. Included in a namespace, after lanes.h.
+// Dot products of two int16 with AVX2, to which codes are widened. Included in a namespace, after lanes.h.
 
-struct Quads {
-    __m256i even[2], odd[2];
-};
-struct Sums {
-    __m256i half[2];
-};
-struct Four {
-    __m256i even, odd;
-};
-constexpr int kRowsAtOnce = 4, kLinesAtOnce = 1;
+using RowCode = int16_t;
+using Quads = __m256i;  // 8 columns of two codes
+using Four = __m256i;   // two codes, for all columns
+constexpr int kRowsAtOnce = 6, kLinesAtOnce = 2, kVectors = 4;
 
-HOP_INLINE Quads quads(const uint8_t* p) {
-    Quads q;
-    for (int half = 0; half < 2; ++half) {
-        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + half * 32));
-        q.even[half] = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
-        q.odd[half] = _mm256_srai_epi16(codes, 8);
+HOP_INLINE Quads quads(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+HOP_INLINE Four four(const RowCode* p) {
+    int32_t both;
+    __builtin_memcpy(&both, p, 4);
+    return _mm256_set1_epi32(both);
+}
+HOP_INLINE Ints dot(Ints sum, Four x, Quads y) { return Ints(_mm256_add_epi32(__m256i(sum), _mm256_madd_epi16(x, y))); }
+HOP_INLINE Floats fused(Floats a, Floats b, Floats c) { return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c))); }
+HOP_INLINE bool any(Ints mask) { return _mm256_movemask_ps(__m256(mask)) != 0; }
+HOP_INLINE void store_codes(RowCode* to, Ints codes) {
+    const __m256i x = __m256i(codes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+HOP_INLINE Ints ints_from(const uint8_t* p) { return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+
+// Quads of 8 tokens, 8 at a time, as many as there are: how many. Each goes to a line.
+HOP_INLINE int64_t transpose_tokens(const int8_t* from, int64_t stride, int64_t quads, uint8_t* to) {
+    int64_t c = 0;
+    for (; c + 8 <= quads; c += 8) {
+        __m256i r[8], s[8];
+        for (int i = 0; i < 8; ++i)
+            r[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride + 2 * c)));
+        for (int i = 0; i < 8; i += 2) s[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]), s[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+        for (int i = 0; i < 8; i += 4) {
+            for (int k = 0; k < 2; ++k) {
+                r[i + 2 * k] = _mm256_unpacklo_epi64(s[i + k], s[i + k + 2]);
+                r[i + 2 * k + 1] = _mm256_unpackhi_epi64(s[i + k], s[i + k + 2]);
+            }
+        }
+        auto* out = reinterpret_cast<__m256i*>(to + c * 32);
+        for (int i = 0; i < 4; ++i) {
+            _mm256_storeu_si256(out + i, _mm256_permute2x128_si256(r[i], r[i + 4], 0x20));
+            _mm256_storeu_si256(out + i + 4, _mm256_permute2x128_si256(r[i], r[i + 4], 0x31));
+        }
     }
-    return q;
+    return c;
 }
-HOP_INLINE Four four(const uint8_t* p) {
-    int32_t bytes;
-    __builtin_memcpy(&bytes, p, 4);
-    const __m256i all = _mm256_set1_epi32(bytes);
-    return {_mm256_and_si256(all, _mm256_set1_epi16(255)), _mm256_srli_epi16(all, 8)};
-}
-HOP_INLINE Sums dot(Sums sum, const Four& x, const Quads& y) {
-    for (int half = 0; half < 2; ++half) {
-        sum.half[half] = _mm256_add_epi32(sum.half[half], _mm256_madd_epi16(x.even, y.even[half]));
-        sum.half[half] = _mm256_add_epi32(sum.half[half], _mm256_madd_epi16(x.odd, y.odd[half]));
-    }
-    return sum;
-}
-HOP_INLINE Sums sums_of(Ints x) { return load_as<Sums>(&x); }
-HOP_INLINE Ints ints_of(Sums x) { return load_as<Ints>(&x); }
-HOP_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
-HOP_INLINE bool any(Ints mask) {
-    __m256i halves[2];
-    __builtin_memcpy(halves, &mask, sizeof(mask));
-    return !_mm256_testz_si256(_mm256_or_si256(halves[0], halves[1]), _mm256_set1_epi32(-1));
+
+// Two tokens of 8 channels, side by side.
+HOP_INLINE void interleave(const int8_t* const rows[2], uint8_t* to) {
+    __m128i r[2];
+    for (int i = 0; i < 2; ++i) r[i] = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows[i])));
+    auto* out = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(out, _mm_unpacklo_epi16(r[0], r[1]));
+    _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(r[0], r[1]));
 }

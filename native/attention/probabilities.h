@@ -7,23 +7,35 @@
 // 255 · 2^f from -1/2 to 1/2; 2^-23.4
 constexpr float kPower[] = {0x1.fe0002p+7f, 0x1.618144p+7f, 0x1.ea0d1ep+5f, 0x1.c4f02ep+3f, 0x1.3bcf46p+1f, 0x1.5aacdcp-2f};
 
-HOP_INLINE Floats times_255(Floats t) {
-    const Floats w = larger(t, all(-24)) * 0x1.715476p+0f, shifted = w + kWhole;  // log2 e
-    const Floats f = w - (shifted - kWhole);
-    Floats y = all(kPower[5]);
-    for (int i = 4; i >= 0; --i) y = fused(y, f, all(kPower[i]));
-    return number(bits(y) + (bits(shifted) << 23));
+// steps · e^t
+template <int steps, int V>
+HOP_INLINE void powers(const Floats (&t)[V], Floats (&y)[V]) {
+    constexpr float log2_e = 0x1.715476p+0f;
+    Floats f[V];
+    Ints exponent[V];
+    const auto factor = [](int i) HOP_INLINED { return all(float(kPower[i] * (steps / 255.0))); };
+    for (int v = 0; v < V; ++v) {
+        const Floats least = larger(t[v], all(-24));
+        const Floats shifted = fused(least, all(log2_e), all(kWhole));
+        f[v] = fused(least, all(log2_e), kWhole - shifted);
+        exponent[v] = bits(shifted) << 23;
+        y[v] = factor(5);
+    }
+    for (int i = 4; i >= 0; --i)
+        for (int v = 0; v < V; ++v) y[v] = fused(y[v], f[v], factor(i));
+    for (int v = 0; v < V; ++v) y[v] = number(bits(y[v]) + exponent[v]);
 }
 
 struct Rounded {
-    Ints codes, close;  // which lanes are not decided
+    Ints codes;
+    Floats off;  // above 1/2 where it is not decided
 };
 
-// x to an integer of 0 to `most`.
-template <int most>
+// x to an integer.
 HOP_INLINE Rounded rounded(Floats x) {
-    const Floats shifted = x + kWhole, off = number(bits(x - (shifted - kWhole)) & 0x7fffffff);
-    return {bits(shifted) & 0x3fffff, off > 0.5f - x * 0x1p-19f};
+    const Ints codes = nearest(x);
+    const Floats off = number(bits(x - __builtin_convertvector(codes, Floats)) & 0x7fffffff);
+    return {codes, fused(x, all(0x1p-19f), off)};
 }
 
 template <int steps>
@@ -31,28 +43,66 @@ static int32_t code_of(float e) {
     return int32_t(bits_of(e * float(steps) + kWhole) & 0x3fffff);
 }
 
-// rint(steps · e^(x - most)) of n scores, a multiple of 16, none of which is above `most`: stored, if asked for, and their
+template <int V>
+struct Undecided {
+    int32_t codes[V * kLanes];
+    float off[V * kLanes];
+};
+
+// Stores the codes that are not decided, if c is not null; what that adds to the sum of codes.
+template <int steps, int V>
+static HOP_ALONE int32_t decide(const float* x, const float* more, float most, const Undecided<V>& u, RowCode* c) {
+    int32_t changed = 0;
+    for (int i = 0; i < V * kLanes; ++i) {
+        if (!(u.off[i] > 0.5f)) continue;
+        const float t = (more ? x[i] + more[i] : x[i]) - most;
+        const int32_t code = code_of<steps>(functions::exactly(Function::exp, t));
+        changed += code - u.codes[i];
+        if (c) c[i] = RowCode(code);
+    }
+    return changed;
+}
+
+// V vectors side by side: each step waits for the one before it.
+template <int steps, bool Stored, bool More, int V>
+HOP_INLINE void probabilities_of(const float* x, const float* more, float most, RowCode* c, Ints& total, int32_t& changed) {
+    Floats t[V], y[V];
+    for (int v = 0; v < V; ++v) {
+        t[v] = load_as<Floats>(x + v * kLanes);
+        if constexpr (More) t[v] = t[v] + load_as<Floats>(more + v * kLanes);
+        t[v] = t[v] - most;
+    }
+    powers<steps>(t, y);
+    Rounded own[V];
+    Floats off{};
+    for (int v = 0; v < V; ++v) {
+        own[v] = rounded(y[v]);
+        if constexpr (Stored) store_codes(c + v * kLanes, own[v].codes);
+        total += own[v].codes;
+        off = larger(own[v].off, off);
+    }
+    if (__builtin_expect(any(off > 0.5f), 0)) {
+        Undecided<V> u;
+        for (int v = 0; v < V; ++v) {
+            store_as(u.codes + v * kLanes, own[v].codes);
+            store_as(u.off + v * kLanes, own[v].off);
+        }
+        changed += decide<steps>(x, more, most, u, c);
+    }
+}
+
+// rint(steps · e^(x - most)) of n scores, a multiple of kLanes, none of which is above `most`: stored, if asked for, and their
 // sum. To each score is added what `more` holds, if anything.
 template <int steps, bool Stored, bool More>
-static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, uint8_t* c) {
+static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, RowCode* c) {
     Ints total{};
-    for (int64_t j = 0; j < n; j += kLanes) {
-        Floats t = load_as<Floats>(x + j);
-        if constexpr (More) t = t + load_as<Floats>(more + j);
-        t = t - most;
-        Floats y = times_255(t);
-        if constexpr (steps != 255) y = y * (float(steps) / 255.0f);
-        const Rounded own = rounded<steps>(y);
-        if constexpr (Stored) store_as(c + j, __builtin_convertvector(own.codes, Codes));
-        total += own.codes;
-        if (__builtin_expect(any(own.close), 0)) {
-            for (int i = 0; i < kLanes; ++i) {
-                if (!own.close[i]) continue;
-                const int32_t code = code_of<steps>(functions::exactly(Function::exp, t[i]));
-                total[i] += code - own.codes[i];
-                if constexpr (Stored) c[j + i] = uint8_t(code);
-            }
-        }
-    }
-    return total_of(total);
+    int32_t changed = 0;
+    const auto some = [&](auto vectors, int64_t j) HOP_INLINED {
+        const float* own = More ? more + j : nullptr;
+        probabilities_of<steps, Stored, More, vectors.value>(x + j, own, most, Stored ? c + j : nullptr, total, changed);
+    };
+    int64_t j = 0;
+    for (; j + kVectors * kLanes <= n; j += kVectors * kLanes) some(std::integral_constant<int, kVectors>(), j);
+    for (; j < n; j += kLanes) some(std::integral_constant<int, 1>(), j);
+    return total_of(total) + changed;
 }
