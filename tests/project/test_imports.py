@@ -225,12 +225,12 @@ class TestImports(unittest.TestCase):
 
     @pytest.mark.full
     def test_fast(self):
-        """At most 0.12 s of this process's time beyond `import torch`, once Python has compiled the files."""
+        """At most 0.16 s of this process's time beyond `import torch`, once Python has compiled the files."""
         code = "import time, torch; t = time.process_time(); import hop; print(time.process_time() - t)"
         with tempfile.TemporaryDirectory() as folder:
             env = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
             times = [float(run(code, env)) for _ in range(4)]
-        assert min(times[1:]) <= 0.12, times
+        assert min(times[1:]) <= 0.16, times
 
     @pytest.mark.full
     def test_what_is_not_needed_at_once_is_not_imported(self):
