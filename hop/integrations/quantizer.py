@@ -21,7 +21,6 @@ from hop.nn.recomputed import recomputed
 from hop.nn.report import Report
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
-from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -179,13 +178,12 @@ register_quantizer(METHOD)(HopQuantizer)
 
 
 def make_serializable(model: Any, pack: bool) -> None:
-    """Give a model of transformers that hop.quantize_ made what `save_pretrained` asks a model for that was loaded
-    quantized: a HopQuantizer, and a HopConfig in its config. Not where schemes have static scales, which a HopConfig
-    cannot name: such a model has none, and `save_pretrained` raises, as transformers finds no quantizer.
+    """Attach a HopQuantizer and a HopConfig to a model that hop.quantize_ quantized, so that `save_pretrained` works.
+
+    A HopConfig cannot name static scales: a model with such a scheme gets neither, and `save_pretrained` raises.
     """
-    rows = [row for row in model.hop_report.rows if row.scheme is not None]
-    layers = [(row.name, row.scheme) for row in rows if isinstance(row.scheme, Scheme)]
-    attention = {row.scheme for row in rows if isinstance(row.scheme, AttentionScheme)}
+    layers = [(name, layer.scheme) for name, layer in HopQuantizer._layers(model).items()]  # of earlier calls, too
+    attention = {row.scheme for row in model.hop_report.rows if isinstance(row.scheme, AttentionScheme)}
     if not layers or len(attention) > 1 or any(has_static_scale(scheme) for _, scheme in layers):
         return
     schemes = {scheme for _, scheme in layers}

@@ -231,6 +231,13 @@ class TestSavingAfterQuantize(unittest.TestCase):
             assert torch.equal(again(IDS).logits, model(IDS).logits)
             assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
 
+    def test_quantized_in_two_calls(self):
+        model = hop.quantize_(llama(), {"*.mlp.*": "int8", "*": None})
+        hop.quantize_(model, {"*.self_attn.*": "int4_weight_32"})
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+
     def test_still_a_model_that_floats_may_change_in(self):
         model = hop.quantize_(llama(), "int8").bfloat16()
         assert model(IDS).logits.dtype == torch.bfloat16
