@@ -361,6 +361,19 @@ class Chain(nn.Module):
         ]
 
 
+class Codes(nn.Module):
+    """hop.from_codes: codes in, codes out."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> list[Tensor]:
+        codes = (x * (16 / 3)).round().to(torch.int8)
+        static = Quantizer(formats.INT8, (1, -1), Static(affine=True))
+        lhs = hop.from_codes(static, codes, scale, torch.full((1,), 3, dtype=torch.int8))
+        rhs = hop.from_codes(presets.INT8_ROW, codes, torch.full((len(x),), 0.25), axis=0)
+        given = {"output_scale": scale, "output_zero_point": torch.full((), 100, dtype=torch.uint8)}
+        out = hop.scaled(aten.linear.default, Quantizer(UINT8, scale=Static(True)), lhs, rhs, **given)
+        return [hop.dequantize(out)]
+
+
 class Conditional(nn.Module):
     """A weight that the branches of a conditional read, and one that they give."""
 
@@ -410,6 +423,7 @@ def programs(inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Module, tup
     yield "scaled", Scaled(), ("layer.linear", "scale")
     yield "quantized", Quantized(), ("layer.linear", "scale")
     yield "chain", Chain(), ("x.grouped",)
+    yield "codes", Codes(), ("layer.linear", "scale")
     yield "conditional", Conditional(inputs["layer.linear"]), ("layer.linear",)
     for name, (kind, names, is_frozen) in SAVED.items():
         x = f"layer.{kind}"
