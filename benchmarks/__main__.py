@@ -22,6 +22,7 @@ from benchmarks import native, performance, roofline, running, tune
 from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line
 from benchmarks.timing import Row, keep_freed_memory
+from examples.common import json_rows
 from hop.kernels.cpu.native import LEVELS
 from tests import levels
 
@@ -41,7 +42,7 @@ def write(results: dict[str, Any]) -> None:
     """Results, and the page and the pictures of them."""
     path = file_of(results["level"])
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json_rows(results) + "\n")
     print(f"wrote {path.relative_to(ROOT)}")
     show()
 

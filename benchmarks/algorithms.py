@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import hop
+from examples.common import json_rows
 from hop import Quantizer, Scheme, algorithms, formats, presets, schemes
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.json"
@@ -192,7 +193,7 @@ class Journal:
     def write(self, **facts: Any) -> None:
         self.held.update(facts)
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.held, indent=1) + "\n")
+        new.write_text(json_rows(self.held) + "\n")
         new.replace(self.path)
 
 

@@ -13,7 +13,6 @@ own, with --no-deps, and what its GPTQ imports: logbar, device-smi, tokenicer, d
 
 import copy
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.algorithms import Data
+from examples.common import json_rows
 from hop import formats, presets
 from hop.algorithms import GPTQ
 from hop.algorithms.grid import Grid
@@ -116,7 +116,7 @@ def main() -> None:
             )
     version = importlib.import_module("importlib.metadata").version("gptqmodel")
     found = {"gptqmodel": version, "group": GROUP, "damping": DAMPING, "rows": rows}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json_rows(found) + "\n")
 
 
 if __name__ == "__main__":
