@@ -178,11 +178,7 @@ STEPS: dict[str, Any] = {
     "maximum pool, padded": (lambda x: F.max_pool2d(x, 3, 2, 1), [PICTURE], (0.03, 5)),
     "maximum pool, dilated": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), [PICTURE], (0.04, 0)),
     "average pool, padded": (lambda x: F.avg_pool2d(x, 3, 2, 1), [PICTURE], (0.03, 5)),
-    "average pool, pads left out": (
-        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        [PICTURE],
-        (0.02, 5),
-    ),
+    "average pool, pads left out": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), [PICTURE], (0.02, 5)),
     "average pool of the whole": (lambda x: F.avg_pool2d(x, (8, 9)), [PICTURE], (0.01, 5)),
     "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (4, 3)), [PICTURE], (0.02, 5)),
     "adaptive to one": (lambda x: F.adaptive_avg_pool2d(x, 1), [PICTURE], (0.01, 5)),
@@ -193,13 +189,9 @@ STEPS: dict[str, Any] = {
     "select of another scale": (lambda x: x.select(1, -1), [PICTURE], (0.05, 5)),
     "padded": (lambda x: F.pad(x, (1, 0, 2, 3)), [PICTURE], (0.03, 5)),
     "permute": (lambda x: x.permute(0, 2, 3, 1), [PICTURE], (0.05, 5)),
-    "two changes of scale": (
-        lambda x: both(both(x.flatten(1), 0.11, 0).reshape(-1), 0.04, 7),
-        [PICTURE],
-        (0.02, -3),
-    ),
+    "two changes of scale": (lambda x: both(both(x.flatten(1), 0.11, 0).reshape(-1), 0.04, 7), [PICTURE], (0.02, -3)),
     "softmax of the first": (lambda x: x.softmax(0), [(7, 5)], (1 / 256, -128)),
-}
+}  # fmt: skip
 WEIGHTED: dict[str, Any] = {
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 1), (2, 4, 11), (6, 4, 3), (0.05, 3)),
     "conv3d": (lambda x, w, b: F.conv3d(x, w, b, padding=1), (1, 2, 4, 5, 6), (3, 2, 3, 3, 3), (0.05, 3)),
