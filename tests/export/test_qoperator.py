@@ -79,7 +79,7 @@ def exported(model: nn.Module, *inputs: Tensor, target: Any = ONNX_INTEGER) -> A
 
 def compared(program: Any, *inputs: Tensor, **options: Any) -> int:
     """How many codes were compared, none of which differs; each call that gives codes has its tensor."""
-    found = hop.export.verify_qoperator(program, hop.export.to_qoperator(program, **options), inputs)
+    found = hop.export.verify(program, hop.export.to_qoperator(program, **options), inputs)
     assert found.first is None and not found.trials and not found.units, str(found)
     rows = {name for row in found.rows for name in (row.a, row.b)}  # an output has the name of its alias in a
     calls = [n for n in program.graph.nodes if "hop_scaled_buffers" in str(n.target)]
@@ -266,12 +266,12 @@ class TestErrors(unittest.TestCase):
             hop.export.to_qoperator(nn.Linear(2, 2))  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"weights must be torch.uint8 or torch.int8, got torch.int16"):
             hop.export.to_qoperator(program, weights=torch.int16)
-        with pytest.raises(TypeError, match="model must be a QOperatorModel, the path of an ONNX file, or its bytes"):
-            hop.export.verify_qoperator(program, 3, (x,))
+        with pytest.raises(TypeError, match="a TfliteModel, TosaModel or QOperatorModel, the path of such a file"):
+            hop.export.verify(program, 3, (x,))
         with pytest.raises(ValueError, match="model is no ONNX file"):
-            hop.export.verify_qoperator(program, b"nothing of the kind", (x,))
+            hop.export.verify(program, b"nothing of the kind", (x,))
         with pytest.raises(FileNotFoundError):
-            hop.export.verify_qoperator(program, "no.onnx", (x,))
+            hop.export.verify(program, "no.onnx", (x,))
 
     def test_damaged(self) -> None:
         x = torch.randn(3, 4)
@@ -279,7 +279,7 @@ class TestErrors(unittest.TestCase):
         model = onnx.load_from_string(hop.export.to_qoperator(program).buffer)
         model.graph.node[0].op_type = "Clop"
         with pytest.raises(ValueError, match="onnxruntime does not take model"):
-            hop.export.verify_qoperator(program, model.SerializeToString(), (x,))
+            hop.export.verify(program, model.SerializeToString(), (x,))
 
     def test_programs(self) -> None:
         """What is not written is named, with the reason."""
@@ -307,7 +307,7 @@ class TestErrors(unittest.TestCase):
         torch.manual_seed(0)
         model, x = Step(torch.add, (0.06, 5)), [torch.randn(64, 64), torch.randn(64, 64)]
         ours, theirs = (exported(model, *x, target=t) for t in (ONNX_INTEGER, TFLITE))
-        found = hop.export.verify_qoperator(theirs, hop.export.to_qoperator(ours), tuple(x))
+        found = hop.export.verify(theirs, hop.export.to_qoperator(ours), tuple(x))
         assert found.first is not None and found.equal_with[0].targets == ("ONNX_INTEGER",)
 
 

@@ -81,36 +81,17 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-def verify(
-    program_a: ExportedProgram | GraphModule,
-    program_b: ExportedProgram | GraphModule,
-    inputs: Data,
+def compare_programs(
+    program: ExportedProgram | GraphModule, other: ExportedProgram | GraphModule, inputs: Data
 ) -> Comparison:
-    """Run two programs on the same inputs and compare what corresponds, node by node.
-
-    Neither program is changed, nor the buffers that it writes to: each input finds them as they are now. Without
-    gradients.
-
-    Args:
-        program_a, program_b: exported programs, or their modules (`program.module()`).
-        inputs: the tuple of the positional arguments of both programs, a dict of their arguments by name, or a list of
-            such tuples or dicts, over which figures are summed.
-
-    Returns:
-        A Comparison. `str()` of it is a table of outputs and of what differs.
-
-    Raises:
-        TypeError: a program is none of these, or `inputs` no tuple, no dict and no list of these.
-        ValueError: no inputs; inputs that do not fit a program; or programs with different numbers or shapes of
-            outputs.
-    """
+    """What hop.export.verify does with two programs."""
     given = parse("verify", "inputs", inputs)
-    a, b = Runner(program_a, "program_a"), Runner(program_b, "program_b")
+    a, b = Runner(program, "program"), Runner(other, "model")
     if len(a.outputs) != len(b.outputs):  # a decomposition takes quantized outputs apart
         a.outputs, b.outputs = ([part for node, _ in r.outputs for part in parts_of(node)] for r in (a, b))
     if len(a.outputs) != len(b.outputs):
         raise ValueError(
-            f"verify: outputs correspond by position, and program_a has {len(a.outputs)}, program_b {len(b.outputs)}"
+            f"verify: outputs correspond by position, and program has {len(a.outputs)}, model {len(b.outputs)}"
         )
     figures = [Figures(x, y) for x, y in pairs_of(a.graph, b.graph)]
     of_outputs = outputs_of(a, b, figures)

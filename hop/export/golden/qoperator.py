@@ -1,81 +1,42 @@
-"""A program and an ONNX file of onnxruntime's operators of integers, node by node: the program here, the file there."""
+"""An ONNX file of onnxruntime's operators of integers in onnxruntime: every tensor of codes of a run."""
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 
-from hop.export.analysis.arguments import Data, parse
-from hop.export.golden.tflite import Beside, TfliteComparison, compared
-from hop.export.rewrite.program import check_program
 from hop.export.targets.models import content
 from hop.export.targets.qoperator.model import QOperatorModel
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
 
-_CALLER = "verify_qoperator"
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
 _CODES = ("INT8", "UINT8")
 
 
-@dataclass(frozen=True)
-class QOperatorComparison(TfliteComparison):
-    """What `hop.export.verify_qoperator` found: rows of nodes (`a`) and of the file's tensors (`b`), `trials` and
-    `units`, as TfliteComparison has them."""
-
-
-def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOperatorComparison:
-    """Run a program here and an ONNX file of codes in onnxruntime, and compare the codes of what corresponds.
-
-    The file takes the codes that the program makes of its inputs. Nodes and tensors correspond as in `verify_tflite`.
-    Of the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives
-    the runtime's codes.
-
-    Args:
-        program: one of `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, or of quantize and dequantize
-            nodes.
-        model: a QOperatorModel, the path of an ONNX file, or its bytes. onnxruntime runs it in this process: only for
-            files that you trust.
-        inputs: as in `verify_tflite`.
+class OnnxRuntime:
+    """A file that runs; each tensor of codes is an output of it.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no ONNX file, or one that onnxruntime does not take; inputs that do not fit; or programs with
-            different numbers or shapes of inputs or outputs.
+        ValueError: no ONNX file, or one that onnxruntime does not take.
         NotImplementedError: the file has dynamic sizes.
     """
-    check_program(program, _CALLER)
-    given = parse(_CALLER, "inputs", inputs)
-    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
-    assert isinstance(comparison, QOperatorComparison)
-    return comparison
 
-
-class _Beside(Beside):
-    kind = QOperatorComparison
-
-
-class _Runtime:
-    """A file that runs, as Beside wants it: each tensor of codes is an output of it."""
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, caller: str, model: Any) -> None:
         try:
             import onnx
             import onnxruntime
         except ImportError as error:
-            raise ImportError(f"{_CALLER} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
-        data, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
+            raise ImportError(f"{caller} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
+        data, what = content(caller, model, QOperatorModel, "an ONNX file")
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's, by its version
-            raise ValueError(f"{_CALLER}: {what} is no ONNX file: {shown(error)}") from error
-        self.graph = _graph(its)
+            raise ValueError(f"{caller}: {what} is no ONNX file: {shown(error)}") from error
+        self.graph = _graph(caller, its)
         outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
         outputs = [n for node in its.graph.node for n in node.output if n in infos and n not in outputs_shown]
@@ -87,7 +48,7 @@ class _Runtime:
                 its.SerializeToString(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's own classes, which have no common one
-            raise ValueError(f"{_CALLER}: onnxruntime does not take {what}: {error}") from error
+            raise ValueError(f"{caller}: onnxruntime does not take {what}: {error}") from error
         self.found: dict[str, Tensor] = {}
 
     def run(self, inputs: Sequence[Tensor]) -> None:
@@ -101,7 +62,7 @@ class _Runtime:
         return self.found[tensor.name]
 
 
-def _graph(model: Any) -> FileGraph:
+def _graph(caller: str, model: Any) -> FileGraph:
     """What a file says of its tensors and nodes."""
     from onnx import TensorProto, numpy_helper
 
@@ -123,7 +84,7 @@ def _graph(model: Any) -> FileGraph:
     for i, (name, info) in enumerate(infos.items()):
         its = info.type.tensor_type
         if not all(d.HasField("dim_value") for d in its.shape.dim):
-            raise NotImplementedError(f"{_CALLER}: tensor {shown(name)} has dynamic sizes; export with static ones")
+            raise NotImplementedError(f"{caller}: tensor {shown(name)} has dynamic sizes; export with static ones")
         sizes = tuple(d.dim_value for d in its.shape.dim)
         kind = TensorProto.DataType.Name(its.elem_type)
         tensors.append(FileTensor(i, name, sizes, _KINDS.get(kind, kind), units.get(name), None))

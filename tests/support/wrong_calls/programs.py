@@ -72,9 +72,9 @@ PROGRAMS = [
     wrong("to_qdq_target", ValueError, lambda: export.to_qdq(program(), target="qnn"),
           "target | 'qnn' | must be \"xnnpack\" or None | take one of them"),
     wrong("verify_program", TypeError, lambda: export.verify("x", program(), (floats(2, 8),)),
-          f"program_a | 'x' | {PROGRAM} | {EXPORT}"),
-    wrong("verify_second", TypeError, lambda: export.verify(program(), "x", (floats(2, 8),)),
-          f"program_b | 'x' | {PROGRAM} | {EXPORT}"),
+          f"program | 'x' | {PROGRAM} | {EXPORT}"),
+    wrong("verify_second", TypeError, lambda: export.verify(program(), 3, (floats(2, 8),)),
+          "model | 3 | must be an exported program or its module() | make a program with torch.export.export"),
     *each(wrong, TypeError,
           "inputs | must be the tuple of a program's positional arguments | give (x,) for one tensor", {
         "verify_tensor": ("(2, 8)", lambda: export.verify(program(), program(), floats(2, 8))),

@@ -1,4 +1,4 @@
-"""A program and a `.tflite` file, node by node: the program here, the file in LiteRT.
+"""A program and the file of another runtime, node by node: the program here, the file there.
 
 What corresponds:
 
@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -27,34 +27,32 @@ from torch.fx import Node
 
 from hop.dispatch import compiled
 from hop.dispatch.operators import VIEW, of
-from hop.export.analysis.arguments import Arguments, Data, parse
+from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.export.analysis.verify import Comparison
-from hop.export.golden.litert import LiteRT
-from hop.export.golden.micro import Micro
 from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
 from hop.export.rewrite.encodings import dequantizing, quantizing
-from hop.export.rewrite.program import check_program, constant
+from hop.export.rewrite.program import constant
 from hop.export.table import table
-from hop.export.targets.tflite.reading import FileTensor
+from hop.export.targets.tflite.reading import FileGraph, FileTensor
 from hop.numerics.quantizer import Quantizer
 
-_CALLER = "verify_tflite"
 _MOST_DIMENSIONS = 5  # whose orders are all tried
 _SHOWN_TRIALS = 6
 _CODES = (torch.int8, torch.uint8, torch.int16)
 
 
 @dataclass(frozen=True)
-class TfliteComparison(Comparison):
-    """What `hop.export.verify_tflite` found: rows of nodes (`a`) and of the file's tensors (`b`), and
+class FileComparison(Comparison):
+    """What `hop.export.verify` found of a program and a file: rows of nodes (`a`) and of the file's tensors (`b`), and
 
     Attributes:
         trials: the first node that differs by each convention that is known for its operator, on the operands that it
             has in the program, the nearest to the runtime's codes first. Empty where nothing differs, or where that
             node finds no codes by a convention.
         units: of nodes whose codes have another scale or zero point in the file: its name, the program's, the file's.
+            Empty for TOSA, which keeps no scales.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -84,39 +82,9 @@ class TfliteComparison(Comparison):
         return "\n".join(text)
 
 
-def verify_tflite(
-    program: ExportedProgram, model: Any, inputs: Data, *, kernels: str = "reference"
-) -> TfliteComparison:
-    """Run a program here and a .tflite file in LiteRT, and compare the codes of what corresponds, node by node.
-
-    The file takes the codes that the program makes of its inputs, or the inputs themselves where it takes floats. Of
-    the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives the
-    runtime's codes.
-
-    Args:
-        program: one of `to_integer(program, target=hop.export.targets.TFLITE)`, or of quantize and dequantize nodes.
-        model: a TfliteModel, the path of a .tflite file, or its bytes. LiteRT runs it in this process: only for files
-            that you trust.
-        inputs: the tuple of the program's positional arguments, a dict of its arguments by name, or a list of such
-            tuples or dicts, over which figures are summed.
-        kernels: "reference"; "optimized", those of LiteRT for CPUs, without delegates; or "micro", those of TensorFlow
-            Lite Micro.
-
-    Raises:
-        ImportError: LiteRT is not installed, or, for "micro", tflite-micro.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no .tflite file, or a damaged one; inputs that do not fit; or programs with different numbers or
-            shapes of inputs or outputs.
-        NotImplementedError: the file has several subgraphs, or dynamic sizes.
-    """
-    check_program(program, _CALLER)
-    given = parse(_CALLER, "inputs", inputs)
-    runtime = Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
-    return compared(Beside(program, runtime, _CALLER), given)
-
-
-def compared(beside: "Beside", given: Sequence[Arguments]) -> TfliteComparison:
+def compared(program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]) -> FileComparison:
+    """Run a program and the file of a runtime on each input."""
+    beside = Beside(program, runtime, caller)
     with torch.no_grad():
         for arguments in given:
             beside.run_both(arguments)
@@ -150,13 +118,27 @@ def _orders(n: int) -> Iterator[tuple[int, ...]]:
     return permutations(range(n)) if n <= _MOST_DIMENSIONS else iter([tuple(range(n))])
 
 
+class Runtime(Protocol):
+    """A file that another runtime runs."""
+
+    @property
+    def graph(self) -> FileGraph:
+        """What the file says of its tensors."""
+        ...
+
+    def run(self, inputs: Sequence[Tensor]) -> None:
+        """Run on the tensors of the file's inputs, in their order."""
+        ...
+
+    def value(self, tensor: FileTensor) -> Tensor:
+        """What a tensor held after the last run."""
+        ...
+
+
 class Beside(Runner):
-    """A program whose nodes are compared with the tensors of a file as they run. A runtime has a `graph`, runs on the
-    file's inputs, and then has the `value` of each tensor, as LiteRT here."""
+    """A program whose nodes are compared with the tensors of a file as they run."""
 
-    kind: type[TfliteComparison] = TfliteComparison
-
-    def __init__(self, program: ExportedProgram, runtime: Any, caller: str) -> None:
+    def __init__(self, program: ExportedProgram, runtime: Runtime, caller: str) -> None:
         super().__init__(program, "program", caller)
         self.exported, self.runtime = program, runtime
         specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
@@ -331,7 +313,7 @@ class Beside(Runner):
 
     # ---- the answer
 
-    def comparison(self, count: int) -> TfliteComparison:
+    def comparison(self, count: int) -> FileComparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}
         pairs = [pair for own in (self.pairs or {}).values() for pair in own if pair.figures.elements is not None]
         pairs.sort(key=lambda pair: places[pair.node])
@@ -342,7 +324,7 @@ class Beside(Runner):
         units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
         nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
         written = {i for op in self.runtime.graph.operators for i in op.outputs}
-        return self.kind(
+        return FileComparison(
             tuple(pair.figures.row() for pair in pairs),
             len([n for n in self.units if n not in nodes]),
             len(written - tensors),
