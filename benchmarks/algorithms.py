@@ -26,6 +26,7 @@ from torch import Tensor
 import hop
 from examples.common import json_rows
 from hop import Quantizer, Scheme, algorithms, formats, presets, schemes
+from hop.algorithms.candidates import dense_bytes
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.json"
 LOOKED_AT, BATCH = 64, 16
@@ -171,7 +172,7 @@ def size(model: Any) -> int:
     for layer in model.modules():
         if isinstance(layer, hop.nn.Linear):
             own = [*layer.named_parameters(), *layer.named_buffers()]
-            total += algorithms.dense_bytes(layer.weight.quantizer, layer.weight.shape)
+            total += dense_bytes(layer.weight.quantizer, layer.weight.shape)
             total += sum(t.nbytes for name, t in own if name not in ("weight", "bias"))
     return total
 

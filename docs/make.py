@@ -20,6 +20,7 @@ from docs import (
     gpu_tables,
     migrating_tables,
     module_tables,
+    name_tables,
     optimizers_tables,
     scaled_tables,
     training_tables,
@@ -159,6 +160,7 @@ def _short(x: float) -> str:
 
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "api/0_names.md": name_tables.TABLES,
     "code_map.md": module_tables.TABLES,
     "distributed.md": distributed_tables.TABLES,
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},

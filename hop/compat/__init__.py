@@ -2,7 +2,7 @@
 
 No other module of the package names a private attribute of torch.
 When a release moves one, these files are what changes.
-What is changed inside PyTorch is in `patches` alone. What stays of our own earlier versions, names, is in `aliases`.
+What is changed inside PyTorch is in `patches` alone.
 What depends on the system, writing files, is in `files`.
 
 Importing it costs nothing beyond `import torch`: what needs Dynamo, Inductor, DTensor or the FLOP counter registers

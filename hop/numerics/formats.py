@@ -57,7 +57,6 @@ __all__ = [
     "Format",
     "Integer",
     "PowerOfTwo",
-    "dynamic_map",
 ]
 
 _BEYOND = 2.0**20  # beyond every code, and small enough that float32 has fractions there

@@ -12,7 +12,7 @@ What code outside asks a rule is a property or a method here, so that a new rule
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
 _TOLD = ("scale_of", "block_scale_format")
-_RENAMED = {"step": "scale_of", "fold": "block_scale_of", "folds": "has_block_scale", "rest": "outer_scale_of"}
-_RENAMED |= {"rest_is_one": "outer_scale_is_one"}
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,6 @@ class Found(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Rule(Value):
     """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise TypeError for a method by the name that it had in 0.1, which nothing would call."""
-        super().__init_subclass__(**kwargs)
-        for old, new in _RENAMED.items():
-            if callable(vars(cls).get(old)):
-                raise TypeError(f"{cls.__name__}: Rule.{old} is now Rule.{new}; name the method so")
 
     takes_ends: ClassVar[bool] = False
     """Whether 0 and infinity mean something where the caller gives the scale, as an amax does that can be either."""

@@ -30,7 +30,6 @@ from hop.numerics.rule import Rule as Rule
 from hop.numerics.stored_scales import StoredScales as StoredScales
 
 __all__ = [
-    "MX_ROUNDINGS",
     "AbsMean",
     "Amax",
     "BlockScaling",

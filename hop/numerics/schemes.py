@@ -239,4 +239,4 @@ def named(name: str) -> Scheme:
     return result
 
 
-__all__ = ["SCHEMES", "SHORT", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["SCHEMES", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

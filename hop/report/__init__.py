@@ -41,5 +41,3 @@ __all__ = [
     "compare",
     "sweep",
 ]
-
-Operand = Source  # its name in earlier versions

@@ -3,9 +3,8 @@
 import torch
 
 import hop
-from hop import presets, schemes
-from hop.numerics import formats, layouts, requantization
-from hop.numerics import scale_rules as rules
+from hop import formats, layouts, presets, requantization, schemes
+from hop import scale_rules as rules
 from tests.support.wrong_calls.row import each, rows, wrong
 
 SIZES = "must be a tuple of sizes over the last dimensions"
