@@ -13,7 +13,9 @@ from tests.support import forks
 ROOT = Path(__file__).parents[2]
 NEEDS = {
     "checkpoints": ("gguf", "transformers", "accelerate", "safetensors"),
+    "export_executorch": ("executorch",),
     "export_onnx": ("onnxscript", "onnxruntime"),
+    "export_targets": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),
     "transformers": ("transformers", "accelerate", "peft", "safetensors"),
 }  # optional packages of the code on a page
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -39,7 +41,8 @@ class TestDocs(unittest.TestCase):
         code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
         done = forks.run(code)
         assert done.returncode == 0, done.stderr
-        for line in re.findall(r"^# (.*)$", code, re.M):
+        indented = re.findall(r"^ +print\(.*\n +# (.*)$", code, re.M)
+        for line in [*re.findall(r"^# (.*)$", code, re.M), *indented]:
             assert line in done.stdout, f"{line!r} not in {done.stdout!r}"
 
     def test_readme_prints_what_it_says(self):
