@@ -18,7 +18,6 @@ from docs import (
     gallery_tables,
     gpu_tables,
     migrating_tables,
-    module_tables,
     optimizers_tables,
     scaled_tables,
     training_tables,
@@ -164,7 +163,6 @@ def _short(x: float) -> str:
 
 # By page: the label in the comments around each table, and the function that writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "code_map.md": module_tables.TABLES,
     "distributed.md": distributed_tables.TABLES,
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery_tables.gallery},
