@@ -16,6 +16,8 @@ NEEDS = {
     "export_executorch": ("executorch",),
     "export_onnx": ("onnxscript", "onnxruntime"),
     "export_targets": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),
+    "lower": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),
+    "train": ("sklearn",),
     "transformers": ("transformers", "accelerate", "peft", "safetensors"),
 }  # optional packages of the code on a page
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
