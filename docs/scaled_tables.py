@@ -28,12 +28,12 @@ from tests.support import pages
 
 
 def operators() -> str:
-    """The operators of hop.scaled, one row for each family."""
+    """The operators of hop.scaled without their overloads, one row for each family."""
     found: dict[str, list[str]] = {}
     for op, roles in SCALED.items():
-        name = str(op).removeprefix("aten.").removesuffix(".default")
-        found.setdefault(roles.family.name, []).append(f"`{name}`")
-    rows = [[family, " ".join(sorted(names))] for family, names in found.items()]
+        name = str(op).removeprefix("aten.").rsplit(".", 1)[0]
+        found.setdefault(roles.family.name, []).append(name)
+    rows = [[family, " ".join(f"`{name}`" for name in sorted({*names}))] for family, names in found.items()]
     return pages.table([["family", "operators"], *rows])
 
 
