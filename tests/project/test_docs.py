@@ -1,13 +1,16 @@
 """The code on the pages runs, the commands exist, and their links lead somewhere."""
 
+import importlib
 import importlib.util
 import re
 import unittest
 from pathlib import Path
 
 import pytest
+import torch
 from parameterized import parameterized
 
+import hop
 from tests.support import forks
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +34,26 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M))
     return {word.strip().replace(" ", "-") for word in words}
+
+
+FILES = {"hop.json"}  # names of files that read like names in the package
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, an attribute of one, or an annotated attribute of a class."""
+    path, *rest = name.split(".")
+    found: object = hop
+    for part in rest:
+        path += f".{part}"
+        if part in getattr(found, "__annotations__", {}) and not hasattr(found, part):
+            return True
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif importlib.util.find_spec(path) is not None:
+            found = importlib.import_module(path)
+        else:
+            return False
+    return True
 
 
 class TestDocs(unittest.TestCase):
@@ -70,6 +93,14 @@ class TestDocs(unittest.TestCase):
     def test_headings_that_links_name(self, _name, page):
         for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
             assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+    @parameterized.expand([(p.stem, p) for p in PAGES if p.stem != "CHANGELOG"])  # which has old names, too
+    def test_names_exist(self, _name, page):
+        """Each `hop.…` outside of code blocks is a name of the package or an operator in torch.ops.hop."""
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        names = set(re.findall(r"`(hop(?:\.\w+)+)", text)) - FILES
+        operators = {f"hop.{name}" for name in ("gelu_mul", "hadamard", "silu_mul") if hasattr(torch.ops.hop, name)}
+        assert not (unknown := {name for name in names - operators if not exists(name)}), unknown
 
     def test_folders_of_the_map(self):
         """The map of the code names every folder with modules, and only what exists."""
