@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/algorithms_runs.md, from the results of benchmarks.algorithms and its peer."""
+"""The tables and the picture of docs/algorithms.md, from the results of benchmarks.algorithms and its peer."""
 
 import statistics
 from typing import Any
