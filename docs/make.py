@@ -131,7 +131,7 @@ def _spelled(*quantizers: Quantizer | None) -> list[str]:
 
 
 def lacks() -> str:
-    """What works with some versions of torch alone."""
+    """What some versions of torch lack."""
     tested = [".".join(map(str, v)) for v in versions.TESTED]
     rows = []
     for lack in versions.LACKS.values():
@@ -141,13 +141,13 @@ def lacks() -> str:
 
 
 def changes() -> str:
-    """What is changed inside PyTorch, and what the library goes around."""
+    """Faults of PyTorch that the library patches or avoids."""
     rows = []
     for patch in patches.PATCHES.values():
         shown = [v for v in versions.TESTED if patch.has_fault(v)]
         spelled = "all" if len(shown) == len(versions.TESTED) else ", ".join(".".join(map(str, v)) for v in shown)
         rows.append([patch.fault, spelled, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
-    return pages.table([["what PyTorch does by itself", "versions", "changed", "reported"], *rows])
+    return pages.table([["fault in PyTorch", "versions", "patched module", "reported"], *rows])
 
 
 def _short(x: float) -> str:
