@@ -49,7 +49,7 @@ def _loss(own: dict[str, Any], algorithm: str) -> str:
     if algorithm == NEAREST:
         return f"{mean:.4f}"
     before = statistics.mean(own[NEAREST]["losses"][: len(after)])
-    return f"{mean:.4f} ({round(100 * (mean / before - 1)):+d} %)"
+    return f"{mean:.4f} ({round(100 * (mean / before - 1)):+d}\u00a0%)"
 
 
 def cost() -> str:
