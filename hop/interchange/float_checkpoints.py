@@ -6,8 +6,7 @@ int8.
     NF4             codes of the flat tensor, the first in the highest bits; absmax, or codes of it by a map in blocks
     int8            weight (N, K) and SCB, the amax of each row
 
-Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional; of NF4, Dettmers et al. 2023,
-"QLoRA".
+Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional.
 """
 
 import math
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, number, quantizer_of_floats
 from hop.numerics import blocks, spelling
-from hop.numerics.formats import E2M1, E4M3, INT8, Codebook
+from hop.numerics.formats import E2M1, E4M3, INT8, NF4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 from hop.numerics.stored_scales import StoredScales
@@ -26,13 +25,6 @@ from hop.numerics.stored_scales import StoredScales
 _NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
 
 _MOST_DIMENSIONS = 64  # of PyTorch's tensors
-_QUANTILES = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-NF4 = Codebook("nf4", 4, torch.uint8, _QUANTILES)
-spelling.register_constant(NF4.name, NF4)
 
 
 def read_fp8_blocks(parts: Parts, config: Config) -> Weight:

@@ -8,7 +8,8 @@ A float format with sign s, exponent e of E bits and mantissa m of M bits, bias 
 
     e > 0:  (-1)^s · 2^(e - b) · (1 + m / 2^M)          e = 0:  (-1)^s · 2^(1 - b) · m / 2^M
 
-Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL.
+Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL;
+Dettmers et al. 2023, QLoRA, appendix E, for NF4.
 """
 
 import itertools
@@ -45,6 +46,7 @@ __all__ = [
     "IQ4_NL",
     "LINEAR4_UNSIGNED",
     "LINEAR4_UNSIGNED_ZERO",
+    "NF4",
     "TERNARY",
     "UINT2",
     "UINT4",
@@ -317,9 +319,21 @@ LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 
 LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
 IQ4_NL = Codebook("iq4_nl", 4, torch.uint8, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
+# The 4-bit NormalFloat of bitsandbytes.
+NF4 = Codebook(
+    "nf4",
+    4,
+    torch.uint8,
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+)
+
 FORMATS = (
     *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0, UTERNARY, UINT2, INT3, INT5, UINT5, INT6, UINT6),
-    *(IQ4_NL, DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
+    *(IQ4_NL, NF4, DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
 )
 
 for _format in (*FORMATS, INT16):

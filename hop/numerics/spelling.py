@@ -14,8 +14,10 @@ time.
 
 import dataclasses
 import functools
+import importlib
 import json
 import math
+import pkgutil
 import re
 from typing import Any, cast
 
@@ -102,6 +104,14 @@ def declares_fields(cls: type) -> bool:
 def register_constant(name: str, value: Any) -> None:
     """Spell a value equal to `value` as `name`."""
     _constants[name] = value
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import every module of this package. `import hop` leaves out those of integer functions, for example."""
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
 
 
 def read(text: str, expected: type = Value) -> Any:
@@ -230,6 +240,8 @@ class _Parser:
             return self.tuple()
         if kind == "name" and word in _WORDS:
             return _WORDS[word]
+        if kind == "name" and word not in _classes and word not in _constants:
+            _import_all()
         if kind == "name" and word in _classes and declares_fields(_classes[word]):
             return self.instance(_classes[word], before)
         if kind == "name" and word in _constants:

@@ -76,12 +76,6 @@ def swap(model, make):
             new.load_state_dict(layer.state_dict())
             setattr(model, name, new.to(layer.weight.device))
 """.strip()
-_NF4 = (
-    "nf4 = hop.formats.Codebook(\"nf4\", 4, torch.uint8, (-1.0, -0.6961928009986877, -0.5250730514526367, "
-    "-0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, "
-    "0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, "
-    "0.7229568362236023, 1.0)); "
-)  # fmt: skip
 _FP4 = (
     'fp4 = hop.formats.Codebook("fp4", 4, torch.uint8, (-1.0, -2/3, -1/2, -1/3, -1/4, -1/6, -1/192, 0.0, 1/192, 1/6, '
     "1/4, 1/3, 1/2, 2/3, 1.0)); "
@@ -119,9 +113,9 @@ BITSANDBYTES = (
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear4bit(*a, **k, quant_type=\"nf4\", compute_dtype=torch.float32, "
         "compress_statistics=False))",
-        _NF4 + "hop.quantize_(model, hop.Quantizer(nf4, (1, 64)))",
-        "No format of ours has these numbers; as a constant of yours they give equal ones. Their weights are flat in "
-        "blocks of 64, ours in groups of 64 along the inputs. Without gradients of weights in both",
+        "hop.quantize_(model, hop.Quantizer(hop.formats.NF4, (1, 64)))",
+        "Their weights are flat in blocks of 64, ours in groups of 64 along the inputs. Neither has gradients of "
+        "weights",
         result="evaluated(model, x)", bound=1e-5, size=1.0,
     ),
     Row(
@@ -139,7 +133,7 @@ BITSANDBYTES = (
     ),
     Row(
         "y = F.dequantize_4bit(*F.quantize_4bit(w, quant_type=\"nf4\"))",
-        _NF4 + "y = hop.fake_quantize(hop.Quantizer(nf4, (64,), flat=True), w)",
+        "y = hop.fake_quantize(hop.Quantizer(hop.formats.NF4, (64,), flat=True), w)",
         "Equal", result="y",
     ),
     Row(
