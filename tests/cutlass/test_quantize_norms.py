@@ -256,10 +256,10 @@ class TestAsked(unittest.TestCase):
         assert self.declined(norm, presets.INT8_ROW, x, [64]) == ""
         assert self.declined(aten.layer_norm.default, presets.FP8_1X128, x, [64]) == ""
         for words, op, q, *args in (
-            ("for results that are quantized", norm, BF16, x, [64]),
+            ("for quantized results", norm, BF16, x, [64]),
             ("an operand is float64", norm, presets.INT8_ROW, x.double(), [64]),
             ("for norms of the last dimension", norm, presets.INT8_ROW, x, [4, 64]),
-            ("rows of batch_norm have no sums", aten.batch_norm.default, presets.INT8_ROW, x),
+            ("batch_norm does not reduce rows", aten.batch_norm.default, presets.INT8_ROW, x),
             ("an operand is quantized", norm, presets.INT8_ROW, hop.quantize(presets.INT8_ROW, x).operand, [64]),
             ("groups within them", norm, presets.INT8_TENSOR, x, [64]),
             ("not of blocks of", norm, presets.FP8_128X128, x, [64]),
