@@ -359,9 +359,9 @@ def test_product_without_the_kernel():
     for q, own, options, reason in (
         (presets.NVFP4, factor, (None, list(ROWWISE)), "one scale for each"),
         (presets.FP8_TENSOR, factor, (None, list(ROWWISE)), "blocks within rows"),
-        (presets.INT8_TENSOR_STATIC, factor, (torch.ones(1, 1), list(ROWWISE)), "with scales that are found"),
-        (presets.INT8_ROW, torch.rand(4, 1), (None, list(ROWWISE)), "for a factor in float32 of each column"),
-        (presets.INT8_ROW, factor.double().float()[:, :1], (None, list(ROWWISE)), "for a factor in float32"),
+        (presets.INT8_TENSOR_STATIC, factor, (torch.ones(1, 1), list(ROWWISE)), "with scales from a rule"),
+        (presets.INT8_ROW, torch.rand(4, 1), (None, list(ROWWISE)), "for a float32 factor per column"),
+        (presets.INT8_ROW, factor.double().float()[:, :1], (None, list(ROWWISE)), "for a float32 factor"),
     ):
         scale, usages = options
         call = (str(q), x, scale, None, None, usages, own)
