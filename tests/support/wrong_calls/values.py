@@ -50,7 +50,7 @@ RULES = [
         "microscaling_rounding",
         ValueError,
         lambda: rules.Microscaling(rounding="up"),
-        "rounding | 'up' | must be one of ('rceil', 'floor', 'ceil', 'even') | take one of them",
+        "rounding | 'up' | must be one of ('rceil', 'floor', 'ceil', 'even') | use one of them",
     ),
     wrong(
         "microscaling_exponent",
@@ -93,7 +93,7 @@ RULES = [
         "fixed_point_rounding",
         ValueError,
         lambda: requantization.FixedPoint(rounding="up"),
-        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even', 'ruy') | take one of them",
+        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even', 'ruy') | use one of them",
     ),
     wrong(
         "decoded_dtype",
@@ -124,7 +124,7 @@ RULES = [
         "format_dtype",
         ValueError,
         lambda: formats.Integer("x", 8, torch.float32, -128, 127),
-        "dtype | torch.float32 | must be one of (torch.int8, torch.uint8 | take one of them",
+        "dtype | torch.float32 | must be one of (torch.int8, torch.uint8 | use one of them",
     ),
     wrong(
         "format_range",
@@ -172,7 +172,7 @@ RULES = [
         "format_powers",
         ValueError,
         lambda: formats.PowerOfTwo("x", 8, torch.uint8, bias=300),
-        "bias | 300 | must lie between 2^-127 and 2^127 | give one such as 127",
+        "bias | 300 | must be between 2^-127 and 2^127 | give one such as 127",
     ),
 ]
 
@@ -215,6 +215,6 @@ NAMES = [
         "name_buffer",
         AttributeError,
         lambda: setattr(rows(2, 4), "zero_point", torch.ones(2, 1)),
-        "zero_point | 'zero_point' | has the buffers ('codes', 'scale') | make a tensor with it",
+        "zero_point | 'zero_point' | has the buffers ('codes', 'scale') | create a tensor that has it",
     ),
 ]
