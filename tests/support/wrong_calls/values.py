@@ -177,34 +177,34 @@ RULES = [
 ]
 
 NAMES = [
-    wrong("name_hop", AttributeError, lambda: hop.quantise, "hop | 'quantise' | has no attribute | take quantize"),
+    wrong("name_hop", AttributeError, lambda: hop.quantise, "hop | 'quantise' | has no attribute | use quantize"),
     wrong(
         "name_preset",
         AttributeError,
         lambda: presets.INT8_ROWS,
-        "hop.presets | 'INT8_ROWS' | has no attribute | take INT8_ROW",
+        "hop.presets | 'INT8_ROWS' | has no attribute | use INT8_ROW",
     ),
     wrong(
         "name_preset_case",
         AttributeError,
         lambda: presets.int8_row,
-        "hop.presets | 'int8_row' | has no attribute | take INT8_ROW",
+        "hop.presets | 'int8_row' | has no attribute | use INT8_ROW",
     ),
-    wrong("name_format", AttributeError, lambda: formats.INT9, "hop.formats | 'INT9' | has no attribute | take INT"),
+    wrong("name_format", AttributeError, lambda: formats.INT9, "hop.formats | 'INT9' | has no attribute | use INT"),
     wrong(
         "name_scheme",
         AttributeError,
         lambda: schemes.INT8_DYNAMICS,
-        "hop.schemes | 'INT8_DYNAMICS' | has no attribute | take INT8_DYNAMIC",
+        "hop.schemes | 'INT8_DYNAMICS' | has no attribute | use INT8_DYNAMIC",
     ),
-    wrong("name_rule", AttributeError, lambda: rules.AMAX, "hop.scale_rules | 'AMAX' | has no attribute | take Amax"),
+    wrong("name_rule", AttributeError, lambda: rules.AMAX, "hop.scale_rules | 'AMAX' | has no attribute | use Amax"),
     wrong(
         "name_convention",
         AttributeError,
         lambda: requantization.Fixed,
-        "hop.requantization | 'Fixed' | has no attribute | take FixedPoint",
+        "hop.requantization | 'Fixed' | has no attribute | use FixedPoint",
     ),
-    wrong("name_layout", AttributeError, lambda: layouts.Tile, "hop.layouts | 'Tile' | has no attribute | take Tiled"),
+    wrong("name_layout", AttributeError, lambda: layouts.Tile, "hop.layouts | 'Tile' | has no attribute | use Tiled"),
     wrong(
         "name_far",
         AttributeError,
