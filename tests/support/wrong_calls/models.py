@@ -327,46 +327,46 @@ OPTIMIZERS = [
         "optimizer_lr",
         ValueError,
         lambda: adamw(lr=-1),
-        "lr | -1 | must be at least 0 and finite | give such a number",
+        "lr | -1 | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_text",
         TypeError,
         lambda: adamw(lr="x"),
-        "lr | 'x' | must be at least 0 and finite | give such a number",
+        "lr | 'x' | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_none",
         TypeError,
         lambda: adamw(lr=None),
-        "lr | None | must be at least 0 and finite | give such a number",
+        "lr | None | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_tensor",
         ValueError,
         lambda: adamw(lr=floats(3)),
-        "lr | (3,) | must be a number or a tensor of one element | give such a number",
+        "lr | (3,) | must be a number or a tensor of one element | use such a number",
     ),
     wrong(
         "optimizer_beta",
         ValueError,
         lambda: adamw(betas=(1.0, 0.9)),
-        "betas[0] | 1.0 | must be at least 0 and below 1 | give such a number",
+        "betas[0] | 1.0 | must be at least 0 and below 1 | use such a number",
     ),
     wrong(
-        "optimizer_betas", TypeError, lambda: adamw(betas=0.9), "betas | 0.9 | must be two numbers | give such numbers"
+        "optimizer_betas", TypeError, lambda: adamw(betas=0.9), "betas | 0.9 | must be two numbers | use such numbers"
     ),
     wrong(
         "optimizer_one_beta",
         TypeError,
         lambda: adamw(betas=(0.9,)),
-        "betas | (0.9,) | must be two numbers | give such numbers",
+        "betas | (0.9,) | must be two numbers | use such numbers",
     ),
     wrong(
         "optimizer_eps",
         ValueError,
         lambda: adamw(eps=-1),
-        "eps | -1 | must be at least 0 and finite | give such a number",
+        "eps | -1 | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_state",
@@ -411,13 +411,13 @@ OPTIMIZERS = [
         "optimizer_differentiable",
         ValueError,
         lambda: adamw(differentiable=True),
-        "differentiable | True | must be False | leave it out",
+        "differentiable | True | must be False | omit it",
     ),
     wrong(
         "optimizer_nesterov",
         ValueError,
         lambda: hop.optim.SGD(parameters(), nesterov=True),
-        "nesterov | got 0.0 and 0.0 | needs a momentum above 0 and a dampening of 0 | give such numbers",
+        "nesterov | got 0.0 and 0.0 | needs a momentum above 0 and a dampening of 0 | use such values",
     ),
     wrong(
         "optimizer_sparse",
@@ -431,7 +431,7 @@ OPTIMIZERS = [
         lambda: stepped(floats(4, 4) / 0, error_if_nonfinite=True),
         "gradient | shape (4, 4) | must be finite | skip the step",
     ),
-    wrong("optimizer_closure", TypeError, lambda: adamw().step(3), "closure | 3 | must be a function | leave it out"),
+    wrong("optimizer_closure", TypeError, lambda: adamw().step(3), "closure | 3 | must be a function | omit it"),
     wrong(
         "optimizer_load",
         ValueError,
