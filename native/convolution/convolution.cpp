@@ -54,7 +54,7 @@ Convolution::Convolution(const hop_convolution& convolution, int threads)
     panels = ceil_div(outputs, kBlock), slices = depthwise ? ceil_div(taps, 4) : ceil_div(taps * inputs, kSlice);
 }
 
-// Merges pixel dimensions without borders or strides into one line.
+// Merges all pixels of a 1x1 convolution without strides and borders into one line.
 void Convolution::flatten() {
     for (const Dimension& d : dims)
         if (d.kernel != 1 || d.stride != 1 || d.padding != 0 || d.size != d.outputs) return;
