@@ -27,7 +27,7 @@ class Patch:
 
     name: str
     fault: str
-    """What PyTorch does without the patch."""
+    """The behavior of PyTorch without the patch."""
     reported: tuple[str, ...]
     """PyTorch issues and pull requests about it."""
     since: Version | None = None

@@ -153,11 +153,11 @@ class FoldedBatchNorm(nn.Module):
         return torch.sqrt(self.running_var + self.eps)
 
     def _multiplier(self, sigma: Tensor) -> Tensor:
-        """gamma / sigma."""
+        """The multiplier of each channel, gamma / sigma."""
         return 1 / sigma if self.weight is None else self.weight.to(sigma.dtype) / sigma
 
     def _shift(self, bias: Tensor | None, mean: Tensor, m: Tensor) -> Tensor:
-        """(b - mean) · m + beta."""
+        """The shift of each channel, (b - mean) · m + beta."""
         result = (-mean if bias is None else bias.to(m.dtype) - mean) * m
         return result if self.bias is None else result + self.bias.to(m.dtype)
 

@@ -11,7 +11,7 @@ from hop.numerics.quantizer import Quantizer
 
 
 class _Left(NamedTuple):
-    """What a source attaches to its result."""
+    """The attribute that a source attaches to its result."""
 
     of: Any  # weak reference to the result, because copies get the attribute too
     version: int | None  # version counter of the result
@@ -24,7 +24,7 @@ class _Left(NamedTuple):
 
 
 def _nothing() -> None:
-    """Stands for a dead weak reference."""
+    """A substitute for a dead weak reference."""
 
 
 class Source:

@@ -119,7 +119,7 @@ _LN2_LOW = 1.8206359985041462e-09
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u))."""
+    """GELU with tanh, x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u))."""
     return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 

@@ -166,7 +166,7 @@ class Tiled(Layout):
             )
 
     def matrix(self, shape: Sequence[int]) -> tuple[int, int]:
-        """(R, K)."""
+        """The number of rows R and columns K of the matrix that a tensor of this shape is stored as."""
         rows, *rest = reversed(shape) if self.columns else shape
         return rows, math.prod(rest)
 
@@ -191,8 +191,15 @@ class Tiled(Layout):
         return (low + high * 16).to(torch.uint8)
 
     def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
-        """Codes of some rows of a matrix, of `size` each, in the plain form: a byte for each of 8 bits, and one for two
-        of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
+        """Read the codes of some rows of a matrix with `size` columns, in the plain form.
+
+        8-bit codes take one byte each, two 4-bit codes share one. Only the bytes of these rows are read.
+
+        Args:
+            packed: the packed codes.
+            at: the indices of existing rows, an integer tensor.
+            size: the number of columns.
+        """
         panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
         tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
         codes = packed.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
@@ -222,10 +229,10 @@ class Tiled(Layout):
 
 
 def sums_described(columns: bool) -> dict[str, tuple[torch.dtype, Block]]:
-    """What sums are, as Layout.stored says it."""
+    """The buffer of sums, described as in Layout.stored."""
     return {"code_sums": (torch.int32, (-1, 1) if columns else (1, -1))}
 
 
 def sums_of(codes: Tensor, columns: bool) -> dict[str, Tensor]:
-    """Σ codes of each row of a matrix, (R, 1), or (1, R) of its columns."""
+    """The sums of the codes of each row of a matrix, (R, 1), or of its columns, (1, R)."""
     return {"code_sums": codes.sum(0 if columns else 1, keepdim=True, dtype=torch.int32)}

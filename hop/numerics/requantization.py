@@ -186,7 +186,7 @@ class FixedPoint(Requantization):
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
     def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        """M, in float64."""
+        """The multiplier M, in float64."""
         wide = torch.float64
         if self.multiplier == "float32":
             return (lhs * rhs / scale).to(wide)

@@ -102,7 +102,7 @@ class Rule(Value):
     """Whether the caller always gives the scale, found beforehand."""
 
     is_delayed: ClassVar[bool] = False
-    """Whether the caller gives the amax of earlier steps (Delayed)."""
+    """Whether the caller passes the amax of earlier steps (Delayed)."""
 
     is_sum: ClassVar[bool] = False
     """Whether a scale is computed from a sum over its block, whose order matters."""
@@ -128,7 +128,7 @@ class Rule(Value):
 
     @property
     def scale_is_stored(self) -> bool:
-        """Whether s is the first stored tensor itself."""
+        """Whether the scale s is the first stored tensor itself."""
         return type(self).scale_of is Rule.scale_of
 
     def of_ends(self) -> "Rule":
@@ -189,7 +189,7 @@ class Rule(Value):
         return scale
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
-        """s, in float32."""
+        """The scale s, in float32."""
         return tensors[0]
 
     def offset_of(self, tensors: Sequence[Tensor]) -> Tensor | None:

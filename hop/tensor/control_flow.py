@@ -1,4 +1,4 @@
-"""QuantizedTensor in PyTorch's control flow operators: how it is taken apart and put together.
+"""QuantizedTensor in PyTorch's control flow operators: how it is split and reassembled.
 
 hop_tensor(quantizer, buffers, usages, shape, dtype) -> tensor        in exported programs, from its own buffers
 """

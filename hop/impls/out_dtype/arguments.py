@@ -121,7 +121,7 @@ class Inner:
 
 
 def _length(argument: Any) -> int:
-    """N of an argument of type int[N], else 0."""
+    """The length N of an argument of type int[N], else 0."""
     return argument.N or 0
 
 

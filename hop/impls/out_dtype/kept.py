@@ -71,5 +71,5 @@ def kept(op: OpOverload) -> frozenset[str]:
 
 
 def kept_integers(op: OpOverload) -> frozenset[str]:
-    """Names of the arguments of `op` that keep their dtype if they hold integers or booleans."""
+    """Names of the arguments of `op` that keep their dtype if they are integers or booleans."""
     return _INTEGERS | _INTEGERS_OF_OPERATOR.get(op._schema.name, set())

@@ -66,7 +66,7 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
 
 @collective(ops.all_gather_into_tensor.default)
 def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any:
-    """codes and scales of all processes; a scale of a whole first dimension serves its part of it"""
+    """codes and scales of all processes; a scale of the whole first dimension applies to its process's part"""
     t = rows(t, size)
     shape = (t.shape[0] * size, *t.shape[1:])
     quantizer = views.joined(t, [t.shape[0]] * size, 0, shape)
@@ -75,7 +75,7 @@ def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any
 
 @collective(ops.all_gather_into_tensor_coalesced.default)
 def all_gather_coalesced(op: OpOverload, tensors: Sequence[Any], size: int, group: Any) -> Any:
-    """as all_gather_into_tensor, each"""
+    """as all_gather_into_tensor, for each tensor"""
     return [ops.all_gather_into_tensor(t, size, group) for t in tensors]
 
 
@@ -87,7 +87,7 @@ def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: Any) -> An
 
 @collective(ops.all_to_all_single.default)
 def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Any:
-    """codes and scales; where one serves a whole first dimension, each part gets it"""
+    """codes and scales; a scale of the whole first dimension is sent with each part"""
     t = rows(t, len(sent))
     shape, quantizer = received_shape(t, received)
     parts = cut(t, sent)
@@ -104,14 +104,14 @@ def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent
 
 @collective(ops.all_reduce.default)
 def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Any) -> Tensor:
-    """the sum, mean, largest or least, of numbers that travel as codes: plain, equal in all processes"""
+    """a plain tensor with the sum, mean, maximum or minimum, equal on all processes; codes are sent"""
     reduce = reduction_of(op, reduction)
     return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
 
 
 @collective(ops.reduce_scatter_tensor.default)
 def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: Any) -> Tensor:
-    """as all_reduce, of this process's rows"""
+    """as all_reduce, for this process's rows"""
     reduce, n = reduction_of(op, reduction), part_size(op, t, size)
     try:
         parts = cut(t, [n] * size)
@@ -129,13 +129,13 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
 
 @collective(ops.all_reduce_coalesced.default)
 def all_reduce_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, group: Any) -> Any:
-    """as all_reduce, each"""
+    """as all_reduce, for each tensor"""
     return [ops.all_reduce(t, reduction, group) for t in tensors]
 
 
 @collective(ops.reduce_scatter_tensor_coalesced.default)
 def reduce_scatter_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, size: int, group: Any) -> Any:
-    """as reduce_scatter_tensor, each"""
+    """as reduce_scatter_tensor, for each tensor"""
     return [ops.reduce_scatter_tensor(t, reduction, size, group) for t in tensors]
 
 
@@ -148,7 +148,7 @@ def wait(op: OpOverload, t: QuantizedTensor) -> Any:
 def _register_wrapping() -> None:
     @implements(ops._wrap_tensor_autograd.default)
     def wrapped(op: OpOverload, t: QuantizedTensor) -> Any:
-        """waited for: a tensor that waits when it is used hides what it is"""
+        """waited for: a wrapper that waits on first use hides the QuantizedTensor"""
         return ops.wait_tensor(t)
 
 
