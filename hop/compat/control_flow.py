@@ -41,7 +41,7 @@ RULES: dict[type, Rules] = {}
 
 
 class _Held(NamedTuple):
-    """How an operand is passed: as how many tensors, and whether its gradient proxy is the first."""
+    """The form in which an operand is passed: the number of tensors, and whether its gradient proxy is the first."""
 
     rules: Rules
     form: Any
@@ -202,7 +202,7 @@ def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Func
 
 @dataclass(frozen=True)
 class Operator:
-    """How a higher-order operator takes its arguments, by position."""
+    """The arguments of a higher-order operator, by position."""
 
     functions: tuple[int, ...]
     groups: tuple[int, ...]

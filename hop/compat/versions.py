@@ -25,7 +25,7 @@ class Lack:
     what: str
     """The feature, as a user calls it."""
     instead: str
-    """What happens instead, and what to do."""
+    """The actual behavior, and what to do."""
     until: Version | None = None
     """The first tested version with which it works; None if there is none yet."""
     since: Version | None = None

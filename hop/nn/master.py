@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Gathering:
-    """How FSDP2 gathers one weight.
+    """The settings with which FSDP2 gathers one weight.
 
     Args:
         quantizer: the quantizer of the weight.

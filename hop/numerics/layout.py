@@ -33,7 +33,7 @@ class Layout(Value):
     """Whether the codes are stored as in the plain layout, so that readers of that can read them."""
 
     panel: ClassVar[int] = 1
-    """How many rows of a matrix are stored together."""
+    """The number of rows of a matrix that are stored together."""
 
     is_decoded: ClassVar[bool] = False
     """Whether decoded values are stored, which cannot be turned into codes again."""
@@ -96,7 +96,7 @@ class Layout(Value):
         return {}
 
     def per_byte(self, format: Format) -> int:
-        """How many codes share an element of the buffer, along the last dimension."""
+        """The number of codes in an element of the buffer, along the last dimension."""
         return 1
 
     def suits(self, device: torch.device) -> bool:

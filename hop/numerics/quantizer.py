@@ -29,7 +29,7 @@ __all__ = ["Quantizer"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantizer(Value):
-    """How a float tensor is converted to codes and scales.
+    """The conversion of float tensors to codes and scales: format, blocks, and scale rule.
 
     Args:
         format: the number format of elements.

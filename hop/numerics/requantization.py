@@ -58,10 +58,10 @@ _INT32 = (-(2**31), 2**31 - 1)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Convention(Value):
-    """How hop.scaled computes an output's codes, for products (Requantization) or other functions
-    (hop.integer_functions).
+    """The arithmetic by which hop.scaled computes an output's codes.
 
-    This base class has the range of a fused activation.
+    Subclasses are for products (Requantization) or other functions (hop.integer_functions). This base class has the
+    range of a fused activation.
     """
 
     low: float | None = None

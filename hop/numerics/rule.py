@@ -118,7 +118,7 @@ class Rule(Value):
 
     @property
     def requantization(self) -> Convention | None:
-        """How hop.scaled converts an exact sum to codes, if the scale is given; else None."""
+        """The convention by which hop.scaled converts an exact sum to codes, if the scale is given; else None."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Which states of an optimizer are quantized, and by which quantizer."""
+"""The quantizers of an optimizer's states."""
 
 import functools
 from collections.abc import Mapping

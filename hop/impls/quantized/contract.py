@@ -37,7 +37,7 @@ class Options(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which operands need a gradient."""
+    """Flags: the operands that need a gradient."""
 
     x: bool = False
     weight: bool = False

@@ -69,7 +69,7 @@ def bmm(a: Tensor, b: Tensor, row: Tensor | None = None, way: str | None = None)
 
 
 def route(a: Tensor, b: Tensor) -> str:
-    """How `mm` or `bmm` multiplies these operands: "native", "GPU", "int_mm", "floats" or "int32"."""
+    """The method of `mm` or `bmm` for these operands: "native", "GPU", "int_mm", "floats" or "int32"."""
     if a.dtype not in OPERANDS or b.dtype not in OPERANDS:
         return "int32"
     if gpu.takes(a):

@@ -56,7 +56,7 @@ def describe(q: Quantizer) -> Described:
 
 @functools.lru_cache(maxsize=4096)
 def group_of_codes(q: Quantizer, ndim: int) -> int:
-    """How many elements share a scale (0 for a row) in a left factor that is multiplied as codes.
+    """The number of elements per scale (0: a row) of a left factor that is multiplied as codes.
 
     Raises Declined if it is not supported.
     """

@@ -68,7 +68,7 @@ def bits(x: float) -> int:
 
 
 class _Format(NamedTuple):
-    """How native code describes a class of formats."""
+    """The description of a class of formats for native code."""
 
     name: str
     words: Callable[[Any], dict[str, Any]]
@@ -115,7 +115,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """How native code describes a class of scale rules."""
+    """The description of a class of scale rules for native code."""
 
     name: str
     words: Callable[[Any, Format], dict[str, Any]] = lambda rule, format: {}

@@ -20,7 +20,7 @@ from hop.tensor.quantized import QuantizedTensor
 
 
 class Parts(NamedTuple):
-    """How `rows` rows are split into one part per process."""
+    """The split of `rows` rows into one part per process."""
 
     rows: int
     processes: int
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 
 
 def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
-    """How many rows of the tensor one row of each buffer serves; -1 for all."""
+    """For each buffer, the number of rows of the tensor that one of its rows serves; -1 for all."""
     rows = {name: blocks.per_dimension(block, ndim)[0] for name, (_, block) in quantizer.stored().items()}
     return {"codes": 1} | rows
 
