@@ -267,7 +267,7 @@ class TestAsked(unittest.TestCase):
             ("which must be given", norm, presets.NVFP4, x, [64]),
             ("of at most 16384 elements", norm, presets.INT8_ROW, torch.zeros(1, LONGEST + 16), [LONGEST + 16]),
             ("for int8, int4, fp8 and fp4", norm, presets.TERNARY_ROW, x, [64]),
-            ("that are not empty", norm, presets.INT8_ROW, x[:0], [64]),
+            ("non-empty tensors of known sizes", norm, presets.INT8_ROW, x[:0], [64]),
             ("for two factors of one shape", torch.ops.hop.silu_mul.default, presets.INT8_ROW, x, x[:1]),
             ("not exp", aten.exp.default, presets.INT8_ROW, x),
             ("weight is not float32", norm, presets.INT8_ROW, x, [64], torch.zeros(64, dtype=torch.int8)),

@@ -666,7 +666,7 @@ class TestSchemes(unittest.TestCase):
             ),
             (
                 ValueError,
-                "multiplies codes, and lhs is None",
+                "multiplies codes, but lhs is None",
                 {"lhs": None, "rhs": row, "grad": row, "backward": "quantized"},
             ),
             (ValueError, "whose zero points differ", {"lhs": affine, "rhs": row, "grad": row, "backward": "quantized"}),

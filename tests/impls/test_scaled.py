@@ -2481,7 +2481,7 @@ class TestPack(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, r"pack: weight must be a QuantizedTensor, got \[1.0\]"):
             hop.pack([1.0])
         for format in (INT8, INT4):
-            with self.assertRaisesRegex(ValueError, f"layout=.*floats.*{format.name}"):
+            with self.assertRaisesRegex(ValueError, f"layout=.*float formats.*{format.name}"):
                 Quantizer(format, layout=Decoded())
 
 
@@ -2810,7 +2810,7 @@ class TestErrors(unittest.TestCase):
     def test_an_operator_that_is_none(self):
         """The one that is meant is named; else all, without overloads."""
         for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
-            with self.assertRaisesRegex(ValueError, "must be an operator overload .*take aten.linear.default$"):
+            with self.assertRaisesRegex(ValueError, "must be an operator overload .*use aten.linear.default$"):
                 hop.scaled(op, FLOAT, X, W)
         with self.assertRaisesRegex(ValueError, "an operator that hop.scaled supports, got .*sin.* mm, "):
             hop.scaled(aten.sin.default, FLOAT, X)

@@ -405,7 +405,7 @@ def test_declines():
         return reason_of(native_quantize.QUANTIZE, call)
 
     assert "float64" in reason(q, x.double(), None, None, None, ROWWISE)
-    assert "not empty" in reason(q, x[:0], None, None, None, ROWWISE)
+    assert "non-empty" in reason(q, x[:0], None, None, None, ROWWISE)
     assert "meta" in reason(q, x.to("meta"), None, None, None, ROWWISE)
     assert "needs a scale" in reason(str(presets.INT8_TENSOR_STATIC), x, None, None, None, ROWWISE)
     assert "a scale in" in reason(q, x, torch.ones(1), None, None, ROWWISE)

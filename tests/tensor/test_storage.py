@@ -254,7 +254,9 @@ class TestRefused(InFile):
         data = self.path.read_bytes()
         for damaged in (data[:-100], data[:20], b"", b"\xff" * 64):
             self.path.write_bytes(damaged)
-            with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name} is no whole file of safetensors"):
+            with self.assertRaisesRegex(
+                ValueError, f"load_file: .*{self.path.name} is not a complete safetensors file"
+            ):
                 load_file(self.path)
         self.path.unlink()
         with self.assertRaises(FileNotFoundError):
