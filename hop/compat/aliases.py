@@ -1,4 +1,4 @@
-"""Other names of modules: `hop.formats` for hop.numerics.formats, and the names of earlier versions, which warn."""
+"""Other names of modules: `hop.formats` for hop.numerics.formats, and deprecated names of earlier versions."""
 
 import difflib
 import functools
@@ -23,7 +23,7 @@ PUBLIC = {
     "hop.export.onnx": "hop.export.targets.onnx",
 }
 
-RENAMED = {  # since 0.1; they go with 0.3
+RENAMED = {  # since 0.1, removed in 0.3
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("blocks", "copies", "memory_format", "packing", "spelling")},
     "hop.scaling": "hop.numerics.scale_rules",
     "hop.proto": "hop.tensor.proto",
@@ -31,7 +31,7 @@ RENAMED = {  # since 0.1; they go with 0.3
 }
 
 
-NAMES = {  # in modules, likewise: their places now
+NAMES = {  # likewise names in modules: their current places
     "hop.numerics.scale_rules": {"Given": "hop.scale_rules.Static"},
     "hop.numerics.schemes": {
         "INT4_W": "hop.schemes.INT4_WEIGHT_32",
@@ -43,38 +43,38 @@ NAMES = {  # in modules, likewise: their places now
 
 
 def module(name: str, stacklevel: int = 3) -> ModuleType | None:
-    """The module that has another name, by it; None for a name that none has. Warns who is `stacklevel` calls up."""
+    """The module with an alias; None if there is none. Deprecated names warn, `stacklevel` calls up."""
     new = PUBLIC.get(name) or RENAMED.get(name)
     if name in RENAMED:
         shown = "hop.scale_rules" if name == "hop.scaling" else new
-        warnings.warn(f"{name} is now {shown}, and goes with hop 0.3", DeprecationWarning, stacklevel)
+        warnings.warn(f"{name} is now {shown}, and will be removed in hop 0.3", DeprecationWarning, stacklevel)
     return None if new is None else importlib.import_module(new)
 
 
 class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module by its other name."""
+    """An import hook that finds modules by their aliases."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         known = fullname in PUBLIC or fullname in RENAMED
         return importlib.machinery.ModuleSpec(fullname, self) if known else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        original = module(spec.name)  # called by an import statement: Python leaves its own frames out
+        original = module(spec.name)  # called by an import statement: Python leaves its own frames out of the warning
         assert original is not None
         spec.loader_state = original.__spec__
         return original
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run; importlib has just given it the other name's spec."""
+        """Restore the spec: the module has already run, and importlib has just given it the alias's spec."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
-sys.meta_path.insert(0, _Aliases())  # before what may lie about from an earlier version
+sys.meta_path.insert(0, _Aliases())  # before files that an earlier version may have left behind
 
 
 def install() -> None:
-    """Let modules that are imported have their other names as attributes too."""
+    """Add the aliases as attributes to modules that are already imported."""
     parents = {name.rpartition(".")[0] for name in (*PUBLIC, *RENAMED)} - {"hop", "hop.export"}
     for parent in parents | set(NAMES) | set(PUBLIC.values()) & set(sys.modules):
         vars(sys.modules[parent])["__getattr__"] = functools.partial(_named, parent)
@@ -84,7 +84,7 @@ def _named(parent: str, name: str) -> Any:
     new = NAMES.get(parent, {}).get(name)
     if new is not None:
         old = f"{parent.replace('.numerics', '')}.{name}"
-        warnings.warn(f"{old} is now {new}, and goes with hop 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{old} is now {new}, and will be removed in hop 0.3", DeprecationWarning, stacklevel=2)
         of, _, own = new.rpartition(".")
         return getattr(importlib.import_module(of), own)
     if (renamed := module(f"{parent}.{name}")) is None:
@@ -93,11 +93,11 @@ def _named(parent: str, name: str) -> Any:
 
 
 def no_attribute(parent: str, name: str) -> AttributeError:
-    """What a module says of a name that it has not: the name that is nearest, if one is near."""
+    """The error for a name that a module does not have; it suggests the most similar name, if there is one."""
     shown = next((public for public, own in PUBLIC.items() if own == parent), parent)
     message = f"module {shown!r} has no attribute {name!r}"
-    if name.startswith("_"):  # asked of every module, by Python itself
+    if name.startswith("_"):  # Python itself asks every module for such names
         return AttributeError(message)
     known = {own.lower(): own for own in dir(sys.modules[parent]) if not own.startswith("_")}
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    return AttributeError(f"{message}; {f'take {known[near[0]]}' if near else f'call dir({shown}) for its names'}")
+    return AttributeError(f"{message}; {f'use {known[near[0]]}' if near else f'call dir({shown}) for its names'}")

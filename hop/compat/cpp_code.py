@@ -1,4 +1,4 @@
-"""Faults of the C++ that Inductor writes: a record for each, as in `patches`."""
+"""Bugs in the C++ that Inductor generates, each with a `patches` record."""
 
 from typing import Any
 
@@ -28,7 +28,8 @@ def loops_that_do_not_divide() -> Changes:
         return all(known_equal(size % by, 0) for size, by in loops)
 
     def split_if_it_divides(self: Any, nodes: Any) -> Any:
-        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
+        # torch asserts that there is only one shape
+        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}
         return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
 
     yield module.CppScheduling, "try_loop_split", split_if_it_divides

@@ -1,4 +1,4 @@
-"""Versions of torch: the one that runs, those that are tested, and what works with some of them alone."""
+"""Versions of torch: the running one, the tested ones, and features that only work with some of them."""
 
 import re
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ Version = tuple[int, int]
 """The first two numbers of a version of torch."""
 
 TESTED: tuple[Version, ...] = ((2, 11), (2, 13), (2, 15))
-"""Those with which tests are run, docs/versions.md says which; pyproject.toml has the first and the last as bounds."""
+"""The versions that tests run with (docs/versions.md); pyproject.toml has the first and the last as bounds."""
 
 
 def version() -> Version:
-    """That of the torch that runs."""
+    """The version of the running torch."""
     major, minor = re.findall(r"\d+", torch.__version__)[:2]
     return int(major), int(minor)
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What the library does not do with some versions of torch, since they lack what it takes."""
+    """A feature that the library does not support with some versions of torch."""
 
     what: str
-    """What does not work, as a user calls it."""
+    """The feature, as a user calls it."""
     instead: str
-    """What happens instead, and what to do."""
+    """The actual behavior, and what to do."""
     until: Version | None = None
-    """The first tested version with which it works; None of what no version has yet."""
+    """The first tested version with which it works; None if there is none yet."""
     since: Version | None = None
-    """The first tested version with which it does not; None for the first of all."""
+    """The first tested version with which it does not work; None for all before `until`."""
     reported: tuple[str, ...] = ()
-    """Issues and pull requests of PyTorch's that are about it."""
+    """PyTorch issues and pull requests about it."""
 
     def shows(self, torch_version: Version | None = None) -> bool:
-        """Whether that version, by default the one that runs, lacks it."""
+        """Whether a version, by default the running one, lacks the feature."""
         running = version() if torch_version is None else torch_version
         return (self.since is None or running >= self.since) and (self.until is None or running < self.until)
 
@@ -63,4 +63,4 @@ LACKS: dict[str, Lack] = {
         until=(2, 13),
     ),
 }
-"""By name. For each, tests/project/test_versions.py has a probe of the same name, which tells whether it works."""
+"""By name. For each, tests/project/test_versions.py has a probe with the same name, which checks whether it works."""

@@ -261,7 +261,7 @@ class TestErrors(unittest.TestCase):
             ([], ValueError, "batches is empty"),
             (BATCHES[0], TypeError, "batches must be an iterable of batches, got a tensor"),
             (None, TypeError, "got None"),
-            ([(BATCHES[0], BATCHES[0])], TypeError, "gptq: batch 0 is given as"),
+            ([(BATCHES[0], BATCHES[0])], TypeError, "gptq: batch 0 is passed as"),
             ([BATCHES[0] * math.nan], ValueError, "the input of layer '0' has NaN"),
             ([BATCHES[0], BATCHES[1] * math.inf], ValueError, "the input of layer '0' has NaN"),
         ):

@@ -132,7 +132,7 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
         (VECTOR, SUM, MOVE): _NO_CODES,
         (ADD, DIVIDE, MEAN, INTERPOLATE): "its result is no integer times one unit",
         (CONCATENATE,): "operands have scales of their own",
-        (aten.mul.Scalar,): "one factor is plain",
+        (aten.mul.Scalar,): "one factor is not quantized",
         (aten.clamp.default, aten.hardtanh.default, aten.relu6.default): "bounds are no multiples of the scale",
     },
     "placements of scaled": {

@@ -654,11 +654,19 @@ class TestSchemes(unittest.TestCase):
                 {"lhs": row, "rhs": row, "output": Quantizer(INT8, stochastic=True)},
             ),
             (ValueError, "backward must be one of .* got 'none'", {"lhs": row, "rhs": row, "backward": "none"}),
-            (ValueError, "grad is what backward='quantized'", {"lhs": row, "rhs": row, "grad": row}),
-            (ValueError, "grad is what backward='quantized'", {"lhs": row, "rhs": row, "backward": "quantized"}),
             (
                 ValueError,
-                "multiplies codes, and lhs is None",
+                "grad is the quantizer of gradients for backward='quantized'",
+                {"lhs": row, "rhs": row, "grad": row},
+            ),
+            (
+                ValueError,
+                "grad is the quantizer of gradients for backward='quantized'",
+                {"lhs": row, "rhs": row, "backward": "quantized"},
+            ),
+            (
+                ValueError,
+                "multiplies codes, but lhs is None",
                 {"lhs": None, "rhs": row, "grad": row, "backward": "quantized"},
             ),
             (ValueError, "whose zero points differ", {"lhs": affine, "rhs": row, "grad": row, "backward": "quantized"}),
@@ -697,7 +705,7 @@ class TestErrors(unittest.TestCase):
             (ValueError, "lhs_zero_point", (linear, static, x, w), {"scales": hop.Scales(lhs=s)}),
             (
                 ValueError,
-                "scales.output is given, .* and the scheme's output is None",
+                "scales.output is given, .* but the scheme's output is None",
                 (linear, dynamic, x, w),
                 {"scales": hop.Scales(output=s)},
             ),
@@ -709,7 +717,7 @@ class TestErrors(unittest.TestCase):
                 {"scales": hop.Scales(rhs=torch.ones(3, 1))},
             ),
             (ValueError, "seed must be an int64 tensor", (linear, recipes.INT8_TRAINING, x, w), {"seed": 3}),
-            (ValueError, "is quantized by .*and the scheme says", (linear, dynamic, tensor, w), {}),
+            (ValueError, "is quantized by .*but the scheme says", (linear, dynamic, tensor, w), {}),
             (
                 ValueError,
                 "one scale for each example at most",

@@ -2140,7 +2140,7 @@ class TestPack(unittest.TestCase):
     def test_tiles_are_of_the_row_wise_copy(self):
         q = dataclasses.replace(presets.INT8_ROW, layout=Tiled())
         for usages in ("columnwise", ("rowwise", "columnwise")):
-            with pytest.raises(ValueError, match=r"layout=.* is for the row-wise copy alone"):
+            with pytest.raises(ValueError, match=r"layout=.* is for the row-wise copy only"):
                 hop.quantize(q, torch.randn(32, 64), usages=usages)
         with pytest.raises(ValueError, match="is for matrices"):
             hop.quantize(q, torch.randn(64))
@@ -2274,7 +2274,7 @@ class TestPack(unittest.TestCase):
         assert unpacked.codes.data_ptr() != packed.codes.data_ptr()
         for view in (lambda t: t[3:5], lambda t: t[:, :16], lambda t: t.reshape(-1)):  # sums of parts are others
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="(?s).*layout=hop1:Summed.* is of whole tensors alone")
+                warnings.filterwarnings("ignore", message="(?s).*layout=hop1:Summed.* is for whole tensors only")
                 viewed = view(packed)
             assert not isinstance(viewed, hop.QuantizedTensor)
             assert_bits(viewed, array(view(hop.dequantize(plain))))
@@ -2481,7 +2481,7 @@ class TestPack(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, r"pack: weight must be a QuantizedTensor, got \[1.0\]"):
             hop.pack([1.0])
         for format in (INT8, INT4):
-            with self.assertRaisesRegex(ValueError, f"layout=.*floats.*{format.name}"):
+            with self.assertRaisesRegex(ValueError, f"layout=.*float formats.*{format.name}"):
                 Quantizer(format, layout=Decoded())
 
 
@@ -2709,7 +2709,7 @@ ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, A
     (
         "exact_of_floats",
         ValueError,
-        ["exact integer sum", "no integers"],
+        ["exact integer sum", "not integers"],
         (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), FP8, FP8),
         {"output_scale": ONE},
     ),
@@ -2810,9 +2810,9 @@ class TestErrors(unittest.TestCase):
     def test_an_operator_that_is_none(self):
         """The one that is meant is named; else all, without overloads."""
         for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
-            with self.assertRaisesRegex(ValueError, "must be an operator overload .*take aten.linear.default$"):
+            with self.assertRaisesRegex(ValueError, "must be an operator overload .*use aten.linear.default$"):
                 hop.scaled(op, FLOAT, X, W)
-        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled knows, got .*sin.* mm, "):
+        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled supports, got .*sin.* mm, "):
             hop.scaled(aten.sin.default, FLOAT, X)
 
     def test_sizes_that_do_not_fit_are_named(self):

@@ -297,7 +297,7 @@ def test_refused() -> None:
         HopCache(nn.Linear(2, 2), 24)
     with pytest.raises(ValueError, match="each token by itself"):
         HopCache(m, 24, presets.INT8_TENSOR)
-    with pytest.raises(ValueError, match="both be of integers, or both of floats"):
+    with pytest.raises(ValueError, match="both have integer formats, or both float formats"):
         HopCache(m, 24, presets.INT8_ROW, presets.FP8_ROW)
     with pytest.raises(ValueError, match="20 tokens after 0 do not fit into a length of 16"):
         m(IDS, past_key_values=HopCache(m, 16))

@@ -286,7 +286,7 @@ class TestFolder(InFolder):
             ("name", "llama", {"architectures": ["x" * 10**5]}, "architectures of config.json names no model"),
             ("width", "llama", {"intermediate_size": 2**40}, "and the model by its configuration (64, 1099511627776)"),
             ("overflow", "llama", {"hidden_size": 2**62, "intermediate_size": 2**62}, "its configuration makes no"),
-            ("nested", "llama", {"x": json.loads("[" * 200 + "]" * 200)}, "has lists and objects in each other"),
+            ("nested", "llama", {"x": json.loads("[" * 200 + "]" * 200)}, "has lists and objects nested"),
         ]
     )  # fmt: skip
     def test_hostile(self, _name, named, changes, message):

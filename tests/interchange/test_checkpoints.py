@@ -97,10 +97,10 @@ class TestFiles(InCheckpoint):
                 dict(self.written(config, gptq()[1]))
             assert len(str(caught.exception)) < 500 + len(str(self.folder)), caught.exception
         (self.folder / "config.json").write_text('{"a":' * 200 + "1" + "}" * 200)
-        with self.assertRaisesRegex(ValueError, "in each other more than 64 deep"):
+        with self.assertRaisesRegex(ValueError, "nested more than 64 deep"):
             open_checkpoint(self.folder)
         (self.folder / "config.json").write_text("{")
-        with self.assertRaisesRegex(ValueError, "is no JSON"):
+        with self.assertRaisesRegex(ValueError, "is not JSON"):
             open_checkpoint(self.folder)
 
 

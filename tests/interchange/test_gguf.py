@@ -416,7 +416,7 @@ class TestDamaged(InFile):
                 self.read(content[:size])
 
     def test_no_file(self):
-        with self.assertRaisesRegex(FileNotFoundError, "path must be a file that is there"):
+        with self.assertRaisesRegex(FileNotFoundError, "path must be an existing file"):
             open_gguf(self.folder / "none.gguf")
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_gguf(3)

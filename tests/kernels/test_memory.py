@@ -292,7 +292,7 @@ class TestConstructors(unittest.TestCase):
                 "proto_positional",
                 lambda: TensorProto((4, 4), torch.float32, P.INT8_ROW),
                 TypeError,
-                "by name, quantizer=",
+                "as quantizer=",
             ),
             ("proto_sizes", lambda: TensorProto((4, -4)), ValueError, "0 or more"),
             ("proto_float_size", lambda: TensorProto((4, 4.0)), TypeError, "integers"),

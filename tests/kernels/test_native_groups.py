@@ -187,7 +187,7 @@ def test_reasons():
         (said(Quantizer(INT8, (2, 32), half)), "parts of a row"),
         (said(Quantizer(INT6, (1, 32), half)), "in planes"),
         (said(Quantizer(INT8, (1, 32), half), torch.randn(2, 48)), "multiple of 32"),
-        (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "in floats or in a byte"),
+        (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "float or one-byte scales"),
         (said(Quantizer(INT8, (1, 32), StoredScales(UINT6, (1, -1)))), "parts of a row"),
         (said(Quantizer(INT8, (1, 32), half), x.double()), "float64"),
         (said(Quantizer(INT8, (1, 32), half), x, torch.zeros(5, dtype=torch.float64)), "a bias"),

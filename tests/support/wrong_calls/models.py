@@ -11,7 +11,7 @@ from tests.support.wrong_calls.row import floats, int8, wrong
 
 DYNAMIC, STATIC = schemes.INT8_DYNAMIC, schemes.INT8_STATIC
 SCHEME = "give one such as hop.schemes.INT8_DYNAMIC"
-PARAMETERS = "give one such as model.parameters()"
+PARAMETERS = "pass for example model.parameters()"
 
 
 def model():
@@ -143,7 +143,7 @@ LAYERS = [
         "convert_name",
         ValueError,
         lambda: convert(model(), "int9"),
-        "scheme | 'int9' | no scheme is called | take int8",
+        "scheme | 'int9' | no scheme is called | use int8",
     ),
     wrong(
         "convert_filter",
@@ -161,13 +161,13 @@ LAYERS = [
         "quantize_name",
         ValueError,
         lambda: hop.quantize_(model(), "8da4"),
-        "scheme | '8da4' | no scheme is called | take 8da4w",
+        "scheme | '8da4' | no scheme is called | use 8da4w",
     ),
     wrong(
         "quantize_static",
         ValueError,
         lambda: hop.quantize_(model(), "int8_static"),
-        "calibrate | None | has static scales, which are found from data | give calibrate=batches of inputs",
+        "calibrate | None | has static scales, which are found from data | pass calibrate=batches of inputs",
     ),
     wrong(
         "quantize_pack",
@@ -179,7 +179,7 @@ LAYERS = [
         "share_input",
         TypeError,
         lambda: hop.nn.share_input([nn.Linear(2, 2)]),
-        "layers | Linear(in_features=2 | must be hop.nn.Linear | call hop.nn.convert before",
+        "layers | Linear(in_features=2 | must be hop.nn.Linear | call hop.nn.convert first",
     ),
     wrong(
         "layer_frozen_weight",
@@ -209,7 +209,7 @@ LAYERS = [
         "calibrate_method",
         TypeError,
         lambda: calibrate(converted(STATIC), [floats(2, 8)], method="amax"),
-        "method | 'amax' | must be a function | take one of hop.calibration",
+        "method | 'amax' | must be a function | use one of hop.calibration",
     ),
     wrong(
         "calibrate_steps_fraction",
@@ -239,7 +239,7 @@ LAYERS = [
         "convert_no_layer",
         ValueError,
         lambda: convert(model(), [("head*", DYNAMIC)]),
-        "rules | 'head*' | no layer matches | leave the rule out, or mend its selector",
+        "rules | 'head*' | no layer matches | leave the rule out, or correct its selector",
     ),
     wrong(
         "calibrate_tensor",
@@ -251,13 +251,13 @@ LAYERS = [
         "calibrate_empty",
         ValueError,
         lambda: calibrate(converted(STATIC), []),
-        "batches | is empty | must hold an input | give one input of the model or more",
+        "batches | is empty | must contain an input | give at least one",
     ),
     wrong(
         "calibrate_float_model",
         ValueError,
         lambda: calibrate(model(), [floats(2, 8)]),
-        "model | Sequential | has no quantized layers | call hop.nn.convert before",
+        "model | Sequential | has no quantized layers | call hop.nn.convert first",
     ),
     wrong(
         "calibrate_steps",
@@ -269,7 +269,7 @@ LAYERS = [
         "freeze_float_model",
         ValueError,
         lambda: hop.nn.freeze(model()),
-        "model | Sequential | has no quantized layers | call hop.nn.convert(model, scheme) before",
+        "model | Sequential | has no quantized layers | call hop.nn.convert(model, scheme) first",
     ),
     wrong(
         "bytes_gathered",
@@ -315,88 +315,88 @@ OPTIMIZERS = [
         "optimizer_empty",
         ValueError,
         lambda: adamw([]),
-        f"params | [] | must hold one parameter or more | {PARAMETERS}",
+        f"params | [] | must contain at least one parameter | {PARAMETERS}",
     ),
     wrong(
         "optimizer_integers",
         TypeError,
         lambda: adamw([int8(2)]),
-        "params | torch.int8 | must be floating point | pass those that are trained",
+        "params | torch.int8 | must be floating point | pass only trainable parameters",
     ),
     wrong(
         "optimizer_lr",
         ValueError,
         lambda: adamw(lr=-1),
-        "lr | -1 | must be at least 0, and finite | give such a number",
+        "lr | -1 | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_text",
         TypeError,
         lambda: adamw(lr="x"),
-        "lr | 'x' | must be at least 0, and finite | give such a number",
+        "lr | 'x' | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_none",
         TypeError,
         lambda: adamw(lr=None),
-        "lr | None | must be at least 0, and finite | give such a number",
+        "lr | None | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_lr_tensor",
         ValueError,
         lambda: adamw(lr=floats(3)),
-        "lr | (3,) | must be a number or a tensor of one element | give such a number",
+        "lr | (3,) | must be a number or a tensor of one element | use such a number",
     ),
     wrong(
         "optimizer_beta",
         ValueError,
         lambda: adamw(betas=(1.0, 0.9)),
-        "betas[0] | 1.0 | must be at least 0 and below 1 | give such a number",
+        "betas[0] | 1.0 | must be at least 0 and below 1 | use such a number",
     ),
     wrong(
-        "optimizer_betas", TypeError, lambda: adamw(betas=0.9), "betas | 0.9 | must be two numbers | give such numbers"
+        "optimizer_betas", TypeError, lambda: adamw(betas=0.9), "betas | 0.9 | must be two numbers | use such numbers"
     ),
     wrong(
         "optimizer_one_beta",
         TypeError,
         lambda: adamw(betas=(0.9,)),
-        "betas | (0.9,) | must be two numbers | give such numbers",
+        "betas | (0.9,) | must be two numbers | use such numbers",
     ),
     wrong(
         "optimizer_eps",
         ValueError,
         lambda: adamw(eps=-1),
-        "eps | -1 | must be at least 0, and finite | give such a number",
+        "eps | -1 | must be at least 0 and finite | use such a number",
     ),
     wrong(
         "optimizer_state",
         TypeError,
         lambda: adamw(state="BITS8"),
-        "state | 'BITS8' | must be a Quantizer | give one such as hop.optim.BITS8",
+        "state | 'BITS8' | must be a Quantizer | use for example hop.optim.BITS8",
     ),
     wrong(
         "optimizer_state_name",
         ValueError,
         lambda: adamw(state={"m": presets.STATE8}),
-        "state | 'm' | must be names of states | take one of exp_avg",
+        "state | 'm' | must be names of states | use one of exp_avg",
     ),
     wrong(
         "optimizer_state_static",
         ValueError,
         lambda: adamw(state=presets.INT8_TENSOR_STATIC),
-        "state | Static() | must find its scale and round to the nearest | give one such as hop.optim.BITS8",
+        "state | Static() | must compute its scale and round to the nearest value | use for example hop.optim.BITS8",
     ),
     wrong(
         "optimizer_state_text",
         TypeError,
         lambda: adamw(state={"exp_avg": "x"}),
-        "state['exp_avg'] | 'x' | must be a Quantizer or None | give one such as hop.presets.STATE8",
+        "state['exp_avg'] | 'x' | must be a Quantizer or None | use for example hop.presets.STATE8",
     ),
     wrong(
         "optimizer_min_numel",
         ValueError,
         lambda: adamw(min_numel=1.5),
-        "min_numel | 1.5 | must be an integer of at least 0 | give one such as 4096",
+        "min_numel | 1.5 | must be an integer of at least 0 | use for example 4096",
     ),
     wrong(
         "optimizer_seed", ValueError, lambda: adamw(seed="x"), "seed | 'x' | must be an integer | give such a number"
@@ -411,49 +411,49 @@ OPTIMIZERS = [
         "optimizer_differentiable",
         ValueError,
         lambda: adamw(differentiable=True),
-        "differentiable | True | must be False | leave it out",
+        "differentiable | True | must be False | omit it",
     ),
     wrong(
         "optimizer_nesterov",
         ValueError,
         lambda: hop.optim.SGD(parameters(), nesterov=True),
-        "nesterov | got 0.0 and 0.0 | needs a momentum above 0 and a dampening of 0 | give such numbers",
+        "nesterov | got 0.0 and 0.0 | needs a momentum above 0 and a dampening of 0 | use such values",
     ),
     wrong(
         "optimizer_sparse",
         RuntimeError,
         lambda: stepped(floats(4, 4).to_sparse()),
-        "gradient | shape (4, 4) | must be dense | give its layer sparse=False",
+        "gradient | shape (4, 4) | must be dense | create its layer with sparse=False",
     ),
     wrong(
         "optimizer_infinite",
         FloatingPointError,
         lambda: stepped(floats(4, 4) / 0, error_if_nonfinite=True),
-        "gradient | shape (4, 4) | must be finite | leave out the step",
+        "gradient | shape (4, 4) | must be finite | skip the step",
     ),
-    wrong("optimizer_closure", TypeError, lambda: adamw().step(3), "closure | 3 | must be a function | leave it out"),
+    wrong("optimizer_closure", TypeError, lambda: adamw().step(3), "closure | 3 | must be a function | omit it"),
     wrong(
         "optimizer_load",
         ValueError,
         lambda: adamw().load_state_dict({"x": 1}),
-        "state_dict | ['x'] | must have 'state' and 'param_groups' | give what state_dict() of an optimizer returns",
+        "state_dict | ['x'] | must have 'state' and 'param_groups' | pass what an optimizer's state_dict() returns",
     ),
     wrong(
         "optimizer_load_none",
         TypeError,
         lambda: adamw().load_state_dict(None),
-        "state_dict | None | must have 'state' and 'param_groups' | give what state_dict() of an optimizer returns",
+        "state_dict | None | must have 'state' and 'param_groups' | pass what an optimizer's state_dict() returns",
     ),
     wrong(
         "torchao_optimizer",
         TypeError,
         lambda: hop.optim.load_torchao_state(torch.optim.SGD(parameters(), lr=1), {}),
-        "optimizer | SGD | must be one of hop.optim | make one such as hop.optim.AdamW8bit",
+        "optimizer | SGD | must be one of hop.optim | create for example hop.optim.AdamW8bit",
     ),
     wrong(
         "torchao_state",
         ValueError,
         lambda: hop.optim.load_torchao_state(adamw(), {"x": 1}),
-        "state_dict | ['x'] | must be an optimizer's | give what state_dict() of an optimizer returns",
+        "state_dict | ['x'] | must be an optimizer's | pass what an optimizer's state_dict() returns",
     ),
 ]

@@ -41,25 +41,25 @@ OTHERS = [
         "pack_layout_format",
         ValueError,
         lambda: hop.pack(rows(4, 4), hop.layouts.Decoded()),
-        "layout | int8 | is for formats of floats | take another layout, or None",
+        "layout | int8 | is for float formats | use another layout, or None",
     ),
     wrong(
         "pack_layout_bits",
         ValueError,
         lambda: hop.pack(hop.quantize(presets.TERNARY_ROW, floats(4, 4)), hop.layouts.Tiled()),
-        "layout | ternary has 2 | is for codes of 4 or 8 bits | take another layout, or None",
+        "layout | ternary has 2 | is for codes of 4 or 8 bits | use another layout, or None",
     ),
     wrong(
         "pack_shape",
         ValueError,
         lambda: hop.pack(rows(4), hop.layouts.Tiled()),
-        "layout | (4,) | is for matrices and weights of convolutions | give such a tensor, or take layout=None",
+        "layout | (4,) | is for matrices and weights of convolutions | give such a tensor, or use layout=None",
     ),
     wrong(
         "pack_usages",
         ValueError,
         lambda: hop.pack(hop.quantize(presets.INT8_ROW, floats(4, 4), usages=("rowwise", "columnwise"))),
-        "weight | ('rowwise', 'columnwise') | must have its row-wise copy alone | quantize it so",
+        "weight | ('rowwise', 'columnwise') | must have only the row-wise copy | quantize it so",
     ),
     traced(
         "unpack_plain",
@@ -71,7 +71,7 @@ OTHERS = [
         "unpack_decoded",
         ValueError,
         lambda: hop.unpack(hop.pack(hop.quantize(presets.FP8_ROW, floats(4, 4)), hop.layouts.Decoded())),
-        "weight | Decoded() | do not become codes again | keep the tensor that was packed",
+        "weight | Decoded() | cannot become codes again | keep the tensor that was packed",
     ),
     wrong(
         "noise_seed_int",
@@ -131,7 +131,7 @@ OTHERS = [
         "calibration_nothing",
         ValueError,
         lambda: calibration.amax(presets.INT8_ROW),
-        "batches | got none | must hold one tensor or more | give them one by one",
+        "batches | got none | must contain at least one tensor | give them one by one",
     ),
     wrong(
         "calibration_list",
@@ -149,7 +149,7 @@ OTHERS = [
         "calibration_shapes",
         ValueError,
         lambda: calibration.amax(presets.INT8_ROW, floats(2, 4), floats(3, 4)),
-        "batches | [(2, 4), (3, 4)] | must cut into the same number of blocks | give batches of one shape",
+        "batches | [(2, 4), (3, 4)] | must split into the same number of blocks | give batches of one shape",
     ),
     wrong(
         "calibration_devices",

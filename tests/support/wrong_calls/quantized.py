@@ -23,13 +23,13 @@ QUANTIZED = [
         "quantized_op_packet",
         ValueError,
         lambda: quantized(floats(2, 8), floats(8, 4), op=aten.mm),
-        "op | aten.mm | must be one of | take one of them",
+        "op | aten.mm | must be one of | use one of them",
     ),
     wrong(
         "quantized_op_list",
         ValueError,
         lambda: quantized(floats(2, 8), floats(8, 4), op=[linear]),
-        "op | linear | must be one of | take one of them",
+        "op | linear | must be one of | use one of them",
     ),
     traced(
         "quantized_scheme_text",
@@ -68,13 +68,13 @@ QUANTIZED = [
         "quantized_unknown_name",
         RuntimeError,
         lambda: quantized(floats(2, 8), floats(4, 8), out=1),
-        "out | 'out' | has no argument | take one of input, weight, bias",
+        "out | 'out' | has no argument | use one of input, weight, bias",
     ),
     traced(
         "quantized_dtype",
         TypeError,
         lambda: quantized(floats(2, 8), floats(4, 8), dtype=torch.int8),
-        f"dtype | torch.int8 | {FLOATS} | take one of them",
+        f"dtype | torch.int8 | {FLOATS} | use one of them",
     ),
     wrong(
         "quantized_scales_dict",
@@ -139,7 +139,7 @@ QUANTIZED = [
         "quantized_other_quantizer",
         ValueError,
         lambda: quantized(hop.quantize(presets.FP8_ROW, floats(2, 8)), floats(4, 8)),
-        "input | format=e4m3 | the scheme says | give it as a float tensor, or a scheme that fits",
+        "input | format=e4m3 | the scheme says | pass a float tensor, or a scheme that matches",
     ),
     traced(
         "quantized_bias_shape",
@@ -171,6 +171,6 @@ QUANTIZED = [
         lambda: quantized(
             floats(4, 8), torch.tensor([1]), op=aten.embedding.default, scheme=hop.Scheme(presets.INT8_ROW, None)
         ),
-        "rhs | rhs=None | looks up rows of its rhs | take a scheme with rhs",
+        "rhs | rhs=None | looks up rows of its rhs | use a scheme with rhs",
     ),
 ]

@@ -19,6 +19,7 @@ VERBS = frozenset(
             "cast",
             "choose",
             "copy",
+            "create",
             "dequantize",
             "find",
             "give",
@@ -27,6 +28,7 @@ VERBS = frozenset(
             "load",
             "make",
             "move",
+            "omit",
         ),
         *(
             "pad",
@@ -37,6 +39,7 @@ VERBS = frozenset(
             "rename",
             "run",
             "save",
+            "skip",
             "spell",
             "swap",
             "take",
@@ -45,7 +48,7 @@ VERBS = frozenset(
         ),
     }
 )
-"""With which a remedy may begin."""
+"""Verbs that a remedy may begin with."""
 
 
 class Wrong(NamedTuple):

@@ -24,19 +24,19 @@ SCALED = [
         "scaled_op_packet",
         ValueError,
         lambda: hop.scaled(aten.mm, F32, rows(2, 4), rows(4, 2)),
-        "op | aten.mm | must be an operator overload | take aten.mm.default",
+        "op | aten.mm | must be an operator overload | use aten.mm.default",
     ),
     wrong(
         "scaled_op_none",
         ValueError,
         lambda: hop.scaled(None, F32, rows(2, 4)),
-        "op | None | must be an operator that hop.scaled knows | take one of these",
+        "op | None | must be an operator that hop.scaled supports | use one of",
     ),
     traced(
         "scaled_op_unknown",
         ValueError,
         lambda: hop.scaled(aten.topk.default, F32, rows(2, 4), 1),
-        "op | aten.topk.default | must be an operator that hop.scaled knows | take one of these",
+        "op | aten.topk.default | must be an operator that hop.scaled supports | use one of",
     ),
     traced(
         "scaled_output_integer",
@@ -63,7 +63,7 @@ SCALED = [
         "scaled_output_random",
         ValueError,
         lambda: hop.scaled(linear, presets.NVFP4_STOCHASTIC, rows(2, 4), rows(3, 4)),
-        "output | stochastic=True | rounds at random | take a dtype, and hop.quantize with noise",
+        "output | stochastic=True | rounds at random | use a dtype, then hop.quantize with noise",
     ),
     traced(
         "scaled_plain",
@@ -142,7 +142,7 @@ SCALED = [
         "scaled_scale_along_sum",
         ValueError,
         lambda: hop.scaled(mm, F32, rows(2, 4), rows(4, 2)),
-        "mat2 | Quantizer(format=int8, block=(1, -1)) | must not change with each element | take a block along it",
+        "mat2 | Quantizer(format=int8, block=(1, -1)) | must not change with each element | use a block along it",
     ),
     traced(
         "scaled_pair",
@@ -162,7 +162,7 @@ SCALED = [
         lambda: hop.scaled(
             linear, F32, hop.quantize(hop.Quantizer(hop.formats.INT8, (4,), flat=True), floats(2, 4)), rows(3, 4)
         ),
-        "input | flat=True | takes no blocks over the flattened tensor | take one with flat=False",
+        "input | flat=True | takes no blocks over the flattened tensor | use flat=False",
     ),
     traced(
         "scaled_output_scale_with_dtype",
@@ -200,7 +200,7 @@ SCALED = [
         lambda: hop.scaled(
             linear, presets.INT8_TENSOR_STATIC_AFFINE, rows(2, 4), rows(3, 4), output_scale=torch.tensor(1.0)
         ),
-        "output_zero_point | None | needs output_zero_point beside output_scale | pass output_zero_point=",
+        "output_zero_point | None | needs output_zero_point in addition to output_scale | pass output_zero_point=",
     ),
     traced(
         "scaled_output_zero_point_dtype",
@@ -231,7 +231,7 @@ SCALED = [
         "scaled_unknown_name",
         RuntimeError,
         lambda: hop.scaled(linear, F32, rows(2, 4), rows(3, 4), scale=torch.tensor(1.0)),
-        "scale | 'scale' | has no argument | take one of input, weight, bias",
+        "scale | 'scale' | has no argument | use one of input, weight, bias",
     ),
     traced(
         "scaled_missing",

@@ -30,13 +30,13 @@ TENSORS = [
         "tensor_dtype",
         TypeError,
         lambda: tensor(dtype=torch.int8),
-        "dtype | torch.int8 | must be floating point | take one of them",
+        "dtype | torch.int8 | must be floating point | use one of them",
     ),
     wrong(
         "tensor_dtype_text",
         TypeError,
         lambda: tensor(dtype="float32"),
-        "dtype | 'float32' | must be floating point | take one of them",
+        "dtype | 'float32' | must be floating point | use one of them",
     ),
     wrong("tensor_shape", TypeError, lambda: tensor(shape=4), f"shape | 4 | must be a tuple of integers | {SHAPE}"),
     wrong(
@@ -115,7 +115,7 @@ TENSORS = [
         "tensor_set_data",
         TypeError,
         lambda: setattr(rows(2, 4), "data", floats(2, 4)),
-        "data | torch.float32 | must be another | use copy_ for numbers",
+        "data | torch.float32 | must be another | use copy_ for plain values",
     ),
     wrong(
         "tensor_resize",
@@ -152,7 +152,7 @@ TENSORS = [
         "proto_device_quantizer",
         TypeError,
         lambda: hop.TensorProto((2,), F32, ROW),
-        "device | Quantizer(format=int8 | is a quantizer | pass it by name, quantizer=",
+        "device | Quantizer(format=int8 | is a quantizer | pass it as quantizer=",
     ),
     wrong(
         "proto_requires_grad",
@@ -170,7 +170,7 @@ TENSORS = [
         "proto_usages",
         ValueError,
         lambda: hop.TensorProto((2,), quantizer=ROW, usages="rows"),
-        "usages | 'rows' | must name one or both of | take one of them, or both",
+        "usages | 'rows' | must name one or both of | use one of them, or both",
     ),
     wrong(
         "proto_quantizer",
@@ -200,7 +200,7 @@ TENSORS = [
         "proto_no_usage",
         ValueError,
         lambda: hop.TensorProto((2, 4), quantizer=ROW).update_usage(rowwise=False),
-        "usages | () | must name one or both of | take one of them, or both",
+        "usages | () | must name one or both of | use one of them, or both",
     ),
 ]
 
@@ -234,13 +234,13 @@ FILES = [
         "save_meta",
         ValueError,
         lambda: storage.save_file({"a": floats(2).to("meta")}, FILE),
-        "tensors['a'] | meta | must hold numbers | load them first",
+        "tensors['a'] | meta | must have data | load it first",
     ),
     wrong(
         "save_metadata_key",
         ValueError,
         lambda: storage.save_file({"a": floats(2)}, FILE, {"hop": "x"}),
-        "metadata | 'hop' | is taken by the library | rename it",
+        "metadata | 'hop' | is reserved | rename it",
     ),
     wrong(
         "save_metadata_value",
@@ -264,13 +264,13 @@ FILES = [
         "save_no_folder",
         FileNotFoundError,
         lambda: storage.save_file({"a": floats(2)}, FILE),
-        "path | a.safetensors | must lie in a folder that is there | make the folder first",
+        "path | a.safetensors | must be in an existing folder | create the folder first",
     ),
     wrong(
         "load_no_file",
         FileNotFoundError,
         lambda: storage.load_file(FILE),
-        "path | a.safetensors | must be a file that is there | save one with hop.storage.save_file",
+        "path | a.safetensors | must be an existing file | save one with hop.storage.save_file",
     ),
     wrong(
         "load_path",
@@ -354,7 +354,7 @@ FILES = [
         "decompositions_name",
         ValueError,
         lambda: hop.decompositions(keep=["scaledd"]),
-        "keep | 'scaledd' | must name operators of ours | take names of these",
+        "keep | 'scaledd' | must name operators of ours | use such names",
     ),
     wrong(
         "decompositions_native",

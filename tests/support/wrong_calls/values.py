@@ -50,7 +50,7 @@ RULES = [
         "microscaling_rounding",
         ValueError,
         lambda: rules.Microscaling(rounding="up"),
-        "rounding | 'up' | must be one of ('rceil', 'floor', 'ceil', 'even') | take one of them",
+        "rounding | 'up' | must be one of ('rceil', 'floor', 'ceil', 'even') | use one of them",
     ),
     wrong(
         "microscaling_exponent",
@@ -93,7 +93,7 @@ RULES = [
         "fixed_point_rounding",
         ValueError,
         lambda: requantization.FixedPoint(rounding="up"),
-        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even', 'ruy') | take one of them",
+        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even', 'ruy') | use one of them",
     ),
     wrong(
         "decoded_dtype",
@@ -124,7 +124,7 @@ RULES = [
         "format_dtype",
         ValueError,
         lambda: formats.Integer("x", 8, torch.float32, -128, 127),
-        "dtype | torch.float32 | must be one of (torch.int8, torch.uint8 | take one of them",
+        "dtype | torch.float32 | must be one of (torch.int8, torch.uint8 | use one of them",
     ),
     wrong(
         "format_range",
@@ -172,39 +172,39 @@ RULES = [
         "format_powers",
         ValueError,
         lambda: formats.PowerOfTwo("x", 8, torch.uint8, bias=300),
-        "bias | 300 | must lie between 2^-127 and 2^127 | give one such as 127",
+        "bias | 300 | must be between 2^-127 and 2^127 | give one such as 127",
     ),
 ]
 
 NAMES = [
-    wrong("name_hop", AttributeError, lambda: hop.quantise, "hop | 'quantise' | has no attribute | take quantize"),
+    wrong("name_hop", AttributeError, lambda: hop.quantise, "hop | 'quantise' | has no attribute | use quantize"),
     wrong(
         "name_preset",
         AttributeError,
         lambda: presets.INT8_ROWS,
-        "hop.presets | 'INT8_ROWS' | has no attribute | take INT8_ROW",
+        "hop.presets | 'INT8_ROWS' | has no attribute | use INT8_ROW",
     ),
     wrong(
         "name_preset_case",
         AttributeError,
         lambda: presets.int8_row,
-        "hop.presets | 'int8_row' | has no attribute | take INT8_ROW",
+        "hop.presets | 'int8_row' | has no attribute | use INT8_ROW",
     ),
-    wrong("name_format", AttributeError, lambda: formats.INT9, "hop.formats | 'INT9' | has no attribute | take INT"),
+    wrong("name_format", AttributeError, lambda: formats.INT9, "hop.formats | 'INT9' | has no attribute | use INT"),
     wrong(
         "name_scheme",
         AttributeError,
         lambda: schemes.INT8_DYNAMICS,
-        "hop.schemes | 'INT8_DYNAMICS' | has no attribute | take INT8_DYNAMIC",
+        "hop.schemes | 'INT8_DYNAMICS' | has no attribute | use INT8_DYNAMIC",
     ),
-    wrong("name_rule", AttributeError, lambda: rules.AMAX, "hop.scale_rules | 'AMAX' | has no attribute | take Amax"),
+    wrong("name_rule", AttributeError, lambda: rules.AMAX, "hop.scale_rules | 'AMAX' | has no attribute | use Amax"),
     wrong(
         "name_convention",
         AttributeError,
         lambda: requantization.Fixed,
-        "hop.requantization | 'Fixed' | has no attribute | take FixedPoint",
+        "hop.requantization | 'Fixed' | has no attribute | use FixedPoint",
     ),
-    wrong("name_layout", AttributeError, lambda: layouts.Tile, "hop.layouts | 'Tile' | has no attribute | take Tiled"),
+    wrong("name_layout", AttributeError, lambda: layouts.Tile, "hop.layouts | 'Tile' | has no attribute | use Tiled"),
     wrong(
         "name_far",
         AttributeError,
@@ -215,6 +215,6 @@ NAMES = [
         "name_buffer",
         AttributeError,
         lambda: setattr(rows(2, 4), "zero_point", torch.ones(2, 1)),
-        "zero_point | 'zero_point' | has the buffers ('codes', 'scale') | make a tensor with it",
+        "zero_point | 'zero_point' | has the buffers ('codes', 'scale') | create a tensor that has it",
     ),
 ]

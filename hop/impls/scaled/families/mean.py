@@ -1,4 +1,4 @@
-"""Means, average pooling and linear interpolation: taken in float64 and rounded to float32."""
+"""Means, average pooling and linear interpolation: computed in float64 and rounded to float32."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ def _mean(call: Call) -> Tensor:
     y = _of(call, centered(operand), reduced).to(dtype)
     step = spread(operand.scale, operand.block, x.shape)
     if call.op.overloadpacket is aten.mean:
-        step = call.op(step, *call.args[1:], **_options(call))  # of single numbers
+        step = call.op(step, *call.args[1:], **_options(call))  # the mean of the scales, which equals each of them
     return y * step
 
 
 def _of(call: Call, x: Tensor, dims: list[int]) -> Tensor:
-    """The operator on x, float64."""
+    """Run the operator on x in float64."""
     wide = x.to(torch.float64)
     if call.roles.family is INTERPOLATE:
         return interpolated(wide, call.op, call.args[1:], dims)
@@ -43,7 +43,7 @@ def _options(call: Call) -> dict[str, Any]:
 
 
 def _reduced(call: Call, ndim: int) -> list[int]:
-    """The dimensions that a mean is taken over, or that change."""
+    """The dimensions that are reduced or interpolated."""
     if call.op is aten.mean.dim and call.args[1]:
         dims = call.args[1]
         return [d % ndim for d in ([dims] if isinstance(dims, int) else dims)]
@@ -51,7 +51,7 @@ def _reduced(call: Call, ndim: int) -> list[int]:
 
 
 def _buffers(call: Call) -> list[Tensor] | None:
-    """The codes by integers, where the output says so."""
+    """The codes computed in integers; None without an integer convention."""
     ndim = call.args[0].dim()
     return by_integers(call, op=call.op, rest=call.args[1:], dims=_reduced(call, ndim))
 
