@@ -10,9 +10,11 @@ from torch import nn
 
 from hop.nn.attention_rules import AttentionRules, checked_attention
 from hop.nn.calibration import calibrate as set_scales
-from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights
+from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights, takes
+from hop.nn.exact import check_layers, check_schemes, make_exact
 from hop.nn.freezing import freeze
 from hop.nn.functions import Function
+from hop.nn.layer import Layer
 from hop.nn.report import Report
 from hop.nn.selectors import Selector
 from hop.numerics.schemes import Scheme
@@ -29,6 +31,7 @@ def quantize_(
     pack: bool = True,
     fuse: bool = False,
     attention: AttentionRules = None,
+    exact: bool = False,
 ) -> Any:
     """Quantize a model, in place: convert its layers, find static scales where the scheme has some, and replace the
     float weights by their codes, in the layout that this machine reads fastest.
@@ -54,22 +57,31 @@ def quantize_(
             their results for the layers that read them, in the pass that computes them: in eager mode, without
             gradients, on CPUs that the kernels know. The bits are those of the model without that.
         attention: how query, key and value are multiplied, such as "int8"; None for as before (hop.nn.convert).
+        exact: whether the model gives the same bits on every route and CPU level, in any batch and with any number of
+            threads. The functions and sums that its forward calls are then those of hop.scaled, and attention is
+            "int8" unless `attention` says otherwise. hop.export.check_exact lists what is left to depend on more.
 
     Returns:
         The model; another one where its root was a layer itself.
 
     Raises:
-        ValueError: as convert; or the scheme has static scales, and calibrate is None.
+        ValueError: as convert; or the scheme has static scales, and calibrate is None; or exact=True, and the products
+            of a scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(pack=pack, fuse=fuse)  # before anything is converted
-    static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
+    _check_flags(pack=pack, fuse=fuse, exact=exact)  # before anything is converted
+    rules = checked(scheme, filter)
+    static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
             f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
             "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
         )
-    checked_attention(attention)
+    if exact:
+        attention = "int8" if attention is None else attention
+        check_schemes("quantize_", (s for _, s in rules), (s for _, s in checked_attention(attention)))
+        check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
+    attends = checked_attention(attention)
     settle_weights(model, scheme, filter)
     converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
@@ -81,6 +93,8 @@ def quantize_(
         for module in converted.modules():
             if isinstance(module, Function):
                 module.fuse()
+    if exact and not isinstance(converted, Layer):
+        make_exact(converted, next((s for _, s in attends), None))
     if _is_of_transformers(converted):  # by name, as that package is above this one
         importlib.import_module("hop.integrations.quantizer").make_serializable(converted, pack)
     log.info("quantize_: %s layers; %s", report.converted, report.summary)

@@ -85,6 +85,9 @@ def test_functions_at_the_ends() -> None:
         "gelu": [inf, -0.0, nan, 0.0, -0.0],
         "gelu_tanh": [inf, -0.0, nan, 0.0, -0.0],
         "silu": [inf, -0.0, nan, 0.0, -0.0],
+        "sqrt": [inf, nan, nan, 0.0, -0.0],
+        "sin": [nan, nan, nan, 0.0, -0.0],
+        "cos": [nan, nan, nan, 1.0, 1.0],
     }
     assert want.keys() == set(functions.NAMES)
     for name, values in want.items():
