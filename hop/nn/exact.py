@@ -300,6 +300,11 @@ def make_exact(model: nn.Module, attention: AttentionScheme | None) -> None:
         model.__class__ = _exact_class(type(model))
 
 
+def is_exact(model: nn.Module) -> bool:
+    """Whether `make_exact` was called on a model."""
+    return isinstance(model, _Exact)
+
+
 class _Exact:
     """The mark of classes that `make_exact` makes."""
 

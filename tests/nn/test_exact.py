@@ -3,6 +3,7 @@ hop.export.check_exact."""
 
 import copy
 import io
+import tempfile
 from typing import Any
 
 import pytest
@@ -77,6 +78,15 @@ class TestRoutes:
         m = model(exact=True)
         with torch.no_grad():
             assert_same(torch.compile(m, fullgraph=True)(X), m(X))
+
+    @pytest.mark.full
+    def test_packaged(self) -> None:
+        m = model(exact=True)
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            path = torch._inductor.aoti_compile_and_package(
+                torch.export.export(m, (X,)), package_path=f"{folder}/model.pt2"
+            )
+            assert_same(torch._inductor.aoti_load_package(path)(X), m(X))
 
     def test_traced_by_dynamo(self) -> None:
         m = model(exact=True)
