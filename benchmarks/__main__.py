@@ -1,9 +1,11 @@
-"""Run the benchmarks and print a table; without names, also write it to benchmarks/results, a file for each level of
-CPU, and to docs/performance.md, and draw docs/performance.svg and docs/roofline.svg; with --update, put the rows of the
-named groups in the place of those that are there, or into a new file.
+"""Run the benchmarks and print a table.
+
+Without names, also write the results of this CPU level to benchmarks/results, fill docs/performance.md and
+docs/performance_tables.md, and draw docs/performance.svg and docs/roofline.svg. With --update, replace the rows of the
+named groups in the results, or write a new file.
 
 python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
-python -m benchmarks --page      # the page and its pictures again, from the results on disk
+python -m benchmarks --page      # the pages and pictures again, from the results on disk
 python -m benchmarks tune        # the table of the fastest integer products, see benchmarks/tune.py
 """
 

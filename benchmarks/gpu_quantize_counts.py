@@ -46,7 +46,7 @@ def name_of(case: Case) -> str:
 
 
 def numbers_of(case: Case) -> str:
-    return f"numbers of `{case.name}`"
+    return f"dequantize `{case.name}`"
 
 
 def names() -> list[str]:
@@ -117,9 +117,9 @@ def share(issued: float, size: float) -> float:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         [
-            "quantizer, memory, copies",
-            "instructions for 16 elements",
-            "bytes of an element",
+            "quantizer, input, copies",
+            "instructions per 16 elements",
+            "bytes per element",
             "share of a copy's bandwidth",
         ]
     ]

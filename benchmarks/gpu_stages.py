@@ -64,14 +64,21 @@ _QUANTIZE = ["benchmarks.gpu_quantize:checks", "benchmarks.gpu_quantize:timings"
 _TILES = [f"benchmarks.gpu_checks:tile:{i}" for i in range(len(tiles.TILES))]
 STAGES = {
     "first-tile": Stage(
-        90.0, "one tile, against the CPU's bits", _one_by_one(["benchmarks.gpu_checks:first_tile"], 60.0), first=True
+        90.0,
+        "one tile, compared with the CPU's bits",
+        _one_by_one(["benchmarks.gpu_checks:first_tile"], 60.0),
+        first=True,
     ),
-    "tiles": Stage(300.0, "every tile, a process each, against the CPU's bits", _one_by_one(_TILES, 60.0)),
+    "tiles": Stage(300.0, "every tile in its own process, compared with the CPU's bits", _one_by_one(_TILES, 60.0)),
     "sanitizer": Stage(300.0, "compute-sanitizer", _one_by_one(["benchmarks.gpu_checks:sanitized"], 120.0)),
-    "checks": Stage(480.0, "every form with every tile; operators and steps against the CPU's bits", _checks),
-    "quantize": Stage(240.0, "quantizing, against the CPU's bits and beside a copy", _one_by_one(_QUANTIZE, 60.0)),
-    "timings": Stage(480.0, "times beside PyTorch's", _timings),
-    "profiles": Stage(180.0, "what the GPU says of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
+    "checks": Stage(
+        480.0, "every form with every tile, operators, optimizer steps, compared with the CPU's bits", _checks
+    ),
+    "quantize": Stage(
+        240.0, "quantizing, compared with the CPU's bits and timed against a copy", _one_by_one(_QUANTIZE, 60.0)
+    ),
+    "timings": Stage(480.0, "times of ours and of PyTorch's kernels", _timings),
+    "profiles": Stage(180.0, "a profile of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
 }
 
 

@@ -288,9 +288,7 @@ def counted_step(kind: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        ["", "instructions for 64 elements", "bytes for an element", "predicted, of a copy's bandwidth", "ms of a step"]
-    ]
+    lines = [["", "instructions per 64 elements", "bytes per element", "share of a copy's bandwidth", "ms per step"]]
     for row in rows:
         count, size = row["instructions"], row["bytes"]
         shares = predicted(count, size)

@@ -7,7 +7,7 @@ batches: in floats; with inputs and weights of each layer fake-quantized, whose 
 hop.nn, whose products are those of integers. The last two are deployed: weights become codes, and torch.export and
 hop.decompositions() give a program of core ATen whose products are of integers.
 
-Ends with exit code 1 if a claim of docs/training_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/training.md does not hold.
 """
 
 import argparse

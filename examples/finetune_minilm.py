@@ -6,7 +6,7 @@ The task: from which module of the standard library comes a sentence of a docstr
 weights. The linear layers of two of them compute their forward and their backward in products of codes. Needs no
 network. Without a C++ compiler it leaves out the times of compiled steps, and says so.
 
-Ends with exit code 1 if a claim of docs/training_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/training.md does not hold.
 """
 
 import argparse

@@ -6,7 +6,7 @@ The networks and the data are those of digits.py and finetune_minilm.py; all of 
 For each seed, which draws the start and the order of the batches, each optimizer trains a copy. One more float32 run
 starts 1e-6 aside: how far its losses go from those of the first is what rounding alone does.
 
-Ends with exit code 1 if a claim of docs/optimizers_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/optimizers.md does not hold.
 """
 
 import argparse

@@ -318,7 +318,7 @@ for _name_of in OPERATORS:
 
 @changing(
     "torch._dynamo.variables.higher_order_ops",
-    "Dynamo refuses tensor subclasses in the function of a loop, since it looks at the one storage of each tensor",
+    "Dynamo refuses tensor subclasses in the body of a loop because it expects one storage per tensor",
     since=(2, 13),
 )
 def storages_of_parts() -> Changes:
@@ -338,7 +338,7 @@ def storages_of_parts() -> Changes:
 
 @changing(
     "torch._higher_order_ops.utils",
-    "Dynamo refuses tensor subclasses among what the function of a higher-order operator reads",
+    "Dynamo refuses tensor subclasses among the operands that the body of a higher-order operator reads",
     until=(2, 13),
 )
 def fakes_of_parts() -> Changes:
@@ -362,8 +362,8 @@ def fakes_of_parts() -> Changes:
 
 @changing(
     "torch._higher_order_ops.partitioner",
-    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a "
-    "derivative may stand there by then",
+    "scan traces its backward a second time, on operands that require gradients, when it may contain operators "
+    "without a derivative",
 )
 def gradients_traced_again() -> Changes:
     from torch._higher_order_ops import partitioner

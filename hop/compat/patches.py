@@ -110,8 +110,8 @@ def changing(
 
 strided_offsets = _going_around(
     "strided_offsets",
-    "Inductor's as_strided begins at the first element of what a tensor is a part of, and does not take a number that "
-    "AOTInductor knows; `inductor.written` leaves those",
+    "Inductor's as_strided counts its offset from the tensor instead of its storage, and refuses an offset that "
+    "AOTInductor knows; `inductor.written` avoids such calls",
     "pytorch#175325",
     "pytorch#180581",
     "pytorch#197431",
@@ -119,19 +119,19 @@ strided_offsets = _going_around(
 )
 strided_beginnings = _going_around(
     "strided_beginnings",
-    "AOTAutograd takes an as_strided without a beginning, of a view that it made, to begin where the view's base does; "
-    "`inductor.as_strided` copies the view",
+    "AOTAutograd takes an as_strided of a view without an offset to start at the view's base; `inductor.as_strided` "
+    "copies the view",
     until=(2, 13),
 )
 unsigned_products = _going_around(
     "unsigned_products",
-    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.aten.integer` writes such operands as int8 and a constant",
+    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.aten.integer` shifts such operands to int8",
     until=(2, 13),
 )
 bits_before_rounding = _going_around(
     "bits_before_rounding",
-    "Inductor reads the bits of a bfloat16 or float16 tensor that it has computed in float32 before it rounds it; "
-    "`inductor.rounded` has it rounded",
+    "Inductor reads the bits of a bfloat16 or float16 value computed in float32 before it is rounded; "
+    "`inductor.rounded` rounds it",
     "pytorch#185337",
     "pytorch#182225",
 )
@@ -139,7 +139,7 @@ bits_before_rounding = _going_around(
 
 @changing(
     "torch._dynamo.variables.script_object",
-    "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
+    "Dynamo traces constants of registered classes without their attributes and methods",
     "pytorch#172092",
     until=(2, 13),
 )
@@ -183,7 +183,7 @@ def opaque_values() -> Changes:
 
 @changing(
     "torch._subclasses.fake_tensor",
-    "the cache of fake results takes a higher-order operator's for a tuple, and asserts that it is one",
+    "the fake tensor cache assumes that every higher-order operator returns a tuple",
     "pytorch#151957",
     until=(2, 13),
 )
@@ -203,7 +203,7 @@ def fake_results() -> Changes:
 
 @changing(
     "torch._dynamo.variables.script_object",
-    "Dynamo breaks a graph where a class of values is asked whether it has an attribute, as dataclasses.replace asks",
+    "Dynamo breaks the graph at hasattr of a registered class, as in dataclasses.replace",
     "pytorch#187226",
 )
 def attributes_of_value_classes() -> Changes:
@@ -220,7 +220,7 @@ def attributes_of_value_classes() -> Changes:
 
 @changing(
     "torch",
-    "vmap has no rule for view.dtype, by which a tensor's bits are read",
+    "vmap has no rule for view.dtype",
     until=(2, 13),
 )
 def batched_views() -> Changes:
@@ -244,8 +244,8 @@ REFUSED: list[type] = []
 
 @changing(
     "torch.export.graph_signature",
-    "torch.export takes an input or output that is a value of ours: it traces the one that it sees and takes any other "
-    "later, silently. All pass through one function, which knows no way to ask their class",
+    "torch.export accepts inputs and outputs of registered classes, specializes on the value it traced and silently "
+    "accepts any other later; we raise",
     "pytorch#179870",
     "pytorch#181676",
     "pytorch#167768",
@@ -270,8 +270,8 @@ def values_in_signatures() -> Changes:
 
 @changing(
     "torch.distributed.tensor",
-    "AOTAutograd's cache on disk tells DTensors apart by how they are placed alone, so that a program for one subclass "
-    "among the local tensors, or one format, is taken for another's",
+    "AOTAutograd's disk cache ignores the class and format of DTensors' local tensors, and may return a program for "
+    "another one",
     "pytorch#173526",
     "pytorch#188390",
     "pytorch#188401",
@@ -291,8 +291,8 @@ KEYED: list[type] = []
 
 @changing(
     "torch._functorch._aot_autograd.autograd_cache",
-    "AOTAutograd's cache on disk does not ask a subclass what a program depends on, so that one which another version "
-    "of its rules compiled is taken for this one's",
+    "AOTAutograd's disk cache does not ask subclasses what a program depends on, and may return one compiled for "
+    "other rules",
     "pytorch#173526",
     until=(2, 13),
 )
@@ -315,8 +315,8 @@ MOVING: list[Callable[[], Any]] = []
 
 @changing(
     "torch.distributed.tensor.placement_types",
-    "DTensor cuts and joins the parts that it moves by plain operators, which do not say that a tensor is moved: a cut "
-    "through a block would give a plain tensor in one process and codes in another",
+    "DTensor redistributes with plain operators; a cut through a block would give a plain tensor on one process and "
+    "codes on another",
     "pytorch#173526",
 )
 def moves_between_placements() -> Changes:

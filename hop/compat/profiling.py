@@ -89,8 +89,7 @@ LAYERS: list[type] = []
 
 @changing(
     "torch.fx._symbolic_trace",
-    "torch.fx.symbolic_trace records the layers of torch.nn as calls, and goes into those of others, which ask for "
-    "more than a Proxy can say",
+    "torch.fx.symbolic_trace keeps only layers of torch.nn as calls, and traces into ours, which Proxies cannot pass",
 )
 def layers_of_traces() -> Changes:
     from torch.fx import _symbolic_trace

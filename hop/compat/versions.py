@@ -41,25 +41,25 @@ class Lack:
 
 LACKS: dict[str, Lack] = {
     "replace_in_programs": Lack(
-        "`dataclasses.replace` of a quantizer, a scheme or one of their parts, inside of a compiled function",
-        "Dynamo raises: its classes have static methods, which it cannot wrap there; make the value outside",
+        "`dataclasses.replace` of a quantizer, a scheme or a part of one in a compiled function",
+        "Dynamo raises because it cannot wrap static methods; create the value outside",
         until=(2, 13),
     ),
     "casts_saturate": Lack(
-        "a result in `torch.float8_e4m3fn`, of `hop.out_dtype` or `hop.scaled`, of numbers beyond 464",
-        "NaN, PyTorch's own cast, where it is 448 from 2.13 on; quantizers and `hop.fake_quantize` saturate in all",
+        "a result of `hop.out_dtype` or `hop.scaled` in `torch.float8_e4m3fn` beyond 464",
+        "NaN, as PyTorch casts, instead of 448; quantizers and `hop.fake_quantize` saturate in all versions",
         until=(2, 13),
     ),
     "scan_gradients": Lack(
-        "the gradient of `scan` where what it carries begins without one",
-        "wrong gradients in eager mode, of plain float tensors too, or, compiled, an error that scan might be aliasing "
-        "the input or the output; write the loop in Python",
+        "the gradient of `scan` if the initial carry requires none",
+        "wrong gradients in eager mode, of plain float tensors too; an aliasing error when compiled; write the loop "
+        "in Python",
         until=(2, 13),
     ),
     "saved_associative_scans": Lack(
-        "saving an exported program that has an `associative_scan`",
-        "torch.export.save raises that serializing lazy_load_decompositions is not supported; save what "
-        "`run_decompositions()` gives",
+        "saving an exported program with an `associative_scan`",
+        "torch.export.save raises 'serializing lazy_load_decompositions is not supported'; save the result of "
+        "`run_decompositions()`",
         until=(2, 13),
     ),
 }
