@@ -3,7 +3,8 @@
 import functools
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,23 @@ no_modes = _disable_current_modes
 """A context in which no dispatch mode is active."""
 
 
+class _Ignored(threading.local):
+    modes = 0  # how many function modes of this thread leave our operators alone
+
+
+ignored = _Ignored()
+
+
+@contextmanager
+def ignored_function_mode() -> Iterator[None]:
+    """A context for a function mode, already entered, that leaves our operators alone: they stay plain eager calls."""
+    ignored.modes += 1
+    try:
+        yield
+    finally:
+        ignored.modes -= 1
+
+
 def is_plain_eager() -> bool:
     """Whether nothing observes or transforms operator calls in this thread; takes 0.15 µs.
 
@@ -45,7 +63,7 @@ def is_plain_eager() -> bool:
     """
     return not (
         _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
+        or _len_torch_function_stack() > ignored.modes
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
     )
@@ -62,7 +80,7 @@ def is_unwatched() -> bool:
     """`is_plain_eager`, and neither autocast nor a profiler is active. Written out because each call evaluates it."""
     return not (
         _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
+        or _len_torch_function_stack() > ignored.modes
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
         or is_autocasting()

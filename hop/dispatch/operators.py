@@ -54,7 +54,8 @@ MAXIMUM = Family("maximum pooling", file="choices")
 NEAREST = Family("nearest neighbor", file="choices")  # elements repeated along dimensions
 VIEW = Family("view", moves=True, file="choices")
 MOVE = Family("copy or reordering", moves=True)
-SUM = Family("sum", is_linear=True)
+SUM = Family("sum", is_linear=True, file="sums")  # and running sums
+LENGTH = Family("vector norm", file="sums")
 DIVIDE = Family("division", file="elementwise")
 CHOICE = Family("choice of two", file="elementwise")
 FUNCTION = Family("function of each element", file="functions")
@@ -62,7 +63,7 @@ GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
 TRANSFORM = Family("Hadamard transform", file="hadamard")
-OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM)  # computed by our own functions and sums
+OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM, SUM, LENGTH, MEAN)  # by functions and sums of our own
 ATTENTION = Family("attention", file="attention")
 
 
@@ -123,7 +124,14 @@ TABLE: dict[OpOverload, Operator] = {
         (
             *(aten.exp.default, aten.exp2.default, aten.log.default, aten.tanh.default, aten.erf.default),
             *(aten.sigmoid.default, aten.rsqrt.default, aten.gelu.default, aten.silu.default),
-            *(aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default),
+            *(
+                aten.hardswish.default,
+                aten.hardsigmoid.default,
+                aten.leaky_relu.default,
+                aten.sqrt.default,
+                aten.sin.default,
+                aten.cos.default,
+            ),
         ),
         Operator(FUNCTION, _ONE),
     ),
@@ -139,7 +147,8 @@ TABLE: dict[OpOverload, Operator] = {
     aten.scaled_dot_product_attention.default: Operator(ATTENTION, (OTHER, OTHER, OTHER, MASK)),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
     **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),
-    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM)),
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM, _ONE)),
+    aten.linalg_vector_norm.default: Operator(LENGTH, _ONE),
     **dict.fromkeys((aten.mean.default, aten.mean.dim), Operator(MEAN, _ONE)),
     **dict.fromkeys((aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default), Operator(MEAN, _ONE, spatial=1)),
     **dict.fromkeys((aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default), Operator(MEAN, _ONE, spatial=2)),

@@ -8,11 +8,12 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hop.nn.attention_rules import checked_attention
 from hop.nn.conversion import Rules, checked
+from hop.nn.exact import check_schemes
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 
 METHOD = "hop"
-_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "input_orders")
+_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "exact", "input_orders")
 
 
 class HopConfig(QuantizationConfigMixin):
@@ -34,13 +35,16 @@ class HopConfig(QuantizationConfigMixin):
         pack: whether weights are laid out for the kernels of the machine that loads. It is not saved.
         attention: how query, key and value are multiplied: a hop.attention_schemes.AttentionScheme, its name, such as
             "int8", or its text. None leaves attention in floats.
+        exact: whether the model gives the same bits on every route, as hop.quantize_ says; attention=None is "int8"
+            then. Layers in floats are refused, so give modules_to_not_convert=[].
         input_orders: names of Linear layers whose checkpoint has an `input_order` beside the weight: the feature that
             each column is for, where columns were sorted by group (`hop.integrations.load_model`, of GPTQ's act-order).
             For checkpoints of codes; config.json holds it.
 
     Raises:
         ValueError: no scheme has this name; the text spells none; or a scheme has scales that are not found in each
-            call, for which hop.quantize_(model, scheme, calibrate=...) is there.
+            call, for which hop.quantize_(model, scheme, calibrate=...) is there; or exact=True, and results in the
+            scheme depend on more than their inputs.
         TypeError: an argument is of another type.
     """
 
@@ -51,17 +55,24 @@ class HopConfig(QuantizationConfigMixin):
         modules_to_not_convert: Sequence[str] | None = None,
         pack: bool = True,
         attention: AttentionScheme | str | None = None,
+        exact: bool = False,
         input_orders: Sequence[str] | None = None,
     ) -> None:
         self.quant_method: Any = METHOD
         self.scheme = _spelled(scheme)
         if not isinstance(pack, bool):
             raise TypeError(f"HopConfig: pack must be True or False, got {pack!r}")
+        if not isinstance(exact, bool):
+            raise TypeError(f"HopConfig: exact must be True or False, got {exact!r}")
         self.pack = pack
         self.modules_to_not_convert = _names("modules_to_not_convert", modules_to_not_convert)
         self.input_orders = _names("input_orders", input_orders) or []
+        attention = "int8" if exact and attention is None else attention
         ((_, of_attention),) = checked_attention([("*", _read(attention, AttentionScheme))])
         self.attention = None if of_attention is None else str(of_attention)
+        self.exact = exact
+        if exact:
+            check_schemes("HopConfig", (scheme for _, scheme in self.rules), [of_attention])
 
     @property
     def rules(self) -> list[tuple[str, Scheme | None]]:
@@ -77,6 +88,7 @@ class HopConfig(QuantizationConfigMixin):
             "modules_to_not_convert": self.modules_to_not_convert,
         }
         fields |= {} if self.attention is None else {"attention": self.attention}
+        fields |= {"exact": True} if self.exact else {}
         return fields | ({"input_orders": self.input_orders} if self.input_orders else {})
 
     @classmethod

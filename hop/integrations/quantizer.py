@@ -13,6 +13,7 @@ from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
 from hop.nn.attention_rules import checked_attention, convert_attention
 from hop.nn.conversion import convert, has_static_scale
+from hop.nn.exact import check_layers, is_exact, make_exact
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
@@ -123,6 +124,10 @@ class HopQuantizer(_Base):
         restore(model, floats, "the checkpoint has no codes for it" if self.pre_quantized else "it is newly made")
         if any(layer.frozen for layer in layers.values()):
             freeze(model, pack=self.quantization_config.pack)
+        config = self.quantization_config
+        if config.exact:
+            check_layers("HopConfig", model, lambda name, module: isinstance(module, Layer) and module.frozen)
+            make_exact(model, AttentionScheme.parse(config.attention or ""))
         return model
 
     @staticmethod
@@ -189,7 +194,9 @@ def make_serializable(model: Any, pack: bool) -> None:
     schemes = {scheme for _, scheme in layers}
     # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.
     rules: Any = schemes.pop() if len(schemes) == 1 else layers
-    config = HopConfig(rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None))
+    config = HopConfig(
+        rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None), exact=is_exact(model)
+    )
     model.hf_quantizer = HopQuantizer(config, pre_quantized=False)
     model.config.quantization_config = config
 

@@ -307,6 +307,12 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         )
 
 
+def takes(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:
+    """Whether `convert` by these rules puts a quantized layer in the place of a module, or changes its scheme."""
+    known = isinstance(module, Layer) or layer_of(module) is not None
+    return known and _choice(rules, name, module, set())[0] is not None
+
+
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:
     """The scheme of the first rule that matches, or the reason why there is none."""
     for i, (selector, scheme) in enumerate(rules):

@@ -130,10 +130,13 @@ _WIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "erf": _erf,
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "sqrt": torch.sqrt,  # whose float32 kernels are wrong in the last bit on some CPUs
     "rsqrt": lambda x: x.sqrt().reciprocal(),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": lambda x: x / (1 + torch.exp(-x)),
+    "sin": torch.sin,
+    "cos": torch.cos,
 }
 
 _OWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -147,9 +150,11 @@ _OWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 _AT_MINUS_INFINITY = {"gelu", "gelu_tanh", "silu"}  # the formula gives NaN where the limit is -0
-_ODD = {"tanh", "erf"}
+_BY_RESULT = {"log", "sin", "cos"}  # the hash is that of the result, which says more than the input
+_ODD = {"tanh", "erf", "sin", "cos"}  # odd or even: the side is that of the magnitude
 
 NAMES = tuple(_WIDE)
+WITHOUT_KERNEL = ("sqrt", "sin", "cos")
 
 
 _of_runtime = contextvars.ContextVar("of_runtime", default=False)
@@ -189,7 +194,8 @@ def _toward(name: str, x: Tensor, y: Tensor) -> Tensor | float:
     """The factor that moves y, in float64, to the side of the midpoint on which the exact value is."""
     if name not in BY_NAME:
         return 1.0
-    (split, factors), z = BY_NAME[name], y if name == "log" else x.abs() if name in _ODD else x
+    (split, factors), z = BY_NAME[name], y if name in _BY_RESULT else x
+    z = z.abs() if name in _ODD else z
     factor: Tensor | float = factors[-1]
     if len(factors) > 1:
         part, factor = _fraction(z * split) * len(factors), torch.full_like(z, factors[-1])
@@ -209,7 +215,7 @@ def _allowance(name: str, x: Tensor) -> Tensor | float:
         return (x.clamp(-16.0, 0.0) ** 2 + 4) * 2.0**-52
     if name == "gelu_tanh":
         return ((-_SLOPE * (x + 0.044715 * x * x * x)).clamp(0.0, 128.0) + 2) * 2.0**-51
-    return {"exp": 2, "exp2": 3}.get(name, 4) * 2.0**-52
+    return {"exp": 2, "exp2": 3, "sin": 2, "cos": 2}.get(name, 4) * 2.0**-52
 
 
 _SLOPE = 2 * math.sqrt(2 / math.pi)

@@ -3,10 +3,10 @@
 A one-bit hash, which is right for each such input and arbitrary for all others. Written by
 tests/numerics/hard_cases.py.
 
-`name: (split, factors)`. With fraction(v) = v - floor(v), and z the input (its magnitude for odd functions; the float64
-result for the logarithm): fraction(z * split) selects a factor, with [0, 1) divided equally among the factors; the
-value is above the midpoint, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, so they are the
-same on every machine.
+`name: (split, factors)`. With fraction(v) = v - floor(v), and z the input (the float64 result for log, sin and cos; its
+magnitude for odd and even functions): fraction(z * split) selects a factor, with [0, 1) divided equally among the
+factors; the value is above the midpoint, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, so
+they are the same on every machine.
 """
 
 BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {
@@ -19,4 +19,6 @@ BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {
     "gelu": (172505793.0, (124369704.0, 265259892.0, 36282038.0)),
     "gelu_tanh": (8561585.0, (226359734.0, 248000799.0, 149903840.0)),
     "silu": (172505793.0, (150609201.0, 246956748.0, 184047384.0, 188956469.0)),
+    "sin": (8703599.75, (12395804.8125, 14042631.125)),
+    "cos": (10781612.0625, (16458242.25, 13171378.75)),
 }

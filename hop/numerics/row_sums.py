@@ -40,13 +40,26 @@ def check(caller: str, op: Any, sizes: Sequence[Any]) -> None:
 
 
 def row_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Σ x over some dimensions, which are kept with size 1. x is float32, the sum float64; NaN if an element is not
-    finite.
-    """
+    """Σ x over some dimensions, which stay with size 1; x float32, the sum float64: NaN where an element is not
+    finite. Rows of more than 2^22 elements keep fewer bits below the largest magnitude."""
     if is_describing():
         return _described(x, dims)
-    unit = _unit(x, dims)
-    return _added(x.to(torch.float64) * (2.0**BITS / unit), dims, unit)
+    unit, bits = _unit(x, dims), _bits([x.shape[d] for d in dims])
+    return _added(x.to(torch.float64) * (2.0**bits / unit), dims, unit, bits)
+
+
+def running_sum(x: Tensor, dim: int) -> Tensor:
+    """The sums of the first 1, 2, ... elements along a dimension, as `row_sum`: x float32, the result float64."""
+    if is_describing():
+        return x.to(torch.float64)
+    unit, bits = _unit(x, [dim]), _bits([x.shape[dim]])
+    total = (x.to(torch.float64) * (2.0**bits / unit)).round().to(torch.int64).cumsum(dim)
+    return _restored(total, unit, bits)
+
+
+def _bits(sizes: Sequence[Any]) -> int:
+    n = math.prod(sizes)
+    return min(BITS, 62 - n.bit_length()) if isinstance(n, int) else BITS
 
 
 def row_sum_of_squares(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -70,9 +83,13 @@ def _described(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.sum(list(dims), keepdim=True, dtype=torch.float64)
 
 
-def _added(scaled: Tensor, dims: Sequence[int], unit: Tensor | None = None) -> Tensor:
-    total = scaled.round().to(torch.int64).sum(list(dims), keepdim=True).to(torch.float64) * 2.0**-BITS
-    return total if unit is None else torch.where(unit.isfinite(), total * unit, math.nan)
+def _added(scaled: Tensor, dims: Sequence[int], unit: Tensor | None = None, bits: int = BITS) -> Tensor:
+    return _restored(scaled.round().to(torch.int64).sum(list(dims), keepdim=True), unit, bits)
+
+
+def _restored(total: Tensor, unit: Tensor | None, bits: int) -> Tensor:
+    wide = total.to(torch.float64) * 2.0**-bits
+    return wide if unit is None else torch.where(unit.isfinite(), wide * unit, math.nan)
 
 
 def _unit(x: Tensor, dims: Sequence[int]) -> Tensor:

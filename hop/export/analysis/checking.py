@@ -1,8 +1,6 @@
 """Whether a program holds what it may hold, and nothing else."""
 
 import operator
-import os
-import re
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
@@ -13,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from hop.compat.eager import HigherOrderOperator, OpOverload, OpOverloadPacket
 from hop.compat.pytree import tree_leaves
+from hop.export.analysis.provenance import source_line
 from hop.export.rewrite.program import check_program, value
 from hop.impls.decompositions import operators_named
 
@@ -48,7 +47,7 @@ def check(
             raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}; give one such as torch.float32")
     failures = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
     if failures:
-        lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in failures)
+        lines = "\n".join("; ".join(filter(None, (f"  {n.name}: {why}", source_line(n)))) for n, why in failures)
         what = "node is" if len(failures) == 1 else "nodes are"
         raise ValueError(f"check: {len(failures)} {what} not what the program may hold\n{lines}")
 
@@ -91,18 +90,3 @@ def _reason(node: Node, names: set[str] | None, dtypes: Collection[torch.dtype] 
     others = [] if dtypes is None else [str(x.dtype) for x in tensors if x.dtype not in dtypes]
     what = str(target) if called else "an input"
     return f"{what} is of {', '.join(dict.fromkeys(others))}, not among the dtypes" if others else None
-
-
-_TORCH = os.path.dirname(torch.__file__)
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)')
-
-
-def _source(node: Node) -> str:
-    """The innermost line of the model that a node comes from, torch's own where there is no other, if torch.export
-    wrote them down."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return ""
-    user_frames = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
-    file, line, function, code = (user_frames or frames)[-1]
-    return f"; {file}:{line}, in {function}: {code.strip()}"

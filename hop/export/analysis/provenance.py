@@ -6,8 +6,12 @@ decomposition put into the place of a linear. A node that a pass made anew has n
 from the first one; their places hold None, so that all nodes of a program have ancestries of one length.
 """
 
+import os
+import re
+import sys
 from collections.abc import Iterator
 
+import torch
 from torch.fx import Graph, Node
 
 Ancestry = tuple[str | None, ...]
@@ -67,3 +71,20 @@ def results(group: list[Node]) -> list[Node]:
     """Those of them that others read."""
     own = set(group)
     return [node for node in group if not own.issuperset(node.users)]
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)')
+LIBRARIES = tuple(
+    os.path.dirname(package.__file__ or "") + os.sep for package in (torch, sys.modules[__name__.partition(".")[0]])
+)
+
+
+def source_line(node: Node) -> str:
+    """The innermost line of the model that a node comes from, "file:line, in function: code"; a line of torch or of
+    this library where there is no other, "" if torch.export recorded none."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return ""
+    user_frames = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
+    file, line, function, code = (user_frames or frames)[-1]
+    return f"{file}:{line}, in {function}: {code.strip()}"

@@ -19,7 +19,7 @@ from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
 from hop.kernels.cpu import native, rows
 from hop.kernels.cpu import operators as native_operators
-from hop.numerics import copies, memory_format
+from hop.numerics import copies, functions, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -35,6 +35,9 @@ _FUNCTIONS = {
     aten.hardsigmoid.default: "hardsigmoid",
     aten.hardswish.default: "hardswish",
     aten.leaky_relu.default: "leaky_relu",
+    aten.sqrt.default: "sqrt",
+    aten.sin.default: "sin",
+    aten.cos.default: "cos",
     torch.ops.hop.silu_mul.default: "silu",
 }
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
@@ -51,6 +54,8 @@ def operation(call: Call) -> rows.Operation:
     family = call.roles.family
     if family in (FUNCTION, GATED):
         name = function_of(call)
+        if name in functions.WITHOUT_KERNEL:
+            raise Declined(f"no kernel computes {name}")
         slope = (*call.args, 0.01)[1] if name == "leaky_relu" else None
         return rows.Operation("gated" if family is GATED else "function", name, None if slope is None else float(slope))
     ndim = call.args[0].dim()
