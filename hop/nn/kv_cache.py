@@ -33,8 +33,7 @@ class KVCache(Float32State):
         value_dim: the width of the values; None for head_dim.
         rotated: whether keys are transformed before they are quantized, as for an AttentionScheme with rotated=True.
             Queries must be transformed too, which `forward` does. The state_dict then contains `rotation`, the number
-            of
-            elements that are transformed together.
+            of elements that are transformed together.
         dtype: the floating-point dtype the keys and values appear in.
         device: the device of the buffers.
 

@@ -90,8 +90,7 @@ class Schedule:
     Raises:
         TypeError: model is not a module, or a stage is not a Stage.
         ValueError: there is no stage, steps do not rise, the model has no quantized layers, or a stage needs something
-            the
-            model does not have. An error while a stage begins names its step; changes made before the error stay.
+            the model does not have. An error while a stage begins names its step; changes made before the error stay.
     """
 
     def __init__(self, model: nn.Module, stages: Sequence[Stage]) -> None:

@@ -23,9 +23,8 @@ class AttentionScheme(Value):
         key, value: quantizers with formats of the same kind, and of the query's kind.
         rotated: whether query and key are transformed before they are quantized, each head by a block Hadamard matrix:
             `torch.ops.hop.hadamard`, with the largest of hop.hadamard.SIZES that divides the head's width. The matrix
-            is
-            orthogonal, so scores change only by rounding; elements that are large in all tokens are spread over their
-            block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
+            is orthogonal, so scores change only by rounding; elements that are large in all tokens are spread over
+            their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
 
     Raises:
         TypeError: an operand's quantizer is not a Quantizer, or rotated is not a bool.

@@ -28,8 +28,7 @@ class QuantizedTensor(Tensor):
 
     Args:
         buffers: the buffers that hop.numerics.copies.describe lists for the quantizer, the shape and the usages, in
-            that
-            order; dense, on one device.
+            that order; dense, on one device.
         quantizer: how the buffers are read.
         shape: the shape of the represented tensor.
         dtype: the floating-point dtype it appears in.

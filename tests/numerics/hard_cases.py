@@ -178,7 +178,8 @@ def main() -> None:
     LISTED.write_text("\n".join(listed) + "\n", encoding="utf-8")
 
 
-PYTHON = '''"""For inputs that float64 may not decide: on which side of the midpoint of two float32s the function's value is.
+PYTHON = '''\
+"""For inputs that float64 may not decide: on which side of the midpoint of two float32s the function's value is.
 
 A one-bit hash, which is right for each such input and arbitrary for all others. {header}
 

@@ -181,8 +181,7 @@ def quantized(
             embedding, as an operator overload.
         scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
         args, kwargs: the arguments of `op`, in its own order. A QuantizedTensor must have the scheme's quantizer, and
-            is
-            used as it is.
+            is used as it is.
         dtype: the dtype of the result and of the backward's products; by default that of the operands, or the autocast
             dtype. In traced programs the default stays open and follows later casts of the module.
         scales: static, calibrated or learned scales and zero points that replace the rules of the scheme's quantizers.

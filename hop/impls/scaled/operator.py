@@ -270,8 +270,7 @@ def scaled(
 
     Returns:
         A new tensor with the shape of `op`'s result: of dtype `output`, or a QuantizedTensor that appears in the dtype
-        of
-        the first operand. It is differentiable with respect to floating-point arguments, straight through every
+        of the first operand. It is differentiable with respect to floating-point arguments, straight through every
         rounding.
 
     Raises:
