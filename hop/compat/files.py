@@ -146,9 +146,8 @@ def whole_folder(
     Args:
         folder: the destination; created if it does not exist.
         check: raises an exception if `folder` must not be written to. It is called at the start, and again while no
-            other
-            writer can move files into `folder`; so a folder that it rejects because of files there has all the files of
-            one writer.
+            other writer can move files into `folder`; so a folder that it rejects because of files there has all the
+            files of one writer.
         first: the names of files to move before the others: those that list the others.
     """
     check()

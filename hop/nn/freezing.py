@@ -29,19 +29,16 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
 
     Args:
         pack: whether to convert weights to the layout that products read fastest on this machine (hop.pack), which
-            saves
-            that conversion in each call. Layers that are frozen already are converted too. state_dicts contain the
-            plain
-            form in any case, and a layer packs what it loads for the machine it runs on. Embeddings stay plain, except
-            those that share their weight with a product: they look up rows of the packed one.
+            saves that conversion in each call. Layers that are frozen already are converted too. state_dicts contain
+            the plain form in any case, and a layer packs what it loads for the machine it runs on. Embeddings stay
+            plain, except those that share their weight with a product: they look up rows of the packed one.
 
     Returns:
         model.
 
     Raises:
         ValueError: there is no quantized layer, a static scale is not set, or an unknown hook computes a weight. No
-            layer
-            is changed then.
+            layer is changed then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("freeze", model)

@@ -40,8 +40,7 @@ class KVCache(Float32State):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: a token's codes would depend on other tokens or on a scale from the caller, or keys and values are
-            not
-            both integers or both floats.
+            not both integers or both floats.
     """
 
     length: Tensor
@@ -130,8 +129,7 @@ class KVCache(Float32State):
 
         Returns:
             Keys and values of the stored and the new tokens, (batch, heads, size + T, ...), in order. If the window was
-            not
-            full, the last entries are unused.
+            not full, the last entries are unused.
 
         Raises:
             ValueError: a shape does not fit; or size exceeds the length.

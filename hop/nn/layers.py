@@ -114,8 +114,7 @@ class Linear(Layer, nn.Linear):
 
         Raises:
             ValueError: the layer is frozen or recomputes its weight, its existing transform cannot be followed by this
-                one,
-                or the number of channels does not match.
+                one, or the number of channels does not match.
         """
         factor = transform.factor
         if self.frozen:

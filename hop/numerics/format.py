@@ -110,8 +110,7 @@ def rounds_up(part: Tensor, noise: Tensor) -> Tensor:
         part: float32.
         noise: of the same shape. int32, of which the low 24 bits are used: if they are uniform, a value is rounded up
             with probability `part`, rounded down to a multiple of 2^-24. Or uint8, the upper 8 of these bits: a
-            multiple
-            of 2^-8.
+            multiple of 2^-8.
     """
     r = noise.to(torch.int32)
     r = r * 2 ** (NOISE_BITS - 8) if noise.dtype == torch.uint8 else torch.bitwise_and(r, 2**NOISE_BITS - 1)

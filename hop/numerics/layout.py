@@ -122,8 +122,7 @@ class Tiled(Layout):
         columns: whether a matrix is summed along its first dimension, like the second factor of mm: (K, R).
         sums: whether code_sums are stored for a matrix of integers: Σ codes of each row, int32. The other factor's zero
             point is multiplied by them, so a product need not compute them in each call. In-place operators on the
-            tensor
-            update them; code that writes to the codes directly must do so, too.
+            tensor update them; code that writes to the codes directly must do so, too.
     """
 
     columns: bool = False

@@ -37,8 +37,7 @@ class Scheme(Value):
         grad: for the gradient of the result, with backward="quantized".
         backward: "ste", the gradient of fake quantization: products of the gradient with dequantized operands;
             "original", products with the operands before quantization; "quantized", products of codes, with the
-            gradient
-            quantized too.
+            gradient quantized too.
 
     Raises:
         TypeError: a field has the wrong type.

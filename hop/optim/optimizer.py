@@ -136,8 +136,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: with error_if_nonfinite, if a gradient contains a NaN or an infinity. No parameter and
-                no
-                state has changed then.
+                no state has changed then.
         """
         loss = None
         if closure is not None:

@@ -42,8 +42,7 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
     Raises:
         TypeError: `optimizer` is not from hop.optim, or a state has an unknown type.
         ValueError: `state_dict` is not an optimizer's, or has other param groups than `optimizer`; or a codebook
-            differs
-            from torchao's.
+            differs from torchao's.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(

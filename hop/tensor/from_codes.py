@@ -60,11 +60,9 @@ def from_codes(
     Args:
         quantizer: how to read the codes, such as `Quantizer(formats.INT8, (1, -1), Static(affine=True))`.
         codes: one code per element, of the dtype of the quantizer's format, or of any integer dtype if that is an
-            integer
-            format; or several per byte, as hop.quantize stores them, together with `shape`.
+            integer format; or several per byte, as hop.quantize stores them, together with `shape`.
         scale: the scale that the quantizer stores: floats, or the codes of its scales, such as e8m0; a number, any
-            shape
-            that broadcasts to one scale per block, or, with `axis`, a vector.
+            shape that broadcasts to one scale per block, or, with `axis`, a vector.
         zero_point: the codes of 0, for a quantizer with zero points; any integer dtype, in the shapes of `scale`.
         global_amax: float32, for a quantizer that stores it (two-level scales).
         axis: the dimension of `codes` that a vector of scales and zero points corresponds to.

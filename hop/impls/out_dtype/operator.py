@@ -89,8 +89,7 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
             numbers.
         TypeError: tensors cannot be cast to `output_dtype` or from an operand's dtype.
         RuntimeError: arguments do not match the schema of `op`, operands are on different devices, or `op` itself
-            raises
-            (for example for shapes that do not match).
+            raises (for example for shapes that do not match).
 
     Example:
         >>> a = torch.randint(-128, 128, (2, 64), dtype=torch.int8)

@@ -255,10 +255,8 @@ def quantize(
         zero_point: the zero point for `scale`, for a quantizer that has one: integer codes, or floating point, which is
             rounded and gets a gradient.
         noise: the random integers of stochastic rounding, of x's shape: int32, uniform from 0 to 2^24 - 1, as
-            `hop.noise`
-            creates from a seed; or uint8, uniform from 0 to 255, for which the probability of rounding up is rounded
-            down
-            to a multiple of 1/256.
+            `hop.noise` creates from a seed; or uint8, uniform from 0 to 255, for which the probability of rounding up
+            is rounded down to a multiple of 1/256.
         generator: in eager mode, draws the seed of `noise` from this generator.
         usages: the copies to create, "rowwise", "columnwise" or both (hop.numerics.copies).
         gradient: "clipped": x's gradient is 0 for elements beyond the largest code; "plain": it is passed through.

@@ -187,8 +187,7 @@ def quantized(
         scales: static, calibrated or learned scales and zero points that replace the rules of the scheme's quantizers.
             Floating-point ones get gradients, except `grad`.
         seed: int64 of shape (), from which the random bits of stochastic rounding and noise are derived; by default
-            drawn
-            from PyTorch's generator if the scheme needs it.
+            drawn from PyTorch's generator if the scheme needs it.
 
     Returns:
         The result of `op` in `dtype`; if the scheme has an output, a QuantizedTensor that appears in `dtype`.

@@ -50,8 +50,7 @@ def asked_in_depth(
         lhs, rhs: (S, R) and (S, K), codes of 8 bits.
         ends: (E,), the end of each group.
         lhs_scale, rhs_scale: (E, R) and (E, K), with sizes of 1 where all are equal; or in blocks of 128 along the
-            summed
-            dimension, (R, S / 128) and (S / 128, K).
+            summed dimension, (R, S / 128) and (S / 128, K).
     """
     return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
 

@@ -76,8 +76,7 @@ def quantize_shared(
     Args:
         given: the scale, the zero point and the noise, as for Quantizer.quantize.
         reduce: combines the statistics of blocks over processes; it is called equally often and in the same order on
-            each
-            of them.
+            each of them.
     """
     return list(copies.quantize(shared(quantizer, reduce), x, tuple(usages), *given).values())
 
