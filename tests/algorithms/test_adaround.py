@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.algorithms import AdaRound, adaround, distillation_loss, teacher_of
-from hop.algorithms.adarounding import adaround_codes, neighbours, slope
+from hop.algorithms.adarounding import adaround_codes, gradient, neighbours
 from hop.algorithms.grid import Grid
 from tests.algorithms.test_gptq import BATCHES, QUANTIZERS, correlated, mlp
 from tests.support.layers import randn
@@ -92,7 +92,7 @@ class TestAdaRound(unittest.TestCase):
         if beta is not None:
             loss = loss + 0.7 * (1 - (2 * h - 1).abs() ** beta).mean()
         loss.backward()
-        assert torch.allclose(slope(v.detach(), over, gap, matrix, (0.7, beta)), v.grad)  # type: ignore[arg-type]
+        assert torch.allclose(gradient(v.detach(), over, gap, matrix, (0.7, beta)), v.grad)  # type: ignore[arg-type]
 
     def test_the_same_again(self):
         one, other = (adaround(mlp(), "int4", BATCHES, settings=AdaRound(steps=20)) for _ in range(2))
