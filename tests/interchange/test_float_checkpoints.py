@@ -181,7 +181,7 @@ class TestBitsAndBytes(InCheckpoint):
             (said(nested_blocksize=1), "'.nested_absmax' has shape (1,)"),
             (said(nested_offset="1"), "nested_offset '1'"),
             ({key: torch.tensor([1, 2], dtype=torch.uint8)}, "is no JSON"),
-            ({"a.weight.quant_map": torch.zeros(16)}, "must be the numbers of NF4"),
+            ({"a.weight.quant_map": torch.zeros(16)}, "must be the values of NF4"),
         ):
             self.fails(CONFIG, {**tensors, **change}, message)
             self.fails(CONFIG, {**tensors, **change}, "tensor 'a.weight'")
