@@ -119,7 +119,7 @@ class TestFolders(InFolder):
                 quantize_folder(self.floats, out, "int8", progress=stop)
             assert not (out / "config.json").exists() and files
             whole = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
-            with self.assertRaisesRegex(FileExistsError, "was begun with another"):
+            with self.assertRaisesRegex(FileExistsError, "was started with another"):
                 quantize_folder(self.floats, out, "int4")
             names = list[str]()
             quantize_folder(self.floats, out, "int8", progress=lambda name, *_, names=names: names.append(name))
