@@ -14,7 +14,7 @@ from hop.cli.inputs import load_program
 from hop.cli.output import quietly, show, show_json, working
 from hop.compat.files import naming, whole_file, whole_folder
 from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
-from hop.export.rewrite.report import Report
+from hop.export.rewrite.report import RewriteReport
 
 To = Literal["integer", "qdq", "aten", "onnx", "executorch"]
 Requantize = Literal["reciprocal", "division", "multiplier", "gemmlowp", "tflite", "away", "even"]
@@ -54,16 +54,16 @@ class Route(NamedTuple):
 
     suffix: str
     options: tuple[str, ...]
-    write: Callable[[ExportedProgram, ExportOptions, Path], Report | None]
+    write: Callable[[ExportedProgram, ExportOptions, Path], RewriteReport | None]
 
 
-def _integer(program: ExportedProgram, options: ExportOptions, out: Path) -> Report:
+def _integer(program: ExportedProgram, options: ExportOptions, out: Path) -> RewriteReport:
     result = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
     _save(result.program, out)
     return result.report
 
 
-def _qdq(program: ExportedProgram, options: ExportOptions, out: Path) -> Report:
+def _qdq(program: ExportedProgram, options: ExportOptions, out: Path) -> RewriteReport:
     if options.target == "vulkan":
         raise typer.BadParameter("--to qdq supports xnnpack only", param_hint="'--target'")
     result = to_qdq(program, target=options.target)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 
 from torch.fx import Graph, Node
 
-from hop.export.analysis.correspondence import kind, pairs_of, same_shape
+from hop.export.analysis.correspondence import corresponding_nodes, kind, same_shape
 from hop.export.rewrite.program import value
 from hop.report.nodes import inner_operator, path_of, paths_of
 
@@ -35,7 +35,7 @@ def pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     taken: set[Node] = set()
     for x, y in _in_order(a, b, _ordinal_key):
         take(x, y)
-    for x, y in pairs_of(a, b):
+    for x, y in corresponding_nodes(a, b):
         if path_of(x) == path_of(y) or not (path_of(x) and path_of(y)):
             take(x, y)
     results = [_results(graph) for graph in (a, b)]

@@ -344,7 +344,7 @@ class TestCalls(Folder):
             hop.export.vectors(program.module(), self.folder, (x,))
         with pytest.raises(ValueError, match="must be those of one run, got 2"):
             hop.export.vectors(program, self.folder, [(x,), (x,)])
-        with pytest.raises(ValueError, match="takes 1 tensors or numbers, and inputs have 2"):
+        with pytest.raises(ValueError, match="takes 1 tensors or numbers, but inputs have 2"):
             hop.export.vectors(program, self.folder / "new", (x, x))
         file = self.folder / "kept"
         file.write_text("")

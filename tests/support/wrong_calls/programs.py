@@ -64,13 +64,13 @@ PROGRAMS = [
         "to_scheme_static",
         ValueError,
         lambda: export.to_scheme(program(), schemes.INT8_STATIC),
-        "lhs | Static(affine=True) | takes its scale from the caller | take a rule that finds it",
+        "lhs | Static(affine=True) | has a static scale | use a dynamic one",
     ),
     wrong(
         "check_nothing",
         ValueError,
         lambda: export.check(program()),
-        "operators | None | allow everything | give one of them",
+        "operators | None | allows everything | give one of them",
     ),
     wrong(
         "check_operators_text",
