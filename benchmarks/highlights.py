@@ -1,4 +1,4 @@
-"""The ten rows that matter, and their picture, docs/performance.svg."""
+"""The ten most important rows, and their picture, docs/performance.svg."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from benchmarks.timing import Row
 from docs.diagrams import AMBER, BLUE, PAPER, SOFT, svg, text
 from tests.support import pages
 
-# What a row is called, and patterns of its group, case and peer, in each of which * stands for anything.
+# The name of a row, and patterns of its group, case and peer, with * as a wildcard.
 TEN = {
     "int8 linear layer, 1 row": ("int8 linear", "1x4096x4096,*", "bfloat16 linear"),
     "int8 linear layer, 128 rows": ("int8 linear", "128x4096x4096,*", "bfloat16 linear"),
@@ -22,7 +22,7 @@ TEN = {
     "training a layer in int8": ("training", "int8, backward in int8, 1024x1024x4096", "bfloat16"),
     "AdamW, states of 8 bits": ("optimizers", "AdamW, 8 bits*, bfloat16", "torch, fused"),
 }
-WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # of the picture, the bars' left, a row, and what stands above the rows
+WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # picture width, left edge of bars, row height, header height
 
 
 class Shown(NamedTuple):
@@ -31,7 +31,7 @@ class Shown(NamedTuple):
 
 
 def ten(results: Mapping[str, Any]) -> list[Shown]:
-    """Those of the ten that the results have. Raises ValueError where more than one row fits."""
+    """The highlights in the results. Raises ValueError if a pattern matches more than one row."""
     found = []
     for name, patterns in TEN.items():
         rows = [Row(**r) for r in results["rows"] if _fits(r, patterns)]
@@ -46,7 +46,7 @@ def _fits(row: Mapping[str, Any], patterns: Sequence[str]) -> bool:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each row, with a column for each level: our time by the peer's, and the times."""
+    """A line per row, with a column per level: the ratio of our time to the peer's, and both times."""
     cells = {(s.name, s.row.peer): [""] * len(results) for held in results for s in ten(held)}
     for column, held in enumerate(results):
         for shown in ten(held):
@@ -58,10 +58,10 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> str:
-    """The picture: a group of bars for each level, as long as our time by the peer's; a line where both are equal."""
+    """The picture: a group of bars per level, as long as our time relative to the peer's, and a line at 1."""
     shown = [(f"CPU level {held['level']}", ten(held)) for held in results]
     longest = max((row.times for _, rows in shown for _, row in rows), default=1.0)
-    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of the ratio 1
+    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of ratio 1
     parts, top = [], 0
     for title, rows in shown:
         parts += _group(title, rows, top, one)
@@ -70,7 +70,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _group(title: str, rows: Sequence[Shown], top: int, one: float) -> list[str]:
-    """A level's bars, from `top` down."""
+    """The bars of a level, from `top` downwards."""
     equal = round(LEFT + one)
     parts = [
         text(LEFT, top + 24, title, size=16, weight=600, anchor="start"),
@@ -84,7 +84,7 @@ def _group(title: str, rows: Sequence[Shown], top: int, one: float) -> list[str]
 
 
 def _bar(name: str, row: Row, top: int, one: float) -> list[str]:
-    """Its name, the bar below, a piece of the line where both are equal, and the number, which covers the line."""
+    """The name, the bar below it, a piece of the line at ratio 1, and the number, which covers the line."""
     edge, fill = BLUE if row.times < 1 else AMBER
     long, equal = round(one * row.times), round(LEFT + one)
     number = text(LEFT + long + 6, top + 29, quotient(row.times), size=13, weight=600, anchor="start")

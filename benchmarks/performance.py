@@ -1,4 +1,4 @@
-"""What docs/performance.md shows of the results on disk."""
+"""Write docs/performance.md from the results on disk."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ COMMAND = "python -m benchmarks"
 
 
 def results() -> list[dict[str, Any]]:
-    """Those on disk, the highest level first."""
+    """The results on disk, the highest level first."""
     return [json.loads(file_of(level).read_text()) for level in reversed(LEVELS) if file_of(level).exists()]
 
 
 def page(text: str) -> str:
-    """The page with the results that are on disk."""
+    """The page with the results on disk filled in."""
     found = results()
     text = pages.filled(text, f"{COMMAND}: ten rows", highlights.table(found))
     text = pages.filled(text, f"{COMMAND}: reasons", reasons())
@@ -31,7 +31,7 @@ def page(text: str) -> str:
 
 
 def reasons() -> str:
-    """The lists of why rows miss their targets, one for each group of levels."""
+    """The lists of reasons for missed targets, one per group of levels."""
     found: dict[tuple[str, ...], list[str]] = {}
     for letter, why in REASONS.items():
         found.setdefault(why.levels, []).append(f"* **{letter}** {why.why}\n")
@@ -40,7 +40,7 @@ def reasons() -> str:
 
 
 def level(held: Mapping[str, Any]) -> str:
-    """All rows of one level, a table that folds for each group."""
+    """All rows of one level, a collapsible table per group."""
     rows = [Row(**r) for r in held["rows"]]
     forced = held["machine"] != held["level"]
     where = f", forced on a machine of level `{held['machine']}`" if forced else ""
@@ -51,7 +51,7 @@ def level(held: Mapping[str, Any]) -> str:
 
 
 def folded(of_level: str, group: str, rows: Sequence[Row]) -> str:
-    """The rows of a group, below a line that opens them."""
+    """The rows of a group, collapsed under a summary line."""
     targets = [row.met for row in rows if row.met is not None]
     count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
     said = f"{count}, {sum(targets)} of {len(targets)} targets met" if targets else count
@@ -65,14 +65,14 @@ def table(of_level: str, rows: Sequence[Row]) -> str:
 
 
 def verdict(of_level: str, row: Row) -> str:
-    """The target, and whether it is met, or the letter of the reason why it is not."""
+    """The target, and whether it is met, or the letter of the reason why not."""
     if row.met is None:
         return ""
     return f"{row.target} " + ("met" if row.met else f"missed: {reason(of_level, row) or 'not found out'}")
 
 
 def write() -> None:
-    """The page and the picture of the results on disk."""
+    """Write the page and the picture of the results on disk."""
     PAGE.write_text(page(PAGE.read_text()))
     PICTURE.write_text(highlights.draw(results()))
     print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")

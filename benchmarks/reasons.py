@@ -1,4 +1,4 @@
-"""Why rows miss their targets, by letter, for the levels of CPU on which it was found."""
+"""Reasons why rows miss their targets, by letter, with the CPU levels that they apply to."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,12 +8,12 @@ from benchmarks.timing import Row
 
 @dataclass(frozen=True)
 class Reason:
-    """What keeps some rows from their targets.
+    """A reason why some rows miss their targets.
 
     Args:
-        rows: patterns of their group, case and peer, in each of which * stands for anything.
+        rows: patterns of group, case and peer, with * as a wildcard.
         why: sentences.
-        levels: of CPU.
+        levels: CPU levels.
     """
 
     rows: tuple[tuple[str, str, str], ...]
@@ -210,5 +210,5 @@ REASONS = {
 
 
 def reason(level: str, row: Row) -> str:
-    """The letter of why a row of a level misses its target; "" if nobody has said."""
+    """The letter of the reason why a row of a level misses its target; "" if none is known."""
     return next((letter for letter, found in REASONS.items() if found.holds(level, row)), "")
