@@ -168,7 +168,7 @@ class _Analysis:
         state, constants = program.state_dict, program.constants
         given: list[str] = []
         for node, spec in zip(self.graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
-            self.found[node] = intervals.anything(node.meta.get("val"))
+            self.found[node] = intervals.dtype_bounds(node.meta.get("val"))
             if spec.kind is InputKind.USER_INPUT:
                 given.append(node.name)
                 if node.name in inputs:
@@ -193,11 +193,11 @@ class _Analysis:
             items = self.found.get(source)  # type: ignore[arg-type]
             if isinstance(items, Known):
                 return Known(items.value[index])
-            return items[index] if isinstance(items, tuple) else intervals.anything(value)  # type: ignore[index]
+            return items[index] if isinstance(items, tuple) else intervals.dtype_bounds(value)  # type: ignore[index]
         if isinstance(node.target, HigherOrderOperator):  # its subgraphs are not analyzed
             self._unknown(node, torch.int32, "no rule for this operator")
         if not isinstance(node.target, OpOverload) or node.target in intervals.UNFILLED:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         args, kwargs = tree_map_only(Node, self._operand, (node.args, node.kwargs))
         leaves = tree_leaves((args, kwargs))
         if node.target in intervals.FILLED:
@@ -214,19 +214,19 @@ class _Analysis:
             except intervals.Unknown:
                 return Reals()
         if isinstance(value, Tensor) and value.dtype == torch.bool and node.target not in intervals.MOVES:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         return self._computed(node, value, args, kwargs)
 
     def _operand(self, node: Node) -> Any:
-        return self.found.get(node, intervals.Nothing())
+        return self.found.get(node, intervals.NoBounds())
 
     def _filled(self, node: Node, args: tuple[Any, ...]) -> Any:
         """The bounds of a tensor filled with one number."""
         value = node.meta["val"]
         number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
-        shape = intervals.concrete(value.shape)
+        shape = intervals.static_shape(value.shape)
         if not isinstance(number, bool | int | float):
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         if shape is not None and value.numel() <= intervals.FEW:
             return Known(torch.full(shape, number, dtype=value.dtype))
         return intervals.bounds(torch.full([1], number, dtype=value.dtype).reshape(()))
@@ -236,7 +236,7 @@ class _Analysis:
         if not isinstance(value, Tensor) and node.target not in intervals.RULES:
             if any(isinstance(v, Tensor) and intervals.is_integer(v.dtype) for v in tree_leaves(value)):
                 self._unknown(node, torch.int64, "no rule for this operator")
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         try:
             rest = intervals.divisor_of_remainder(node)
             result = (
@@ -249,7 +249,7 @@ class _Analysis:
                 result = rule(node, *args, **kwargs)
         except intervals.Unknown as reason:
             self._unknown(node, value.dtype, str(reason))
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         if isinstance(result, Sum):
             return self._summed(node, value, result)
         if isinstance(result, Integers):
@@ -258,7 +258,7 @@ class _Analysis:
             if low < least or high > greatest:
                 if node not in self.narrowed:
                     self._row(node, Sum(low, high, None, "a cast"), value.dtype)
-                return intervals.anything(value)
+                return intervals.dtype_bounds(value)
         return result
 
     def _summed(self, node: Node, value: Tensor, total: Sum) -> Any:
@@ -271,7 +271,7 @@ class _Analysis:
         self._row(node, total, accumulator)
         least, greatest = intervals.dtype_range(value.dtype)
         if total.low < least or total.high > greatest:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         return total.parts or intervals.integers(total.low, total.high)
 
     def _row(self, node: Node, total: Sum, accumulator: torch.dtype) -> None:
@@ -290,7 +290,7 @@ class _Analysis:
         self.rows.append(SumRange(*names, product, None, None, None, dtype, UNKNOWN, reason))
 
 
-_UNKNOWN = (Integers, Reals, intervals.Nothing)
+_UNKNOWN = (Integers, Reals, intervals.NoBounds)
 
 
 def _input_bounds(node: Node, limits: Any) -> Any:

@@ -68,7 +68,7 @@ def quantizing(node: Node) -> Encoding | None:
 
 
 def choosing(node: Node) -> Choice | None:
-    """How a node computes a scale; None if it does not, or in an unknown way."""
+    """The choice of scale that a node computes; None if it computes none, or in an unknown way."""
     name = _name(node)
     if name not in CHOOSE:
         return None
