@@ -15,7 +15,7 @@ from torch import Tensor
 from hop.algorithms.grid import Grid
 
 TRIES = 3
-"""How many times damping is raised tenfold if a Hessian is singular."""
+"""The number of times that damping is raised tenfold if a Hessian is singular."""
 
 
 class Solved(NamedTuple):

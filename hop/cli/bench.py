@@ -71,7 +71,7 @@ def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
     tell(running.HEADER, style="bold")
     rows = []
     try:
-        with Bar(len(groups), "", ticks=False) as bar:  # nothing runs beside what is timed
+        with Bar(len(groups), "", ticks=False) as bar:  # no ticking thread disturbs the timings
             above = bar.say if file == _STDOUT else bar.show
             for one in groups:
                 bar.doing(one.__name__)

@@ -126,7 +126,7 @@ def _files(source: Path) -> list[Path]:
         names: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
         listed = sorted(set(names.values())) if isinstance(names, dict) else []
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
-            raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")
+            raise ValueError(f"quantize_folder: {index}: weight_map must map names to files in the same folder")
         return [source / name for name in listed]
     files = sorted(source.glob("*.safetensors"))
     if not files:

@@ -116,7 +116,7 @@ def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
     yarn = _yarn(data, kind, factor, size, theta)
     if data.has_tensor("rope_freqs.weight"):
         if kind == "yarn" or (kind == "linear" and factor != 1):
-            raise data.wrong("rope.scaling.type", kind, "'none' beside the tensor rope_freqs.weight")
+            raise data.wrong("rope.scaling.type", kind, "'none' in a file that has the tensor rope_freqs.weight")
         return {"rope_theta": theta, **_llama3(data, size, theta)}
     if yarn:
         return {"rope_theta": theta, "rope_type": "yarn", "factor": factor, **yarn}

@@ -1,4 +1,4 @@
-"""Which layers of a transformers model are quantized, and which stay in floats."""
+"""Selection of the layers of a transformers model that are quantized; the others stay in floats."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

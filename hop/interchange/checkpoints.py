@@ -202,8 +202,8 @@ def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
     text: Any = model.get("text_config")
     inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None
     quantization: Any = model.get("quantization_config") or inner
-    if not quantization and (beside := folder / "hf_quant_config.json").is_file():  # written by ModelOpt
-        quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
+    if not quantization and (modelopt := folder / "hf_quant_config.json").is_file():  # written by ModelOpt
+        quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(modelopt.read_bytes(), str(modelopt))}
     quantization = quantization or {}
     if not isinstance(quantization, dict):
         raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {shown(quantization)}")
@@ -222,12 +222,12 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
         return files, ()
     weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: weight_map must map names to files beside it, got {shown(weight_map)}")
+        raise ValueError(f"{index}: weight_map must map names to files in the same folder, got {shown(weight_map)}")
     places = cast("dict[str, Any]", weight_map)
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise ValueError(
-                f"{index}: weight_map must map names to files beside it, and {shown(name)} is in {shown(file)}"
+                f"{index}: weight_map must map names to files in the same folder, but {shown(name)} is in {shown(file)}"
             )
     return [path / file for file in sorted(set(places.values()))], places
 

@@ -1,4 +1,4 @@
-"""How a weight is stored in the compressed-tensors format: the format's name, its arguments and the tensors.
+"""Storage of a weight in the compressed-tensors format: the format's name, its arguments and the tensors.
 
 hop.interchange.compressed_tensors reads and describes this format. Scales are written in the weight's dtype if it
 represents each of them exactly, and in float32 otherwise: the package multiplies in the scales' dtype, so that its
@@ -25,7 +25,7 @@ INTEGERS = ("pack-quantized", "int-quantized")
 
 
 class Form(NamedTuple):
-    """How a weight is stored."""
+    """The stored form of a weight: format, arguments and tensors."""
 
     format: str
     args: Mapping[str, Any]  # of the configuration
@@ -36,7 +36,7 @@ class Form(NamedTuple):
 
 
 def storage_form(tensor: QuantizedTensor, wanted: str | None = None) -> Form:
-    """How a weight is stored; `wanted`, one of INTEGERS, applies to integer weights.
+    """The stored form of a weight; `wanted`, one of INTEGERS, selects the format of integer weights.
 
     Raises ValueError, with the reason, if the package cannot represent the weight.
     """

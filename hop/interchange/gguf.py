@@ -133,7 +133,7 @@ def _headers(path: Path) -> list[tuple[Path, Header]]:
         found = tuple(header.metadata.get(f"split.{key}") for key in ("no", "count"))
         if found != (i, count):
             raise ValueError(
-                f"{place}: split.no and split.count are {shown(found)}, and must be {(i, count)} beside {path.name!r}; "
+                f"{place}: split.no and split.count are {shown(found)}, not {(i, count)} next to {path.name!r}; "
                 "download the files of one model"
             )
         result.append((place, header))

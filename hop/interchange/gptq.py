@@ -132,7 +132,7 @@ def read_awq(parts: Parts, config: Config) -> Weight:
             )
     elif config.get("zero_point"):
         raise parts.fail(
-            "the file lacks 'qzeros' beside it, and the configuration's zero_point is true; set it to false if the "
+            "the file lacks its 'qzeros', and the configuration's zero_point is true; set it to false if the "
             "codes are symmetric"
         )
     else:

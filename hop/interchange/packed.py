@@ -51,7 +51,7 @@ class Parts:
     def get(self, end: str, *dtypes: torch.dtype, ndim: int | None = None) -> Tensor:
         """A tensor, which must have one of these dtypes and, if given, `ndim` dimensions."""
         if end not in self._tensors:
-            raise self.fail(f"the file lacks {end!r} beside it")
+            raise self.fail(f"the file lacks its {end!r}")
         t = self._tensors[end]
         if t.dtype not in dtypes or ndim not in (None, t.dim()):
             wanted = " or ".join(str(d) for d in dtypes) + ("" if ndim is None else f" of {ndim} dimensions")

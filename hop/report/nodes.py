@@ -1,4 +1,4 @@
-"""Where a node comes from in the model, and which operator it runs."""
+"""The module that a node comes from, and the operator that it runs."""
 
 import re
 from typing import Any

@@ -48,7 +48,7 @@ class TestFiles(InCheckpoint):
         assert_bits(found["a.weight"], want)
         for held in ({"a": "../x.safetensors"}, {"a": 3}, {"a": ["x"]}, {"a": "none.safetensors"}, [], None):
             path.write_text(json.dumps({"weight_map": held}))
-            with self.assertRaisesRegex(ValueError, "weight_map must map names to files beside it"):
+            with self.assertRaisesRegex(ValueError, "weight_map must map names to files in the same folder"):
                 open_checkpoint(self.folder)
         path.write_text(json.dumps({"weight_map": {**index, "a.other": index["a.scales"]}}))
         with self.assertRaisesRegex(ValueError, "tensor 'a.other'"):

@@ -361,7 +361,7 @@ class TestSplit(InFolder):
         """Files that are not what their names say."""
         second = self.files[1].read_bytes()
         self.files[1].write_bytes(self.files[2].read_bytes())
-        self.fails("split.no and split.count are (2, 3), and must be (1, 3)")
+        self.fails("split.no and split.count are (2, 3), not (1, 3)")
         self.files[1].write_bytes(second.replace(b"blk.3.w", b"blk.0.w"))
         self.fails("tensor 'blk.0.w' is in 'model-00001-of-00003.gguf' too")
         alone = self.folder / "model.gguf"

@@ -148,7 +148,7 @@ class TestAWQ(InCheckpoint):
         want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails({**config, "version": "gemv"}, tensors, "version is 'gemv'")
-        message = "'qzeros' has others than 8" if with_zeros else "lacks 'qzeros' beside it"
+        message = "'qzeros' has others than 8" if with_zeros else "lacks its 'qzeros'"
         self.fails({**config, "zero_point": not with_zeros}, tensors, message)
         eights = {**tensors, "a.qzeros": torch.from_numpy(packed(np.full((groups, rows), 8)))}
         want = ((codes - 8).astype(np.float16) * scales[of]).T.copy()
