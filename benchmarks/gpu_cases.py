@@ -292,8 +292,8 @@ def guarded(p: Product, tile: Tile | None) -> Tensor:
             inner = memory[GUARD : GUARD + size].view(out.dtype).view(out.shape)
             kernel(lhs, rhs, inner, *rest)
             out.copy_(inner)
-            beside = torch.cat((memory[:GUARD], memory[-GUARD:]))
-            assert bool((beside == pattern).all()), "memory beside the result was written"
+            guards = torch.cat((memory[:GUARD], memory[-GUARD:]))
+            assert bool((guards == pattern).all()), "memory outside the result was written"
 
         return run
 

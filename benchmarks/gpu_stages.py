@@ -69,8 +69,10 @@ STAGES = {
     "tiles": Stage(300.0, "every tile, a process each, against the CPU's bits", _one_by_one(_TILES, 60.0)),
     "sanitizer": Stage(300.0, "compute-sanitizer", _one_by_one(["benchmarks.gpu_checks:sanitized"], 120.0)),
     "checks": Stage(480.0, "every form with every tile; operators and steps against the CPU's bits", _checks),
-    "quantize": Stage(240.0, "quantizing, against the CPU's bits and beside a copy", _one_by_one(_QUANTIZE, 60.0)),
-    "timings": Stage(480.0, "times beside PyTorch's", _timings),
+    "quantize": Stage(
+        240.0, "quantizing, compared with the CPU's bits and a copy's time", _one_by_one(_QUANTIZE, 60.0)
+    ),
+    "timings": Stage(480.0, "times compared with PyTorch's", _timings),
     "profiles": Stage(180.0, "what the GPU says of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
 }
 

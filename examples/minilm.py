@@ -110,7 +110,7 @@ def forms() -> dict[str, Form]:
 
 
 def explain_kernel(name: str, kernel: str) -> str:
-    """How this machine computes the products of a scheme, which determines their speed."""
+    """Describe the kernel that computes a scheme's products on this machine, which determines their speed."""
     if not kernel.startswith("native"):
         return f"{kernel} of PyTorch's operators ({native.library().declines()})"
     path = native.library().path

@@ -24,7 +24,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Form:
-    """How the model is quantized, the dtype between its layers, and its attention scheme, or None for floats."""
+    """The model's scheme, the dtype between its layers, and its attention scheme (None for float attention)."""
 
     scheme: str
     dtype: torch.dtype

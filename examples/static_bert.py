@@ -248,11 +248,11 @@ def main() -> None:
     worst = max((row for row in sums.products if row.bits), key=lambda row: row.bits or 0)
     found |= {"bits": worst.bits, "proven": all(row.status == "proven" for row in sums.products)}
     print(f"the widest sum needs {worst.bits} bits, in {worst.node}; every one is proven: {found['proven']}")
-    beside = hop.export.verify_tflite(integers, model, [inputs_of(batch) for batch in held_out])
-    found |= {"codes": sum(row.elements for row in beside.rows), "differ": sum(row.differing for row in beside.rows)}
-    found["tensors"] = len(beside.rows)
+    checks = hop.export.verify_tflite(integers, model, [inputs_of(batch) for batch in held_out])
+    found |= {"codes": sum(row.elements for row in checks.rows), "differ": sum(row.differing for row in checks.rows)}
+    found["tensors"] = len(checks.rows)
     print(
-        f"LiteRT's reference kernels: {found['differ']} of {found['codes']:,} codes differ, {len(beside.rows)} tensors"
+        f"LiteRT's reference kernels: {found['differ']} of {found['codes']:,} codes differ, {len(checks.rows)} tensors"
     )
     if given.output:
         given.output.write_text(json.dumps(found, indent=2))
