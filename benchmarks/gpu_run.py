@@ -110,7 +110,7 @@ def check(run: Run, groups: Sequence[str], workers: int = SIDE_BY_SIDE, last: fl
         if checks["passed"] % 200 == 0:
             run.say(f"{checks['passed']} checks passed")
     run.say(f"{checks['passed']} checks passed in {time.monotonic() - begin:.0f} s")
-    run.say(f"sums of floats were off by, in parts of what they may be: {checks['worst']}")
+    run.say(f"largest errors of float sums, relative to the allowed errors: {checks['worst']}")
 
 
 def measure(run: Run, groups: Sequence[str], last: float = WRITTEN) -> None:

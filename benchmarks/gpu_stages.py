@@ -73,7 +73,7 @@ STAGES = {
         240.0, "quantizing, compared with the CPU's bits and a copy's time", _one_by_one(_QUANTIZE, 60.0)
     ),
     "timings": Stage(480.0, "times compared with PyTorch's", _timings),
-    "profiles": Stage(180.0, "what the GPU says of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
+    "profiles": Stage(180.0, "hardware counters of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
 }
 
 

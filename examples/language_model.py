@@ -153,7 +153,7 @@ def check(rows: dict[str, dict[str, float]]) -> None:
     for name, most in {FILE: 1 + 1e-4, **MOST}.items():
         if name in rows:
             found = rows[name]["perplexity"] / want
-            require(1 / most <= found <= most, f"{name}: the perplexity is {found:.4f} of that of the floats")
+            require(1 / most <= found <= most, f"{name}: the perplexity is {found:.4f} times that of the float model")
 
 
 def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="take the small random Llama")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--tokens", type=int, default=8, help="that are generated")
-    parser.add_argument("--length", type=int, default=256, help="tokens of text of which the perplexity is taken")
+    parser.add_argument("--length", type=int, default=256, help="tokens of text to compute the perplexity of")
     parser.add_argument("--schemes", nargs="*", default=SCHEMES)
     parser.add_argument("--compiled", nargs="*", default=COMPILED, help="those of the schemes whose steps are compiled")
     parser.add_argument("--picture", type=Path)
@@ -206,7 +206,7 @@ def main() -> None:
             flush=True,
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(f"peak memory {peak / 1e9:.2f} GB, of which the copy in floats has most")
+    print(f"peak memory {peak / 1e9:.2f} GB, mostly of the float copy")
     if given.picture is not None:
         draw(rows, given.picture)
     if given.output is not None:

@@ -47,7 +47,7 @@ ALLOWED = {
     "digits": {"AdamW8bit": 0.05, "AdamWFp8": 0.05, "BITS8_FP8": 0.05},
     "minilm": {"AdamW8bit": 0.01, "AdamWFp8": 0.01, "BITS8_FP8": 0.01, "AdamW4bit": 0.05},
 }
-"""By which the final loss, a mean over seeds, may differ from float32's; what is not named promises nothing."""
+"""The allowed relative difference of the final loss, a mean over seeds, from float32's; others are not checked."""
 
 MOVE = 1e-6  # relative perturbation of each weight
 LAST = 50  # the final loss is the mean over this many last steps

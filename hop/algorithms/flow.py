@@ -182,18 +182,18 @@ class Flow:
         reads `node`.
         """
         if not node.users:
-            raise NotFoldable("what it reads is a result of the model")
+            raise NotFoldable("its input is an output of the model")
         for user in node.users:
             target: Any = user.target
             if target is _LINEAR and user.args[0] is node and node not in user.args[1:]:
                 layer = self._layer(user)
                 if layer is None or dims != (len(_shape(node)) - 1,):
-                    raise NotFoldable("what it reads is read by a linear layer along other channels")
+                    raise NotFoldable("a linear layer reads its input along other channels")
                 readers[layer] = cone
                 continue
             after = self._dims_after(user, node, dims)
             if after is None or user.op != "call_function":
-                raise NotFoldable(f"what it reads is read by {_node_name(user)}, too")
+                raise NotFoldable(f"its input is also read by {_node_name(user)}")
             if user in cone:
                 raise NotFoldable(f"{_node_name(user)} multiplies it by itself")
             self._follow(user, after, cone | {user}, readers)

@@ -165,7 +165,7 @@ class _Rotating(Stages):
         after = lost(rotated, hadamard.apply, rotated)
         for layer in layers:
             if not (after < before or self.settings.always):
-                self.note(layer, "no rotation: it is no better", before=before, after=before)
+                self.note(layer, "no rotation: it does not reduce the error", before=before, after=before)
                 continue
             into, note = ("", f"not folded: {why}") if source is None else (source.name, "")
             fields = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}

@@ -2,8 +2,8 @@
 
     USED          read into the configuration, for the architectures that have them
     IRRELEVANT    does not affect the model, with the reason
-    REFUSED       affects the model, and transformers' model does not support it: an error unless the value means what
-                  the model does anyway
+    REFUSED       affects the model, and transformers' model does not support it: an error unless the value
+                  has no effect
 
 A key in USED that the file's architecture does not read is rejected unless REFUSED allows its value. So is any key of
 the architecture that is in no table. Keys with other prefixes, which llama.cpp does not know, are ignored.
@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The values of a key that mean what the model does anyway."""
+    """The values of a key that have no effect on the model."""
 
     text: str  # a template with the fields of Sizes
     allows: Callable[[Any, Sizes], bool]
@@ -167,7 +167,7 @@ REFUSED: Mapping[str, Rule] = {
     **dict.fromkeys(("adapter.*", "clip.*", "xielu.*"), _NEVER),
     "diffusion.shift_logits": _NONE,
 }
-"""The values of a key, or of the keys of a pattern, that mean what the model does anyway."""
+"""The allowed values, those without effect, of keys or patterns of keys that transformers' models do not support."""
 
 
 def find(table: Mapping[str, Any], key: str) -> Any:

@@ -165,7 +165,7 @@ def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
         fits = torch.allclose(divisors, 1 / ((1 - smooth) / divisors.max() + smooth), rtol=1e-3)
     if not fits:
         raise ValueError(
-            f"{data.file.path}: tensor 'rope_freqs.weight' is not that of Llama 3.1 to 3.3, and no other is read"
+            f"{data.file.path}: tensor 'rope_freqs.weight' is not that of Llama 3.1 to 3.3; others are not supported"
         )
     scale = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
     return {"rope_type": "llama3", "factor": float(divisors.max()), **scale}

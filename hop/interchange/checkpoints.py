@@ -242,7 +242,7 @@ def _opened(file: Path) -> Any:
     try:
         return safetensors.safe_open(str(file), "pt")
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{file} is no whole file of safetensors: {shown(error)}") from error
+        raise ValueError(f"{file} is not a complete safetensors file: {shown(error)}") from error
 
 
 def _weights_of_kinds(

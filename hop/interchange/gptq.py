@@ -38,7 +38,7 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
     words = parts.get("qweight", torch.int32, ndim=2)
     size, rows = 32 * words.shape[0] // bits, words.shape[1]
     if size * bits != 32 * words.shape[0]:
-        raise parts.fail(f"'qweight' has {words.shape[0]} rows of words, which is no multiple of {bits}")
+        raise parts.fail(f"'qweight' has {words.shape[0]} rows of words, which is not a multiple of {bits}")
     group, scales = _scales(parts, config, rows, size)
     zero = parts.get("qzeros", torch.int32, ndim=2)
     zero = parts.fits("qzeros", zero, (scales.shape[0], -(-rows * bits // 32)))

@@ -94,7 +94,7 @@ def read_header(path: Path) -> Header:
         with safetensors.safe_open(str(path), "np"):  # "np" maps the file read-only, "pt" does not
             pass
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no whole file of safetensors: {shown(error)}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {shown(error)}") from error
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))

@@ -132,7 +132,9 @@ class TestRotate(unittest.TestCase):
             lost = float((done(x) - wanted).double().square().sum() / signal)
             assert (row.after if settings else row.before) == pytest.approx(lost, rel=0.02)
         (row,) = rotate(copy.deepcopy(layer), scheme, BATCHES).rotation_report
-        assert (row.size > 0) == (row.after < row.before) and bool(row.size) != ("it is no better" in row.note)
+        assert (row.size > 0) == (row.after < row.before) and bool(row.size) != (
+            "it does not reduce the error" in row.note
+        )
 
     @pytest.mark.full
     def test_then_gptq_saved_and_exported(self):

@@ -260,7 +260,7 @@ class TestFactors(unittest.TestCase):
     def test_without_explicit_factors(self):
         model = smoothquant(Block(post=True).eval(), "int8_static", BATCHES, explicit=False)
         rows = {row.name: row for row in model.smoothing_report}
-        assert rows["q"].note == "no factor: what it reads is read by aten.add, too" and rows["o"].folded_into == "v"
+        assert rows["q"].note == "no factor: its input is also read by aten.add" and rows["o"].folded_into == "v"
         assert all(m.input_transform is None for m in model.modules() if isinstance(m, hop.nn.Linear))
 
     def test_channels_without_inputs(self):

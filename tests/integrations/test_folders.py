@@ -231,7 +231,7 @@ class TestFolders(InFolder):
         (self.floats / "config.json").write_text(json.dumps(config))
         file = next(self.floats.glob("*.safetensors"))
         file.write_bytes(file.read_bytes()[:-8])
-        with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
+        with self.assertRaisesRegex(ValueError, "is not a complete safetensors file"):
             quantize_folder(self.floats, self.other, "int8")
 
     def test_code_of_the_folder(self):
