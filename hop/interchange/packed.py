@@ -164,7 +164,7 @@ def sorting_permutation(parts: Parts, end: str, size: int, group: int) -> Tensor
         return None
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order], wanted):
-        raise parts.fail(f"{end!r} must assign exactly {group} columns to each group")
+        raise parts.fail(f"{end!r} must assign {group} columns to each group")
     return order
 
 
