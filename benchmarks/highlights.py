@@ -112,7 +112,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> str:
     """The picture: a bar of length ours / peer for each case, grouped by level, and a line at 1."""
     shown = [(f"CPU level {held['level']}", ten(held)) for held in results]
     longest = max((row.times for _, rows in shown for _, row in rows), default=1.0)
-    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of the ratio 1
+    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of ratio 1
     parts, top = [], 0
     for title, rows in shown:
         parts += _group(title, rows, top, one)

@@ -1,4 +1,4 @@
-"""Exported programs: to exact integers, to core ATen, and to other runtimes."""
+"""Convert exported programs: to exact integers, to core ATen, and for other runtimes."""
 
 from hop.export.analysis.checking import check as check
 from hop.export.analysis.exactness import Exactness as Exactness

@@ -276,7 +276,7 @@ class TestErrors(unittest.TestCase):
             (lambda: choose_bits(mlp(), BITS, [], size=10**6), ValueError, "batches is empty"),
             (lambda: choose_bits(mlp(), BITS, BATCHES[0], size=10**6), TypeError, "got a tensor of"),
             (lambda: choose_bits(mlp(), "int8", BATCHES, size=10**6), TypeError, "schemes must be a list"),
-            (lambda: choose_bits(mlp(), ["int8", "int8"], BATCHES, size=10**6), ValueError, "one twice"),
+            (lambda: choose_bits(mlp(), ["int8", "int8"], BATCHES, size=10**6), ValueError, "has a duplicate"),
             (lambda: choose_bits(mlp(), ["int9"], BATCHES, size=10**6), ValueError, "no scheme is called"),
             (lambda: choose_bits(3, BITS, BATCHES, size=10**6), TypeError, "must be a torch.nn.Module"),
             (lambda: choose_bits(nn.ReLU(), BITS, BATCHES, size=10**6), ValueError, "no layer that hop knows"),

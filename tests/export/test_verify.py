@@ -21,7 +21,7 @@ import hop
 from hop import presets
 from hop.export import lower, verify
 from hop.export.analysis.provenance import ancestries
-from hop.export.rewrite.program import emit, graph_of, rebuilt
+from hop.export.rewrite.program import copy_graph, emit, with_graph
 from tests.impls.test_integer_chain import NETWORKS, Ours, held, inputs
 from tests.support.files import reloaded
 
@@ -66,13 +66,13 @@ class Named(nn.Module):
 
 def replaced(program: Any, name: str, function: Any) -> Any:
     """The program with function(value) where others read the value of a node."""
-    graph = graph_of(program)
+    graph = copy_graph(program)
     node = next(n for n in graph.nodes if n.name == name)
     users = list(node.users)
     made = emit(node.next, function, node)
     for user in users:
         user.replace_input_with(node, made)
-    return rebuilt(program, graph)
+    return with_graph(program, graph)
 
 
 def pair(a: Tensor, b: Tensor) -> Any:
@@ -290,7 +290,7 @@ class TestPairs(unittest.TestCase):
         lowered = lower(program)
         (depth,) = {len(names) for names in ancestries(lowered.graph).values()}
         assert depth > 1 and {names[0] for names in ancestries(lowered.graph).values()} >= {"hop_scaled"}
-        graph = graph_of(lowered)
+        graph = copy_graph(lowered)
         node = next(n for n in graph.nodes if n.target is aten.mm.default)
         made = emit(node.next, lambda t: t + 1, node)
         assert ancestries(graph)[made] == (None,) * (depth - 1) + (made.name,)
@@ -390,11 +390,11 @@ class TestRunning(unittest.TestCase):
             verify(other, other, {"x": x, "more": [more]})
         for program, shown in zip(programs, ("x, more", "x, more=", "more=, x=", "x=, more="), strict=True):
             for wrong, got in (({"x": x}, "x="), ({**given, "mask": x}, "more=, x=, mask=")):
-                message = f"verify: program_a takes the arguments {shown}, and inputs have {got}; give a dict of all"
+                message = f"verify: program_a takes the arguments {shown}, but inputs have {got}; give a dict of all"
                 for form in (program, program.module()):
                     with pytest.raises(ValueError, match=re.escape(message)):
                         verify(form, program, wrong)
-        with pytest.raises(ValueError, match="program_b takes the arguments x, more=, and inputs have 2 by place"):
+        with pytest.raises(ValueError, match="program_b takes the arguments x, more=, but inputs have 2 by place"):
             verify(programs[0], programs[1], (x, more))
 
     def test_errors(self):
@@ -419,7 +419,7 @@ class TestRunning(unittest.TestCase):
                 verify(program, program, bad)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"inputs must hold one .* got an empty list"):
             verify(program, program, [])
-        with pytest.raises(ValueError, match="program_a takes 1 tensors or numbers, and inputs have 2"):
+        with pytest.raises(ValueError, match="program_a takes 1 tensors or numbers, but inputs have 2"):
             verify(program, program, (x, x))
         with pytest.raises(ValueError, match="the inputs are nested as"):
             verify(program, program, ([x],))

@@ -1,6 +1,9 @@
-"""Programs held against what runs elsewhere, node by node.
+"""Compare programs with other runtimes node by node, and write test vectors.
 
-arrays.py   what a node reads, sums and gives, as arrays
-vectors.py  all nodes of a program in a folder
-files/      what lies in such a folder: its README, a reader in Python and one in C
+arrays.py   the inputs, sums and outputs of a node, as arrays
+vectors.py  vectors: a folder with the arrays of all nodes
+files/      the README and the readers in Python and C of such a folder
+trials.py   which convention reproduces a runtime's codes
+tflite.py, qoperator.py, tosa.py                comparisons with files of other runtimes
+litert.py, micro.py, reference_model.py         the runtimes
 """

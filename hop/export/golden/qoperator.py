@@ -1,4 +1,4 @@
-"""A program and an ONNX file of onnxruntime's operators of integers, node by node: the program here, the file there."""
+"""verify_qoperator: compare a program with an ONNX file of integer operators, run by onnxruntime, node by node."""
 
 import functools
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from hop.export.analysis.arguments import Data, parse
-from hop.export.golden.tflite import Beside, TfliteComparison, compared
+from hop.export.golden.tflite import FileRunner, TfliteComparison, run_comparison
 from hop.export.rewrite.program import check_program
 from hop.export.targets.models import content
 from hop.export.targets.qoperator.model import QOperatorModel
@@ -18,51 +18,53 @@ from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTenso
 from hop.numerics.spelling import shown
 
 _CALLER = "verify_qoperator"
-_KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
+_KINDS = {"FLOAT": "FLOAT32"}  # ONNX's dtype names that differ from those of .tflite files
 _CODES = ("INT8", "UINT8")
 
 
 @dataclass(frozen=True)
 class QOperatorComparison(TfliteComparison):
-    """What `hop.export.verify_qoperator` found: rows of nodes (`a`) and of the file's tensors (`b`), `trials` and
-    `units`, as TfliteComparison has them."""
+    """The result of `hop.export.verify_qoperator`: as TfliteComparison, with nodes (`a`) and the ONNX file's tensors
+    (`b`).
+    """
 
 
 def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOperatorComparison:
-    """Run a program here and an ONNX file of codes in onnxruntime, and compare the codes of what corresponds.
+    """Run a program here and an ONNX file of integer operators in onnxruntime, and compare the codes of corresponding
+    nodes.
 
-    The file takes the codes that the program makes of its inputs. Nodes and tensors correspond as in `verify_tflite`.
-    Of the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives
-    the runtime's codes.
+    The file gets the codes that the program computes from its inputs. Nodes and tensors correspond as in
+    `verify_tflite`. For the first node that differs, it is determined which convention of hop.requantization and
+    hop.integer_functions reproduces the runtime's codes.
 
     Args:
-        program: one of `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, or of quantize and dequantize
-            nodes.
-        model: a QOperatorModel, the path of an ONNX file, or its bytes. onnxruntime runs it in this process: only for
-            files that you trust.
-        inputs: as in `verify_tflite`.
+        program: a program from `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, or with quantize and
+            dequantize nodes.
+        model: a QOperatorModel, the path of an ONNX file, or its bytes. onnxruntime runs it in this process, so pass
+            only files that you trust.
+        inputs: as for `verify_tflite`.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no ONNX file, or one that onnxruntime does not take; inputs that do not fit; or programs with
-            different numbers or shapes of inputs or outputs.
+        TypeError: an argument has the wrong type.
+        OSError: the file does not exist.
+        ValueError: the file is not an ONNX file, or onnxruntime rejects it; the inputs do not fit; or the two differ in
+            the number or shapes of inputs or outputs.
         NotImplementedError: the file has dynamic sizes.
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    comparison = run_comparison(_FileComparison(program, _Runtime(model), _CALLER), given)
     assert isinstance(comparison, QOperatorComparison)
     return comparison
 
 
-class _Beside(Beside):
+class _FileComparison(FileRunner):
     kind = QOperatorComparison
 
 
 class _Runtime:
-    """A file that runs, as Beside wants it: each tensor of codes is an output of it."""
+    """Runs the file for `FileRunner`, with each tensor of codes as an additional output."""
 
     def __init__(self, model: Any) -> None:
         try:
@@ -73,8 +75,8 @@ class _Runtime:
         data, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
-        except Exception as error:  # protobuf's, by its version
-            raise ValueError(f"{_CALLER}: {what} is no ONNX file: {shown(error)}") from error
+        except Exception as error:  # protobuf's exception classes depend on its version
+            raise ValueError(f"{_CALLER}: {what} is not an ONNX file: {shown(error)}") from error
         self.graph = _graph(its)
         outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
@@ -86,8 +88,8 @@ class _Runtime:
             self.session: Any = onnxruntime.InferenceSession(
                 its.SerializeToString(), providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's own classes, which have no common one
-            raise ValueError(f"{_CALLER}: onnxruntime does not take {what}: {error}") from error
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise ValueError(f"{_CALLER}: onnxruntime does not accept {what}: {error}") from error
         self.found: dict[str, Tensor] = {}
 
     def run(self, inputs: Sequence[Tensor]) -> None:
@@ -102,14 +104,14 @@ class _Runtime:
 
 
 def _graph(model: Any) -> FileGraph:
-    """What a file says of its tensors and nodes."""
+    """The tensors and nodes of a file."""
     from onnx import TensorProto, numpy_helper
 
     constants = {t.name: t for t in model.graph.initializer}
 
     @functools.cache
     def numbers(name: str) -> tuple[Any, ...]:
-        """A constant, which many tensors may have as their scale."""
+        """The elements of a constant; cached because many tensors share their scales."""
         return tuple(numpy_helper.to_array(constants[name]).reshape(-1).tolist())
 
     units: dict[str, Quantization] = {}

@@ -1,16 +1,16 @@
-"""A program and a `.tflite` file, node by node: the program here, the file in LiteRT.
+"""verify_tflite: compare a program with a `.tflite` file, run by LiteRT, node by node.
 
-What corresponds:
+These correspond:
 
-* outputs, by their position;
-* a node and a tensor of its name, as `to_tflite` names them, if they have one scale and zero point;
-* codes of one scale and zero point whose shapes have the same sizes, in any order; where several have these, in their
-  order, if both sides have as many;
-* of the rest, if all calls of hop.scaled have tensors of their names, such a call and that tensor: their scales differ,
-  which is said.
+* outputs, by position;
+* a node and a tensor of the same name, as `to_tflite` names them, if they have the same scale and zero point;
+* codes with the same scale and zero point, and the same sizes in any order; if several match, they pair in order,
+provided that both sides have equally many;
+* among the rest, if every call of hop.scaled has a tensor of its name: that call and tensor, although their scales
+differ, which the comparison reports.
 
-A tensor may have its dimensions in another order than the node, as where channels are last. Of the orders that the
-sizes allow, it is the one by which the fewest elements differ.
+A tensor may have its dimensions in another order than the node, such as channels last. Of the possible orders, the one
+with the fewest differing elements is used.
 """
 
 from collections import defaultdict
@@ -41,20 +41,20 @@ from hop.export.targets.tflite.reading import FileTensor
 from hop.numerics.quantizer import Quantizer
 
 _CALLER = "verify_tflite"
-_MOST_DIMENSIONS = 5  # whose orders are all tried
+_MOST_DIMENSIONS = 5  # up to this number, all orders are tried
 _SHOWN_TRIALS = 6
 _CODES = (torch.int8, torch.uint8, torch.int16)
 
 
 @dataclass(frozen=True)
 class TfliteComparison(Comparison):
-    """What `hop.export.verify_tflite` found: rows of nodes (`a`) and of the file's tensors (`b`), and
+    """The result of `hop.export.verify_tflite`: rows of nodes (`a`) and of the file's tensors (`b`), and
 
     Attributes:
-        trials: the first node that differs by each convention that is known for its operator, on the operands that it
-            has in the program, the nearest to the runtime's codes first. Empty where nothing differs, or where that
-            node finds no codes by a convention.
-        units: of nodes whose codes have another scale or zero point in the file: its name, the program's, the file's.
+        trials: the first node that differs, computed from its operands in the program by each convention known for its
+            operator, nearest to the runtime's codes first. Empty if nothing differs, or if that node has no convention.
+        units: nodes whose codes have another scale or zero point in the file: name, the program's units, the file's
+            units.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -62,7 +62,7 @@ class TfliteComparison(Comparison):
 
     @property
     def equal_with(self) -> tuple[Trial, ...]:
-        """The trials that give the runtime's codes."""
+        """The trials that reproduce the runtime's codes."""
         return tuple(t for t in self.trials if t.differing == 0)
 
     def __str__(self) -> str:
@@ -87,45 +87,46 @@ class TfliteComparison(Comparison):
 def verify_tflite(
     program: ExportedProgram, model: Any, inputs: Data, *, kernels: str = "reference"
 ) -> TfliteComparison:
-    """Run a program here and a .tflite file in LiteRT, and compare the codes of what corresponds, node by node.
+    """Run a program here and a .tflite file in LiteRT, and compare the codes of corresponding nodes.
 
-    The file takes the codes that the program makes of its inputs, or the inputs themselves where it takes floats. Of
-    the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives the
-    runtime's codes.
+    The file gets the codes that the program computes from its inputs, or the inputs themselves if it expects floats.
+    For the first node that differs, it is determined which convention of hop.requantization and hop.integer_functions
+    reproduces the runtime's codes.
 
     Args:
-        program: one of `to_integer(program, target=hop.export.targets.TFLITE)`, or of quantize and dequantize nodes.
-        model: a TfliteModel, the path of a .tflite file, or its bytes. LiteRT runs it in this process: only for files
-            that you trust.
-        inputs: the tuple of the program's positional arguments, a dict of its arguments by name, or a list of such
-            tuples or dicts, over which figures are summed.
-        kernels: "reference"; "optimized", those of LiteRT for CPUs, without delegates; or "micro", those of TensorFlow
-            Lite Micro.
+        program: a program from `to_integer(program, target=hop.export.targets.TFLITE)`, or with quantize and dequantize
+            nodes.
+        model: a TfliteModel, the path of a .tflite file, or its bytes. LiteRT runs it in this process, so pass only
+            files that you trust.
+        inputs: a tuple of the program's positional arguments, a dict of its arguments by name, or a list of such tuples
+            or dicts, over which differences are accumulated.
+        kernels: "reference"; "optimized" for LiteRT's CPU kernels, without delegates; or "micro" for those of
+            TensorFlow Lite Micro.
 
     Raises:
-        ImportError: LiteRT is not installed, or, for "micro", tflite-micro.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no .tflite file, or a damaged one; inputs that do not fit; or programs with different numbers or
-            shapes of inputs or outputs.
+        ImportError: LiteRT is not installed or, for "micro", tflite-micro.
+        TypeError: an argument has the wrong type.
+        OSError: the file does not exist.
+        ValueError: the file is not a .tflite file or is damaged; the inputs do not fit; or the two differ in the number
+            or shapes of inputs or outputs.
         NotImplementedError: the file has several subgraphs, or dynamic sizes.
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
     runtime = Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
-    return compared(Beside(program, runtime, _CALLER), given)
+    return run_comparison(FileRunner(program, runtime, _CALLER), given)
 
 
-def compared(beside: "Beside", given: Sequence[Arguments]) -> TfliteComparison:
+def run_comparison(runner: "FileRunner", given: Sequence[Arguments]) -> TfliteComparison:
     with torch.no_grad():
         for arguments in given:
-            beside.run_both(arguments)
-    return beside.comparison(len(given))
+            runner.run_both(arguments)
+    return runner.comparison(len(given))
 
 
 @dataclass(eq=False)
 class _Pair:
-    """A node and a tensor, and what is known of how they differ."""
+    """A node, the corresponding tensor, and their differences."""
 
     node: Node
     tensor: FileTensor
@@ -137,7 +138,7 @@ class _Pair:
         self.figures = Figures(self.node, self.tensor, caller=self.caller)
 
     def arranged(self, own: Tensor, theirs: Tensor) -> Tensor:
-        """The runtime's tensor in the order of the node's."""
+        """The runtime's tensor with its dimensions in the node's order."""
         if self.order is None:
             fitting = [p for p in _orders(own.dim()) if [own.shape[d] for d in p] == list(theirs.shape)]
             if not fitting:
@@ -150,9 +151,12 @@ def _orders(n: int) -> Iterator[tuple[int, ...]]:
     return permutations(range(n)) if n <= _MOST_DIMENSIONS else iter([tuple(range(n))])
 
 
-class Beside(Runner):
-    """A program whose nodes are compared with the tensors of a file as they run. A runtime has a `graph`, runs on the
-    file's inputs, and then has the `value` of each tensor, as LiteRT here."""
+class FileRunner(Runner):
+    """Runs a program and compares its nodes with the tensors of a file.
+
+    The runtime, such as LiteRT, has a `graph`, a method `run` for the file's inputs, and then the `value` of each
+    tensor.
+    """
 
     kind: type[TfliteComparison] = TfliteComparison
 
@@ -165,16 +169,18 @@ class Beside(Runner):
         for what, a, b in (("inputs", self.inputs, runtime.graph.inputs), ("outputs", own, its)):
             if len(a) != len(b):
                 raise ValueError(
-                    f"{caller}: {what} correspond by position, and program has {len(a)}, model {len(b)}; give the "
+                    f"{caller}: {what} correspond by position, but program has {len(a)} and model {len(b)}; give the "
                     "program of that file"
                 )
         self.read = self._input_codes()
         tensors = runtime.graph.tensors
-        self.ends = [_Pair(self._shown(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)]
+        self.ends = [
+            _Pair(self._compared_output(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)
+        ]
         for i, pair in enumerate(self.ends):
             pair.figures.output = i
         self.pairs: dict[Node, list[_Pair]] | None = None
-        self.units: dict[Node, tuple[float, int]] = {}  # of codes, as they run
+        self.units: dict[Node, tuple[float, int]] = {}  # scale and zero point of codes, recorded while running
         self.first: dict[Node, list[Sample]] = {}
         self.equal_so_far = True
 
@@ -183,7 +189,7 @@ class Beside(Runner):
     def run_both(self, arguments: Arguments) -> None:
         self.runtime.run(self._inputs(arguments))
         if self.pairs is None:
-            for _ in self.steps(arguments):  # which finds the units
+            for _ in self.steps(arguments):  # records the units
                 pass
             self._match()
         self.equal_so_far, comparing = True, self.pairs
@@ -212,7 +218,7 @@ class Beside(Runner):
                 self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
 
     def _inputs(self, arguments: Arguments) -> list[Tensor]:
-        """What the file takes."""
+        """The inputs of the file, from the program's inputs."""
         wanted = dict.fromkeys(self.read)
         for node, output in self.steps_quietly(arguments):
             if node in wanted:
@@ -226,25 +232,24 @@ class Beside(Runner):
             fitting = [p for p in _orders(x.dim()) if [x.shape[d] for d in p] == list(tensor.shape)]
             if not fitting or x.dtype != tensor.dtype:
                 raise ValueError(
-                    f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, and the file's "
-                    f"{tensor.name!r} {tensor.dtype} of {tensor.shape}; give the program of that file"
+                    f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, but the file's "
+                    f"{tensor.name!r} is {tensor.dtype} of {tensor.shape}; give the program of that file"
                 )
             result.append(x.permute(fitting[0]))
         return result
 
     def steps_quietly(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
-        """The same as `steps`, and nothing is compared."""
+        """`steps` without comparisons."""
         kept, self.pairs = self.pairs, {}
         try:
             yield from self.steps(arguments)
         finally:
             self.pairs = kept
 
-    # ---- what corresponds
+    # ---- correspondence
 
     def _input_codes(self) -> list[Node]:
-        """For each input of the file the node whose value it takes: the input, or the codes that the program makes of
-        it."""
+        """For each input of the file, the node whose value it gets: the program's input, or its codes."""
         nodes = []
         for node, index in zip(self.inputs, self.runtime.graph.inputs.values(), strict=True):
             if self.runtime.graph.tensors[index].dtype in _CODES:
@@ -252,8 +257,8 @@ class Beside(Runner):
             nodes.append(node)
         return nodes
 
-    def _shown(self, node: Node, tensor: FileTensor) -> Node:
-        """What an output of the file is compared with: the codes, or the floats that they stand for."""
+    def _compared_output(self, node: Node, tensor: FileTensor) -> Node:
+        """The node to compare with an output of the file: the codes, or their dequantized values."""
         if tensor.dtype == torch.float32:
             return node
         while True:
@@ -267,12 +272,12 @@ class Beside(Runner):
                 return node
 
     def _note(self, node: Node, output: Any) -> None:
-        """Remember the scale and the zero point of codes."""
+        """Record the scale and the zero point of codes."""
         if can_be_tried(node) or node.target is compiled.operators["hop_quantize_buffers"]:
             _, scale, *zero = output
             if scale.numel() == 1:
-                spelled = str(node.args[1 if can_be_tried(node) else 0])
-                self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(spelled).format.zero
+                text = str(node.args[1 if can_be_tried(node) else 0])
+                self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(text).format.zero
         elif (e := quantizing(node)) is not None:
             units = [self._number(x) for x in (e.scale, e.zero_point)]
             if None not in units:
@@ -304,7 +309,9 @@ class Beside(Runner):
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
         pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
         pairs += self._alike(nodes, free, pairs)
-        if {n for n in nodes if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
+        if {n for n in nodes if can_be_tried(n)} <= {
+            pair.node for pair in (*named, *self.ends)
+        }:  # to_tflite wrote the file
             taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
             rest = [pair for pair in named if can_be_tried(pair.node)]
             pairs += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
@@ -313,7 +320,7 @@ class Beside(Runner):
             self.pairs.setdefault(pair.node, []).append(pair)
 
     def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], pairs: Sequence[_Pair]) -> list[_Pair]:
-        """Of what is not found yet, those whose codes mean the same, and that have the same sizes."""
+        """Pair the remaining nodes and tensors with equal units and sizes."""
         taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
         alike: dict[Any, tuple[list[Node], list[FileTensor]]] = defaultdict(lambda: ([], []))
         for node in own:
@@ -329,7 +336,7 @@ class Beside(Runner):
             for n, t in zip(nodes, tensors, strict=True)
         ]
 
-    # ---- the answer
+    # ---- the result
 
     def comparison(self, count: int) -> TfliteComparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}

@@ -1,4 +1,4 @@
-"""A program and a `.tosa` file, node by node: the program here, the file in TOSA's reference model."""
+"""verify_tosa: compare a program with a `.tosa` file, run by TOSA's reference model, node by node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from hop.export.analysis.arguments import Data, parse
 from hop.export.golden.reference_model import ReferenceModel
-from hop.export.golden.tflite import Beside, TfliteComparison, compared
+from hop.export.golden.tflite import FileRunner, TfliteComparison, run_comparison
 from hop.export.rewrite.program import check_program
 from hop.export.targets.models import content
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor
@@ -22,46 +22,48 @@ _CODES = (torch.int8, torch.int16)
 
 @dataclass(frozen=True)
 class TosaComparison(TfliteComparison):
-    """What `hop.export.verify_tosa` found: rows of nodes (`a`) and of the file's tensors (`b`), and `trials`, as
-    TfliteComparison has them. TOSA keeps no scales: `units` is empty."""
+    """The result of `hop.export.verify_tosa`: as TfliteComparison, but without `units`, because TOSA files have no
+    scales.
+    """
 
 
 def verify_tosa(program: ExportedProgram, model: Any, inputs: Data) -> TosaComparison:
-    """Run a program here and a .tosa file in TOSA's reference model, and compare the codes of what corresponds.
+    """Run a program here and a .tosa file in TOSA's reference model, and compare the codes of corresponding nodes.
 
-    The file takes the codes that the program makes of its inputs. Nodes and tensors correspond by their names, as
-    `to_tosa` gives them; inputs and outputs by their places. Of the first node that differs it is found which
-    convention of hop.requantization and hop.integer_functions gives the file's codes.
+    The file gets the codes that the program computes from its inputs. Nodes and tensors correspond by name, as
+    `to_tosa` names them; inputs and outputs by position. For the first node that differs, it is determined which
+    convention of hop.requantization and hop.integer_functions reproduces the file's codes.
 
-    The reference model is a program of its own, which the environment variable HOP_TOSA names, or the folder or the
-    environment of Python that has it; its package, tosa-tools, pins versions that are not ours.
+    The reference model is a separate program. The environment variable HOP_TOSA names it, its folder, or the Python
+    environment that has it; its package, tosa-tools, pins other versions than ours.
 
     Args:
-        program: one of `to_integer(program, target=hop.export.targets.TOSA_1_0)`, or of quantize and dequantize nodes.
-        model: a TosaModel, the path of a .tosa file, or its bytes. It is run: only for files that you trust.
-        inputs: as in `verify_tflite`.
+        program: a program from `to_integer(program, target=hop.export.targets.TOSA_1_0)`, or with quantize and
+            dequantize nodes.
+        model: a TosaModel, the path of a .tosa file, or its bytes. It is executed, so pass only files that you trust.
+        inputs: as for `verify_tflite`.
 
     Raises:
-        ImportError: there is no reference model, or ExecuTorch is not installed, whose wheel has the schema.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no .tosa file, or a damaged one; inputs that do not fit; or programs with different numbers or
-            shapes of inputs or outputs.
-        RuntimeError: the reference model stopped, with what it said.
+        ImportError: the reference model is missing, or ExecuTorch, whose wheel has the schema.
+        TypeError: an argument has the wrong type.
+        OSError: the file does not exist.
+        ValueError: the file is not a .tosa file or is damaged; the inputs do not fit; or the two differ in the number
+            or shapes of inputs or outputs.
+        RuntimeError: the reference model failed; the message has its output.
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    comparison = run_comparison(_FileComparison(program, _Runtime(model), _CALLER), given)
     assert isinstance(comparison, TosaComparison)
     return comparison
 
 
-class _Beside(Beside):
+class _FileComparison(FileRunner):
     kind = TosaComparison
 
 
 class _Runtime:
-    """A file that runs, as Beside wants it."""
+    """Runs the file for `FileRunner`."""
 
     def __init__(self, model: Any) -> None:
         self.model = ReferenceModel(_CALLER, *content(_CALLER, model, TosaModel, "a .tosa file"))

@@ -64,13 +64,13 @@ PROGRAMS = [
         "to_scheme_static",
         ValueError,
         lambda: export.to_scheme(program(), schemes.INT8_STATIC),
-        "lhs | Static(affine=True) | takes its scale from the caller | take a rule that finds it",
+        "lhs | Static(affine=True) | has a static scale | use a dynamic one",
     ),
     wrong(
         "check_nothing",
         ValueError,
         lambda: export.check(program()),
-        "operators | None | allow everything | give one of them",
+        "operators | None | allows everything | give one of them",
     ),
     wrong(
         "check_operators_text",
@@ -249,7 +249,7 @@ COMMANDS = [
         "command_operator",
         CommandError,
         lambda: command("explain", "mm", "int32", "int8:2x2"),
-        "OP | 'mm' | is no operator | spell it as aten.linear.default",
+        "OP | 'mm' | is not an operator | spell it as aten.linear.default",
     ),
     wrong(
         "command_overload",
@@ -273,7 +273,7 @@ COMMANDS = [
         "command_argument",
         CommandError,
         lambda: command("explain", "aten.mm", "int32", "foo"),
-        "ARG | 'foo' | is no argument | spell tensors as int8:128x256",
+        "ARG | 'foo' | is not an argument | spell tensors as int8:128x256",
     ),
     wrong(
         "command_number",
@@ -291,7 +291,7 @@ COMMANDS = [
         "command_order",
         CommandError,
         lambda: command("explain", "aten.mm", "int32", "mat2=int8:2x2", "int8:2x2"),
-        "ARG | 'int8:2x2' | stands behind a named argument | put it before",
+        "ARG | 'int8:2x2' | follows a named argument | put it before",
     ),
     wrong(
         "command_shapes",
@@ -303,13 +303,13 @@ COMMANDS = [
         "command_device",
         CommandError,
         lambda: command("explain", "aten.mm", "int32", "int8:2x2", "int8:2x2", "--device", "gpu"),
-        "--device | 'gpu' | is no device of PyTorch | take one such as cpu",
+        "--device | 'gpu' | is not a device of PyTorch | use one such as cpu",
     ),
     wrong(
         "command_format",
         CommandError,
         lambda: command("formats", "int99"),
-        "NAME | 'int99' | is no format | take one of int8",
+        "NAME | 'int99' | is not a format | use one of int8",
     ),
     wrong(
         "command_kernel",
