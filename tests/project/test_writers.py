@@ -19,7 +19,7 @@ import hop
 import hop.checkpoint
 import hop.interchange
 from hop.cli.bench import _write
-from hop.cli.export import ROUTES, Options
+from hop.cli.export import ROUTES, ExportOptions
 from hop.compat.files import is_temporary
 from hop.export.targets.models import Model
 from hop.integrations import quantize_folder
