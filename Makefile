@@ -120,7 +120,7 @@ daily: ## one of the long checks, by the date: versions of torch, levels of CPU,
 	if [ $$1 = test-aarch64 ] && ! $(MAKE) --no-print-directory aarch64-tools; then exit 0; fi; \
 	$(MAKE) "$$@"
 
-bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
+bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and the pages docs/performance*.md
 	@$(PY) -m benchmarks
 
 docs: $(VENV)/docs ## build the site from docs/ into build/site; warnings are errors, links and headings are checked

@@ -1,9 +1,11 @@
-"""Run the benchmarks and print a table; without names, also write it to benchmarks/results, a file for each level of
-CPU, and to docs/performance.md, and draw docs/performance.svg and docs/roofline.svg; with --update, put the rows of the
-named groups in the place of those that are there, or into a new file.
+"""Run the benchmarks and print a table.
+
+Without names, also write the results of this CPU level to benchmarks/results, fill docs/performance.md and
+docs/performance_tables.md, and draw docs/performance.svg and docs/roofline.svg. With --update, replace the rows of the
+named groups in the results, or write a new file.
 
 python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
-python -m benchmarks --page      # the page and its pictures again, from the results on disk
+python -m benchmarks --page      # the pages and pictures again, from the results on disk
 python -m benchmarks tune        # the table of the fastest integer products, see benchmarks/tune.py
 """
 
@@ -28,8 +30,10 @@ from tests import levels
 
 
 def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Results, with rows in the place of those of the same case and peer, or at their end. Raises ValueError for
-    results that were measured under other conditions."""
+    """The results with rows replaced by those of the same case and peer, or added at the end.
+
+    Raises ValueError for results that were measured under other conditions.
+    """
     for name, value in here().items():
         if results[name] != value:
             raise ValueError(f"--update: the results on disk are those of {name} {results[name]}, and here is {value}")
@@ -39,7 +43,7 @@ def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Results, and the page and the pictures of them."""
+    """Write results, and the page and pictures that show them."""
     path = file_of(results["level"])
     path.parent.mkdir(exist_ok=True)
     path.write_text(json_rows(results) + "\n")
@@ -48,21 +52,23 @@ def write(results: dict[str, Any]) -> None:
 
 
 def show() -> None:
-    """The page and the pictures of the results on disk."""
+    """Write the page and pictures of the results on disk."""
     performance.write()
     if file_of(DRAWN).exists():
         roofline.main()
 
 
 def is_held_to(level: str) -> bool:
-    """Whether this process takes the CPU for one of that level, with PyTorch and oneDNN if the CPU's own is higher."""
+    """Whether this process uses that CPU level, also for PyTorch and oneDNN if the CPU's own level is higher."""
     is_own = level == levels.BEST
     return here()["level"] == level and (is_own or levels.environment(level) == dict(os.environ))
 
 
 def forced(level: str) -> int:
-    """This command in a process that takes the CPU for one of a lower level, PyTorch and oneDNN too: its exit status.
-    Raises SystemExit for a level that the CPU does not have."""
+    """Rerun this command in a process with a lower CPU level, also for PyTorch and oneDNN; returns its exit status.
+
+    Raises SystemExit for a level that the CPU does not have.
+    """
     if level not in levels.HERE:
         raise SystemExit(f"--level: needs the CPU level {level}, and this CPU's is {levels.BEST}")
     command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
@@ -79,7 +85,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measured(groups: Sequence[str]) -> list[Row]:
-    """The rows of the groups, printed as they come."""
+    """The rows of the groups, printed as they are measured."""
     keep_freed_memory()
     of = ", ".join(f"{name} {value}" for name, value in here().items())
     print(f"hop {hop.__version__}, {of}, {platform.machine()}\n{running.HEADER}")

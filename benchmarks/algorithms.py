@@ -1,12 +1,12 @@
-"""What the algorithms of hop.algorithms do to all-MiniLM-L6-v2, on sentences held out: format × algorithm × draw.
+"""The effect of hop.algorithms on all-MiniLM-L6-v2, on held-out sentences: format × algorithm × draw.
 
     python -m benchmarks.algorithms [int4 nvfp4/GPTQ ...] [--draws 5]     prints, and writes results/algorithms.json
     python -m benchmarks.algorithms --cost                                time and memory of GPTQ, in new processes
 
-The loss is 1 - the mean cosine to the float32 embeddings. A draw is a random choice of 64 sentences to look at, by its
-number as the seed; all the others are held out. Only the layers of the encoder are quantized. What has been measured is
-in the file at once, and is not measured again: a run that was stopped goes on. Take rows out of the file to measure
-them anew.
+The loss is 1 - the mean cosine similarity with the float32 embeddings. A draw is a random choice of 64 sentences for
+calibration, with its number as the seed; all other sentences are held out. Only the layers of the encoder are
+quantized. Each result is saved immediately and not measured again, so that an interrupted run resumes. To measure rows
+again, remove them from the file.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Data:
         return [(t["input_ids"], t["attention_mask"]) for t in found]
 
 
-# ---- formats, and what may be done in each: from a draw and a scheme to a finished model
+# ---- formats, and the algorithms for each: functions from a draw and a scheme to a quantized model
 
 
 def in_groups(format: Any) -> Scheme:
@@ -90,7 +90,7 @@ Algorithm = Callable[[Data, Scheme], Any]
 
 
 def nearest(data: Data, scheme: Scheme, model: Any = None) -> Any:
-    """Rounded to the nearest."""
+    """Round to nearest."""
     model = data.fresh() if model is None else model
     return hop.quantize_(model, scheme, filter=ENCODER, calibrate=data.looked_at)
 
@@ -105,7 +105,7 @@ def adaround(data: Data, scheme: Scheme) -> Any:
 
 
 def factors(explicit: bool) -> Algorithm:
-    """SmoothQuant where activations are quantized, AWQ where weights alone are."""
+    """SmoothQuant for schemes with quantized activations, AWQ for weight-only ones."""
 
     def run(data: Data, scheme: Scheme) -> Any:
         algorithm: Any = algorithms.awq if scheme.lhs is None else algorithms.smoothquant
@@ -129,7 +129,7 @@ def bias(data: Data, scheme: Scheme) -> Any:
 
 
 def chosen(measure: Any) -> Algorithm:
-    """Bits of 3, 4, 5, 6, 8 in the bytes of the scheme for all."""
+    """A choice of 3, 4, 5, 6 or 8 bits per layer, within the size of the uniform scheme."""
 
     def run(data: Data, scheme: Scheme) -> Any:
         several = [in_groups(f) for f in BITS]
@@ -167,7 +167,7 @@ CELLS: dict[tuple[str, str], Algorithm] = {
 
 
 def size(model: Any) -> int:
-    """The bytes of the quantized layers: codes and scales without bits to spare, and what else they hold but biases."""
+    """The bytes of the quantized layers without padding bits, biases excluded."""
     total = 0
     for layer in model.modules():
         if isinstance(layer, hop.nn.Linear):
@@ -181,7 +181,7 @@ def size(model: Any) -> int:
 
 
 class Journal:
-    """The results on disk: for each format and algorithm those of the draws from 0 on."""
+    """The results on disk: for each format and algorithm, those of draws 0, 1, ..."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -222,10 +222,10 @@ def measure(journal: Journal, which: Sequence[tuple[str, str]], draws: int) -> N
 
 
 def cost(seed: int) -> dict[str, float]:
-    """Of GPTQ in this process, which has done nothing else: seconds, and how much its memory grew, in bytes."""
+    """The seconds of GPTQ in this process, which has done nothing else, and the growth of its memory in bytes."""
     torch.set_num_threads(os.cpu_count() or 1)
     data = Data(seed)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, start = _status("VmRSS"), time.perf_counter()
     algorithms.gptq(data.model, SCHEMES["int4 in 128"], data.looked_at, filter=ENCODER)
     seconds = time.perf_counter() - start
@@ -234,7 +234,7 @@ def cost(seed: int) -> dict[str, float]:
 
 
 def _status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+    """A field of /proc/self/status, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
     return int(line.split()[1]) * 1024
 

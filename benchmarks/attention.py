@@ -1,5 +1,6 @@
-"""Attention of int8 against PyTorch's of bfloat16 and of float32: whole, causal, one query beside a long cache; and a
-cache."""
+"""int8 attention against PyTorch's bfloat16 and float32 attention: full, causal, one query with a long cache; and a
+cache.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from hop import presets
 aten = torch.ops.aten
 _DTYPES = (torch.bfloat16, torch.float32)
 
-# heads, heads of keys, queries, keys, width, causal, and what ours may take of bfloat16's time
+# heads, heads of keys, queries, keys, width, causal, and the target for our time relative to bfloat16's
 CASES = (
     (12, 12, 128, 128, 64, False, "<= 0.8"),
     (12, 12, 512, 512, 64, False, "<= 0.7"),
@@ -26,7 +27,7 @@ CASES = (
 
 
 def attention() -> Iterator[Row]:
-    """Codes and scales are given; the result is bfloat16. Values have a scale for each token, as in "int8"."""
+    """Codes and scales are precomputed; the result is bfloat16. Values have one scale per token, as in "int8"."""
     torch.manual_seed(0)
     for heads, groups, queries, keys, width, causal, target in CASES:
         q, k, v = (torch.randn(1, h, n, width) for h, n in ((heads, queries), (groups, keys), (groups, keys)))
@@ -51,8 +52,11 @@ def _theirs(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Callabl
 
 
 def _cached() -> Iterator[Row]:
-    """One token more for a hop.nn.KVCache that it fills, and its query; against a cache of bfloat16 whose keys are not
-    copied for each head, but whose heads of queries that share one are its rows."""
+    """Append the last token to a hop.nn.KVCache, and attend with its query.
+
+    The peer is a bfloat16 cache without copies of keys for grouped queries: query heads that share a key head become
+    rows.
+    """
     torch.manual_seed(0)
     heads, groups, keys, width = 32, 8, 4096, 128
     q, k, v = (torch.randn(1, n, m, width).bfloat16() for n, m in ((heads, 1), (groups, keys), (groups, keys)))

@@ -1,5 +1,6 @@
-"""How far attention in low precision is from float32 on the queries, keys and values that real models compute: a layer
-a row, of MiniLM and, where its package is installed, of Gemma 3.
+"""The error of low-precision attention against float32 on queries, keys and values of real models, layer by layer.
+
+The models are MiniLM and, if its package is installed, Gemma 3.
 
 python -m benchmarks.attention_errors     # prints, and writes benchmarks/results/attention_errors.json
 """
@@ -28,7 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
 
 
 def _schemes() -> dict[str, attention_schemes.AttentionScheme]:
-    """The named ones; and what each part of int8 may be instead, as it is and rotated."""
+    """The named schemes, and variants of each part of int8, plain and rotated."""
     scheme, fp8 = attention_schemes.AttentionScheme, attention_schemes.FP8_ATTENTION
     row, groups, channels = presets.INT8_ROW, presets.INT8_32, Quantizer(formats.INT8, (1, -1, 1))
     parts = {
@@ -46,8 +47,12 @@ def _schemes() -> dict[str, attention_schemes.AttentionScheme]:
 
 
 SCHEMES = _schemes()
-MEANS = ("int8", "int8 rotated", "int8 rotated, plain queries")  # measured without the mean of keys over tokens, too
-MOST = 512  # tokens of the text that a language model reads
+MEANS = (
+    "int8",
+    "int8 rotated",
+    "int8 rotated, plain queries",
+)  # also measured with the mean of keys over tokens subtracted
+MOST = 512  # tokens of the text for a language model
 
 _found: list[dict[str, float]] = []
 
@@ -55,7 +60,7 @@ _found: list[dict[str, float]] = []
 def errors(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> dict[str, float]:
-    """‖ŷ - y‖ / ‖y‖ of each scheme, over the queries that see a key; y of the float32 operands."""
+    """‖ŷ - y‖ / ‖y‖ of each scheme, over the queries with visible keys; y is computed from the float32 operands."""
     options: dict[str, Any] = {"is_causal": causal, "scale": scale}
     grouped = query.shape[1] != key.shape[1]
     want = functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=grouped, **options)
@@ -79,7 +84,7 @@ def forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, in floats; its errors in each scheme are noted on the way."""
+    """Attention as transformers calls it, in floats; also records the errors of each scheme."""
     causal = attention_mask is None and bool(getattr(module, "is_causal", True)) and query.shape[2] > 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     _found.append(errors(query, key, value, attention_mask, causal, scale))

@@ -1,4 +1,4 @@
-"""What is timed. Each function yields rows; both sides get the same tensors and allocate their results."""
+"""The timed cases. Each function yields rows; both sides get the same tensors and allocate their results."""
 
 import itertools
 import statistics
@@ -52,7 +52,7 @@ def mm() -> Iterator[Row]:
 def products() -> Iterator[Row]:
     x8, w8, bias = integers(128, 1024), integers(1024, 1024), integers(1024, dtype=torch.int16).int()
     xu = integers(128, 1024, dtype=torch.uint8)
-    # What Q/DQ representation graphs hold: 8-bit codes minus a zero point.
+    # The operands in Q/DQ reference representations: 8-bit codes minus a zero point.
     xq, wq = xu.short() - 77, w8.short()
     x16, w16 = integers(128, 1024, dtype=torch.int16), integers(1024, 1024, dtype=torch.int16)
     linear = aten.linear.default
@@ -100,7 +100,7 @@ def convolution() -> Iterator[Row]:
 
 
 def stock_operators() -> Iterator[Row]:
-    """The operators that PyTorch's own out_dtype takes, of square matrices and small images."""
+    """The inner operators of PyTorch's own out_dtype, on square matrices and small images."""
     for dtype, n in itertools.product((torch.int8, torch.int16, torch.int32), (64, 256, 1024, 2048)):
         a, b = integers(n, n, dtype=dtype), integers(n, n, dtype=dtype)
         operators: list[tuple[Any, tuple[Any, ...]]] = [
@@ -188,7 +188,7 @@ def tracing() -> Iterator[Row]:
         yield Row("tracing", f"a node of {n}, make_fx on fakes", mine, "aten.mm", other, "<= 2 ms")
 
 
-# What quantizing takes at most, in times of a copy: eager, compiled.
+# Targets of quantizing relative to a copy: eager, compiled.
 _QUANTIZED = {
     "INT8_ROW": (1.2, 3),
     "MXFP8": (2, 9),
@@ -203,7 +203,7 @@ _QUANTIZED = {
 
 
 def quantizing() -> Iterator[Row]:
-    """The buffers of a bfloat16 tensor, and back, against a copy of it."""
+    """Quantize a bfloat16 tensor and dequantize it, against a copy."""
     x = torch.randn(1024, 4096).to(torch.bfloat16)
 
     def copy() -> Tensor:
@@ -230,8 +230,8 @@ def quantizing() -> Iterator[Row]:
             yield from compare("dequantize", f"{name}, {how}", lambda call=call, t=t: call(t), [("copy", copy, "")])
 
 
-# What a product of bfloat16 results takes at most, in times of the same in bfloat16: the quantizers of its factors, and
-# whether the weight is packed before the clock.
+# Targets of products with bfloat16 results relative to bfloat16 products: the quantizers of the factors, and whether
+# the weight is packed beforehand.
 _SCALED = {
     "int8, row x channel": ("INT8_ROW", "INT8_ROW", False, 1.0),
     "int8, affine row x channel": ("INT8_ROW_AFFINE", "INT8_ROW", False, 1.0),
@@ -248,7 +248,7 @@ _SCALED = {
 
 
 def scaled() -> Iterator[Row]:
-    """A linear layer with bias on quantized operands, against bfloat16; compiled, against itself in eager."""
+    """A linear layer with bias on quantized operands, against bfloat16; compiled, against itself in eager mode."""
     m, k, n = 128, 4096, 4096
     x, w, bias = (torch.randn(s).to(torch.bfloat16) for s in ((m, k), (n, k), (n,)))
     linear, presets = aten.linear.default, hop.presets.PRESETS
@@ -277,12 +277,12 @@ def scaled() -> Iterator[Row]:
         def compiled(lhs: Tensor = lhs, rhs: Tensor = rhs, program: Any = program) -> Tensor:
             return program(lhs, rhs, bias)
 
-        # as fast, but for the noise of two timings of one function
+        # equally fast, up to timing noise
         yield from compare("scaled", f"{title}, compiled", compiled, [("the same in eager", call, "<= 1.05")])
 
 
 def scaled_overhead() -> Iterator[Row]:
-    """What a call costs beside the operators that its kernel consists of."""
+    """The overhead of a call over the operators of its kernel."""
     x, w, bias = torch.randn(4, 64), torch.randn(32, 64), torch.randn(32)
     lhs, rhs = (hop.quantize(hop.presets.INT8_ROW, t) for t in (x, w))
     a, b, of_rows, of_columns = lhs.codes, rhs.codes.t(), lhs.scale, rhs.scale
@@ -297,7 +297,7 @@ def scaled_overhead() -> Iterator[Row]:
 
 
 def wrappers() -> Iterator[Row]:
-    """What Python adds: prototypes, and views of quantized tensors."""
+    """The overhead of Python: prototypes, and views of quantized tensors."""
     t = hop.quantize(hop.presets.INT8_ROW, torch.randn(64, 64))
 
     def proto() -> object:

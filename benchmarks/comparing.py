@@ -1,7 +1,7 @@
-"""Two files of results, case by case.
+"""Compare two files of results, case by case.
 
-A case has become slower if ours takes longer in proportion to its peer, which ran in turns with it and so met the same
-machine; where the peer takes no time, if ours takes longer.
+A case is slower if the ratio of our time to the peer's has increased; the peer ran in turns with ours and was exposed
+to the same load. If the peer has no time, our times are compared.
 """
 
 from collections.abc import Mapping
@@ -11,25 +11,25 @@ from typing import Any
 from benchmarks.running import quotient, time_of
 from benchmarks.timing import Row
 
-SLOWER = 1.15  # times as long; runs of one machine differ by less
+SLOWER = 1.15  # ratio; runs on the same machine differ by less
 
 
 @dataclass(frozen=True)
 class Change:
-    """A case of two results."""
+    """A case in both results."""
 
     old: Row
     new: Row
 
     @property
     def factor(self) -> float:
-        """How many times as long ours takes now, in proportion to the peer."""
+        """The new ratio of our time to the peer's, divided by the old one."""
         if self.old.peer_ms > 0 and self.new.peer_ms > 0:
             return self.new.times / self.old.times
         return self.new.ours_ms / self.old.ours_ms
 
     def line(self, slower: float) -> str:
-        """The times, and our time by the peer's, which was and is."""
+        """The old and new times, with the ratios of our time to the peer's."""
         old, new = (f"{time_of(r.ours_ms):>11}{_times(r):>7}" for r in (self.old, self.new))
         words = "SLOWER" if self.factor > slower else "faster" if self.factor < 1 / slower else ""
         return (
@@ -41,10 +41,10 @@ HEADER = f"{'':12}{'case':42}{'peer':24}{'old':>11}{'ratio':>7}  {'new':>11}{'ra
 
 
 def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The cases of both results, in the order of the new ones.
+    """The cases in both results, in the order of the new ones.
 
     Raises:
-        ValueError: one is no file of results, or they have no case in common.
+        ValueError: one is not a file of results, or they have no case in common.
     """
     first, second = (_rows(r, name) for r, name in ((old, "old"), (new, "new")))
     found = [Change(first[key], row) for key, row in second.items() if key in first]
@@ -54,7 +54,7 @@ def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What was otherwise when the two were measured."""
+    """The differences between the conditions of the two measurements."""
     names = ("torch", "threads", "level", "machine", "capability")
     return [f"{n} was {old.get(n)}, and is {new.get(n)}" for n in names if old.get(n) != new.get(n)]
 

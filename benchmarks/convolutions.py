@@ -1,5 +1,8 @@
-"""Convolutions of two networks against oneDNN's, as torch.compile calls it: weights prepacked by both, inputs of uint8
-with a zero point channels last, weights of int8 with a scale for each output, a bias."""
+"""Convolutions of two networks against oneDNN's, as torch.compile calls it.
+
+Both sides prepack weights. Inputs are uint8 with a zero point, channels last; weights are int8 with a scale per output
+channel; there is a bias.
+"""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,11 +20,11 @@ aten, onednn = torch.ops.aten, torch.ops.onednn
 _STATIC = hop.Quantizer(
     formats.UINT8, scale=scale_rules.Static(affine=True, requantize=requantization.FloatMultiplier())
 )
-_SCALE, _ZERO = 0.02, 128  # of inputs and results
+_SCALE, _ZERO = 0.02, 128  # scale and zero point of inputs and results
 
 
 class Layer(NamedTuple):
-    """`times` convolutions of inputs to outputs, channels in `groups`, of images of size x size; padded to keep it."""
+    """`times` convolutions of images of size x size, with `groups` channel groups, padded to keep the size."""
 
     times: int
     inputs: int
@@ -62,7 +65,7 @@ MOBILENETV2_DEPTHWISE = [
 
 
 def pair(layer: Layer, batch: int, output: torch.dtype) -> tuple[Any, Any]:
-    """Ours and oneDNN's, of the same codes, as functions that allocate their results."""
+    """Our convolution and oneDNN's, on the same codes, as functions that allocate their results."""
     shape = (batch, layer.inputs, layer.size, layer.size)
     codes = integers(*shape, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
     weight = integers(layer.outputs, layer.inputs // layer.groups, layer.kernel, layer.kernel)

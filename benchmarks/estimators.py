@@ -1,11 +1,12 @@
-"""Gradient estimators on handwritten digits: the error of a network with weights of 2 bits, over seeds.
+"""Compare gradient estimators on handwritten digits: the error of a network with 2-bit weights, over seeds.
 
     python -m benchmarks.estimators [--seeds 20] [--epochs 20]     prints, and writes benchmarks/results/estimators.json
 
-Each network is trained in floats, then as long again with weights of 2 bits and activations in floats, from the same
-weights, in the same batches. What differs is what stands for the gradient of rounding, and whether scales learn. Scales
-are of rows, and begin with the least squared error of the float weights. Errors are of 500 images held out. Intervals
-are of the ratio to the first row's mean error: 10,000 bootstrap samples of seeds, the same ones in both means.
+Each network is trained in floats, then as long again with 2-bit weights and float activations, from the same weights
+and over the same batches. The runs differ in the surrogate gradient of rounding, and in whether scales are learned.
+Scales are per row, and start with the least squared error of the float weights. Errors are on 500 held-out images.
+Intervals are those of the ratio to the first row's mean error, from 10,000 bootstrap samples of seeds, common to both
+means.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def by(gradient: Any) -> Scheme:
     return replace(GIVEN, rhs=replace(GIVEN.rhs, gradient=gradient))
 
 
-# The scheme, and whether its scales learn.
+# The scheme, and whether its scales are learned.
 WAYS: dict[str, tuple[Scheme, bool]] = {
     "STE": (GIVEN, False),
     "STE, scales of mean magnitudes, in each step": (FOUND, False),
@@ -46,7 +47,7 @@ WAYS: dict[str, tuple[Scheme, bool]] = {
 
 
 def errors(seed: int, epochs: int, training: Any, test: Any) -> dict[str, float]:
-    """Percent of the test images that each way gets wrong."""
+    """The test error of each estimator in percent."""
     from examples.digits import Net, accuracy, train
 
     torch.manual_seed(seed)
@@ -67,7 +68,7 @@ def errors(seed: int, epochs: int, training: Any, test: Any) -> dict[str, float]
 
 
 def interval(own: list[float], first: list[float]) -> tuple[float, float]:
-    """95 % of the ratios of means over samples of seeds."""
+    """The 95 % interval of the ratio of means over bootstrap samples of seeds."""
     chosen = np.random.default_rng(0).integers(len(own), size=(10_000, len(own)))
     ratios = np.asarray(own)[chosen].mean(1) / np.maximum(np.asarray(first)[chosen].mean(1), 1e-9)
     low, high = np.quantile(ratios, [0.025, 0.975])
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args()
-    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # examples import their neighbours
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # examples import each other
     from examples.digits import load
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A block of experts as transformers has it, in int8, against its own bfloat16: a loop over experts, and grouped_mm."""
+"""A block of experts from transformers in int8, against its bfloat16 versions: a loop over experts, and grouped_mm."""
 
 import copy
 import functools
@@ -13,12 +13,12 @@ from benchmarks.timing import Row, interleaved
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP = 1024, 3584, 8, 2
 TOKENS = (1, 16, 128, 512)
-# Of the peers the target: at most 0.8 of the time of the loop, and of grouped_mm no more than its own.
+# Targets: at most 0.8 of the loop's time, and at most grouped_mm's time.
 _PEERS = {"eager": ("bfloat16, loop", "<= 0.8"), "grouped_mm": ("bfloat16, grouped_mm", "<= 1.0")}
 
 
 def experts() -> Iterator[Row]:
-    """Of a Mixtral-like block (hidden 1024, intermediate 3584, 8 experts of which a token takes 2), the router too."""
+    """A Mixtral-like block (hidden 1024, intermediate 3584, 8 experts of which a token uses 2), router included."""
     if find_spec("transformers") is None:
         print("no experts without transformers: pip install --editable '.[demo]'")
         return
@@ -37,7 +37,7 @@ def experts() -> Iterator[Row]:
 
 
 def _block(dtype: torch.dtype, implementation: str) -> Any:
-    """A block with random weights, the same in each dtype up to rounding, and a config of its own."""
+    """A block with random weights, the same for each dtype up to rounding, and a separate config."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 

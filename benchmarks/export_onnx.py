@@ -1,4 +1,4 @@
-"""A perceptron and MiniLM in onnxruntime, int8 beside float32: `python -m benchmarks.export_onnx`."""
+"""An MLP and MiniLM in onnxruntime, int8 against float32: `python -m benchmarks.export_onnx`."""
 
 import statistics
 import tempfile
@@ -17,7 +17,7 @@ WEIGHTS = (None, torch.uint8, torch.int8)
 
 
 class Perceptron(nn.Module):
-    """Two linear layers of int8, with activations quantized by rows."""
+    """Two int8 linear layers, with activations quantized by rows."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Perceptron(nn.Module):
 
 
 class Float(nn.Module):
-    """The same in float32."""
+    """The same layers in float32."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _minilm() -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
-    """The encoder, the same in int8, and a batch of sentences."""
+    """The encoder, its int8 version, and a batch of sentences."""
     from examples.quantized_bert import FORMS, Embedder, load, quantize
 
     encoder, batches = load()
@@ -85,13 +85,13 @@ def _minilm() -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
 
 
 def _processor_times(functions: Sequence[Callable[[], object]], rounds: int = 15) -> list[float]:
-    """Medians of processor time, in turns, in milliseconds: others on the machine do not count."""
+    """Median processor times in milliseconds, in turns; processor time excludes other processes."""
     taken: list[list[float]] = [[] for _ in functions]
     for round_ in range(rounds + 1):
         for function, times in zip(functions, taken, strict=True):
             start = time.process_time()
             function()
-            if round_:  # the first warms
+            if round_:  # the first is a warm-up
                 times.append(time.process_time() - start)
     return [statistics.median(times) * 1e3 for times in taken]
 

@@ -5,10 +5,10 @@ python -m benchmarks.gpu --stage NAME     one stage, or several, or all: see ben
 python -m benchmarks.gpu --emulated       a few small products on the CPU, and the host's time without a launch
 python -m benchmarks.gpu --build          compile all kernels, which needs no GPU
 
-It needs the CuTe DSL, or kernels that were built ahead, in the folder that HOP_KERNELS names. Checks come first,
-timings in the order of their weight; what no time is left for is skipped, and named. Each group of cases runs in a
-process of its own (benchmarks.isolated). The results are written after each phase. The exit status is 0 if all that ran
-passed, 1 if something failed, 3 if nothing ran.
+Needs the CuTe DSL, or prebuilt kernels in the folder HOP_KERNELS. Checks run first, then timings in order of
+importance; whatever does not fit into the time is skipped and listed. Each group of cases runs in a separate process
+(benchmarks.isolated). Results are written after each phase. The exit status is 0 if everything that ran passed, 1 if
+something failed, 3 if nothing ran.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if missing() is None:
         build(run, chosen.processes)
-        run.counts.clear()  # what was compiled has not run
+        run.counts.clear()  # compiling does not count as running
     run.write()
     check(run, wanted(gpu_checks.names()))
     run.write()
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _unable(chosen: argparse.Namespace) -> str | None:
-    """Why nothing can run here, or None."""
+    """The reason why nothing can run here, or None."""
     reason = missing()
     if reason is not None and not (chosen.emulated or chosen.build):
         try:

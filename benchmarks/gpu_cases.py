@@ -1,7 +1,7 @@
-"""Products on which the Hopper kernel is checked, on a GPU or, in the emulator of tests.support.emulated, on the CPU.
+"""Products for checking the Hopper kernel, on a GPU or, in the emulator of tests.support.emulated, on the CPU.
 
-A form is what is multiplied and what is fused into it; a case has a form, a tile, a shape, values and strides. Sums of
-integers, and of floats that are small whole numbers, are right to the last bit; those of any floats within a bound.
+A form is a kind of product with its fused operations; a case has a form, a tile, a shape, values and strides. Sums of
+integers, and of floats that are small integers, must be exact; other floats must be within a bound.
 """
 
 import math
@@ -24,15 +24,15 @@ S8, U8, S32 = torch.int8, torch.uint8, torch.int32
 E4M3, E5M2 = FLOATS
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 GROUPS = 5
-GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # bytes on both sides of a result, and what they and it are filled with
+GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # guard bytes on both sides of a result, and their fill patterns
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is multiplied and what is fused into it.
+    """A kind of product with its fused operations.
 
-    scales is "" none, "vector", "one" for all, "block" or "1x128"; zeros names the factors that have zero points, in
-    the dtype zero; groups, of which there are GROUPS, says what they divide.
+    scales is "" for none, "vector", "one" for all, "block" or "1x128"; zeros names the factors with zero points, of
+    dtype zero; groups, of which there are GROUPS, names the grouped dimension.
     """
 
     name: str
@@ -92,7 +92,7 @@ OTHER = (
 
 
 def _form_of(v: Variant) -> Form:
-    """The form of a kernel, without its tile."""
+    """The form of a kernel, ignoring its tile."""
     fused = [name for name in ("bounded", "promoted") if getattr(v, name)]
     fused += [f"groups of {v.groups}"] * bool(v.groups) + ["in batches"] * v.batched
     fused += [f"scales of {v.scales}"] * (v.scales in ("block", "1x128"))
@@ -118,7 +118,7 @@ def _form_of(v: Variant) -> Form:
 
 
 def _alike(form: Form) -> Form:
-    """The same for forms that one kernel computes."""
+    """The representative of forms that use the same kernel."""
     return replace(form, name="", batch=min(form.batch, 1), scales=form.scales.replace("one", "vector"))
 
 
@@ -132,8 +132,11 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A product to be checked. Values are "random" codes, "extreme" ones, "whole" small numbers, or "special": random
-    ones with NaN and infinities. Strides are "ready" for the copy engine, or such that factors must be copied."""
+    """A product to check.
+
+    Values are "random" codes, "extreme" ones, "whole" small numbers, or "special": random ones with NaN and infinities.
+    Strides are "ready" for the copy engine, or such that factors must be copied.
+    """
 
     form: Form
     tile: Tile | None
@@ -152,7 +155,7 @@ class Case:
         fused: dict[str, Any] = {"fast": f.fast}
         lhs = _laid(make.codes(f.lhs, (*of_lhs, m, k), self.values), self.strides)
         rhs = _laid(make.codes(f.rhs, (*of_rhs, n, k), self.values), self.strides).mT
-        if f.groups:  # some are empty, and some ends lie outside
+        if f.groups:  # include empty groups, and ends out of range
             size = {"rows": m, "columns": n, "k": k}[f.groups]
             fused["offs"] = make.integers((GROUPS,), -size // 8, size + size // 4 + 1, S32)
         if f.scales in ("block", "1x128"):
@@ -186,12 +189,12 @@ class Case:
         return hopper.variant_of(self.product("meta"), self.tile)
 
     def check(self, device: str = "cuda") -> float:
-        """Compute the product and compare; how far it is off, in parts of what it may be."""
+        """Compute and compare the product; returns its error relative to the allowed one."""
         p = self.product(device)
         return compare(self._computed(p), p, exact=self.values == "whole" or self.form.is_integer)
 
     def check_bits(self, device: str = "cuda") -> None:
-        """Compute the product, and fail unless it has the bits that PyTorch's operators give on the CPU."""
+        """Compute the product, and fail unless its bits equal those of PyTorch's operators on the CPU."""
         from cutlass_kernels import plain
 
         p = self.product(device)
@@ -208,11 +211,11 @@ class Case:
             raise unittest.SkipTest(str(error)) from error
 
 
-FIRST = Case(BASIC[1], Tile(64, 64), (200, 256, 256))  # what runs before all else: int8 by int8, scaled to bfloat16
+FIRST = Case(BASIC[1], Tile(64, 64), (200, 256, 256))  # the first check to run: int8 by int8, scaled to bfloat16
 
 
 class _Maker:
-    """Makes tensors that are the same for a seed; without data on the device "meta"."""
+    """Creates tensors from a seed; on the device "meta" without data."""
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = device
@@ -232,7 +235,7 @@ class _Maker:
         if dtype in INTEGERS:
             low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
             drawn = self.integers(shape, low, high + 1, dtype)
-            if values == "extreme":  # in whole rows
+            if values == "extreme":  # for whole rows
                 which = self.integers((*shape[:-1], 1), 0, 3, S32)
                 drawn = drawn.masked_fill(which == 0, low).masked_fill(which == 1, high)
             return drawn
@@ -275,7 +278,9 @@ def _laid(x: Tensor, strides: str) -> Tensor:
 
 
 def guarded(p: Product, tile: Tile | None) -> Tensor:
-    """The product on a GPU, computed twice over memory with other patterns: all of it is written, nothing beside it."""
+    """The product on a GPU, computed twice with different patterns in memory, to check that all of it is written and
+    nothing around it.
+    """
     own = hopper.compiled
 
     def surrounded(variant: Variant, pattern: int) -> Any:
@@ -287,8 +292,8 @@ def guarded(p: Product, tile: Tile | None) -> Tensor:
             inner = memory[GUARD : GUARD + size].view(out.dtype).view(out.shape)
             kernel(lhs, rhs, inner, *rest)
             out.copy_(inner)
-            beside = torch.cat((memory[:GUARD], memory[-GUARD:]))
-            assert bool((beside == pattern).all()), "memory beside the result was written"
+            guards = torch.cat((memory[:GUARD], memory[-GUARD:]))
+            assert bool((guards == pattern).all()), "memory outside the result was written"
 
         return run
 
@@ -311,12 +316,13 @@ def _emulated(p: Product, tile: Tile | None) -> Tensor:
     return emulated.run(p, tile)
 
 
-# ---- which cases there are
+# ---- the cases
 
 
 def cases(form: Form) -> Iterator[Case]:
-    """Every tile that takes a form, with sizes that end within tiles; the basic forms also with odd N. Rare tiles are
-    for the basic forms alone."""
+    """Every tile that supports a form, with sizes that end within tiles; for basic forms also with odd N, and with rare
+    tiles.
+    """
     for i, tile in enumerate(tiles.TILES):
         draw = zlib.crc32(f"{form.name} {tile}".encode())
         m = 1 + int(2 ** (draw % 997 / 997 * 11))  # 1 to 2,048, small ones as often as large ones

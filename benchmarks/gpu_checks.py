@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def nibbles() -> Cases:
-    """Weights of 4 bits beside bfloat16."""
+    """4-bit weights with bfloat16."""
     yield from gpu_nibbles.check()
 
 
@@ -69,7 +69,7 @@ def sanitized() -> Cases:
 
 
 def under(command: list[str]) -> str:
-    """Run the first tile's check under a program, and fail with its words unless it ends with status 0."""
+    """Run the first tile's check under a program, and fail with its output unless it exits with status 0."""
     if shutil.which(command[0]) is None:
         raise unittest.SkipTest(f"{command[0]} is not installed here")
     code = "from benchmarks.gpu_cases import FIRST; FIRST.check()"
@@ -90,7 +90,7 @@ def check(first: str) -> Cases:
 
 
 def emulated() -> Cases:
-    """A few small ones on the CPU."""
+    """A few small cases on the CPU."""
     tile = tiles.TILES
     for form, own, shape, values in (
         (g.BASIC[0], tile[1], (9, 70, 130), "extreme"),
@@ -107,7 +107,7 @@ def emulated() -> Cases:
 
 
 def _mm(p: Product) -> Tensor:
-    """The product by the operator, where it is computed by our own kernel."""
+    """The product by the operator, if our own kernel computes it."""
     if 0 not in (*p.lhs.shape, p.n) and (reason := hopper.declines(p)) is not None:
         raise unittest.SkipTest(reason)
     return _by_operator(p)
@@ -125,7 +125,7 @@ def _of(form: g.Form, shape: tuple[int, int, int], strides: str = "ready") -> Pr
 
 
 def by_shape() -> Iterator[tuple[g.Form, tuple[int, int, int], str]]:
-    """What is computed with the tile that its shape gets: whole layers, and every kind of strides."""
+    """Cases with the tile chosen by shape: whole layers, and every kind of strides."""
     for form in (*g.BASIC, g.FORMS[9]):
         for m, n, k in LARGE:
             yield form, (m, n, k if form.is_integer else min(k, 2048)), "ready"
@@ -135,7 +135,7 @@ def by_shape() -> Iterator[tuple[g.Form, tuple[int, int, int], str]]:
 
 
 def large() -> Cases:
-    """Products by shape, and those without elements."""
+    """Products with the tile chosen by shape, and empty ones."""
     for form, shape, strides in by_shape():
         yield (
             f"{form.name}, {shape}, {strides}",
@@ -168,7 +168,7 @@ def repeated(p: Product, times: int = 50) -> None:
 
 
 def two_streams(p: Product) -> None:
-    """Two products at once, each after a long kernel of its own stream that makes its factor."""
+    """Two products at once, each after a long kernel on its own stream that computes its factor."""
     streams = [torch.cuda.Stream() for _ in range(2)]
     results: list[list[Tensor]] = [[], []]
     torch.cuda.synchronize()
@@ -185,7 +185,7 @@ def two_streams(p: Product) -> None:
 
 
 def _rolled(x: Tensor, i: int) -> Tensor:
-    """Other rows of codes; of bytes, since torch.roll takes no floats of 8 bits."""
+    """Codes with rows rolled; as bytes, because torch.roll does not support 8-bit floats."""
     return x.view(torch.uint8).roll(i, 0).view(x.dtype)
 
 
@@ -194,7 +194,7 @@ def _with(p: Product, lhs: Tensor) -> Product:
 
 
 def cuda_graph(p: Product) -> None:
-    """Captured once, replayed on other numbers."""
+    """Capture once, replay with other values."""
     lhs = p.lhs.clone()
     _mm(_with(p, lhs))
     torch.cuda.synchronize()
@@ -225,7 +225,7 @@ def compiled() -> None:
 
 
 def current_device() -> str:
-    """It stays; a product runs on the device of its factors."""
+    """The current device is unchanged, and a product runs on the device of its factors."""
     before = torch.cuda.current_device()
     p = _of(g.BASIC[0], (64, 128, 128))
     _mm(p)

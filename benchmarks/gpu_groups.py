@@ -1,6 +1,6 @@
-"""Which kernels the checks and timings on a GPU need, by groups, and how long they take to build and to load.
+"""The kernels that GPU checks and timings need, by group, and the times to build and load them.
 
-`hop kernels build --only GROUP` packs a group; each has all that its part of benchmarks.gpu runs.
+`hop kernels build --only GROUP` packs a group, with all kernels that its part of benchmarks.gpu needs.
 """
 
 import fnmatch
@@ -17,7 +17,7 @@ from cutlass_kernels import ahead, hopper, prebuilt, tiles, transposing
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
-_SHAPE = (200, 256, 256)  # where any will do
+_SHAPE = (200, 256, 256)  # an arbitrary shape
 
 
 def _unique(found: Iterable[Any]) -> list[Any]:
@@ -29,7 +29,7 @@ def _with_tiles(form: g.Form) -> list[Variant]:
 
 
 def _by_shape(pairs: Iterable[tuple[g.Form, Shape]]) -> list[Variant]:
-    """With the tile that the model chooses."""
+    """Kernels with the tile that the model chooses."""
     return _unique(g.Case(form, None, shape).variant() for form, shape in pairs)
 
 
@@ -42,8 +42,7 @@ def each_tile() -> list[Variant]:
 
 
 def checks() -> list[Any]:
-    """Every form that is checked, with every tile, and what is checked with the tile that its shape gets; some factors
-    lie transposed."""
+    """Every checked form with every tile, and with the tile chosen by shape, including transposed factors."""
     cases = [case.variant() for form in g.FORMS for case in g.cases(form)]
     shapes = [(form, shape) for form, shape, _ in gpu_checks.by_shape()]
     return _unique((*cases, *_by_shape((*shapes, *gpu_checks.REPEATED, *gpu_checks.SMALL)), transposing.KERNEL))
@@ -85,12 +84,12 @@ GROUPS: dict[str, Callable[[], list[Any]]] = {
 
 
 def variants() -> list[Any]:
-    """What all groups need, each once, the most important first."""
+    """The kernels of all groups without duplicates, the most important first."""
     return _unique(v for group in GROUPS.values() for v in group())
 
 
 def chosen(patterns: Sequence[str]) -> list[Any]:
-    """The kernels of the groups that match patterns of the shell; of one that matches none, those with such names.
+    """The kernels of the groups that match shell patterns; a pattern that matches no group selects kernels by name.
 
     Raises:
         LookupError: a pattern matches neither a group nor a kernel.
@@ -109,7 +108,7 @@ def chosen(patterns: Sequence[str]) -> list[Any]:
 
 
 def build(part: str, parts: str) -> Cases:
-    """Every `parts`-th kernel, compiled and kept on disk; the time of each in seconds, or nothing if it was there."""
+    """Compile every `parts`-th kernel to disk; yields seconds for each, or nothing if it was compiled already."""
     torch.set_num_threads(1)
     for variant in variants()[int(part) :: int(parts)]:
         yield variant.name, lambda variant=variant: _built(variant)
@@ -124,7 +123,7 @@ def _built(variant: Any) -> float | None:
 
 
 def load() -> Cases:
-    """Kernels loaded from disk: milliseconds of each."""
+    """Load kernels from disk; yields milliseconds for each."""
     for variant in variants()[:8]:
         yield variant.name, lambda variant=variant: _loaded(variant)
 

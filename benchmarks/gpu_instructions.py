@@ -1,13 +1,13 @@
-"""What the Hopper kernels execute: the machine code of their main loops, counted by kind for each step along K.
+"""Count the instructions in the Hopper kernels' main loops, by kind and per step along K, from their machine code.
 
     python -m benchmarks.gpu_instructions                # benchmarks/results/gpu_instructions.json; make tables: a page
     python -m benchmarks.gpu_instructions --show --only blocks
 
-It needs the CuTe DSL and nvdisasm, of the CUDA toolkit, or as `--nvdisasm` in a package of Triton's
+Needs the CuTe DSL and nvdisasm, from the CUDA toolkit or, with `--nvdisasm`, from a package of Triton's
 (triton/backends/nvidia/bin); no GPU. A step is 128 elements of K. Each of the four schedulers of a multiprocessor has a
-warp of each consumer, and issues an instruction a cycle: `slots` is the part that the consumers take of the cycles in
-which the matrix unit multiplies a step. What is beside it is free, as long as one consumer's waiting is hidden by the
-other's products.
+warp of each consumer, and issues one instruction per cycle. `slots` is the fraction of issue slots that the consumers
+use while the matrix unit multiplies a step. The remaining slots are free, as long as one consumer's waiting overlaps
+with the other's products.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from examples.common import json_rows
 from tests.support import pages
 
 OUTPUT = Path(__file__).with_name("results") / "gpu_instructions.json"
-# In the order in which they are asked for: the starts of their names.
+# Prefixes of names, in the order in which they are tried.
 KINDS = {
     "wgmma": ("HGMMA", "IGMMA", "QGMMA"),
     "its order": ("WARPGROUP",),
@@ -49,8 +49,11 @@ _NAME = re.compile(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]+)")
 
 
 def cases() -> Iterator[tuple[str, Tile, Variant]]:
-    """Forms by name, each with its tiles of many rows; some with those of few. Clusters change nothing in the loop, and
-    of tiles that differ in them alone the last comes, one of two blocks along the rows if there is one."""
+    """Forms by name, each with its tiles for many rows; some also with tiles for few rows.
+
+    Clusters do not change the loop, so only the last of the tiles that differ in them is used, with two blocks along
+    the rows if there is one.
+    """
     in_order = sorted(TILES, key=lambda t: t.cluster[0])
     alike = {(t.m, t.n, t.pingpong, t.swap): t for t in in_order if t.split == 1}
     for form in FORMS:
@@ -68,8 +71,7 @@ def cases() -> Iterator[tuple[str, Tile, Variant]]:
 
 
 def loops(text: str) -> list[list[str]]:
-    """The names of the instructions of each loop that multiplies, outer ones and all: from a label to the branch back
-    to it."""
+    """The instruction names of each multiplying loop, including outer loops: from a label to the branch back to it."""
     lines = text.splitlines()
     labels = {found[1]: i for i, line in enumerate(lines) if (found := _LABEL.match(line))}
     ends = [(labels[b[1]], i) for i, line in enumerate(lines) if (b := _BRANCH.search(line)) and labels[b[1]] < i]
@@ -82,7 +84,7 @@ def kinds(names: Sequence[str]) -> Counter[str]:
 
 
 def counted(form: str, v: Variant, nvdisasm: str) -> dict[str, Any]:
-    """A row: instructions of a warp for a step of K, and in all of a tile's loop."""
+    """A row: instructions of a warp per step of K, and in a tile's whole loop."""
     from tests.support import emulated
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -91,7 +93,7 @@ def counted(form: str, v: Variant, nvdisasm: str) -> dict[str, Any]:
         text = subprocess.run([nvdisasm, "-c", file.name], capture_output=True, text=True, check=True).stdout
     found = sorted(loops(text), key=len)
     inner, t = kinds(found[0]), v.tile
-    products = t.rows // 64 * (t.k // v.depth)  # of a step
+    products = t.rows // 64 * (t.k // v.depth)  # per step
     steps = inner["wgmma"] / products
     assert steps == int(steps) > 0, f"{v.name}: {inner['wgmma']} products in a loop, {products} in a step"
     step = {name: inner[name] / steps for name in (*KINDS, REST)}

@@ -1,4 +1,4 @@
-"""The GPU's machine: its versions, as a group for benchmarks.isolated, and its clocks."""
+"""Versions of the GPU's machine, as a group for benchmarks.isolated, and its clocks."""
 
 import importlib.metadata
 import shutil
@@ -43,7 +43,7 @@ CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.l
 
 
 def clocks() -> dict[str, str]:
-    """What nvidia-smi says of the first GPU's clocks (MHz), power (W) and temperature (°C); empty without it."""
+    """The first GPU's clocks (MHz), power (W) and temperature (°C) from nvidia-smi; empty without it."""
     return dict(zip(CLOCKS, _asked(*CLOCKS), strict=False))
 
 

@@ -1,5 +1,6 @@
-"""Weights of 4 bits beside bfloat16 and 8 bits, on one GPU: what the operator gives, and its times beside a weight in
-bfloat16."""
+"""4-bit weights with bfloat16 and 8-bit activations on a GPU: checks of the operator, and times against bfloat16
+weights.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +15,18 @@ from cutlass_kernels.variants import Variant, short
 
 CHECKED = ((1, 4096, 4096), (17, 4096, 14336), (129, 333, 640), (1000, 1024, 2048))
 TIMED = tuple((m, n, k) for m in (1, 16, 64, 256) for n, k in ((28672, 4096), (4096, 14336), (6144, 4096)))
-KINDS = {torch.bfloat16: False, torch.float8_e4m3fn: False, torch.int8: True}  # of x, and whether it has zero points
+KINDS = {
+    torch.bfloat16: False,
+    torch.float8_e4m3fn: False,
+    torch.int8: True,
+}  # dtypes of x, and whether it has zero points
 BF16, F32 = torch.bfloat16, torch.float32
 
 
 def given(
     shape: tuple[int, int, int], group: int, affine: bool, x: torch.dtype, out: torch.dtype, device: str = "cuda"
 ) -> nibbles.Asked:
-    """x of small whole numbers, so that sums are exact; of integers of all."""
+    """Operands with small integer values, so that sums are exact; integers use their full range."""
     m, n, k = shape
     generator = torch.Generator(device).manual_seed(m + n + k)
 
@@ -43,7 +48,7 @@ def given(
 
 
 def variants() -> Iterator[Variant]:
-    """The kernels that the checks and the times take."""
+    """The kernels of the checks and timings."""
     count = hopper.multiprocessors(torch.device("meta"))
     for out, shapes, groups, affines in (
         (F32, CHECKED, nibbles.GROUPS, (False, True)),
@@ -58,7 +63,7 @@ def variants() -> Iterator[Variant]:
 
 
 def check() -> Cases:
-    """Sums of whole numbers by powers of two are exact."""
+    """Sums of integers times powers of two are exact."""
     for shape in CHECKED:
         for group in nibbles.GROUPS:
             for affine in (False, True):
@@ -79,7 +84,7 @@ def multiplied(a: nibbles.Asked) -> Tensor:
 
 
 def times() -> Cases:
-    """Microseconds of ours and of torch.mm on a bfloat16 weight, each out of more copies than the cache holds."""
+    """Microseconds of ours and of torch.mm with a bfloat16 weight, cycling through copies larger than the cache."""
     for x in KINDS:
         for shape in TIMED:
             yield f"{short(x)}, {shape}", lambda shape=shape, x=x: timed(shape, x)

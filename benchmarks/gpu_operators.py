@@ -1,4 +1,4 @@
-"""Operators of hop on a GPU against the same on the CPU: integers, and what is made of them, to the last bit."""
+"""Compare operators of hop on a GPU with the CPU: integers, and values computed from them, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ from hop import Quantizer, presets
 
 aten = torch.ops.aten
 SHAPES = ((1, 64, 128), (17, 96, 160), (200, 512, 384), (1024, 768, 1024))
-# Sums of integers are exact, and what follows is float32, rounded operation by operation: the same bits everywhere.
+# Integer sums are exact, and float32 operations after them are rounded one by one, so bits are the same everywhere.
 INTEGERS: dict[str, tuple[Quantizer, Quantizer]] = {
     "int8 by int8": (presets.INT8_ROW, presets.INT8_ROW),
     "int8 with zero points by int8": (presets.INT8_TENSOR_AFFINE, presets.INT8_ROW),
 }
-BOUND = 2.0**-10  # of the sum of magnitudes, for sums of floats, as gpu_oracle has it
+BOUND = 2.0**-10  # error bound of float sums, relative to the sum of magnitudes, as in gpu_oracle
 FLOATS: dict[str, tuple[Quantizer, Quantizer]] = {
     "fp8 by fp8": (presets.FP8_ROW, presets.FP8_ROW),
     "MXFP8": (presets.MXFP8, presets.MXFP8),
@@ -36,13 +36,13 @@ def _drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def _on(device: str, function: Callable[..., Any], *tensors: Tensor) -> list[Tensor]:
-    """What a function of tensors gives on a device, brought to the CPU."""
+    """The results of a function of tensors on a device, moved to the CPU."""
     found = function(*(x.to(device) for x in tensors))
     return [x.cpu() for x in (found if isinstance(found, (list, tuple)) else [found])]
 
 
 def same(function: Callable[..., Any], *tensors: Tensor, device: str = "cuda") -> None:
-    """Fail unless a function gives the CPU's bits on a device."""
+    """Fail unless a function returns the CPU's bits on a device."""
     wanted, found = _on("cpu", function, *tensors), _on(device, function, *tensors)
     for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), f"result {i}: {b.dtype} {b.shape}, not {a.dtype} {a.shape}"
@@ -55,7 +55,7 @@ def same(function: Callable[..., Any], *tensors: Tensor, device: str = "cuda") -
 
 
 def quantizers(device: str = "cuda") -> Cases:
-    """Codes and scales of quantize, and the numbers that dequantize gives."""
+    """Codes and scales of quantize, and values of dequantize."""
 
     def buffers(q: Quantizer, x: Tensor) -> list[Tensor]:
         made = hop.quantize(q, x)
@@ -95,7 +95,7 @@ def _linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 def near(function: Callable[..., Any], x: Tensor, w: Tensor, device: str = "cuda") -> float:
-    """Fail unless a product is near that of float64; how far it is off, in parts of what it may be."""
+    """Fail unless a product is close to float64's; returns its error relative to the bound."""
     (found,) = _on(device, function, x, w)
     lhs, rhs = (hop.dequantize(t).to(torch.float64) for t in (x, w))
     wanted, bound = lhs @ rhs.mT, BOUND * (lhs.abs() @ rhs.abs().mT) + torch.finfo(torch.float32).smallest_normal

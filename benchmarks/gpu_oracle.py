@@ -1,4 +1,4 @@
-"""What a product must be: integers exactly, floats from sums in float64, and how far those may be off."""
+"""The expected results of products: integers exactly, floats from sums in float64 with an error bound."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from cutlass_kernels.variants import BLOCK, INTEGERS
 
 
 def compare(result: Tensor, p: Product, exact: bool) -> float:
-    """Fail unless a result is right; how far it is off at most, in parts of what it may be."""
+    """Fail unless a result is right; returns its largest error relative to the bound."""
     assert result.dtype == p.out and result.shape == p.shape and result.is_contiguous()
     expected, slack = _expected(p)
     found, wanted = result.to(torch.float64), _cast(expected, p.out).to(torch.float64)
@@ -34,12 +34,12 @@ def compare(result: Tensor, p: Product, exact: bool) -> float:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What lies beyond e4m3's range becomes its largest number."""
+    """Cast, saturating at e4m3's largest value."""
     return x.clamp(-448.0, 448.0).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
 
 
 def _expected(p: Product) -> tuple[Tensor, Tensor]:
-    """The result before its last cast, and how far the sum of products of floats may take it from that, in float64."""
+    """The result before its last cast, and the error that the summation of floats may cause in it, in float64."""
     if groups.is_stack(p):
         found = torch.zeros(p.shape, dtype=torch.float64, device=p.lhs.device)
         slack = torch.zeros_like(found)
@@ -51,7 +51,7 @@ def _expected(p: Product) -> tuple[Tensor, Tensor]:
     if p.lhs.dtype in INTEGERS:
         total = _wrapped(lhs @ rhs)  # exact: below 2^53
         return _finished(p, total), torch.zeros((), dtype=torch.float64, device=lhs.device)
-    promised = 2.0**-8 if p.fast else 2.0**-10  # of the sum of magnitudes; the matrix unit keeps 14 bits
+    promised = 2.0**-8 if p.fast else 2.0**-10  # relative to the sum of magnitudes; the matrix unit keeps 14 bits
     if _is_block(p):
         assert p.lhs_scale is not None and p.rhs_scale is not None
         lhs = lhs * _spread(p.lhs_scale.to(torch.float64), 1)[:, : p.k]
@@ -74,12 +74,12 @@ def _spread(x: Tensor, dim: int) -> Tensor:
 
 
 def _wrapped(x: Tensor) -> Tensor:
-    """Whole numbers modulo 2^32, as int32."""
+    """Integers modulo 2^32, as int32."""
     return x.to(torch.int64).to(torch.int32)
 
 
 def _finished(p: Product, total: Tensor) -> Tensor:
-    """The epilogue: integers modulo 2^32, then float32, each operation rounded by itself."""
+    """The epilogue: integers modulo 2^32, then float32, each operation rounded separately."""
     if p.lhs_zero is not None or p.rhs_zero is not None:
         a, b = p.lhs.to(torch.float64), p.rhs.to(torch.float64)
         a = a if p.lhs_zero is None else a - p.lhs_zero.reshape(-1, 1)

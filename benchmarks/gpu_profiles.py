@@ -1,4 +1,4 @@
-"""What PyTorch's profiler says of our kernels: registers, shared memory, blocks, occupancy, and the time of each."""
+"""Our kernels in PyTorch's profiler: registers, shared memory, blocks, occupancy, and times."""
 
 import json
 import statistics
@@ -36,7 +36,7 @@ def profiles() -> Cases:
 
 
 def profiled(form: str, shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """The kernels of a product that is computed TIMES times."""
+    """The kernels of a product that runs TIMES times."""
     from torch.profiler import ProfilerActivity, profile
 
     if not torch.cuda.is_available():
@@ -58,7 +58,7 @@ def profiled(form: str, shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 
 def kernels(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The kernels among the events of a trace, by name: how often each ran, its median time, and what it takes."""
+    """The kernels in the events of a trace, by name: number of runs, median time, and resources."""
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
         if event.get("cat") == "kernel":

@@ -1,6 +1,7 @@
-"""Groups of cases for benchmarks.isolated: quantizing on a GPU, against the CPU's bits, and beside a copy.
+"""Groups of cases for benchmarks.isolated: quantizing on a GPU, compared with the CPU's bits, and timed against a copy.
 
-The bandwidth of a copy is that of x.clone(), read and written; a kernel's bytes are what it must read and write once.
+The bandwidth of a copy is that of x.clone(), read and written; a kernel's bytes are those that it must read and write
+once.
 """
 
 import unittest
@@ -32,7 +33,7 @@ TIMED = ((8192, 4096), (4096, 14336), (16384, 8192))
 
 @dataclass(frozen=True)
 class Case:
-    """A quantizer by its name among the presets, and what is quantized."""
+    """A preset quantizer by name, and a tensor to quantize."""
 
     name: str
     dtype: torch.dtype
@@ -65,7 +66,7 @@ class Case:
         return Request(x, block=found[1], copies=self.copies, **words)
 
     def variants(self) -> list[Any]:
-        """The kernels that it takes, those that dequantize included."""
+        """The kernels that it needs, including those that dequantize."""
         found = quantize.kernels_of(self.request(self.numbers("meta")))
         return found if self.copies == "columnwise" else [*found, dequantize.variant_of(self.codes("meta"))]
 
@@ -81,7 +82,7 @@ class Case:
         return Codes(codes, scale, rest[0] if rest else None, words["format"], found[1], self.shape[1], self.dtype)
 
     def check(self) -> str:
-        """Codes, scales and numbers must be the CPU's to the bit, by our own kernels."""
+        """Check that codes, scales and values from our kernels equal the CPU's bit for bit."""
         x, q = self.numbers(), self.quantizer
         wanted = hop.quantize(q, x, usages=self.usages)
         on_gpu = x.to("cuda")
@@ -100,7 +101,7 @@ class Case:
         return hop.explain(hop.quantize, self.quantizer, x, usages=self.usages)
 
     def timed(self) -> dict[str, Any]:
-        """Microseconds beside a copy's, and the share of its bandwidth."""
+        """Microseconds, against those of a copy, and the fraction of its bandwidth."""
         x = self.numbers().nan_to_num(1.0, 1.0).to("cuda")
         if not self.said(x).endswith(("GPU: chosen", "GPU rows: chosen")):
             raise unittest.SkipTest("another kernel takes it")
@@ -118,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Computed(Case):
-    """A norm of the last dimension, with a weight, which is quantized in the same kernel."""
+    """A norm of the last dimension, with a weight, whose result is quantized in the same kernel."""
 
     operation: str = "rms_norm"
 
@@ -126,12 +127,12 @@ class Computed(Case):
         return f"{self.operation} to {super().__str__()}"
 
     def vectors(self) -> list[Tensor]:
-        """The weight and, of layer norm, the bias."""
+        """The weight and, for layer norm, the bias."""
         weight = torch.randn(self.shape[1], generator=torch.Generator().manual_seed(self.shape[1])).to(self.dtype)
         return [weight] if self.operation == "rms_norm" else [weight, weight.flip(0)]
 
     def scaled(self, x: Tensor) -> tuple[Any, ...]:
-        """The arguments of hop.scaled, and of hop.explain."""
+        """The arguments of hop.scaled and hop.explain."""
         op = getattr(torch.ops.aten, self.operation).default
         return op, self.quantizer, x, [self.shape[1]], *(t.to(x.device) for t in self.vectors()), 1e-6
 
@@ -143,7 +144,7 @@ class Computed(Case):
         return quantize.kernels_of(self.request(self.numbers("meta")))
 
     def check(self) -> str:
-        """Codes and scales must be the CPU's to the bit, NaN for NaN."""
+        """Check that codes and scales equal the CPU's bit for bit, NaN matching NaN."""
         x = self.numbers()
         wanted, on_gpu = hop.scaled(*self.scaled(x)), x.to("cuda")
         said = self.said(on_gpu)
@@ -161,7 +162,7 @@ class Computed(Case):
 
 @dataclass(frozen=True)
 class Gated(Computed):
-    """A function of one half of the columns times the other half, which is quantized in the same kernel."""
+    """A function of one half of the columns times the other half, quantized in the same kernel."""
 
     operation: str = "silu"
 
@@ -174,7 +175,7 @@ class Gated(Computed):
 
 
 def checked() -> Iterator[Case]:
-    """What is compared with the CPU's bits: every preset with each dtype, shapes in turns."""
+    """The cases that are compared with the CPU's bits: every preset with each dtype, with rotating shapes."""
     for i, name in enumerate(NAMES):
         for j, dtype in enumerate((BF16, F32, F16)):
             yield Case(name, dtype, SHAPES[(i + j) % len(SHAPES)])
@@ -200,7 +201,7 @@ def timings_of() -> Iterator[Case]:
 
 
 def variants() -> list[Any]:
-    """The kernels that the checks and timings take."""
+    """The kernels of the checks and timings."""
     return list(dict.fromkeys(v for case in (*checked(), *timings_of()) for v in case.variants()))
 
 

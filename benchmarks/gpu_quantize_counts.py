@@ -1,10 +1,10 @@
-"""How many instructions the kernels that quantize take, without a GPU.
+"""Count the instructions of the quantize kernels, without a GPU.
 
     python -m benchmarks.gpu_quantize_counts      # benchmarks/results/gpu_quantize_counts.json; make tables: a page
 
-Counted are those of PTX that the emulator of tests.ptx executes, for 16 elements, without moves between registers,
-which the assembler leaves out. The prediction is a model's, not a measurement: a multiprocessor issues four warps'
-instructions a cycle, of which SHARE is reached, those of float64 take several slots, and memory moves at a copy's
+Counted are the PTX instructions that the emulator of tests.ptx executes for 16 elements, without register moves, which
+the assembler removes. The prediction comes from a model, not a measurement: a multiprocessor issues instructions of
+four warps per cycle, of which it reaches SHARE; float64 instructions take several slots; and memory moves at a copy's
 bandwidth.
 """
 
@@ -34,23 +34,23 @@ CASES = (
     Gated("MXFP8", torch.bfloat16, (8, 4096)),
 )
 DEQUANTIZED = tuple(Case(name, torch.bfloat16, (8, 4096)) for name in ("INT8_ROW", "FP8_ROW", "MXFP4"))
-BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: a copy's bytes and the cycles a second
-# Issue slots of float64: half and an eighth of the rate, and some ten operations.
+BANDWIDTH, CLOCK, PROCESSORS, SHARE = 4.3e12, 1.755e9, 132, 0.7  # of an H200: bytes of a copy and cycles per second
+# Issue slots of float64 instructions: half and an eighth of the rate, and about ten operations.
 DOUBLE, CONVERSION, SEVERAL = 2, 8, 20
 
 
 def name_of(case: Case) -> str:
-    operation = getattr(case, "operation", "")  # of what is computed and quantized in one kernel
+    operation = getattr(case, "operation", "")  # of operators that are computed and quantized in one kernel
     before = f"{operation} to " if operation else ""
     return f"{before}`{case.name}`, {str(case.dtype).removeprefix('torch.')}, {case.copies}"
 
 
 def numbers_of(case: Case) -> str:
-    return f"numbers of `{case.name}`"
+    return f"dequantize `{case.name}`"
 
 
 def names() -> list[str]:
-    """The rows that the table has."""
+    """The rows of the table."""
     return [*map(name_of, CASES), *map(numbers_of, DEQUANTIZED)]
 
 
@@ -64,15 +64,14 @@ def executed(reports: list) -> dict[str, int]:
 
 
 def slots(name: str) -> int:
-    """Of an instruction: more than one where it is of float64."""
+    """The issue slots of an instruction: more than one for float64."""
     if "f64" not in name or any(word in name for word in ("setp", "selp", "neg")):
         return 1
     return CONVERSION if "cvt" in name else SEVERAL if any(w in name for w in ("div", "sqrt", "rcp")) else DOUBLE
 
 
 def counted(case: Case) -> dict[str, Any]:
-    """A row: instructions of a thread for 16 elements, the slots that they take, and bytes of an element that are read
-    and written."""
+    """A row: instructions of a thread for 16 elements, their slots, and bytes read and written per element."""
     from tests.support import emulated_quantize as emulated
 
     torch.manual_seed(0)
@@ -86,7 +85,7 @@ def counted(case: Case) -> dict[str, Any]:
 
 
 def counted_back(case: Case) -> dict[str, Any]:
-    """The same of making numbers of codes."""
+    """The same for dequantizing."""
     from tests.support import emulated_quantize as emulated
 
     codes, reports = case.codes("cpu"), []
@@ -109,7 +108,7 @@ def _row(name: str, reports: list, count: int, moved: int) -> dict[str, Any]:
 
 
 def share(issued: float, size: float) -> float:
-    """Of a copy's bandwidth, at most: what memory takes of the longer of memory and the slots of 16 elements."""
+    """The highest fraction of a copy's bandwidth: memory time divided by the larger of memory time and issue time."""
     memory, issue = size / BANDWIDTH, issued / 16 / (PROCESSORS * 128 * CLOCK * SHARE)
     return memory / max(memory, issue)
 
@@ -117,9 +116,9 @@ def share(issued: float, size: float) -> float:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         [
-            "quantizer, memory, copies",
-            "instructions for 16 elements",
-            "bytes of an element",
+            "quantizer, input, copies",
+            "instructions per 16 elements",
+            "bytes per element",
             "share of a copy's bandwidth",
         ]
     ]

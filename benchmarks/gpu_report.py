@@ -1,7 +1,7 @@
-"""What benchmarks/results/gpu.json says: goals, and a table by number of rows.
+"""The goals and tables of benchmarks/results/gpu.json.
 
-A product of few rows waits for its weights, and is held to the bandwidth of a copy; one of more than 64 rows to the
-peak of the matrix unit.
+A product with few rows is limited by reading its weights, and compared with the bandwidth of a copy; one with more than
+64 rows is compared with the peak of the matrix unit.
 """
 
 import math
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from tests.support import pages
 
-PEAK = 1979e12  # operations per second on 8-bit numbers, of an H100 or H200 by its data sheet
-FEW = 64  # rows up to which memory is the limit
+PEAK = 1979e12  # 8-bit operations per second of an H100 or H200, from its data sheet
+FEW = 64  # up to this number of rows, memory is the limit
 Row = Mapping[str, Any]
 Results = Mapping[str, Any]
 
 
 class Goal(NamedTuple):
-    """What is to be reached: a number of each row, in their geometric mean."""
+    """A target for the geometric mean of a value over rows."""
 
     name: str
     target: float
@@ -74,11 +74,11 @@ GOALS = (
         for group in ("int8", "int8 to bf16", "fp8", "fp8 blocks")
     ),
 )
-HOST_US = 8.0  # of a call, at most
+HOST_US = 8.0  # target of microseconds per call
 
 
 def goals(results: Results) -> list[dict[str, Any]]:
-    """Each goal with its geometric mean, its lowest row, and whether it is met; None where nothing was measured."""
+    """Each goal with its geometric mean, its lowest row, and whether it is met; None if nothing was measured."""
     found = []
     for goal in GOALS:
         rows = [(goal.value(row, results), row) for row in results.get("rows", []) if goal.rows(row)]
@@ -115,19 +115,19 @@ def _short(value: float | None) -> str:
     return f"{value:.2f}" if value < 20 else f"{value:.0f}"
 
 
-# ---- the machine, and what did not run
+# ---- the machine, and cases that did not run
 
 
 _MACHINE = ("device", "capability", "driver", "torch", "python")
 
 
 def machine(versions: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What two runs must share for their results to stand side by side."""
+    """The versions that two runs must share to be comparable."""
     return tuple(versions.get(name) for name in _MACHINE)
 
 
 def stages(results: Results) -> str:
-    """In Markdown: the machine, a line for each stage, and what did not run or failed."""
+    """Markdown with the machine, a line per stage, and the cases that did not run or failed."""
     versions = ", ".join(f"{name} {value}" for name, value in results.get("versions", {}).items())
     lines = [["stage", "passed", "failed", "skipped", "seconds", "SM clock before, after (MHz)"]]
     for name, found in results.get("stages", {}).items():
@@ -148,7 +148,7 @@ def _first_line(text: str, most: int = 200) -> str:
 
 
 def line(row: Row, results: Results) -> str:
-    """A row as it is printed while it is measured."""
+    """A row as printed while it is measured."""
     times = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
     limit = of_limit(row, results)
     failed = "".join(f"; {name}: {why}" for name, why in row["failed"].items())
@@ -158,7 +158,7 @@ def line(row: Row, results: Results) -> str:
 
 
 def tile_line(row: Row) -> str:
-    """The tile that is chosen, and the fastest one."""
+    """The chosen tile, and the fastest one."""
     fastest, chosen = min(row["us"], key=row["us"].__getitem__), row["chosen"]
     lost = (
         f"{row['us'][chosen] / row['us'][fastest]:.2f} times the time of {fastest}" if fastest != chosen else "fastest"
@@ -174,13 +174,13 @@ def step_line(row: Row, results: Results) -> str:
 
 
 def of_limit(row: Row, results: Results, ours: str = "ours") -> str:
-    """Percent of memory's bandwidth up to FEW rows, else of the matrix unit's peak."""
+    """Percent of the memory bandwidth up to FEW rows, and of the matrix unit's peak above."""
     share = of_memory(row, results, ours) if row["m"] <= FEW else 100 * tops(row, ours) * 1e12 / PEAK
     return "–" if share is None else f"{share:.0f} %"
 
 
 def table(results: Results) -> str:
-    """In Markdown, a line for each kind of product and number of rows: geometric means over the shapes (N, K)."""
+    """Markdown with a line per kind of product and number of rows: geometric means over the shapes (N, K)."""
     lines = [["", "M", "tera-operations a second", "of the limit", "times as fast as"]]
     for group in dict.fromkeys(row["group"] for row in results["rows"]):
         own = [row for row in results["rows"] if row["group"] == group]

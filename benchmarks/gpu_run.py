@@ -1,4 +1,4 @@
-"""One run on a GPU: what was found, the time that is left, and its phases."""
+"""One run on a GPU: its results, the remaining time, and its phases."""
 
 import os
 import statistics
@@ -13,26 +13,30 @@ from benchmarks.isolated import Outcome
 from examples.common import json_rows
 
 NOTHING_RAN = 3  # the exit status
-BUILT, CHECKED, WRITTEN = 0.3, 0.6, 0.97  # of the time: until when kernels are built, checks begun, timings begun
+BUILT, CHECKED, WRITTEN = (
+    0.3,
+    0.6,
+    0.97,
+)  # fractions of the time: ends of building kernels, starting checks, starting timings
 WEIGHTS = {"limits": 1.0, "host": 1.0, "int8": 6.0, "int8_to_bf16": 5.0, "fp8": 5.0, "fp8_blocks": 4.0}
 WEIGHTS |= {"groups": 2.0, "nibbles": 1.0, "by_tile": 3.0, "step_times": 1.0}
-LEAST = 25.0  # seconds for a group, whose process takes some to start
-SHOWN = 30  # failures that are printed; all are in the results
-SIDE_BY_SIDE = 4  # groups of checks
+LEAST = 25.0  # seconds for a group, including the start of its process
+SHOWN = 30  # printed failures; all are in the results
+SIDE_BY_SIDE = 4  # groups of checks to run in parallel
 
 
 class Run:
-    """One run: what was found so far, and the time that is left."""
+    """The results of a run so far, and the remaining time."""
 
     def __init__(self, seconds: float, output: Path | None) -> None:
         self.begin, self.seconds, self.output = time.monotonic(), seconds, output
         self.results: dict[str, Any] = {"checks": {"passed": 0, "worst": {}}, "failed": [], "skipped": [], "rows": []}
-        self.counts: Counter[str] = Counter()  # of cases, by what came of them
+        self.counts: Counter[str] = Counter()  # number of cases by outcome
         self.stage = ""
 
     @property
     def ran(self) -> int:
-        """How many cases ran, whatever came of them."""
+        """The number of cases that ran, whatever the outcome."""
         return sum(count for state, count in self.counts.items() if state != "skipped")
 
     @property
@@ -41,7 +45,7 @@ class Run:
         return 1 if self.results["failed"] else 0 if self.ran else NOTHING_RAN
 
     def until(self, share: float) -> float:
-        """The moment when a share of the time is spent."""
+        """The time at which a fraction of the run's time is spent."""
         return self.begin + share * self.seconds
 
     def say(self, text: str) -> None:
@@ -57,7 +61,7 @@ class Run:
             os.replace(temporary, self.output)
 
     def good(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-        """Those that passed; the others are recorded and said."""
+        """The outcomes that passed; others are recorded and printed."""
         for o in outcomes:
             self.counts[o.state] += 1
             if o.state == "passed":
@@ -67,7 +71,7 @@ class Run:
             entry = {"group": o.group, "case": o.case, "state": o.state, "error": o.error}
             kept.append(entry | ({"stage": self.stage} if self.stage else {}))
             if len(kept) <= SHOWN:
-                error = o.error[:400] if o.state == "failed" else o.error[-400:]  # of a process, how it ended
+                error = o.error[:400] if o.state == "failed" else o.error[-400:]  # for a process, the end of its output
                 self.say(f"{o.state.upper()} {o.group.split('.')[-1]}, {o.case}: {error}")
 
 
@@ -77,7 +81,7 @@ class Run:
 def describe(run: Run) -> dict[str, Any]:
     outcomes = isolated.run("benchmarks.gpu_machine:describe", run.until(1.0), patience=120.0)
     found = next((o.value for o in run.good(outcomes)), {})
-    run.counts.clear()  # it checks and times nothing
+    run.counts.clear()  # building neither checks nor times anything
     run.results["versions"] = found
     run.say(", ".join(f"{name} {value}" for name, value in found.items()))
     return found
@@ -106,11 +110,11 @@ def check(run: Run, groups: Sequence[str], workers: int = SIDE_BY_SIDE, last: fl
         if checks["passed"] % 200 == 0:
             run.say(f"{checks['passed']} checks passed")
     run.say(f"{checks['passed']} checks passed in {time.monotonic() - begin:.0f} s")
-    run.say(f"sums of floats were off by, in parts of what they may be: {checks['worst']}")
+    run.say(f"largest errors of float sums, relative to the allowed errors: {checks['worst']}")
 
 
 def measure(run: Run, groups: Sequence[str], last: float = WRITTEN) -> None:
-    """Each group has its share of the time that is left, and LEAST at least."""
+    """Give each group its share of the remaining time, and at least LEAST."""
     weights = [WEIGHTS.get(_name(group), 1.0) for group in groups]
     for i, group in enumerate(groups):
         now = time.monotonic()
@@ -126,7 +130,7 @@ def _name(group: str) -> str:
 
 
 def _record(run: Run, name: str, found: dict[str, Any]) -> None:
-    """Keep and print what a group of timings gave."""
+    """Store and print the results of a group of timings."""
     if name == "limits":
         run.results.setdefault(name, {})[found["name"]] = found["per_s"]
         run.say(f"{found['name']}: {found['per_s'] / 1e12:.2f} T a second")

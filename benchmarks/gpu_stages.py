@@ -1,7 +1,7 @@
 """The stages of a first day on a GPU, from one tile to profiles: python -m benchmarks.gpu --stage NAME.
 
-Each has a time of its own, says what ran, and adds to the results of the stages before it on the same machine. A stage
-needs Python, torch and kernels, by the CuTe DSL or built ahead (HOP_KERNELS); no pip, no network.
+Each stage has its own time limit, reports what ran, and adds to the results of earlier stages on the same machine. It
+needs Python, torch and kernels, from the CuTe DSL or prebuilt (HOP_KERNELS); no pip, no network.
 """
 
 import json
@@ -14,12 +14,12 @@ from benchmarks import gpu_checks, gpu_machine, gpu_operators, gpu_profiles, gpu
 from benchmarks.gpu_run import NOTHING_RAN, Run, check, measure
 from cutlass_kernels import tiles
 
-ALL = 0.97  # of a stage's time: until when cases are begun
+ALL = 0.97  # cases start until this fraction of a stage's time
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is run, in how many seconds; if one that goes `first` fails, nothing after it is worth running."""
+    """A stage with its time in seconds. If a stage with `first` fails, later ones are not run."""
 
     seconds: float
     what: str
@@ -28,7 +28,7 @@ class Stage:
 
 
 def _one_by_one(groups: Sequence[str], patience: float) -> Callable[[Run], None]:
-    """Groups one after another, each in a process; values are kept under the stage's name."""
+    """Run groups one after another, each in a process; values are stored under the stage's name."""
 
     def run(run: Run) -> None:
         found = isolated.together(groups, run.until(ALL), workers=1, patience=patience)
@@ -64,19 +64,26 @@ _QUANTIZE = ["benchmarks.gpu_quantize:checks", "benchmarks.gpu_quantize:timings"
 _TILES = [f"benchmarks.gpu_checks:tile:{i}" for i in range(len(tiles.TILES))]
 STAGES = {
     "first-tile": Stage(
-        90.0, "one tile, against the CPU's bits", _one_by_one(["benchmarks.gpu_checks:first_tile"], 60.0), first=True
+        90.0,
+        "one tile, compared with the CPU's bits",
+        _one_by_one(["benchmarks.gpu_checks:first_tile"], 60.0),
+        first=True,
     ),
-    "tiles": Stage(300.0, "every tile, a process each, against the CPU's bits", _one_by_one(_TILES, 60.0)),
+    "tiles": Stage(300.0, "every tile in its own process, compared with the CPU's bits", _one_by_one(_TILES, 60.0)),
     "sanitizer": Stage(300.0, "compute-sanitizer", _one_by_one(["benchmarks.gpu_checks:sanitized"], 120.0)),
-    "checks": Stage(480.0, "every form with every tile; operators and steps against the CPU's bits", _checks),
-    "quantize": Stage(240.0, "quantizing, against the CPU's bits and beside a copy", _one_by_one(_QUANTIZE, 60.0)),
-    "timings": Stage(480.0, "times beside PyTorch's", _timings),
-    "profiles": Stage(180.0, "what the GPU says of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
+    "checks": Stage(
+        480.0, "every form with every tile, operators, optimizer steps, compared with the CPU's bits", _checks
+    ),
+    "quantize": Stage(
+        240.0, "quantizing, compared with the CPU's bits and timed against a copy", _one_by_one(_QUANTIZE, 60.0)
+    ),
+    "timings": Stage(480.0, "times of ours and of PyTorch's kernels", _timings),
+    "profiles": Stage(180.0, "a profile of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
 }
 
 
 def run_all(run: Run, names: Sequence[str], seconds: float | None = None) -> int:
-    """Run stages in their order; the exit status."""
+    """Run stages in order; returns the exit status."""
     chosen = [name for name in STAGES if name in names or "all" in names]
     _resume(run, chosen)
     statuses: list[int] = []
@@ -93,7 +100,7 @@ def run_all(run: Run, names: Sequence[str], seconds: float | None = None) -> int
 
 
 def _one(run: Run, name: str, seconds: float | None) -> int:
-    """Run a stage; 1 if something of it failed, NOTHING_RAN if nothing of it ran."""
+    """Run a stage; returns 1 if something failed, NOTHING_RAN if nothing ran."""
     stage, failed = STAGES[name], len(run.results["failed"])
     run.stage, run.begin, run.seconds = name, time.monotonic(), seconds or stage.seconds
     run.counts.clear()
@@ -117,7 +124,7 @@ def _not_run(run: Run, name: str, why: str) -> int:
 
 
 def _resume(run: Run, chosen: Sequence[str]) -> None:
-    """Take what earlier stages found on this machine; what the chosen ones found is forgotten."""
+    """Load the results of earlier stages on this machine, without those of the chosen ones."""
     versions = run.results["versions"]
     if run.output is not None and run.output.exists():
         found = json.loads(run.output.read_text())

@@ -1,8 +1,8 @@
-"""Steps of hop.optim by their kernels: against the bits of the CPU's, and timed beside torch.optim's.
+"""Optimizer steps of hop.optim by their GPU kernels: compared with the CPU's bits, and timed against torch.optim.
 
 python -m benchmarks.gpu_steps     # instructions and bytes of a step: benchmarks/results/gpu_steps.json; needs no GPU
 
-On a GPU, or in the emulator of tests.ptx, where `around` makes a step's tensors on the CPU those of one.
+They run on a GPU, or in the emulator of tests.ptx, where `around` makes a step's CPU tensors pass as GPU tensors.
 """
 
 import contextlib
@@ -46,18 +46,25 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "lion": lambda p: hop.optim.Lion(p, lr=1e-2, weight_decay=0.1),
     "stochastic": lambda p: hop.optim.AdamW8bit(p, lr=1e-3, stochastic_rounding=True, seed=2**62 - 3),
 }
-# Units that are whole, that end within 256 elements, within a block, and a byte; small ones have states in floats.
+# Whole units, and units that end within 256 elements, within a block, and within a byte; small ones have float states.
 SHAPES = ((4, 1031), (2048, 3), (5000,), (7,), (3, 300), (1,))
 LARGE = ((4096, 4097), (1000, 1003), (300,))
 TIMED = ("adamw8", "adamw4", "adamw_fp8")
-COUNTED = {  # what the table says of an optimizer
+COUNTED = {  # optimizers in the table, with their names
     "adamw8": "`AdamW8bit`",
     "adamw4": "`AdamW4bit`",
     "adamw_fp8": "`AdamWFp8`",
     "lion": "`Lion`, 8 bits",
     "momentum": "`SGD` with momentum, 8 bits",
 }
-LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096,), (4096,))  # of Llama 3 with 8 billion
+LAYER = (
+    (6144, 4096),
+    (4096, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (4096,),
+    (4096,),
+)  # of Llama 3 with 8 billion parameters
 LAYERS = 4
 
 
@@ -74,7 +81,7 @@ def drawn(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Para
 
 
 def give_gradients(params: Sequence[nn.Parameter], step: int, nasty: bool = False) -> None:
-    """Random ones; nasty ones are of all sizes, and some are not finite."""
+    """Set random gradients; `nasty` ones have all magnitudes, and some are not finite."""
     g = torch.Generator().manual_seed(step)
     for p in params:
         x = torch.randn(p.shape, generator=g) * 0.01
@@ -88,7 +95,7 @@ def give_gradients(params: Sequence[nn.Parameter], step: int, nasty: bool = Fals
 
 
 def assert_same(wanted: Tensor, got: Tensor, what: str) -> None:
-    """The bits are equal; NaN is NaN, whose sign and payload differ between processors, but of bfloat16."""
+    """Check that bits are equal; NaNs match, except that in bfloat16 their bits must be equal too."""
     if isinstance(wanted, hop.QuantizedTensor):
         assert isinstance(got, hop.QuantizedTensor)
         for name, buffer in wanted.buffers().items():
@@ -113,8 +120,9 @@ def compare(
     around: Callable[[], Any] = contextlib.nullcontext,
     count: int = 2,
 ) -> int:
-    """Steps of the CPU and of the kernel, each from the CPU's numbers, after one of the CPU's; how many kernels were
-    launched."""
+    """Compare steps of the kernel and the CPU, each starting from the CPU's values, after one CPU step. Returns the
+    number of launched kernels.
+    """
     params, launches = drawn(shapes, dtype), 0
     optimizer = OPTIMIZERS[kind](params)
     give_gradients(params, 0)
@@ -141,7 +149,7 @@ def compare(
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[Update]]:
-    """The kernels that are launched."""
+    """Record the launched kernels."""
     own, seen = steps.run, []
 
     def run(step: steps.Step, *rest: Any) -> None:
@@ -165,12 +173,12 @@ def checks(device: str = "cuda") -> Cases:
         )
 
 
-# ---- kernels that are built ahead
+# ---- prebuilt kernels
 
 
 @functools.cache
 def updates(target: str = "sm_90a") -> tuple[Update, ...]:
-    """All kernels that checks and timings launch: of all kinds of parameters at once, and of each alone."""
+    """All kernels that checks and timings launch: for all kinds of parameters at once, and for each alone."""
     found: dict[str, Update] = {}
     for kind in OPTIMIZERS:
         for dtype in (BF16, F32):
@@ -203,7 +211,7 @@ def kernels_of(kind: str, dtype: torch.dtype, target: str) -> list[Update]:
 
 
 def step_times() -> Cases:
-    """Microseconds of a step in bfloat16 of some layers, and of torch.optim.AdamW's fused one."""
+    """Microseconds of a bfloat16 step of some layers, and of torch.optim.AdamW's fused step."""
     for kind in TIMED:
         yield kind, lambda kind=kind: measured(kind)
 
@@ -233,17 +241,19 @@ def _buffers(state: Any) -> list[Tensor]:
 
 # ---- instructions, counted in the emulator
 
-_FREE = ("mov", "abs", "neg")  # operands of other instructions, of the machine's
-_LONG = {"div.rn.f32": 9, "sqrt.rn.f32": 8, "rcp.rn.f32": 7}  # machine instructions of one, about
-ISSUED = 132 * 4 * 1.755e9  # instructions of warps in a second, at 1.755 GHz
-COPIED = 4.3e12  # bytes a second that a large copy moves on an H200
-BUSY = 0.8  # of the slots for instructions, what a kernel fills that hides its latencies by other warps
-MOST = 0.9  # of a copy's bandwidth, for a kernel that reads more than it writes
+_FREE = ("mov", "abs", "neg")  # become operands of other machine instructions
+_LONG = {"div.rn.f32": 9, "sqrt.rn.f32": 8, "rcp.rn.f32": 7}  # approximate machine instructions of each
+ISSUED = 132 * 4 * 1.755e9  # warp instructions per second, at 1.755 GHz
+COPIED = 4.3e12  # bytes per second that a large copy moves on an H200
+BUSY = 0.8  # fraction of issue slots that a kernel fills if other warps hide its latencies
+MOST = 0.9  # fraction of a copy's bandwidth for a kernel that reads more than it writes
 
 
 def instructions(kind: str) -> float:
-    """Machine instructions of warps per 64 elements in bfloat16, about: those of the PTX that the emulator executes,
-    with divisions and roots as what they become."""
+    """Approximate machine instructions of warps per 64 bfloat16 elements, from the PTX that the emulator executes.
+
+    Divisions and roots count as the instructions that they expand to.
+    """
     one, both = (_executed(kind, UNIT * WARPS * n) for n in (2, 3))
     total = sum(_cost(name) * (count - one[name]) for name, count in both.items())
     return total / (UNIT * WARPS) * 64
@@ -254,7 +264,7 @@ def _cost(name: str) -> int:
 
 
 def _executed(kind: str, count: int) -> Counter[str]:
-    """Instructions of all warps in a step of a parameter."""
+    """The instructions of all warps in a step of one parameter."""
     from tests.support import emulated_steps
 
     params = drawn(((count,),), BF16)
@@ -277,7 +287,7 @@ def bytes_of(kind: str) -> float:
 
 
 def predicted(instructions: float, bytes: float) -> tuple[float, float]:
-    """Of a copy's bandwidth on an H200, between what is reached with BUSY and with all slots for instructions."""
+    """The predicted fractions of a copy's bandwidth on an H200, with BUSY and with all of the issue slots."""
     issue = ISSUED / (instructions / 64) * bytes / COPIED
     return min(MOST, BUSY * issue), min(MOST, issue)
 
@@ -288,9 +298,7 @@ def counted_step(kind: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        ["", "instructions for 64 elements", "bytes for an element", "predicted, of a copy's bandwidth", "ms of a step"]
-    ]
+    lines = [["", "instructions per 64 elements", "bytes per element", "share of a copy's bandwidth", "ms per step"]]
     for row in rows:
         count, size = row["instructions"], row["bytes"]
         shares = predicted(count, size)

@@ -1,7 +1,7 @@
-"""Groups of timings for benchmarks.isolated: ours against what PyTorch has, over the layers of Llama 3, on one GPU.
+"""Groups of timings for benchmarks.isolated: ours against PyTorch's products, over the layers of Llama 3, on one GPU.
 
-Times are those of the GPU, by graphs of many calls, replayed in turns; weights are read in turns out of more copies
-than the L2 cache holds, so that they come from memory. The host's time is measured by itself. A case gives a row:
+Times are GPU times of graphs of many calls, replayed in turns. Calls cycle through more copies of the weights than fit
+the L2 cache, so that weights come from memory. The host's time is measured separately. A case returns a row:
 
     {"group", "m", "n", "k", "bytes": read and written, "us": {name: microseconds}, "failed": {name: why}}
 """
@@ -26,11 +26,11 @@ from cutlass_kernels.variants import Variant
 
 SMALL = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # (N, K) of Llama 3 with 8 billion parameters
 BIG = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))  # with 70 billion
-ROWS = (4096, 16, 1, 64, 1024, 256, 32, 128, 8192)  # M, in the order of what is missed most if time runs out
+ROWS = (4096, 16, 1, 64, 1024, 256, 32, 128, 8192)  # M, the most important first in case time runs out
 SHAPES = [(m, n, k) for m in ROWS for n, k in (*SMALL, *BIG)]
-LITTLE = (16, 128, 128)  # a product that takes the GPU less than the host
-FEWEST = 17  # rows that torch._int_mm takes
-_MOST_RESERVED = 2**36  # bytes that graphs of earlier rows may keep
+LITTLE = (16, 128, 128)  # a product that takes less time on the GPU than on the host
+FEWEST = 17  # smallest number of rows that torch._int_mm supports
+_MOST_RESERVED = 2**36  # limit of bytes that graphs of earlier rows may keep
 FORMS = {
     "int8": g.BASIC[0],
     "int8 to bf16": g.BASIC[1],
@@ -38,8 +38,8 @@ FORMS = {
     "fp8 fast": g.BASIC[3],
     "fp8 blocks": g.BASIC[4],
 }
-BY_TILE = ("int8 to bf16", "fp8", "fp8 blocks")  # forms that are timed with every tile
-Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
+BY_TILE = ("int8 to bf16", "fp8", "fp8 blocks")  # forms to time with every tile
+Call = Callable[[Tensor, Tensor], Tensor]  # a function of both factors
 
 
 def names() -> list[str]:
@@ -66,7 +66,7 @@ def copied() -> float:
 
 
 def transposed() -> float:
-    """Bytes per second that our kernel reads and writes when it transposes a large matrix."""
+    """Bytes per second that our kernel reads and writes when transposing a large matrix."""
     x = torch.randint(-128, 128, (2**15, 2**15), dtype=torch.int8, device="cuda").mT
     if (reason := transposing.declines(x)) is not None:
         raise unittest.SkipTest(reason)
@@ -75,7 +75,7 @@ def transposed() -> float:
 
 
 def multiplied(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor], size: int = 8192) -> float:
-    """Operations per second of a large square product on random numbers."""
+    """Operations per second of a large square product of random values."""
     lhs, rhs = (torch.randint(-128, 128, (size, size), device="cuda").to(dtype) for _ in range(2))
     (us,) = tune.microseconds([lambda i: multiply(lhs, rhs.T)], least_ms=20.0)
     return 2 * size**3 / us * 1e6
@@ -85,7 +85,7 @@ def multiplied(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor],
 
 
 def row(group: str, shape: tuple[int, int, int], calls: Mapping[str, Call], lhs: Tensor, rhs: Tensor, out: int) -> Any:
-    """Times of several calls on the same factors; a peer that does not take them is left out, with its reason."""
+    """Times of several calls with the same factors; a peer that rejects them is listed with the reason."""
     (m, n, k), weights = shape, tune.in_turns(rhs)
     taken, failed = {}, {}
     for name, call in calls.items():
@@ -107,7 +107,7 @@ def row(group: str, shape: tuple[int, int, int], calls: Mapping[str, Call], lhs:
 
 
 def ours(p: Product) -> Call:
-    """The operator, by our own kernel."""
+    """The operator, if our own kernel computes it."""
     from cutlass_kernels import operators
 
     if (reason := hopper.declines(p)) is not None:
@@ -122,18 +122,18 @@ def _product(group: str, shape: tuple[int, int, int]) -> Product:
 
 
 def _padded(call: Call, m: int) -> Call:
-    """With as many rows as torch._int_mm takes."""
+    """The call with rows padded to the minimum of torch._int_mm."""
     if m >= FEWEST:
         return call
     return lambda lhs, rhs: call(torch.nn.functional.pad(lhs, (0, 0, 0, 32 - m)), rhs)[:m]
 
 
 def int8() -> Cases:
-    """To int32."""
+    """Products to int32."""
 
     def timed(shape: tuple[int, int, int]) -> Any:
         p = _product("int8", shape)
-        # bfloat16 reads weights of its own, of which one copy is enough where it is as large as the cache.
+        # bfloat16 needs its own weights; one copy is enough if it is as large as the cache.
         decoded = tune.in_turns(p.rhs.to(torch.bfloat16))
         turn, rows = iter(range(10**9)), p.lhs.to(torch.bfloat16)
         calls = {
@@ -148,7 +148,7 @@ def int8() -> Cases:
 
 
 def int8_to_bf16() -> Cases:
-    """With scales of rows and columns; torch._int_mm and its epilogue by Inductor."""
+    """Products with row and column scales, against torch._int_mm with an epilogue by Inductor."""
 
     def fused(lhs: Tensor, rhs: Tensor, lhs_scale: Tensor, rhs_scale: Tensor) -> Tensor:
         return (torch._int_mm(lhs, rhs).to(torch.float32) * lhs_scale * rhs_scale).to(torch.bfloat16)
@@ -172,7 +172,7 @@ def int8_to_bf16() -> Cases:
 
 
 def fp8() -> Cases:
-    """e4m3 to bf16 with scales of rows and columns, sums in float32 or in the matrix unit."""
+    """e4m3 to bf16 with row and column scales, with sums in float32 or in the matrix unit."""
 
     def timed(shape: tuple[int, int, int]) -> Any:
         p, fast = _product("fp8", shape), _product("fp8 fast", shape)
@@ -192,7 +192,9 @@ def fp8_blocks() -> Cases:
     def timed(shape: tuple[int, int, int]) -> Any:
         p = _product("fp8 blocks", shape)
         assert p.lhs_scale is not None and p.rhs_scale is not None
-        by_row, by_block = (s.mT.contiguous().mT for s in (p.lhs_scale, p.rhs_scale))  # rows innermost, as cuBLAS wants
+        by_row, by_block = (
+            s.mT.contiguous().mT for s in (p.lhs_scale, p.rhs_scale)
+        )  # rows innermost, as cuBLAS requires
 
         def theirs(lhs: Tensor, rhs: Tensor) -> Tensor:
             kind = torch.nn.functional.ScalingType
@@ -206,14 +208,14 @@ def fp8_blocks() -> Cases:
         yield str(shape), lambda shape=shape: timed(shape)
 
 
-# Experts, rows of all of them, (N, K) of a product of each: of DeepSeek-V2-Lite and of Mixtral 8x7B.
+# Number of experts, total rows, (N, K) of each product: DeepSeek-V2-Lite and Mixtral 8x7B.
 LAYERS = ((64, 2816, 2048), (64, 2048, 1408), (8, 28672, 4096))
 EXPERTS = tuple((count, m, n, k) for m in (16384, 2048) for count, n, k in LAYERS)
-GROUPED = {"fp8": "fp8", "int8": "int8 to bf16"}  # the forms of the products with one matrix
+GROUPED = {"fp8": "fp8", "int8": "int8 to bf16"}  # forms of the corresponding products with one matrix
 
 
 def experts(name: str, count: int, shape: tuple[int, int, int], device: str = "cuda") -> tuple[Product, Product]:
-    """A product of rows in groups of random sizes, and that of as many rows with one matrix."""
+    """A product of rows in groups of random sizes, and the product of all rows with one matrix."""
     dense = g.Case(FORMS[GROUPED[name]], None, shape).product(device)
     assert dense.rhs_scale is not None
     generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
@@ -224,7 +226,7 @@ def experts(name: str, count: int, shape: tuple[int, int, int], device: str = "c
 
 
 def groups() -> Cases:
-    """Experts' products, whose sizes lie on the device, beside the dense product of as many rows."""
+    """Products of experts, with group sizes on the device, against the dense product of the same number of rows."""
 
     def timed(name: str, count: int, shape: tuple[int, int, int]) -> Any:
         p, dense = experts(name, count, shape)
@@ -247,12 +249,12 @@ def groups() -> Cases:
 
 
 def nibbles() -> Cases:
-    """Weights of 4 bits beside bfloat16."""
+    """4-bit weights with bfloat16."""
     yield from gpu_nibbles.times()
 
 
 def by_tile() -> Cases:
-    """Every tile, for cutlass_kernels.tiles to be compared with: "ours" is the one that it chooses."""
+    """Every tile, to compare with the choice of cutlass_kernels.tiles, which is "ours"."""
 
     def timed(form: str, shape: tuple[int, int, int]) -> Any:
         p = _product(form, shape)
@@ -276,7 +278,7 @@ def by_tile() -> Cases:
 
 
 def host() -> Cases:
-    """Microseconds of the host for a call, many of them queued, on products that take the GPU less."""
+    """Host microseconds per call, with many queued, for products that take less time on the GPU."""
     p = g.Case(g.BASIC[1], None, LITTLE).product("cuda")
     plain = g.Case(g.BASIC[0], None, LITTLE).product("cuda")
     fp8 = g.Case(g.BASIC[3], None, LITTLE).product("cuda")
@@ -299,7 +301,7 @@ def skip(reason: str) -> None:
 
 
 def host_stubbed() -> Cases:
-    """The same without a GPU: tensors lie on the CPU, and nothing is launched."""
+    """Host microseconds without a GPU: tensors are on the CPU, and nothing is launched."""
     p = g.Case(g.BASIC[1], None, LITTLE).product("cpu")
     plain = g.Case(g.BASIC[0], None, LITTLE).product("cpu")
     hopper.compiled = lambda variant: lambda *args: None
@@ -318,7 +320,7 @@ def host_stubbed() -> Cases:
 
 
 def host_calls(plain: Product, scaled: Product) -> dict[str, Callable[[], Any]]:
-    """The operator, plain and with scales, and what it holds: the plan of a product."""
+    """The operator, plain and with scales, and the plan of a product that it contains."""
     from cutlass_kernels import operators  # noqa: F401 - which defines the operator
 
     mm = torch.ops.cutlass_kernels.mm.default
@@ -333,8 +335,7 @@ def host_calls(plain: Product, scaled: Product) -> dict[str, Callable[[], Any]]:
 
 
 def per_call(call: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 300, rounds: int = 25) -> Any:
-    """Microseconds, the median and the least of rounds of calls that are queued without waiting; fewer than a queue
-    holds."""
+    """Microseconds per call, the median and the minimum over rounds of queued calls, fewer than a queue holds."""
     times = []
     for _ in range(rounds):
         synchronize()

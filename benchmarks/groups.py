@@ -1,4 +1,4 @@
-"""Products of floats by weights in GGUF's formats, against reading their bytes, and against float32."""
+"""Products of floats with weights in GGUF's formats, against reading their bytes, and against float32."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +15,11 @@ from hop.kernels.cpu import product as native_product
 
 aten = torch.ops.aten
 QUANTIZERS: dict[str, hop.Quantizer] = {t.name: t.quantizer for t in TYPES.values()}
-_N, _K = 32768, 2048  # more bytes than the caches hold
+_N, _K = 32768, 2048  # larger than the caches
 
 
 def groups() -> Iterator[Row]:
-    """One row and 128 rows of float32; a weight's bytes are those of its codes and of what is stored beside them."""
+    """1 and 128 rows of float32; a weight's bytes include its scales and offsets."""
     if native.declines_here() is not None:
         return
     torch.manual_seed(0)

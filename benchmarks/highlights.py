@@ -1,4 +1,4 @@
-"""The ten rows that matter, and their picture, docs/performance.svg."""
+"""The tables of docs/performance.md, ten cases and the schemes side by side, and the picture docs/performance.svg."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -7,22 +7,74 @@ from typing import Any, NamedTuple
 from benchmarks.running import quotient, time_of
 from benchmarks.timing import Row
 from docs.diagrams import AMBER, BLUE, PAPER, SOFT, svg, text
+from docs.gallery_tables import bits_per_element
+from hop.numerics.schemes import named
 from tests.support import pages
 
-# What a row is called, and patterns of its group, case and peer, in each of which * stands for anything.
+# The name of each case, and the (group, case, peer) patterns of its row, where * matches anything.
 TEN = {
     "int8 linear layer, 1 row": ("int8 linear", "1x4096x4096,*", "bfloat16 linear"),
     "int8 linear layer, 128 rows": ("int8 linear", "128x4096x4096,*", "bfloat16 linear"),
     "int8 linear layer, 128 rows ": ("int8 linear", "128x4096x4096, affine*", "onednn.qlinear*"),
     "fp8 linear layer, 128 rows": ("decoded", "fp8 row x row, 128x*", "bfloat16 linear"),
-    "weight of int4 in groups, 1 row": ("decoded", "bfloat16 x int4 groups, 1x*", "aten int4pack mm"),
-    "int8 by int4 in groups, 128 rows": ("decoded", "8da4w, 128x*", "bfloat16 linear"),
-    "convolutions of ResNet-50, int8": ("int8 conv2d", "ResNet-50, batch 1, to uint8", "onednn.qconv2d"),
+    "int4 weight in groups, 1 row": ("decoded", "bfloat16 x int4 groups, 1x*", "aten int4pack mm"),
+    "int8 × int4 in groups, 128 rows": ("decoded", "8da4w, 128x*", "bfloat16 linear"),
+    "ResNet-50's convolutions, int8": ("int8 conv2d", "ResNet-50, batch 1, to uint8", "onednn.qconv2d"),
     "MiniLM, int8 layers": ("MiniLM", "*, eager", "bfloat16, eager"),
     "training a layer in int8": ("training", "int8, backward in int8, 1024x1024x4096", "bfloat16"),
-    "AdamW, states of 8 bits": ("optimizers", "AdamW, 8 bits*, bfloat16", "torch, fused"),
+    "AdamW, 8-bit states": ("optimizers", "AdamW, 8 bits*, bfloat16", "torch, fused"),
 }
-WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # of the picture, the bars' left, a row, and what stands above the rows
+BFLOAT16 = ("amx", "avx512_bf16")  # levels whose peer is PyTorch in bfloat16
+WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # pixels: picture, left margin, row, header
+
+
+class Measured(NamedTuple):
+    """What is known of a scheme beside the results on disk.
+
+    cosine: mean cosine to float32's embeddings, all-MiniLM-L6-v2, 32 sentences, by `hop report --sweep`.
+    products: (group, case) patterns of its product with 1 and with 128 rows, 4096x4096, against bfloat16.
+    avx2: time / float32's of a quantized layer 2048x2048 with 1 and 128 rows; one thread of a Zen 3, minima of
+        processor time, one-row weights from memory.
+    """
+
+    cosine: float
+    products: tuple[str, str]
+    avx2: tuple[float, float]
+
+
+SCHEMES = {
+    "int8": Measured(0.997, ("int8 linear", "{}x4096x4096, affine*"), (0.49, 0.65)),
+    "int8_weight": Measured(0.999, ("decoded", "bfloat16 x int8, {}x4096x4096*"), (0.40, 0.90)),
+    "8da4w": Measured(0.947, ("decoded", "8da4w, {}x4096x4096*"), (0.35, 0.53)),
+    "int4": Measured(0.948, ("decoded", "bfloat16 x int4 groups, {}x4096x4096*"), (0.46, 1.04)),
+    "fp8": Measured(0.998, ("decoded", "fp8 row x row, {}x4096x4096*"), (0.59, 0.90)),
+    "mxfp8": Measured(0.997, ("decoded", "MXFP8, {}x4096x4096*"), (0.79, 0.95)),
+    "nvfp4": Measured(0.961, ("decoded", "NVFP4, {}x4096x4096*"), (0.78, 0.96)),
+}
+
+
+def schemes(results: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each scheme: bits of a weight, accuracy, and time / the peer's at each level."""
+    results = [held for held in results if held["level"] in BFLOAT16]
+    levels = [f"`{held['level']}`: 1 row, 128 rows" for held in results]
+    lines = [["scheme", "bits per weight", "cosine", *levels, "`avx2`: 1 row, 128 rows"]]
+    for name, measured in SCHEMES.items():
+        weight = named(name).rhs
+        assert weight is not None, name
+        group, case = measured.products
+        cells = []
+        for held in results:
+            rows = [_one(held, (group, case.format(m), "bfloat16 linear")) for m in (1, 128)]
+            cells.append(", ".join(quotient(row.times) for row in rows))
+        bits = f"{bits_per_element(weight):.3g}"
+        avx2 = ", ".join(map(quotient, measured.avx2))
+        lines.append([f'`"{name}"`', bits, f"{measured.cosine:.3f}", *cells, avx2])
+    return pages.table(lines)
+
+
+def _one(results: Mapping[str, Any], patterns: Sequence[str]) -> Row:
+    (row,) = (Row(**r) for r in results["rows"] if _fits(r, patterns))
+    return row
 
 
 class Shown(NamedTuple):
@@ -31,12 +83,12 @@ class Shown(NamedTuple):
 
 
 def ten(results: Mapping[str, Any]) -> list[Shown]:
-    """Those of the ten that the results have. Raises ValueError where more than one row fits."""
+    """The rows of TEN that the results have. Raises ValueError if a pattern matches more than one row."""
     found = []
     for name, patterns in TEN.items():
         rows = [Row(**r) for r in results["rows"] if _fits(r, patterns)]
         if len(rows) > 1:
-            raise ValueError(f"{len(rows)} rows of the results fit {patterns}, which must name one")
+            raise ValueError(f"{patterns} must match one row of the results, and matches {len(rows)}")
         found += [Shown(name.strip(), row) for row in rows]
     return found
 
@@ -46,31 +98,30 @@ def _fits(row: Mapping[str, Any], patterns: Sequence[str]) -> bool:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each row, with a column for each level: our time by the peer's, and the times."""
+    """One line for each case, one column for each level: our time / the peer's."""
     cells = {(s.name, s.row.peer): [""] * len(results) for held in results for s in ten(held)}
     for column, held in enumerate(results):
         for shown in ten(held):
             row = shown.row
-            said = f"**{quotient(row.times)}** ({time_of(row.ours_ms)} / {time_of(row.peer_ms)})"
-            cells[shown.name, row.peer][column] = said
-    header = ["ours", "peer", *(f"ours / peer, level `{held['level']}`" for held in results)]
+            cells[shown.name, row.peer][column] = f"**{quotient(row.times)}** ({time_of(row.ours_ms)})"
+    header = ["ours", "peer", *(f"`{held['level']}` (our time)" for held in results)]
     return pages.table([header, *([*names, *found] for names, found in cells.items())])
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> str:
-    """The picture: a group of bars for each level, as long as our time by the peer's; a line where both are equal."""
+    """The picture: a bar of length ours / peer for each case, grouped by level, and a line at 1."""
     shown = [(f"CPU level {held['level']}", ten(held)) for held in results]
     longest = max((row.times for _, rows in shown for _, row in rows), default=1.0)
-    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of the ratio 1
+    one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of ratio 1
     parts, top = [], 0
     for title, rows in shown:
         parts += _group(title, rows, top, one)
         top += HEAD + LINE * len(rows) + 14
-    return svg(WIDTH, max(top, HEAD), "Our time by the peer's, of ten rows: shorter is faster", parts)
+    return svg(WIDTH, max(top, HEAD), "Our time / the peer's, ten cases: shorter is faster", parts)
 
 
 def _group(title: str, rows: Sequence[Shown], top: int, one: float) -> list[str]:
-    """A level's bars, from `top` down."""
+    """The bars of one level, from `top` down."""
     equal = round(LEFT + one)
     parts = [
         text(LEFT, top + 24, title, size=16, weight=600, anchor="start"),
@@ -84,12 +135,12 @@ def _group(title: str, rows: Sequence[Shown], top: int, one: float) -> list[str]
 
 
 def _bar(name: str, row: Row, top: int, one: float) -> list[str]:
-    """Its name, the bar below, a piece of the line where both are equal, and the number, which covers the line."""
+    """One case: its name, its bar, a tick at 1, and the ratio."""
     edge, fill = BLUE if row.times < 1 else AMBER
     long, equal = round(one * row.times), round(LEFT + one)
     number = text(LEFT + long + 6, top + 29, quotient(row.times), size=13, weight=600, anchor="start")
     return [
-        text(LEFT, top + 11, f"{name}, against {row.peer}", size=13, anchor="start"),
+        text(LEFT, top + 11, f"{name}, vs {row.peer}", size=13, anchor="start"),
         f'<rect x="{LEFT}" y="{top + 17}" width="{long}" height="14" fill="{fill}" stroke="{edge}"/>',
         f'<path d="M{equal} {top + 14}v20" stroke="{SOFT}" stroke-width="1.5"/>',
         number.replace("<text ", f'<text paint-order="stroke" stroke="{PAPER}" stroke-width="5" ', 1),

@@ -1,11 +1,11 @@
-"""Cases in a process of their own, which may fail, die or hang without harm to the rest.
+"""Run cases in a separate process, which may fail, crash or hang without affecting the others.
 
 python -m benchmarks.isolated GROUP DESCRIPTOR SKIP SECONDS
 
-A group is "module:function" or "module:function:argument:...": a function that gives names and calls. A call that
-raises unittest.SkipTest says why it cannot run here. The child says
-over a pipe what it begins and what came of it. An error of a GPU poisons its process, and a kernel that never ends
-cannot be stopped in it, so the parent ends such a child, and starts another one with the case after it.
+A group is "module:function" or "module:function:argument:...": a function that yields names and calls. A call raises
+unittest.SkipTest, with the reason, if it cannot run here. The child process reports the start and the outcome of each
+case through a pipe. A GPU error makes its process unusable, and a kernel that never ends cannot be stopped from within,
+so the parent kills such a child and starts another one at the next case.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ from typing import IO, Any
 
 Cases = Iterable[tuple[str, Callable[[], Any]]]
 ROOT = Path(__file__).parents[1]
-# What a case may raise; all else ends the process, which the parent then reports.
+# Exceptions that a case may raise; others end the process, which the parent reports.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError)
 _ERRORS = (*_ERRORS, ValueError)
-_POISONED = 3  # the exit status of a child whose GPU answers with errors
+_POISONED = 3  # exit status of a child whose GPU returns errors
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: "passed" with a value, "failed", "hung" or "died" with an error, or "skipped"."""
+    """The outcome of a case: "passed" with a value, "failed", "hung" or "died" with an error, or "skipped"."""
 
     group: str
     case: str
@@ -55,12 +55,12 @@ class Outcome:
 
 
 def run(group: str, deadline: float, *, patience: float = 60.0, restarts: int = 4) -> Iterator[Outcome]:
-    """The outcomes of a group's cases as they come.
+    """Yield the outcomes of a group's cases as they finish.
 
     Args:
-        deadline: time.monotonic() after which no case is begun; skipped ones have one outcome together.
-        patience: seconds that a case may take, and the start of a process.
-        restarts: of the process, after a case that ended it; then the rest of the group is given up.
+        deadline: time.monotonic() after which no case is started; skipped cases have a single outcome.
+        patience: seconds allowed for a case, and for the start of a process.
+        restarts: of the process, after cases that ended it; then the rest of the group is abandoned.
     """
     done, is_over = 0, False
     for _ in range(restarts + 1):
@@ -71,7 +71,7 @@ def run(group: str, deadline: float, *, patience: float = 60.0, restarts: int = 
 
 
 def together(groups: Sequence[str], deadline: float, *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
-    """The outcomes of several groups, `workers` of them at a time, the first ones first."""
+    """Yield the outcomes of several groups, with `workers` processes, in order of the groups."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     seen: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
     for group in groups:
@@ -99,11 +99,11 @@ def together(groups: Sequence[str], deadline: float, *, workers: int = 1, **opti
 
 
 _START, _BETWEEN = "(start)", "(between cases)"
-_GRACE = 15.0  # seconds after the deadline that a case may still take
+_GRACE = 15.0  # seconds that a case may take after the deadline
 
 
 def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generator[Outcome, None, tuple[int, bool]]:
-    """Outcomes of one child; gives how many cases are behind it, and whether there is nothing left to do."""
+    """Yield the outcomes of one child; returns the number of finished cases, and whether the group is done."""
     reader, writer = os.pipe()
     seconds = deadline - time.monotonic()
     command = [sys.executable, "-m", "benchmarks.isolated", group, str(writer), str(skip), str(seconds)]
@@ -141,7 +141,7 @@ def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generat
 
 
 def _messages(pipe: IO[bytes], deadline: float, patience: float) -> Iterator[dict[str, Any] | None]:
-    """What a child says; None once it said nothing for `patience` seconds, or less near the end of all time."""
+    """Yield a child's messages; None after `patience` seconds of silence, or less near the deadline."""
     rest = b""
     while True:
         left = max(1.0, deadline + _GRACE - time.monotonic())
@@ -161,7 +161,7 @@ def _end_of(log: IO[bytes], size: int = 600) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child and what it started. One that waits for a GPU may not end at once; it is not waited for."""
+    """Kill a child and its children, without waiting for one that is blocked on a GPU."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -207,14 +207,14 @@ def cases_of(group: str) -> Cases:
 
 
 def _shown(error: BaseException) -> str:
-    """The error, and the line of ours that it came from."""
+    """The error, and our source line that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {str(error)[:800]}{at}"
 
 
 def _is_poisoned() -> bool:
-    """Whether the GPU of this process answers with errors from now on."""
+    """Whether this process's GPU returns errors from now on."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False

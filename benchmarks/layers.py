@@ -1,8 +1,8 @@
-"""A linear layer of a model, its weight quantized before the clock, against torchao's at their best public setting:
-compiled with freezing and max-autotune, as its pages advise for CPUs.
+"""A linear layer with a prequantized weight, against torchao's layer at its best public setting.
 
-Both take bfloat16 and give bfloat16; what quantizes the input is in the clock. Ours runs eager, as hop.quantize_ leaves
-it. Freezing may fold what dequantizes a weight: the compiled program then holds it in bfloat16 again, four times the
+torchao's is compiled with freezing and max-autotune, as its documentation recommends for CPUs. Both have bfloat16
+inputs and outputs, and the time includes quantizing the input. Ours runs in eager mode, as after hop.quantize_.
+Freezing may fold the dequantization of a weight: the compiled program then stores it in bfloat16, with four times the
 bytes of int4.
 """
 
@@ -22,7 +22,7 @@ _FEATURES = 4096
 
 
 def _cases() -> dict[str, tuple[str, Callable[[], Any]]]:
-    """Of each case: our scheme, and torchao's configuration."""
+    """Our scheme and torchao's configuration for each case."""
     from torchao.quantization import (
         Int8DynamicActivationInt8WeightConfig,
         Int8DynamicActivationIntxWeightConfig,
@@ -47,7 +47,7 @@ def _cases() -> dict[str, tuple[str, Callable[[], Any]]]:
 
 
 def layers() -> Iterator[Row]:
-    """A layer of 4096 by 4096, of one row and of 128, against torchao's and against bfloat16."""
+    """A layer of 4096 by 4096 with 1 and 128 rows, against torchao's and against bfloat16."""
     if find_spec("torchao") is None:
         print("no layers without torchao: pip install --editable '.[dev]'")
         return
@@ -60,7 +60,7 @@ def layers() -> Iterator[Row]:
             x = torch.randn(m, _FEATURES, dtype=torch.bfloat16)
             title = f"{case}, {m}x{_FEATURES}x{_FEATURES}"
             with torch.no_grad(), _frozen():
-                theirs(x)  # compiled for these rows, before the clock
+                theirs(x)  # compile for this number of rows before timing
                 own, torchao, plain = interleaved([lambda: ours(x), lambda: theirs(x), lambda: layer(x)])  # noqa: B023
             yield Row("layer", title, own, "torchao, compiled", torchao, "<= 1")
             yield Row("layer", title, own, "bfloat16 linear", plain)

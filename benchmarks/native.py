@@ -1,4 +1,4 @@
-"""The native kernels against what PyTorch offers at its best: prepacked weights, both sides' before the clock."""
+"""The native kernels against PyTorch's best kernels, with weights of both prepacked before timing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,20 +20,23 @@ _NONE = (None, None)
 
 
 def at_most(tiles: float | None, others: float | None) -> str:
-    """The target with matrix tiles, or of the other levels; none without a number."""
+    """The target for CPUs with matrix tiles or for others; none without a number."""
     most = tiles if native.library().path == "amx" else others
     return f"<= {most}" if most else ""
 
 
 def peak_tops() -> float:
-    """Tera-operations a second of the matrix unit on int8, now; 0 if there is none."""
+    """The current tera-operations per second of the matrix unit on int8; 0 if there is none."""
     functions = native.library().functions
     return 0.0 if functions is None else native_product.peak()
 
 
 def limits() -> dict[str, float]:
-    """The most of several measurements of both limits of a roofline, 0 without the native kernels: the matrix unit on
-    int8, and reading the bytes of a 4096x4096 weight of int8 again and again, as the products here do."""
+    """The maxima of several measurements of both limits of a roofline; 0 without the native kernels.
+
+    They are the matrix unit's int8 rate, and the bandwidth of repeatedly reading a 4096x4096 int8 weight, as the
+    products here do.
+    """
     if native.library().functions is None:
         return {"peak_tops": 0.0, "bandwidth_gbs": 0.0}
     weight, times = torch.ones(4096, 4096, dtype=torch.int8), range(25)
@@ -55,8 +58,8 @@ def moved(result: int, *factors: Tensor) -> int:
     return result + sum(factor.nbytes for factor in factors)
 
 
-# (m, k, n): what int8 takes at most with matrix tiles, in times of the better of oneDNN's linear of uint8 and bfloat16;
-# without them no more than the former.
+# (m, k, n): the target with matrix tiles, relative to the better of oneDNN's uint8 and bfloat16 linear; without tiles,
+# at most the time of the former.
 _INT8 = {
     (1, 4096, 4096): 0.7,
     (16, 4096, 4096): 0.85,
@@ -68,7 +71,7 @@ _INT8 = {
 
 
 def int8() -> Iterator[Row]:
-    """Row x channel scales, a zero point for each row, bias; bfloat16 out."""
+    """Row x channel scales, a zero point per row, bias; bfloat16 out."""
     for (m, k, n), most in _INT8.items():
         w, bias = torch.randn(n, k), torch.randn(n)
         x = hop.quantize(hop.presets.INT8_ROW_AFFINE, torch.randn(m, k))
@@ -111,8 +114,10 @@ def int8() -> Iterator[Row]:
 
 
 def int8_signed() -> Iterator[Row]:
-    """Row x channel scales without zero points, bias; bfloat16 out; against oneDNN's linear of int8, or, without matrix
-    tiles, where it has no fast kernel for these, of uint8."""
+    """Row x channel scales without zero points, bias; bfloat16 out.
+
+    The peer is oneDNN's int8 linear or, without matrix tiles, where it has no fast int8 kernel, its uint8 linear.
+    """
     kind, zero = (torch.int8, 0) if native.library().best == "amx" else (torch.uint8, 128)
     for m, k, n in _INT8:
         w, bias = torch.randn(n, k), torch.randn(n)
@@ -135,7 +140,7 @@ def int8_signed() -> Iterator[Row]:
 
 
 def int8_sums() -> Iterator[Row]:
-    """int8 -> int32 against torch._int_mm, B packed in the clock and before it."""
+    """int8 -> int32 against torch._int_mm, with B packed during and before timing."""
     for (m, k, n), plain, packed in [
         ((1, 4096, 4096), 0.4, 0.3),
         ((16, 4096, 4096), None, None),
@@ -166,8 +171,8 @@ def int8_sums() -> Iterator[Row]:
             yield from counted(rows, (m, k, n), both, [both])
 
 
-# Formats of both factors, or the dtype of a plain left one, and for each m what they take at most of that dtype with
-# the weight decoded beforehand: with matrix tiles, and without.
+# Formats of both factors, or the dtype of a plain left one, and for each m the target relative to that dtype with a
+# decoded weight: with matrix tiles, and without.
 _FLOATS: list[tuple[str, Any, str, dict[int, tuple[float | None, float | None]]]] = [
     ("fp8 row x row", "FP8_ROW", "FP8_ROW", {1: (0.5, 0.37), 128: (0.5, 1.05), 1024: (0.8, 1.02)}),
     ("fp8 1x128 x 128x128", "FP8_1X128", "FP8_128X128", {128: _NONE, 1024: _NONE}),
@@ -184,11 +189,15 @@ _FLOATS: list[tuple[str, Any, str, dict[int, tuple[float | None, float | None]]]
 
 
 def floats() -> Iterator[Row]:
-    """4096x4096 weights of other formats, packed, against bfloat16, or float32; and against fp8 by rows."""
+    """Packed 4096x4096 weights of other formats, against bfloat16 or float32, and against fp8 by rows."""
     k = n = 4096
     w = torch.randn(n, k)
     presets = hop.presets.PRESETS
-    most = {"fp8 1x128 x 128x128": 1.25, "MXFP8": 1.15, "NVFP4": 1.25}  # of fp8 by rows, with matrix tiles
+    most = {
+        "fp8 1x128 x 128x128": 1.25,
+        "MXFP8": 1.15,
+        "NVFP4": 1.25,
+    }  # targets relative to fp8 by rows, with matrix tiles
     for case, of_x, of_w, targets in _FLOATS:
         packed = hop.pack(hop.quantize(presets[of_w], w))
         rowwise = hop.pack(hop.quantize(presets["FP8_ROW"], w))
@@ -218,7 +227,7 @@ def floats() -> Iterator[Row]:
             if case in ("bfloat16 x int4 groups", "8da4w"):
                 target = at_most(0.75 if case != "8da4w" else 0.9, 0.9) if m == 1 else ""
                 peers.append(("aten int4pack mm", _int4_peer(w, x), target))
-                of_peers.append(mine)  # bytes of two bfloat16 for each group, ours of one float32
+                of_peers.append(mine)  # two bfloat16 per group take as many bytes as our float32
             rows = compare("decoded", f"{case}, {m}x{k}x{n}, packed", ours, peers)
             yield from counted(rows, (m, k, n), mine, of_peers)
 

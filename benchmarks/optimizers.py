@@ -1,8 +1,8 @@
 """A step of optimizers with quantized states, against PyTorch's AdamW, torchao's and bitsandbytes'.
 
-10 million parameters in 13 tensors; all optimizers have parameters and gradients of the same numbers, and have made
-their states, and compiled what they compile, before the clock. First steps are those of new processes, which have
-imported their library and loaded nothing else; where something is compiled, with an empty cache.
+10 million parameters in 13 tensors. All optimizers have the same parameters and gradients, and have initialized their
+states and compiled before timing. First steps are those of new processes that have only imported their library; if
+something is compiled, with an empty cache.
 """
 
 import json
@@ -38,7 +38,7 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 
 
 def _peers() -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    """By case: those that hold their states in the same format."""
+    """The peers' optimizers with the same state format, by case."""
     found: dict[str, tuple[str, Callable[[Any], Any]]] = {}
     if find_spec("torchao") is not None:
         import torchao.optim  # type: ignore[import-not-found]
@@ -93,7 +93,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _first_steps() -> Iterator[Row]:
-    """First steps in new processes, less the second one."""
+    """First steps in new processes, against their second steps."""
     for case in _OURS:
         for compiled, target in ((False, "<= 0.5 s"), (True, "<= 10 s")):
             first, second = _in_new_process(case, compiled)

@@ -1,14 +1,15 @@
-"""GPTQ's objective, |(W - Ŵ) X|² / |W X|², against gptqmodel's: the same layers, inputs, scales and settings.
+"""Compare GPTQ's objective, |(W - Ŵ) X|² / |W X|², with gptqmodel's: same layers, inputs, scales and settings.
 
     python -m benchmarks.peer_gptq                prints, and writes benchmarks/results/peer_gptq.json
 
-Layers of all-MiniLM-L6-v2 with the inputs that the float model gives them for the 64 sentences of draw 0 of
-benchmarks.algorithms; int4 in groups of 128, symmetric, damping 0.01, columns as they lie and by the size of their
-inputs with static groups. gptqmodel finds the scales; ours rounds to the same ones, so that what differs is the choice
-of codes. "Ours, own scales" is what hop.algorithms.gptq does with presets.INT4_128.
+The layers are those of all-MiniLM-L6-v2, with the float model's inputs for the 64 sentences of draw 0 of
+benchmarks.algorithms; int4 in groups of 128, symmetric, damping 0.01, columns in their own order and by input magnitude
+with static groups. gptqmodel computes the scales and ours uses the same ones, so that only the choice of codes differs.
+"Ours, own scales" is hop.algorithms.gptq with presets.INT4_128.
 
-gptqmodel is not among the extras: it needs newer packages than the pinned ones. Install it in an environment of its
-own, with --no-deps, and what its GPTQ imports: logbar, device-smi, tokenicer, defuser, threadpoolctl, pypcre.
+gptqmodel is not among the extras, because it needs newer packages than the pinned ones. Install it in a separate
+environment with --no-deps, and the packages that its GPTQ imports: logbar, device-smi, tokenicer, defuser,
+threadpoolctl, pypcre.
 """
 
 import copy
@@ -45,7 +46,7 @@ def peer() -> Any:
 
 
 def inputs(data: Data) -> dict[str, Tensor]:
-    """What each layer is given for the sentences that are looked at, as rows."""
+    """The inputs of each layer for the calibration sentences, as rows."""
     seen: dict[str, list[Tensor]] = {name: [] for name in LAYERS}
     modules: Any = dict(data.model.named_modules())
     handles = [
@@ -61,13 +62,13 @@ def inputs(data: Data) -> dict[str, Tensor]:
 
 
 def theirs(layer: nn.Linear, x: Tensor, order: bool) -> tuple[Tensor, Tensor]:
-    """The weight by gptqmodel, and the scales that it found, one for each element."""
+    """gptqmodel's weight, and its scales, one per element."""
     algorithm, config = peer()
     module = copy.deepcopy(layer)
     quantizer = algorithm(module, config(bits=4, group_size=GROUP, desc_act=order, sym=True, act_group_aware=False))
     quantizer.quantizer.configure(perchannel=True)
     quantizer.add_batch(x.unsqueeze(0), module(x).unsqueeze(0))
-    # Static groups in both orders: scales are those of the float weight.
+    # Static groups in both orders, so that scales are those of the float weight.
     scale, *_ = quantizer.hf_quantize(
         percdamp=DAMPING, group_size=GROUP, actorder=order, static_groups=True, act_group_aware=False
     )

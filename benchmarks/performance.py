@@ -1,4 +1,4 @@
-"""What docs/performance.md shows of the results on disk."""
+"""Write docs/performance.md and docs/performance_tables.md from the results on disk."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,31 @@ from hop.kernels.cpu.native import LEVELS
 from tests.support import pages
 
 PAGE = ROOT / "docs" / "performance.md"
+TABLES = ROOT / "docs" / "performance_tables.md"
 PICTURE = ROOT / "docs" / "performance.svg"
 COMMAND = "python -m benchmarks"
 
 
 def results() -> list[dict[str, Any]]:
-    """Those on disk, the highest level first."""
+    """The results on disk, highest level first."""
     return [json.loads(file_of(level).read_text()) for level in reversed(LEVELS) if file_of(level).exists()]
 
 
 def page(text: str) -> str:
-    """The page with the results that are on disk."""
+    """The page, with its tables filled from the results on disk."""
     found = results()
-    text = pages.filled(text, f"{COMMAND}: ten rows", highlights.table(found))
+    text = pages.filled(text, f"{COMMAND}: schemes", highlights.schemes(found))
+    return pages.filled(text, f"{COMMAND}: ten rows", highlights.table(found))
+
+
+def appendix(text: str) -> str:
+    """The page of all rows, filled from the results on disk."""
     text = pages.filled(text, f"{COMMAND}: reasons", reasons())
-    return pages.filled(text, COMMAND, "\n".join(level(held) for held in found))
+    return pages.filled(text, COMMAND, "\n".join(level(held) for held in results()))
 
 
 def reasons() -> str:
-    """The lists of why rows miss their targets, one for each group of levels."""
+    """Why rows miss their targets: one list for each group of levels."""
     found: dict[tuple[str, ...], list[str]] = {}
     for letter, why in REASONS.items():
         found.setdefault(why.levels, []).append(f"* **{letter}** {why.why}\n")
@@ -40,39 +46,41 @@ def reasons() -> str:
 
 
 def level(held: Mapping[str, Any]) -> str:
-    """All rows of one level, a table that folds for each group."""
+    """All rows of one level: a folded table for each group."""
     rows = [Row(**r) for r in held["rows"]]
     forced = held["machine"] != held["level"]
-    where = f", forced on a machine of level `{held['machine']}`" if forced else ""
+    where = f", forced on a machine with level `{held['machine']}`" if forced else ""
     measured = f"{held['threads']} threads, torch {held['torch']}{where}"
     groups = dict.fromkeys(row.group for row in rows)
     tables = [folded(held["level"], group, [row for row in rows if row.group == group]) for group in groups]
-    return f"### CPU level `{held['level']}`\n\n{measured[0].upper() + measured[1:]}.\n\n{''.join(tables)}"
+    return f"## CPU level `{held['level']}`\n\n{measured[0].upper() + measured[1:]}.\n\n{''.join(tables)}"
 
 
 def folded(of_level: str, group: str, rows: Sequence[Row]) -> str:
-    """The rows of a group, below a line that opens them."""
+    """The rows of a group, folded below a summary."""
     targets = [row.met for row in rows if row.met is not None]
     count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
-    said = f"{count}, {sum(targets)} of {len(targets)} targets met" if targets else count
-    return f"<details><summary>{group}: {said}</summary>\n\n{table(of_level, rows)}\n</details>\n\n"
+    summary = f"{count}, {sum(targets)} of {len(targets)} targets met" if targets else count
+    return f"<details><summary>{group}: {summary}</summary>\n\n{table(of_level, rows)}\n</details>\n\n"
 
 
 def table(of_level: str, rows: Sequence[Row]) -> str:
-    header = ["case", "ours", "peer", "its time", "ours / peer", "target"]
+    header = ["case", "ours", "peer", "peer's time", "ours / peer", "target"]
     cells = [[r.case, time_of(r.ours_ms), r.peer, time_of(r.peer_ms), ratio(r), verdict(of_level, r)] for r in rows]
     return pages.table([header, *cells])
 
 
 def verdict(of_level: str, row: Row) -> str:
-    """The target, and whether it is met, or the letter of the reason why it is not."""
+    """The target, and whether it is met; if not, the letter of the reason."""
     if row.met is None:
         return ""
-    return f"{row.target} " + ("met" if row.met else f"missed: {reason(of_level, row) or 'not found out'}")
+    letter = reason(of_level, row)
+    return f"{row.target} " + ("met" if row.met else f"missed: {letter}" if letter else "missed")
 
 
 def write() -> None:
-    """The page and the picture of the results on disk."""
+    """Write both pages and the picture of the results on disk."""
     PAGE.write_text(page(PAGE.read_text()))
+    TABLES.write_text(appendix(TABLES.read_text()))
     PICTURE.write_text(highlights.draw(results()))
-    print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
+    print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)} and {TABLES.name}")

@@ -1,9 +1,9 @@
-"""Compile NVIDIA's registry's kernels for each Blackwell, and write benchmarks/results/registry.json.
+"""Compile the kernels of NVIDIA's registry for each Blackwell GPU, and write benchmarks/results/registry.json.
 
 python -m benchmarks.registry [--target 100a ...]
 
-It needs the CuTe DSL and the registry, and no GPU; nothing runs. What other targets gave before stays, if the versions
-of the packages are the same.
+Needs the CuTe DSL and the registry, but no GPU; nothing is executed. Earlier results of other targets are kept if the
+package versions are the same.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def cases() -> Iterator[tuple[str, registry.Case]]:
-    """A case for each kernel that products ask for, but its tile; by words."""
+    """A named case for each kernel that products use, apart from its tile."""
     for dtype in (torch.int8, torch.uint8):
         yield f"{short(dtype)} to s32", registry.Case(dtype, dtype, torch.int32)
     yield "s8 to s32, a batch", registry.Case(torch.int8, torch.int8, torch.int32, batched=True)
@@ -53,7 +53,7 @@ def cases() -> Iterator[tuple[str, registry.Case]]:
 
 
 def compiled(target: str, case: registry.Case) -> dict[str, Any]:
-    """Whether a case compiles for a target, in how many seconds, or why not."""
+    """Whether a case compiles for a target, with the seconds, or the error."""
     begin = time.perf_counter()
     try:
         registry.compile_for(target, registry.tiled(case, SIZE, SIZE, MULTIPROCESSORS), MULTIPROCESSORS)

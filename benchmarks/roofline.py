@@ -3,8 +3,9 @@
 python -m benchmarks.roofline
 
 The model is that of Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
-multicore architectures": with i operations for each byte moved, a product does at most min(peak, i * bandwidth)
-operations a second."""
+multicore architectures": with i operations per byte moved, a product reaches at most min(peak, i * bandwidth)
+operations per second.
+"""
 
 import io
 import json
@@ -18,21 +19,21 @@ from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DRAWN = "amx"  # the level of CPU that has a peak: that of its matrix unit
+DRAWN = "amx"  # the CPU level with a known peak, that of its matrix unit
 PICTURE = ROOT / "docs" / "roofline.svg"
-COLORS = {"int8 linear": WHOLE, "decoded": GROUPED}  # of the groups of rows that are drawn
-MARKERS = "osD^v"  # of the peers
-COLUMNS = 3  # of names below the picture
-LABEL, POINT = (11.0, 9.0), 7.0  # sizes on paper of a number and of a point, in points of 1/72 inch
+COLORS = {"int8 linear": WHOLE, "decoded": GROUPED}  # colours of the groups that are drawn
+MARKERS = "osD^v"  # markers of the peers
+COLUMNS = 3  # columns of names below the picture
+LABEL, POINT = (11.0, 9.0), 7.0  # printed sizes of a number and of a point, in points of 1/72 inch
 
 
 def file_of(level: str) -> Path:
-    """The results of a level of CPU."""
+    """The results file of a CPU level."""
     return RESULTS / f"cpu_{level}.json"
 
 
 class Point(NamedTuple):
-    """A product: its name, its operations for each byte moved, and its tera-operations a second."""
+    """A product: its name, operations per byte moved, and tera-operations per second."""
 
     name: str
     intensity: float
@@ -48,7 +49,7 @@ def ours(rows: Iterable[Row], group: str) -> list[Point]:
 
 
 def peers(rows: Iterable[Row]) -> list[Point]:
-    """Each peer's, without those that are ours in another format."""
+    """The peers' products, without our own in another format."""
     return _fastest(
         Point(row.peer, row.operations / row.peer_bytes, row.operations / row.peer_ms / 1e9)
         for row in rows
@@ -57,7 +58,7 @@ def peers(rows: Iterable[Row]) -> list[Point]:
 
 
 def _fastest(points: Iterable[Point]) -> list[Point]:
-    """One point for each name and intensity, as a product is timed against each peer anew."""
+    """One point per name and intensity, because a product is timed again with each peer."""
     found: dict[tuple[str, float], Point] = {}
     for point in points:
         key = point.name, point.intensity
@@ -69,7 +70,7 @@ def _fastest(points: Iterable[Point]) -> list[Point]:
 
 
 def draw(results: Mapping[str, Any]) -> bytes:
-    """The picture of the results, an SVG file that is the same each time."""
+    """The picture of the results, as a deterministic SVG file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -93,7 +94,7 @@ def draw(results: Mapping[str, Any]) -> bytes:
 
 
 def limits(axes: Any, peak: float, bandwidth: float) -> None:
-    """The lines that no product crosses, in tera-operations and terabytes a second."""
+    """Draw the two limits, in tera-operations and terabytes per second."""
     left, right = 0.5, 4000.0
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bandwidth / 4, 2 * peak))
     axes.set_xlabel("operations for each byte of factors and result")
@@ -101,7 +102,7 @@ def limits(axes: Any, peak: float, bandwidth: float) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.grid(color=DATA, linewidth=0.6)
-    begin = 1.15 * left  # of what is written
+    begin = 1.15 * left  # left edge of the text
     units = [(peak, f"matrix unit, int8: {peak:.3g} TOPS", "-"), (peak / 2, "bfloat16: half of that", (0, (4, 3)))]
     for tops, text, style in units:
         axes.plot([left, tops / bandwidth], [tops, tops], color=RULER, linewidth=0.6)
@@ -114,7 +115,7 @@ def limits(axes: Any, peak: float, bandwidth: float) -> None:
 
 
 def products(axes: Any, rows: Sequence[Row]) -> None:
-    """A point for each product, ours filled and numbered, peers hollow."""
+    """Draw a point per product, ours filled and numbered, peers hollow."""
     numbered: list[tuple[Point, str]] = []
     for group, color in COLORS.items():
         found = ours(rows, group)
@@ -141,13 +142,13 @@ def _marks(axes: Any, points: Sequence[Point], marker: str, **style: Any) -> Non
 
 
 def _on_paper(axes: Any, point: Point) -> tuple[float, float]:
-    """Where it lies, in points of paper."""
+    """The printed position of a point, in points of 1/72 inch."""
     x, y = axes.transData.transform((point.intensity, point.tops)) * 72 / axes.figure.dpi
     return x, y
 
 
 def names_below(figure: Any, numbered: Sequence[tuple[Point, str]]) -> None:
-    """The names of the numbered points, with their colours, in columns."""
+    """Draw the names of the numbered points, with their colours, in columns."""
     height = math.ceil(len(numbered) / COLUMNS)
     for i, (point, color) in enumerate(numbered):
         column, row = divmod(i, height)
@@ -159,8 +160,9 @@ def names_below(figure: Any, numbered: Sequence[tuple[Point, str]]) -> None:
 def free_spots(
     points: Sequence[tuple[float, float]], labelled: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """For the label of each of `labelled`, from the top down, the offset of the nearest place where it covers no point
-    and no other label; in points of paper."""
+    """For each label, from top to bottom, the nearest offset at which it covers neither a point nor another label, in
+    points of 1/72 inch.
+    """
     taken = [(x, y, (LABEL[0] + POINT) / 2, (LABEL[1] + POINT) / 2) for x, y in points]
     offsets = [
         (radius * math.cos(turn * math.pi / 8), radius * math.sin(turn * math.pi / 8))

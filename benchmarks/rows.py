@@ -1,4 +1,6 @@
-"""What stands between products, to codes in one pass, against ATen's function alone, which leaves floats."""
+"""Operators between products, quantizing their results in one pass, against ATen's operator alone, which returns
+floats.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +17,7 @@ aten = torch.ops.aten
 
 
 def rows() -> Iterator[Row]:
-    """bfloat16 1024 by 4096 to int8 rows; softmax of float32 to uint8 with a scale that is given."""
+    """bfloat16 1024 by 4096 to int8 rows; float32 softmax to uint8 with a static scale."""
     torch.manual_seed(0)
     x, weight, s = torch.randn(1024, 4096).bfloat16(), torch.randn(4096).bfloat16(), torch.randn(12, 512, 512)
     q = presets.INT8_ROW
@@ -46,7 +48,7 @@ def _softmax(s: torch.Tensor) -> Callable[[], Any]:
 
 
 def functions() -> Iterator[Row]:
-    """Elementary functions of 2^20 float32, correctly rounded, against ATen's."""
+    """Elementary functions of 2^20 float32 values, correctly rounded, against ATen's."""
     if native.declines_here() is not None:
         return
     x = torch.randn(2**20)

@@ -1,4 +1,4 @@
-"""Which benchmarks there are, and how a row is shown."""
+"""The list of benchmarks, and the formatting of rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -33,7 +33,7 @@ HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ours/peer':>11} 
 
 
 def chosen(names: Sequence[str]) -> list[Group]:
-    """The groups of these names, all without names. Raises ValueError for another name."""
+    """The groups with these names, or all without names. Raises ValueError for an unknown name."""
     if odd := [n for n in names if n not in NAMES]:
         raise ValueError(f"no group of benchmarks is named {odd[0]!r}; there are {', '.join(NAMES)}")
     return [g for g in GROUPS if not names or g.__name__ in names]
@@ -45,7 +45,7 @@ def line(row: Row) -> str:
 
 
 def ratio(row: Row) -> str:
-    """Our time by the peer's; where the target has a unit, how much longer ours takes."""
+    """Our time divided by the peer's; if the target has a unit, the difference instead."""
     if row.target.endswith("s"):
         unit = row.target.split()[-1]
         return f"{row.over(unit):+.2f} {unit}"
@@ -53,7 +53,7 @@ def ratio(row: Row) -> str:
 
 
 def quotient(x: float) -> str:
-    """Of two times: two digits behind the point, or two that count."""
+    """Format a ratio of times with two decimals, or two significant digits."""
     return f"{x:.0f}" if x >= 10 else f"{x:.2f}" if x >= 0.1 else f"{x:.2g}"
 
 
@@ -66,18 +66,20 @@ def time_of(ms: float) -> str:
 
 
 def here() -> dict[str, Any]:
-    """What results of one table have in common."""
+    """The conditions that results of one table share."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "level": native_kernels.library().path,
-        "machine": (native_kernels.library().levels() or ("off",))[-1],  # its own level: the other may be forced
+        "machine": (native_kernels.library().levels() or ("off",))[
+            -1
+        ],  # the machine's level; "level" may be forced lower
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 
 
 def results(rows: Sequence[Row]) -> dict[str, Any]:
-    """Rows as what a file of results holds."""
+    """Rows in the form of a results file."""
     return {**here(), "rows": [asdict(r) for r in rows]}
 
 

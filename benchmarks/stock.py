@@ -1,4 +1,4 @@
-"""Time PyTorch's own out_dtype, and hop in its place: calls, and a program of PT2E's reference representation.
+"""Time PyTorch's own out_dtype, and hop's as a replacement: calls, and a program in PT2E's reference representation.
 
 python -m benchmarks.stock [--write]      # --write: into docs/export_stock.md
 """
@@ -38,7 +38,7 @@ def product(m: int, k: int, n: int) -> list[str]:
 
 
 def network(batch: int, width: int) -> list[str]:
-    """A network of linear layers, written in integers by PT2E: as it is, inside patch_torch, and after from_torch."""
+    """A network of linear layers that PT2E converted to integers: as is, inside patch_torch, and after from_torch."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     keep_freed_memory()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # short calls of several threads time the scheduler where cores are shared
+    torch.set_num_threads(1)  # with several threads on shared cores, short calls would measure the scheduler
     text = table()
     print(text)
     if "--write" in sys.argv:

@@ -1,4 +1,4 @@
-"""Timing two or more functions in one run, in turns, so that what disturbs one disturbs all."""
+"""Time two or more functions in one run, in turns, so that disturbances affect all of them."""
 
 import ctypes
 import re
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 Function = Callable[[], object]
 WARM_MS, TIMED_MS = 10.0, 5.0
-_UNITS = {"µs": 1e3, "ms": 1.0, "s": 1e-3}  # in a millisecond
+_UNITS = {"µs": 1e3, "ms": 1.0, "s": 1e-3}  # units per millisecond
 _TARGET = re.compile(r"<= ([\d.]+)(?: (µs|ms|s))?")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: ours against a peer, and the target that the ratio is held to."""
+    """One line of the table: ours against a peer, and the target for the ratio."""
 
     group: str
     case: str
@@ -24,22 +24,22 @@ class Row:
     peer: str
     peer_ms: float
     target: str = ""  # "<= 0.95" for ours_ms / peer_ms; "<= 2 µs", ms or s for ours_ms - peer_ms
-    operations: int = 0  # of the product, two for each multiply-add
-    bytes: int = 0  # that ours reads and writes: codes and scales of both factors, results
+    operations: int = 0  # of the product, two per multiply-add
+    bytes: int = 0  # read and written by ours: codes and scales of both factors, results
     peer_bytes: int = 0
 
     @property
     def times(self) -> float:
-        """Our time by the peer's: below 1 ours is faster."""
+        """Our time divided by the peer's; below 1, ours is faster."""
         return self.ours_ms / self.peer_ms
 
     def over(self, unit: str) -> float:
-        """How much longer ours takes, in µs, ms or s."""
+        """The difference between our time and the peer's, in µs, ms or s."""
         return (self.ours_ms - self.peer_ms) * _UNITS[unit]
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None without one. Raises ValueError for a target of another form."""
+        """Whether the target is met; None without one. Raises ValueError for a malformed target."""
         if not self.target:
             return None
         found = _TARGET.fullmatch(self.target)
@@ -50,9 +50,12 @@ class Row:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc's malloc keep what is freed. By default it may hand the top of the heap back to the system on every
-    call and fetch it again page by page, in some processes and not in others, as chance lays out the heap: a call that
-    allocates a megabyte then takes two to three times as long."""
+    """Make glibc's malloc keep freed memory.
+
+    By default it may return the top of the heap to the system on every call and fetch it again page by page, depending
+    on the layout of the heap, which varies between processes. A call that allocates a megabyte then takes two to three
+    times as long.
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         trim_threshold, mmap_threshold, gigabyte = -1, -3, 1 << 30
         libc.mallopt(trim_threshold, gigabyte)
@@ -62,9 +65,10 @@ def keep_freed_memory() -> None:
 def interleaved(functions: Sequence[Function], rounds: int = 75, budget_s: float = 4.0) -> list[float]:
     """Median milliseconds of each function over at most `rounds` rounds.
 
-    In each round each function runs for WARM_MS and then for TIMED_MS on the clock, whose median counts: after another
-    function, and after any pause, it takes several calls until caches and the matrix unit are back at the speed of a
-    loop of calls. Every other round goes through the functions backwards, so that none always comes first."""
+    In each round, each function runs for WARM_MS, and then for TIMED_MS during which the median is taken. The warm-up
+    is needed because after another function or a pause it takes several calls until caches and the matrix unit are back
+    at full speed. Every other round runs the functions in reverse order, so that none always comes first.
+    """
     times: list[list[float]] = [[] for _ in functions]
     order = range(len(functions))
     start = time.perf_counter()
@@ -76,7 +80,7 @@ def interleaved(functions: Sequence[Function], rounds: int = 75, budget_s: float
 
 
 def _run_for(ms: float, f: Function) -> list[float]:
-    """Milliseconds of each call of `f`, which is called until `ms` have passed, once at least."""
+    """Milliseconds of each call of `f`, repeated until `ms` have passed, at least once."""
     seen: list[float] = []
     start = time.perf_counter()
     while not seen or time.perf_counter() - start < ms / 1e3:
@@ -87,7 +91,7 @@ def _run_for(ms: float, f: Function) -> list[float]:
 
 
 def per_call(functions: Sequence[Function], calls: int = 2000, rounds: int = 21) -> list[float]:
-    """Median milliseconds of a call, for functions too short to be timed one by one."""
+    """Median milliseconds per call, for functions too short to time individually."""
 
     def loop(f: Function) -> Function:
         def run() -> None:

@@ -1,8 +1,7 @@
-"""Forward and backward of a linear layer that trains in int8, compiled, against bfloat16 and torchao's fake
-quantization.
+"""Forward and backward of a linear layer trained in int8, compiled, against bfloat16 and torchao's fake quantization.
 
-All weights are floats and quantized in every call. What is before the clock: compilation, the operands, and the
-gradient of the result.
+All weights are floats and quantized in every call. Compilation, and creating the operands and the gradient of the
+result, are not timed.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from benchmarks.timing import Row, interleaved
 
 aten = torch.ops.aten
 _SHAPES = ((512, 1024, 1024), (1024, 1024, 4096))
-# Of ours: the scheme, and the target against bfloat16; the one against torchao is the same for both.
+# Our schemes, with the target relative to bfloat16; the target relative to torchao is the same for both.
 _SCHEMES = {
     "int8, backward in int8": (hop.recipes.INT8_TRAINING, "<= 0.8"),
     "int8, backward in bfloat16": (hop.schemes.INT8_DYNAMIC, "<= 1.3"),
@@ -26,7 +25,7 @@ _PEER = "torchao fake quantized"
 
 
 def training() -> Iterator[Row]:
-    """Rows of (M, K) by a weight of (N, K), bfloat16, no bias; gradients of both."""
+    """(M, K) rows by an (N, K) weight, bfloat16, no bias; gradients of both."""
     if find_spec("torchao") is None:
         print("no training without torchao: pip install --editable '.[dev]'")
         return
@@ -48,7 +47,7 @@ def _schemes() -> list[tuple[hop.Scheme, str]]:
 
 
 def _step(linear: Callable[[Tensor, Tensor], Any], x: Tensor, w: Tensor, g: Tensor) -> Callable[[], Any]:
-    """Forward and backward, compiled, and run once."""
+    """A compiled forward and backward, after a first run."""
     weight = w.clone().requires_grad_()
     torch._dynamo.reset()
     program = torch.compile(linear, fullgraph=True)
@@ -61,8 +60,9 @@ def _step(linear: Callable[[Tensor, Tensor], Any], x: Tensor, w: Tensor, g: Tens
 
 
 def _fake_quantized(w: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """torchao's layer of int8, asymmetric by token, which is the only way that it has for activations, and symmetric by
-    channel; as a function of its weight."""
+    """torchao's int8 layer as a function of its weight: asymmetric per token, its only option for activations, and
+    symmetric per channel.
+    """
     from torchao.quantization.qat import FakeQuantizedLinear, IntxFakeQuantizeConfig
 
     activations = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)

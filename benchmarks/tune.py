@@ -1,9 +1,9 @@
-"""Time the ways to multiply integers at one level of CPU, and write its row of hop/kernels/aten/product_choices.json.
+"""Time the ways to multiply integers at one CPU level, and write its row of hop/kernels/aten/product_choices.json.
 
 python -m benchmarks tune [--level LEVEL] [--dry]    # --dry: print the row, write nothing
 
 For each kind of operands (`hop.kernels.aten.choices.KINDS`), at 1, 4, 64 and 512 rows and square right factors from 32
-to 2048, the row names the fastest way; one that wins by less than 5 % yields to the way of the next smaller size.
+to 2048, the row names the fastest way; unless it wins by at least 5 %, the next smaller size's way is kept.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROWS = {1: 1, 4: 15, 64: 255, 512: None}
 """The rows that are timed, and up to how many the result is used."""
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 _BATCH = 8
-_LARGEST = 2**30  # multiply-adds: what is fastest there is fastest above
+_LARGEST = 2**30  # multiply-adds; the fastest way at this size is used above it, too
 
 
 def main(arguments: list[str]) -> None:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--dry", action="store_true", help="print the row, write nothing")
     options = parser.parse_args(arguments)
     keep_freed_memory()
-    torch.set_num_threads(1)  # other processes then disturb least
+    torch.set_num_threads(1)  # minimizes disturbance by other processes
     with native.use(options.level):
         row = measured()
     print(json.dumps({options.level: row}))
@@ -79,7 +79,7 @@ def timed(kind: str, rows: int, size: int) -> dict[str, float]:
 
 
 def write(level: str, row: dict[str, Any]) -> None:
-    """Put the row of a level into the file, a line for each entry."""
+    """Write the row of a level to the file, with a line per entry."""
     table = choices.table() | {level: row}
     order = [name for name in ("off", *native.LEVELS, *table) if name in table]
     choices.FILE.write_text(

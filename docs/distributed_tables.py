@@ -1,5 +1,4 @@
-"""Tables of docs/distributed.md: what the tests run on several processes, what the example measured, and the bytes that
-are exchanged in a step."""
+"""Tables of docs/distributed.md: what is tested on several processes, what the example measured, bytes in a step."""
 
 import math
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from tests.support.schemes import CROSSED
 # network of width 28672, and 128256 words in and out.
 BLOCKS, WIDTH, HEADS, INNER, WORDS = 80, 8192, 1024, 28672, 128256
 LINEAR = (*[(WIDTH, WIDTH)] * 2, *[(HEADS, WIDTH)] * 2, *[(INNER, WIDTH)] * 2, (WIDTH, INNER))
-FORMATS = ("INT8_ROW", "FP8_ROW", "FP8_128X128", "MXFP8", "INT4_32", "MXFP4", "NVFP4")
-GPUS = (8, 64, 512)
+FORMATS = ("INT8_ROW", "MXFP8", "INT4_32", "MXFP4", "NVFP4")
+GPUS = (8, 512)
 MACHINE = 8  # GPUs of one machine, for tensor parallelism
 GRADIENT = 2  # bytes: gradients are summed in bfloat16
 
@@ -49,63 +48,47 @@ def sharded_volume(preset: str | None, processes: int, parts: int = 1) -> float:
 
 
 def fully_sharded() -> str:
-    """FSDP2 over all GPUs, without and with tensor parallelism inside of a machine."""
+    """Bytes under FSDP2 over all GPUs, and with tensor parallelism inside of a machine."""
     header = ["weights travel as", "bits per weight", *(f"{n} GPUs" for n in GPUS)]
-    header += [f"{n} GPUs, tensor parallel in each {MACHINE}" for n in GPUS if n > MACHINE]
-    base = (
-        [sharded_volume(None, n) for n in GPUS],
-        [sharded_volume(None, n // MACHINE, MACHINE) for n in GPUS if n > MACHINE],
-    )
+    header += [f"{GPUS[-1]} GPUs, tensor parallel in each {MACHINE}", "of bfloat16's"]
     rows = []
     for name in (None, *FORMATS):
-        found = [sharded_volume(name, n) for n in GPUS] + [
-            sharded_volume(name, n // MACHINE, MACHINE) for n in GPUS if n > MACHINE
-        ]
-        cells = [f"{v / 1e9:.4g} GB ({v / b:.2f})" for v, b in zip(found, [*base[0], *base[1]], strict=True)]
+        volumes = [*(sharded_volume(name, n) for n in GPUS), sharded_volume(name, GPUS[-1] // MACHINE, MACHINE)]
         linear = BLOCKS * sum(map(math.prod, LINEAR))
         bits = 16.0 if name is None else 8 * BLOCKS * sum(_bytes(name, s) for s in LINEAR) / linear
-        rows.append(["bfloat16" if name is None else f"`{name}`", f"{bits:.4g}", *cells])
+        share = volumes[0] / sharded_volume(None, GPUS[0])
+        cells = [f"{bits:.4g}", *(f"{v / 1e9:.4g} GB" for v in volumes), f"{share:.2f}"]
+        rows.append(["bfloat16" if name is None else f"`{name}`", *cells])
     return pages.table([header, *rows])
 
 
-def tensor_parallel() -> str:
-    """The sums of row-parallel layers, for each token, in the forward of all blocks."""
-    share = 2 * (MACHINE - 1) / MACHINE  # a ring passes each part on, to sum it and to spread the sum
-    rows = [["sums of", "bytes per element", f"KB per token, {MACHINE} GPUs"]]
-    for what, size in (("bfloat16 results", 2), ("int32 or float32 products", 4)):
-        rows.append([what, str(size), f"{share * 2 * BLOCKS * WIDTH * size / 1e3:.4g}"])
-    return pages.table(rows)
-
-
-# ---- what the tests run
+# ---- what is tested
 
 
 EXAMPLE = (1024, 1024)  # the weight whose bytes are shown
-YES = "✓"
 
 
 def formats() -> str:
-    """Each named quantizer on each engine, and the bytes of its buffers, which are those that the tests see travel."""
-    header = ["quantizer", "collectives", "DTensor", "FSDP2, a parameter", "checkpoints", "bytes of float32's"]
-    rows = []
-    for name, q in PRESETS.items():
-        engines = (
-            q in tensors.FORMATS,
-            q in tensors.FORMATS,
-            name in fsdp.QUANTIZED,
-            name in checkpoints.NAMES,
-        )
-        rows.append([f"`{name}`", *(YES if e else "" for e in engines), f"{_part(_bytes(name, EXAMPLE))}"])
-    return pages.table([header, *rows])
+    """The presets that are tested with each engine."""
+    engines = {
+        "collectives, DTensor": [name for name, q in PRESETS.items() if q in tensors.FORMATS],
+        "FSDP2, a quantized parameter": [name for name in PRESETS if name in fsdp.QUANTIZED],
+        "checkpoints": [name for name in PRESETS if name in checkpoints.NAMES],
+    }
+    rows = [
+        [engine, "all" if len(names) == len(PRESETS) else " ".join(f"`{name}`" for name in names)]
+        for engine, names in engines.items()
+    ]
+    return pages.table([["", "tested presets"], *rows])
 
 
 def schemes() -> str:
-    """Each named scheme of a linear layer, against one process, and the bytes that FSDP2 gathers of its weight."""
-    header = ["scheme", "tensor parallel", "FSDP2, weights as codes", "bytes gathered, of float32's"]
+    """Each scheme against one process, and the bytes that FSDP2 gathers of a weight."""
+    header = ["scheme", "tensor parallel", "FSDP2", "bytes gathered, of float32's"]
     rows = []
     for name, scheme in CROSSED.items():
-        parallel = "bit for bit" if name in tensor_parallelism.BITS else "but for the order of float sums"
-        sharded = "bit for bit" if name in fsdp.SCHEMES else ""
+        parallel = "same bits" if name in tensor_parallelism.BITS else "float sums in another order"
+        sharded = "same bits" if name in fsdp.SCHEMES else "not tested"
         layer = hop.nn.Linear(*EXAMPLE, bias=False, scheme=scheme)
         hop.nn.gather_as_codes(layer)
         rows.append([f"`{name}`", parallel, sharded, _part(hop.nn.bytes_gathered(layer, 2))])
@@ -117,17 +100,8 @@ def _part(count: int) -> str:
 
 
 def two_processes() -> str:
-    """What the example found in each scheme: differences from one process, and bytes of a step."""
-    header = [
-        "",
-        "first logits",
-        "losses",
-        "parameters",
-        "held-out loss, one process",
-        "two",
-        "MB gathered",
-        "gradients",
-    ]
+    """The differences of two processes from one, and the bytes of a step, for each run of the example."""
+    header = ["run", "first logits", "losses", "parameters", "held-out loss, one process", "two", "MB gathered"]
     rows = []
     for task, found in results("distributed")["tasks"].items():
         for name, r in found.items():
@@ -137,7 +111,7 @@ def two_processes() -> str:
             gathered = f"{r['gathered_bytes'] / 1e6:.4g} ({part:.2f})"
             label = f"{task}, `{name}`" if name.isupper() else f"{task}, {name}"
             differ[0] = "0" if r["first_logits_differ"] == 0 else differ[0]
-            rows.append([label, *differ, *losses, gathered, f"{r['reduced_bytes'] / 1e6:.4g}"])
+            rows.append([label, *differ, *losses, gathered])
     return pages.table([header, *rows])
 
 
@@ -145,6 +119,5 @@ TABLES: dict[str, Callable[[], str]] = {
     ": formats": formats,
     ": schemes": schemes,
     ": fully sharded": fully_sharded,
-    ": tensor parallel": tensor_parallel,
     ": two processes": two_processes,
 }

@@ -1,7 +1,6 @@
-"""Tables of docs/export.md that are made by exporting: what operators of ours are called in graphs, and become."""
+"""Tables of docs/export.md: the operators of graphs, and how many nodes of core ATen they lower to."""
 
 import operator
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +22,9 @@ def names() -> str:
     """The operators that our functions put into graphs."""
     rows = []
     for function in _FUNCTIONS:
-        targets = " ".join(f"`torch.ops.higher_order.{hop_.name()}`" for hop_ in operators_named(function))
+        targets = " ".join(f"`{hop_.name()}`" for hop_ in operators_named(function))
         rows.append([f"`hop.{function.__name__}`", targets])
-    return pages.table([["function", "what nodes call"], *rows])
+    return pages.table([["function", "operators in torch.ops.higher_order"], *rows])
 
 
 def _codes(*sizes: int) -> torch.Tensor:
@@ -39,7 +38,7 @@ def _linear(left: Any, right: Any) -> Callable[..., Any]:
 
 
 X, W = (4, 64), (32, 64)
-# By what is called: the function, and the sizes of its operands or the operands.
+# By label: the function, and its operands or their sizes.
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "`out_dtype`: mm, int8 to int32": (
         lambda a, b: hop.out_dtype(aten.mm.default, torch.int32, a, b), (_codes(4, 64), _codes(64, 32)),
@@ -54,14 +53,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "`dequantize(quantize)`: `INT4_32`": (lambda x: hop.dequantize(hop.quantize(presets.INT4_32, x)), (X,)),
     "`dequantize(quantize)`: `MXFP8`": (lambda x: hop.dequantize(hop.quantize(presets.MXFP8, x)), (X,)),
     "`dequantize(quantize)`: `NVFP4`": (lambda x: hop.dequantize(hop.quantize(presets.NVFP4, x)), (X,)),
-    "`scaled`: linear, `INT8_ROW` × `INT8_ROW`, both quantized in the program": (
+    "`scaled`: linear, `INT8_ROW` × `INT8_ROW`, quantized in the program": (
         _linear(presets.INT8_ROW, presets.INT8_ROW), (X, W),
     ),
-    "`scaled`: linear, `INT8_ROW_AFFINE` × `INT4_32`, likewise": (
+    "`scaled`: linear, `INT8_ROW_AFFINE` × `INT4_32`": (
         _linear(presets.INT8_ROW_AFFINE, presets.INT4_32), (X, W),
     ),
-    "`scaled`: linear, floats × `INT4_32`, likewise": (_linear(None, presets.INT4_32), (X, W)),
-    "`scaled`: linear, `MXFP8` × `MXFP8`, likewise": (_linear(presets.MXFP8, presets.MXFP8), (X, W)),
+    "`scaled`: linear, floats × `INT4_32`": (_linear(None, presets.INT4_32), (X, W)),
+    "`scaled`: linear, `MXFP8` × `MXFP8`": (_linear(presets.MXFP8, presets.MXFP8), (X, W)),
     "`quantized`: linear, `INT8_DYNAMIC`": (
         lambda x, w: hop.quantized(aten.linear.default, schemes.INT8_DYNAMIC, x, w), (X, W),
     ),
@@ -84,22 +83,15 @@ def _operators(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def becomes() -> str:
-    """What calls are before and after run_decompositions(hop.decompositions())."""
+    """The number of nodes after run_decompositions(hop.decompositions())."""
     rows = []
     for what, (function, operands) in CALLS.items():
         args = tuple(x if isinstance(x, torch.Tensor) else torch.ones(x) for x in operands)
         program = torch.export.export(_Call(function), args).run_decompositions({})
         lowered = _operators(program.run_decompositions(hop.decompositions()))
-        ours = Counter(name for name in _operators(program) if name.startswith("hop_"))
-        kinds = " ".join(f"`{name}`" for name in _by_count([name.split(".")[1] for name in lowered]))
-        nodes = ", ".join(name if n == 1 else f"{n} {name}" for name, n in ours.items())
-        rows.append([what, nodes, str(len(lowered)), kinds])
-    return pages.table([["call", "nodes of ours", "nodes of core ATen", "of which kinds"], *rows])
-
-
-def _by_count(names: list[str]) -> list[str]:
-    counts = Counter(names)
-    return sorted(counts, key=lambda name: (-counts[name], name))
+        ours = sum(name.startswith("hop_") for name in _operators(program))
+        rows.append([what, str(ours), str(len(lowered))])
+    return pages.table([["call", "nodes of hop", "nodes of core ATen"], *rows])
 
 
 TABLES: dict[str, Callable[[], str]] = {": names": names, ": becomes": becomes}

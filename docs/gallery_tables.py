@@ -1,4 +1,4 @@
-"""The gallery: a picture of the numbers and errors of each format, and the table of errors."""
+"""The gallery: a picture of the values and errors of each format, and the table of errors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
 from tests.support import pages
 
 SHAPE = (256, 1024)  # of the tensors that are quantized
-GROUP = 32  # elements with a scale of their own, beside one scale for the whole tensor
+GROUP = 32  # elements per scale; the other variant has one scale for the tensor
 
 
 def bits_per_element(q: Quantizer) -> float:
-    """Of a tensor of 1024 by 4096, scales included."""
+    """Bits per element of a 1024 × 4096 tensor, scales included."""
     proto = hop.TensorProto((1024, 4096), quantizer=q)
     return sum(torch.Size(b.shape).numel() * b.dtype.itemsize * 8 for b in proto.buffers()) / (1024 * 4096)
 
@@ -31,10 +31,10 @@ class Subject:
     """What one picture shows.
 
     Args:
-        title: what stands above it.
-        numbers: by label, the numbers that an element can be, in units of `unit`.
-        quantizers: by label, those whose error is shown.
-        signed: whether numbers below 0 can be held; if not, magnitudes are quantized.
+        title: its title.
+        numbers: the values an element can have, in units of `unit`, by label.
+        quantizers: the quantizers whose error is shown, by label.
+        signed: False for formats without negative values, which quantize magnitudes.
     """
 
     title: str
@@ -44,12 +44,12 @@ class Subject:
     signed: bool
 
     def of(self, data: str) -> str:
-        """What is quantized of a tensor of that name."""
+        """The name of the quantized data."""
         return data if self.signed else f"magnitudes of {data}"
 
 
 def subjects() -> dict[str, Subject]:
-    """By the name of its picture: each format of elements, and each preset with scales in a format of their own."""
+    """Each element format, and each preset whose scales have their own format, by picture name."""
     found = {f.name: of_format(f) for f in FORMATS if not isinstance(f, PowerOfTwo)}
     for name, q in PRESETS.items():
         (dtype, _), *_ = q.stored().values()
@@ -59,7 +59,7 @@ def subjects() -> dict[str, Subject]:
 
 
 def of_format(f: Format) -> Subject:
-    """A format with a plain scale: an amax; a range for codes without a sign; a mean for a single magnitude."""
+    """A format with a plain scale: amax, min-max for unsigned codes, or the mean for a single magnitude."""
     rule: Rule = Amax()
     if isinstance(f, Integer) and f.low >= 0:
         rule = MinMax()
@@ -68,19 +68,19 @@ def of_format(f: Format) -> Subject:
     zero = f.zero
     quantizers = {
         "one scale": Quantizer(f, (-1, -1), rule),
-        f"a scale for each {GROUP}": Quantizer(f, (1, GROUP), rule),
+        f"one scale per {GROUP}": Quantizer(f, (1, GROUP), rule),
     }
-    what = f"{f.bits} bits, {len(f.numbers)} numbers, scaled by {type(rule).__name__}"
+    what = f"{f.bits} bits, {len(f.numbers)} values, scaled by {type(rule).__name__}"
     unit = "scales, from the zero point" if zero else "scales"
     signed = not (isinstance(f, Codebook) and f.min >= 0)
     return Subject(f"{f.name}: {what}", {"": [v - zero for v in f.numbers]}, unit, quantizers, signed)
 
 
 def of_preset(name: str, q: Quantizer) -> Subject:
-    """A preset: the numbers of blocks with three different amax."""
+    """A preset: the values of blocks with three different amaxes."""
     numbers = {}
     for amax in (1.0, 0.3, 0.05):
-        x = torch.zeros(q.block[0], 2 * q.block[1])  # a block with the amax of the tensor, and another one
+        x = torch.zeros(q.block[0], 2 * q.block[1])  # one block has the tensor's amax, the other `amax`
         x[0, 0], x[0, -1] = 1.0, amax
         buffers = q.quantize(x)
         step = q.scale.scale_of([buffers[n] for n in q.stored()], q.format).flatten()[-1].item()
@@ -91,7 +91,7 @@ def of_preset(name: str, q: Quantizer) -> Subject:
 
 
 def data() -> dict[str, Tensor]:
-    """The tensors that are quantized, by name: of standard deviation 1."""
+    """The quantized tensors by name, with standard deviation 1."""
     rng = np.random.default_rng(0)
     drawn = {"normal": rng.standard_normal(SHAPE), "Student t, 3 degrees": rng.standard_t(3, SHAPE) / np.sqrt(3)}
     return {name: torch.from_numpy(x).to(torch.float32) for name, x in drawn.items()}
@@ -109,14 +109,13 @@ def errors(subject: Subject) -> Iterator[tuple[str, str, Tensor, Tensor, float]]
 
 def gallery() -> str:
     """The table of errors, and all pictures."""
-    rows, pictures = [["", "", "of", *(f"{name}, dB" for name in data())]], []
+    rows, pictures = [["format", "scales", *(f"{name}, dB" for name in data())]], []
     for name, subject in subjects().items():
         found = {(tensor, label): ratio for tensor, label, _, _, ratio in errors(subject)}
         for label in subject.quantizers:
-            of = "numbers" if subject.signed else "magnitudes"
-            rows.append([f"[{name}](#{name})", label, of, *(f"{found[tensor, label]:.1f}" for tensor in data())])
-        about = ", ".join(f"{label} {ratio:.0f} dB on {subject.of(tensor)}" for (tensor, label), ratio in found.items())
-        pictures.append(f"## {name}\n\n![{subject.title}. Signal to error: {about}](gallery/{name}.png)\n")
+            of = label if subject.signed else f"{label}, of magnitudes"
+            rows.append([f"[{name}](#{name})", of, *(f"{found[tensor, label]:.1f}" for tensor in data())])
+        pictures.append(f"## {name}\n\n![{subject.title}](gallery/{name}.png)\n")
     return pages.table(rows) + "\n" + "\n".join(pictures)
 
 
@@ -124,7 +123,7 @@ def gallery() -> str:
 
 
 def draw(subject: Subject) -> bytes:
-    """The picture, a PNG file that is the same each time."""
+    """The picture as a reproducible PNG."""
     plot = pyplot()
     with plot.rc_context(STYLE):
         rulers = 0.25 + 0.22 * len(subject.numbers)
@@ -141,7 +140,7 @@ def draw(subject: Subject) -> bytes:
 
 
 def draw_numbers(axes: Any, subject: Subject, *, logarithmic: bool) -> None:
-    """One mark for each number, along a linear axis or, those above 0, along a logarithmic one."""
+    """One mark for each value, on a linear axis, or on a logarithmic one for positive values."""
     for row, numbers in enumerate(reversed(list(subject.numbers.values()))):
         shown = [v for v in numbers if v > 0 or not logarithmic]
         axes.vlines(shown, row - 0.35, row + 0.35, color=INK, linewidth=0.9)
@@ -151,11 +150,11 @@ def draw_numbers(axes: Any, subject: Subject, *, logarithmic: bool) -> None:
     axes.spines["left"].set_visible(False)
     if logarithmic:
         axes.set_xscale("log")
-    axes.set_xlabel(f"{'magnitude, logarithmic' if logarithmic else 'number'} ({subject.unit})")
+    axes.set_xlabel(f"{'magnitude, logarithmic' if logarithmic else 'value'} ({subject.unit})")
 
 
 def draw_errors(panels: list[Any], subject: Subject) -> None:
-    """Relative error against magnitude, over the distribution of the data."""
+    """Relative error over magnitude, above the distribution of the data."""
     drawn = iter(panels)
     axes: dict[str, Any] = {}
     edges = np.logspace(-3, 2, 76)

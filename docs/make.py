@@ -1,5 +1,4 @@
-"""Write what pages show of the code and of the results on disk: their tables, between two comments, the pictures of
-the gallery and those of the training runs.
+"""Generate the tables of the pages, the pictures of the gallery, the diagrams, and the plots of training runs.
 
 python -m docs.make
 """
@@ -19,7 +18,6 @@ from docs import (
     gallery_tables,
     gpu_tables,
     migrating_tables,
-    module_tables,
     name_tables,
     optimizers_tables,
     scaled_tables,
@@ -47,18 +45,19 @@ COMMAND = "python -m docs.make"
 
 
 def rules() -> str:
-    """What ATen operators do with a QuantizedTensor, one row for each rule."""
+    """The result of ATen operators on a QuantizedTensor, one row for each rule."""
     by_rule: dict[Any, list[str]] = {}
     collectives_last = sorted(table.rules().items(), key=lambda row: "" if row[0].namespace == "aten" else str(row[0]))
     for op, rule in collectives_last:
-        by_rule.setdefault(rule, []).append(f"`{op}`")
+        name = str(op).removeprefix("aten.").removesuffix(".default")
+        by_rule.setdefault(rule, []).append(f"`{name}`")
     rows = [[", ".join(names), " ".join(str(rule.__doc__).split())] for rule, names in by_rule.items()]
     return pages.table([["operators", "result"], *rows])
 
 
 def presets() -> str:
-    """The quantizers with a name, and what they cost."""
-    header = ["preset", "numbers", "block", "scale rule", "besides", "bits per element"]
+    """The presets, and the bits that each takes."""
+    header = ["preset", "format", "block", "scale rule", "options", "bits per element"]
     rows = []
     for name, q in PRESETS.items():
         flags = ("stochastic", "hadamard", "flat")
@@ -70,8 +69,8 @@ def presets() -> str:
 
 
 def formats() -> str:
-    """The formats in numbers."""
-    header = ["format", "bits", "numbers", "smallest", "largest", "least above 0", "codes are"]
+    """The range of each format."""
+    header = ["format", "bits", "values", "smallest", "largest", "least above 0", "dtype of codes"]
     rows = []
     for f in FORMATS:
         least = min(v for v in f.numbers if v > 0)
@@ -81,58 +80,63 @@ def formats() -> str:
 
 
 def integer_operators() -> str:
-    """What to_integer makes of operators, by what they are."""
+    """What to_integer does with the operators of each family."""
     floats = (MATRIX, CONVOLUTION, EMBEDDING)
-    found: dict[str, list[str]] = {}
-    for op, roles in SCALED.items():
-        found.setdefault(roles.family.name, []).append(f"`{str(op).removeprefix('aten.')}`")
-    rows = []
-    for family in dict.fromkeys(roles.family for roles in SCALED.values()):
-        plain = "scaled, floats" if family in floats else "codes, by the same scale" if family in VALUES else "left"
-        codes = "left" if family is ATTENTION else "scaled, codes"
-        rows.append([family.name, " ".join(sorted(found[family.name])), codes, plain])
-    return pages.table([["", "operators", "where all that reads the result quantizes it", "elsewhere"], *rows])
+    families = dict.fromkeys(roles.family for roles in SCALED.values())
+    by_result: dict[tuple[str, str], list[str]] = {}
+    for family in families:
+        otherwise = (
+            "`hop.scaled` to floats" if family in floats else "codes, same scale" if family in VALUES else "float"
+        )
+        codes = "float" if family is ATTENTION else "`hop.scaled` to codes"
+        by_result.setdefault((codes, otherwise), []).append(family.name)
+    rows = [[", ".join(names), *results] for results, names in by_result.items()]
+    return pages.table([["operators", "if every reader quantizes the result", "otherwise"], *rows])
 
 
 def encodings_read() -> str:
-    """The operators that say what codes mean, by the library that they belong to."""
+    """The operators that quantize, dequantize and choose scales, without overloads, by library."""
     rows = []
     for what, names in (
-        ("quantize", encodings.QUANTIZE), ("dequantize", encodings.DEQUANTIZE), ("find a scale", encodings.CHOOSE),
+        ("quantize", encodings.QUANTIZE), ("dequantize", encodings.DEQUANTIZE), ("choose a scale", encodings.CHOOSE),
     ):  # fmt: skip
-        rows.append([what, " ".join(f"`{name}`" for name in names)])
+        packets = dict.fromkeys(str(name).split(".")[0] for name in names)
+        rows.append([what, " ".join(f"`{name}`" for name in packets)])
     return pages.table([["", "operators"], *rows])
 
 
 def schemes() -> str:
-    """The schemes of deployment, with their short names."""
+    """The schemes of hop.quantize_, with their short names."""
     short = {name.upper(): f'"{word}"' for word, name in SHORT.items()}
-    rows = [[f"`{name}`", short.get(name, ""), *_spelled(s.lhs, s.rhs)] for name, s in SCHEMES.items()]
+    rows = [[f"`{name}`", short.get(name, ""), *_described(s.lhs, s.rhs)] for name, s in SCHEMES.items()]
     return pages.table([["hop.schemes", "short", "lhs", "rhs"], *rows])
 
 
 def recipes() -> str:
-    """The schemes of training."""
-    rows = [[f"`{name}`", *_spelled(s.lhs, s.rhs, s.grad)] for name, s in RECIPES.items()]
+    """The recipes for training."""
+    rows = [[f"`{name}`", *_described(s.lhs, s.rhs, s.grad)] for name, s in RECIPES.items()]
     return pages.table([["hop.recipes", "lhs", "rhs", "grad"], *rows])
 
 
 def attention_schemes() -> str:
-    """The schemes of attention, with their short names."""
+    """The attention schemes, with their short names."""
     short = {name.upper(): f'"{word}"' for word, name in OF_ATTENTION.items()}
     rows = [
-        [f"`{name}`", short.get(name, ""), *_spelled(s.query, s.key, s.value), "rotated" if s.rotated else ""]
+        [f"`{name}`", short.get(name, ""), *_described(s.query, s.key, s.value), "yes" if s.rotated else ""]
         for name, s in ATTENTION_SCHEMES.items()
     ]
-    return pages.table([["hop.attention_schemes", "short", "query", "key", "value", ""], *rows])
+    return pages.table([["hop.attention_schemes", "short", "query", "key", "value", "rotated"], *rows])
 
 
-def _spelled(*quantizers: Quantizer | None) -> list[str]:
-    return ["" if q is None else f"`{repr(q).removeprefix('Quantizer')}`" for q in quantizers]
+def _described(*quantizers: Quantizer | None) -> list[str]:
+    """The preset of each quantizer, or its fields."""
+    names = {q: name for name, q in PRESETS.items()}
+    texts = ["" if q is None else names.get(q, repr(q).removeprefix("Quantizer")) for q in quantizers]
+    return [f"`{text}`" if text else "" for text in texts]
 
 
 def lacks() -> str:
-    """What works with some versions of torch alone."""
+    """What some versions of torch lack."""
     tested = [".".join(map(str, v)) for v in versions.TESTED]
     rows = []
     for lack in versions.LACKS.values():
@@ -142,13 +146,13 @@ def lacks() -> str:
 
 
 def changes() -> str:
-    """What is changed inside PyTorch, and what the library goes around."""
+    """Faults of PyTorch that the library patches or avoids."""
     rows = []
     for patch in patches.PATCHES.values():
         shown = [v for v in versions.TESTED if patch.has_fault(v)]
         spelled = "all" if len(shown) == len(versions.TESTED) else ", ".join(".".join(map(str, v)) for v in shown)
         rows.append([patch.fault, spelled, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
-    return pages.table([["what PyTorch does by itself", "versions", "changed", "reported"], *rows])
+    return pages.table([["fault in PyTorch", "versions", "patched module", "reported"], *rows])
 
 
 def _short(x: float) -> str:
@@ -158,24 +162,24 @@ def _short(x: float) -> str:
 
 # ---- writing
 
-# By page, what is written after the command in the comments around it.
+# By page: the label in the comments around each table, and the function that writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "api/0_names.md": name_tables.TABLES,
-    "code_map.md": module_tables.TABLES,
     "distributed.md": distributed_tables.TABLES,
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery_tables.gallery},
-    "gpu.md": gpu_tables.TABLES,
+    "gpu.md": gpu_tables.USERS,
+    "gpu_kernels.md": gpu_tables.AUTHORS,
     "integer_functions.md": function_tables.TABLES,
     "migrating.md": migrating_tables.TABLES,
     "numerics.md": {"": formats},
-    "optimizers_runs.md": optimizers_tables.TABLES,
-    "algorithms_runs.md": algorithms_tables.TABLES,
+    "optimizers.md": optimizers_tables.TABLES,
+    "algorithms.md": algorithms_tables.TABLES,
     "quantized.md": {": schemes": schemes, ": recipes": recipes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": scaled_tables.TABLES,
-    "training_runs.md": training_tables.TABLES,
+    "training.md": training_tables.TABLES,
     "transformers.md": {": attention_schemes": attention_schemes},
     "versions.md": {": lacks": lacks, ": changes": changes},
 }

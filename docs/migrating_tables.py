@@ -8,13 +8,13 @@ from tests.support.migrating.row import NONE, Library
 
 
 def written(library: Library) -> str:
-    """A row for each of the library's calls."""
+    """Their call, ours, and the difference, one row for each call."""
     rows = [[_code(row.theirs), NONE if row.ours == NONE else _code(row.ours), row.differs] for row in library.rows]
-    return pages.table([[library.name.split(":")[0], "hop", "what differs"], *rows])
+    return pages.table([[library.name.split(":")[0], "hop", "differences"], *rows])
 
 
 def _code(text: str) -> str:
-    """Statements in a cell, one below the other."""
+    """Each statement on a line of the cell."""
     return "<br>".join(f"`{line}`" for part in text.split("; ") for line in part.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/optimizers_runs.md, from the results of examples/optimizers.py."""
+"""The tables and the picture of docs/optimizers.md, from the results of examples/optimizers.py."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from tests.support import pages
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "optimizers.json"
 PLAIN = "float32"
-DIVERGED = 10.0  # a loss, or a relative difference, of at least so much
+DIVERGED = 10.0  # the least loss, or relative difference, that counts as diverged
 TITLES = {"digits": "Digits", "minilm": "Fine-tuning all-MiniLM-L6-v2"}
 LIMITS = {"digits": (-15, 75), "minilm": (-1, 8)}  # percent, beyond which nothing is drawn
-LOOKS: dict[str, tuple[str, float, Any]] = {  # colour, width, dashes: the lines above lie on each other
+LOOKS: dict[str, tuple[str, float, Any]] = {  # colour, width, dashes: the lines overlap
     PLAIN: (RULER, 6.0, "-"),
     "AdamW8bit": (GROUPED, 1.8, "-"),
     "AdamWFp8": (WHOLE, 1.6, (0, (4, 3))),
@@ -29,8 +29,8 @@ def results() -> dict[str, Any]:
 
 
 def table(task: str) -> str:
-    """What came of each optimizer, means over the seeds."""
-    header = ["", "final loss", "against float32", "by seed, %", "held-out loss", "held-out right", "states, MB"]
+    """The results of each optimizer, averaged over the seeds."""
+    header = ["", "final loss", "against float32", "by seed, %", "held-out loss", "held-out accuracy", "states, MB"]
     rows = [
         [
             name if name.startswith(PLAIN) else f"`{name}`",
@@ -51,12 +51,12 @@ def number(loss: float) -> str:
 
 
 def difference(off: float, unit: str = "") -> str:
-    """Of a loss from float32's, in percent; NaN is no number below a bound."""
+    """A relative difference in percent; NaN counts as diverged."""
     return f"{100 * off:+.2f}{unit}" if off < DIVERGED else "diverged"
 
 
 def draw() -> bytes:
-    """The loss with each optimizer, a mean over the seeds, and how far it is from float32's, as a PNG file."""
+    """A PNG of the loss with each optimizer, averaged over the seeds, and its distance from float32's."""
     plot = pyplot()
     with plot.rc_context(STYLE):
         figure = plot.figure(figsize=(8, 5), dpi=120, layout="constrained")

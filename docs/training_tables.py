@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/training_runs.md, from the results of the two examples."""
+"""The tables and the picture of docs/training.md, from the results of the two examples."""
 
 import json
 import statistics
@@ -11,7 +11,7 @@ from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE, png, pyplot
 from tests.support import pages
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-WINDOW = 20  # steps whose mean is drawn
+WINDOW = 20  # steps averaged in the picture
 
 
 def results(name: str) -> dict[str, Any]:
@@ -19,8 +19,8 @@ def results(name: str) -> dict[str, Any]:
 
 
 def digits() -> str:
-    """Percent of the test images that are right, and what deployment changes, for each seed and over all."""
-    header = "seed|float|fake-quantized|deployed|changed|by at most|int8|deployed|changed".split("|")
+    """Accuracy on the test images, and what deployment changes, for each seed and in total."""
+    header = "seed|float|fake-quantized|deployed|changed|largest|int8|deployed|changed".split("|")
     found = results("digits")["results"]
     mean, total = ({key: of(r[key] for r in found) for key in found[0]} for of in (statistics.mean, sum))
     rows = [_seed(str(r["seed"]), r, r, 1) for r in found]
@@ -37,10 +37,10 @@ def _seed(label: str, accuracies: dict[str, Any], counts: dict[str, Any], places
 
 
 def finetune() -> str:
-    """What came of each fine-tuning, and what its steps cost."""
+    """The results of each fine-tuning, and the cost of its steps."""
     held = results("finetune")
-    times = f"ms per step at CPU level `{held['level']}`, eager"
-    header = ["", "final loss", "held-out loss", "held-out right", times, "compiled", "saved, MB"]
+    times = f"ms per step, eager (level `{held['level']}`)"
+    header = ["", "final loss", "held-out loss", "held-out accuracy", times, "ms, compiled", "saved, MB"]
     rows = [
         [
             f"`{name}`" if name.isupper() else name,
@@ -57,7 +57,7 @@ def finetune() -> str:
 
 
 def draw() -> bytes:
-    """The loss of each fine-tuning, and how far it is from that of float32, as a PNG file."""
+    """A PNG of the loss of each fine-tuning, and its distance from float32's."""
     plot = pyplot()
     curves = {name: smoothed(run["losses"]) for name, run in results("finetune")["runs"].items()}
     plain = curves["float32"]
@@ -66,7 +66,7 @@ def draw() -> bytes:
         figure = plot.figure(figsize=(8, 5), dpi=120, layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         figure.suptitle("Fine-tuning all-MiniLM-L6-v2 on the same batches", fontsize=11, fontweight="bold")
-        # The lines above lie on each other: a wide one, a narrow one, dashes.
+        # The lines overlap: a wide one, a narrow one, dashes.
         looks = zip(curves.items(), ((RULER, 6.0, "-"), (WHOLE, 2.0, "-"), (GROUPED, 1.4, (0, (4, 4)))), strict=True)
         for (name, curve), (color, width, dashes) in looks:
             above.plot(steps, curve, color=color, linewidth=width, linestyle=dashes, label=name)
@@ -84,13 +84,13 @@ def draw() -> bytes:
 
 
 def smoothed(losses: list[float]) -> np.ndarray[Any, Any]:
-    """The mean of WINDOW steps, ending at each from the WINDOW-th on."""
+    """Moving averages over WINDOW steps."""
     return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
 
 
 def estimators() -> str:
-    """The errors of networks with weights of 2 bits by gradient estimators."""
-    rows = [["gradient of rounding", "mean error", "of the first row's", "interval of that, 95 %"]]
+    """The errors of networks with 2-bit weights, by gradient estimator."""
+    rows = [["gradient of rounding", "mean error", "relative to STE", "95 % interval"]]
     for name, row in results("estimators")["ways"].items():
         interval = f"{row['low']:.2f} to {row['high']:.2f}"
         rows.append([name, f"{statistics.mean(row['errors']):.2f}%", f"{row['ratio']:.2f}", interval])

@@ -1,4 +1,4 @@
-"""What the examples share."""
+"""Helpers shared by the examples."""
 
 import json
 import os
@@ -9,18 +9,18 @@ from typing import Any
 
 _LINE = 400  # characters; a longer row is written over several lines unless it is a list of scalars
 
-# torch.export raises it about itself, in every copy of an exported program.
+# torch.export raises this warning about its own code, in every copy of an exported program.
 _OF_EXPORT = r"`isinstance\(treespec, LeafSpec\)`"
 
 
 def require(condition: bool, text: str) -> None:
-    """End with exit code 1, and say why, unless `condition` holds."""
+    """Exit with code 1 and a message unless `condition` is true."""
     if not condition:
         sys.exit(f"FAILED: {text}")
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that Inductor would call, if there is one."""
+    """The C++ compiler that Inductor would use, or None."""
     return next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
 
 

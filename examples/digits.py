@@ -2,12 +2,12 @@
 
 python examples/digits.py [--seeds N] [--epochs N] [--output FILE.json]
 
-For each seed a network trains in floats, its scales are calibrated, and three copies of it train on, over the same
-batches: in floats; with inputs and weights of each layer fake-quantized, whose products are those of floats; and with
-hop.nn, whose products are those of integers. The last two are deployed: weights become codes, and torch.export and
-hop.decompositions() give a program of core ATen whose products are of integers.
+For each seed, a network is trained in floats and its scales are calibrated. Three copies then continue training over
+the same batches: in floats; with fake-quantized inputs and weights, whose products are float products; and with hop.nn,
+whose products are integer products. The last two are deployed: weights become codes, and torch.export and
+hop.decompositions() produce a core ATen program with integer products.
 
-Ends with exit code 1 if a claim of docs/training_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/training.md does not hold.
 """
 
 import argparse
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 SCHEME = hop.schemes.INT8_STATIC
 TEST = 500  # of the 1797 images
 BATCH, RATE, DECAY = 64, 2e-3, 1e-3
-ALLOWED = 0.5  # percentage points that the mean accuracy of the integers may lie below that of floats
+ALLOWED = 0.5  # most percentage points by which the mean integer accuracy may be below the float one
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default)
 
 
@@ -52,8 +52,10 @@ class Net(nn.Module):
 
 
 class FakeQuantized(nn.Module):
-    """A float layer on fake-quantized inputs and weights, by the quantizers and scales of a hop.nn layer: a product of
-    floats, with gradients that pass straight through the rounding."""
+    """A float layer with fake-quantized inputs and weights, using the quantizers and scales of a hop.nn layer.
+
+    Its product is a float product, and gradients pass straight through the rounding.
+    """
 
     static: hop.nn.StaticScale
 
@@ -74,7 +76,7 @@ class FakeQuantized(nn.Module):
 
 @dataclass(frozen=True)
 class Images:
-    """Images of 8×8 pixels in [0, 1], (images, 1, 8, 8), and the digits that they show."""
+    """8×8 images with pixels in [0, 1], (images, 1, 8, 8), and the digits that they show."""
 
     pixels: Tensor
     digits: Tensor
@@ -85,7 +87,7 @@ class Images:
 
 
 def load() -> tuple[Images, Images]:
-    """To train with and to test with, split once for all seeds."""
+    """The training and test images, with the same split for all seeds."""
     found: Any = load_digits()
     pixels = torch.from_numpy(found.images).to(torch.float32).unsqueeze(1) / 16
     digits = torch.from_numpy(found.target).to(torch.int64)
@@ -114,7 +116,7 @@ def train(model: nn.Module, images: Images, epochs: int, seed: int) -> None:
 
 
 def deployed(model: nn.Module, example: Tensor) -> Any:
-    """The program of integers that `model`, of hop.nn, becomes: core ATen for any number of images."""
+    """The integer program of a hop.nn model: core ATen, for any number of images."""
     model = copy.deepcopy(model)
     hop.nn.freeze(model)
     count = torch.export.Dim("images", min=2)
@@ -136,8 +138,9 @@ def deployed(model: nn.Module, example: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one seed: percent of the test images that each model gets right, and how many of its logits and predictions
-    on them are other ones once it is deployed."""
+    """The outcome of one seed: test accuracy of each model in percent, and how many logits and predictions change when
+    it is deployed.
+    """
 
     seed: int
     float_accuracy: float
@@ -167,7 +170,7 @@ def run(seed: int, epochs: int, training: Images, test: Images) -> Result:
     for model in (floats, fake, int8):
         train(model, training, epochs, seed + 1000)
 
-    # The scales of `calibrated` are those that the fake-quantized model trained with; its weights are put beside them.
+    # The fake-quantized model was trained with the scales of `calibrated`; combine them with its weights.
     of_fake = copy.deepcopy(calibrated).eval()
     of_fake.load_state_dict(
         {key.replace(".layer.", "."): t for key, t in fake.state_dict().items() if ".layer." in key}
@@ -186,7 +189,7 @@ def run(seed: int, epochs: int, training: Images, test: Images) -> Result:
 
 
 def accuracy(logits: Tensor, digits: Tensor) -> float:
-    """Percent."""
+    """The accuracy in percent."""
     return 100 * (logits.argmax(1) == digits).double().mean().item()
 
 
@@ -217,7 +220,7 @@ def summary(results: Sequence[Result], images: int) -> str:
 
 
 def means(results: Sequence[Result]) -> tuple[float, float]:
-    """Of the accuracies over seeds: in floats, and of the deployed int8."""
+    """The mean accuracy over seeds, in floats and of the deployed int8 model."""
     return statistics.mean(r.float_accuracy for r in results), statistics.mean(
         r.int8_deployed_accuracy for r in results
     )
@@ -240,7 +243,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
     ignore_warnings_of_export()
-    # With several threads, work of others on one core makes every small operator wait for milliseconds.
+    # With several threads, other load on one core would delay every small operator by milliseconds.
     torch.set_num_threads(1)
 
     start = time.perf_counter()

@@ -1,16 +1,18 @@
-"""Train on several processes under FSDP2, whose weights travel as codes, and in one process; compare.
+"""Train on several processes under FSDP2, gathering weights as codes, and on a single process; compare.
 
 torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node 2 examples/distributed.py
     [--task digits|minilm|all] [--steps N] [--output FILE.json]
 
-The digits of digits.py and the sentences of finetune_minilm.py. In each scheme two copies of a model train from the
-same start over the same batches: one under FSDP2, each process on its part of a batch, and one that each process has
-for itself, on the whole. Halfway the state of the digits goes to a checkpoint, from which a fresh model goes on.
+The tasks are the digits of digits.py and the sentences of finetune_minilm.py. For each scheme, two copies of a model
+train from the same start over the same batches: one under FSDP2, each process with its part of a batch, and one on each
+process alone, with the whole batch. Halfway, the state of the digits task is saved to a checkpoint, from which a new
+model continues.
 
-No scheme here rounds at random, for that draws other numbers for a part of a batch than for the whole. FP8_HYBRID has
-one scale for a whole tensor: of inputs and gradients one for each part. It trains alike, but not to the bit.
+No scheme uses stochastic rounding, because random numbers for a part of a batch differ from those for the whole.
+FP8_HYBRID has one scale per tensor, which for inputs and gradients means one per part; it trains alike, but not bit for
+bit.
 
-Ends with exit code 1 if a claim of docs/distributed.md does not hold.
+Exits with code 1 if a claim in docs/distributed.md does not hold.
 """
 
 import argparse
@@ -38,19 +40,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hop
 import hop.checkpoint
 
-EXACT = ("digits", "INT8_STATIC")  # all of whose layers sum integers, by the same scales for a part of a batch
-CLIP = 1.0  # the largest norm of the gradients of a step
-# How far all losses of steps and the parameters of float32 may be from those of one process. In low precision last bits
-# move activations over an edge between two codes, and so trainings apart: of those the mean loss counts.
+EXACT = ("digits", "INT8_STATIC")  # all layers sum integers, with the same scales for a part of a batch
+CLIP = 1.0  # gradients are clipped to this norm
+# Tolerances for the losses and parameters of float32 against a single process. In low precision, last bits change codes
+# of activations, so that trainings diverge; there, only the mean loss is compared.
 BOUND, ALLOWED = 1e-3, 0.05
 STEPS = {"digits": 60, "minilm": 12}
-PART = 0.5  # of the bytes of float32 that may be gathered
+PART = 0.5  # most gathered bytes relative to float32
 
 # ---- models and their training
 
 
 def built(task: Task, scheme: hop.Scheme | None, calibrate: bool = True) -> nn.Module:
-    """A copy of the start of the task in a scheme."""
+    """A copy of the task's initial model in a scheme."""
     model = copy.deepcopy(task.start).train()
     if scheme is not None:
         hop.nn.convert(model.get_submodule(task.body), [(nn.Linear, scheme), (nn.Conv2d, scheme)])
@@ -60,7 +62,7 @@ def built(task: Task, scheme: hop.Scheme | None, calibrate: bool = True) -> nn.M
 
 
 def sharded(model: nn.Module, task: Task, mesh: Any) -> nn.Module:
-    """The model under FSDP2. What does not train stays whole on each process."""
+    """The model under FSDP2. Frozen parameters stay whole on each process."""
     hop.nn.gather_as_codes(model)
     frozen = {p for p in model.parameters() if not p.requires_grad}
     for name in task.groups:
@@ -70,7 +72,7 @@ def sharded(model: nn.Module, task: Task, mesh: Any) -> nn.Module:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
-    """One step of training; returns its loss."""
+    """Run one training step; returns its loss."""
     inputs, labels = batch
     loss = functional.cross_entropy(model(*inputs), labels)
     optimizer.zero_grad()
@@ -81,7 +83,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Te
 
 
 def own(batch: Batch) -> Batch:
-    """The part of this process. All are equally long, so that the mean of their losses is that of the whole."""
+    """This process's part of a batch. All parts have the same length, so that the mean of their losses is that of the
+    batch.
+    """
     rank, count = dist.get_rank(), dist.get_world_size()
     inputs, labels = batch
     require(len(labels) % count == 0, f"a batch of {len(labels)} has no equal parts for {count} processes")
@@ -94,7 +98,7 @@ def combined(x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 class Sent(TorchDispatchMode):
-    """Inside, counts the bytes that this process gives to the collectives of FSDP2."""
+    """Counts the bytes that this process passes to FSDP2's collectives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,8 +113,11 @@ class Sent(TorchDispatchMode):
 
 
 def described(model: nn.Module, task: Task) -> int:
-    """The bytes that all processes send to gather the parameters of a step: those of groups in the forward and again in
-    the backward, the others once. Of floats each process sends equally many rows."""
+    """The expected bytes that all processes send to gather the parameters of a step.
+
+    Parameters of groups are gathered in the forward and again in the backward, others once. For floats, every process
+    sends the same number of rows.
+    """
     count, total = dist.get_world_size(), 0
     for name, module in model.named_modules():
         times = 2 if any(f"{name}.".startswith(f"{group}.") for group in task.groups) else 1
@@ -132,10 +139,10 @@ class Run:
         self.task, self.scheme, self.mesh = task, scheme, mesh
         self.alone, self.together = built(task, scheme), sharded(built(task, scheme), task, mesh)
         self.optimizers = [task.optimizer(model) for model in (self.alone, self.together)]
-        self.losses: list[tuple[float, float]] = []  # of one process, of several
+        self.losses: list[tuple[float, float]] = []  # single process, several processes
 
     def first_logits(self) -> float:
-        """How far those of the parts are from those of the whole batch."""
+        """The largest difference between the logits of the parts and of the whole batch."""
         batch = self.task.batches[0]
         with torch.no_grad():
             mine = self.alone(*batch[0]).chunk(dist.get_world_size())[dist.get_rank()]
@@ -143,8 +150,11 @@ class Run:
         return combined(difference, dist.ReduceOp.MAX).item()
 
     def sent(self) -> Sent:
-        """What a step sends: a forward and a backward without a change of parameters. It is no step of the training,
-        for inside of a mode operators take other routes, which may sum in another order."""
+        """The bytes of a step, measured in a forward and backward without an update.
+
+        This is not a training step, because inside a dispatch mode operators use other routes, which may sum in another
+        order.
+        """
         inputs, labels = own(self.task.batches[0])
         with Sent() as sent:
             functional.cross_entropy(self.together(*inputs), labels).backward()
@@ -152,7 +162,7 @@ class Run:
         return sent
 
     def train(self, folder: str) -> None:
-        """All steps; halfway there is a checkpoint in `folder`."""
+        """Run all steps; halfway, save a checkpoint in `folder`."""
         count = len(self.task.batches)
         for number, batch in enumerate(self.task.batches):
             if number == count // 2 and self.task.name == "digits":
@@ -162,7 +172,7 @@ class Run:
             self.losses.append((alone.item(), combined(together, dist.ReduceOp.SUM).item()))
 
     def resumed_alike(self, folder: str) -> bool:
-        """Whether a model that loads the checkpoint, calibrated by nothing else, goes on with the same losses."""
+        """Whether a model that loads the checkpoint, without other calibration, continues with the same losses."""
         model = sharded(built(self.task, self.scheme, calibrate=False), self.task, self.mesh)
         optimizer = self.task.optimizer(model)
         found = state(model, optimizer)
@@ -172,7 +182,7 @@ class Run:
         return losses == [together for _, together in self.losses[begin:]]
 
     def parameters_differ(self) -> float:
-        """The length of the difference of all parameters that train, as one vector, of that of themselves."""
+        """The norm of the difference of all trained parameters, relative to their norm."""
         trained = [p for p in self.together.parameters() if p.requires_grad]
         several = torch.cat([p.full_tensor().detach().flatten() for p in trained])  # type: ignore[attr-defined]
         alone = torch.cat([p.detach().flatten() for p in self.alone.parameters() if p.requires_grad])
@@ -193,7 +203,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def compare(task: Task, mesh: Any, folder: str) -> dict[str, Any]:
-    """What is measured of each scheme."""
+    """The measurements of each scheme."""
     found = {}
     for name, scheme in task.schemes.items():
         run, start = Run(task, scheme, mesh), time.perf_counter()
@@ -227,7 +237,7 @@ def line(name: str, row: dict[str, Any], seconds: float) -> str:
 
 
 def check(task: str, found: dict[str, Any]) -> None:
-    """End the process unless all claims hold."""
+    """Exit unless all claims hold."""
     for name, row in found.items():
         label = f"{task}, {name}"
         sent, said = row["gathered_bytes"], row["described_bytes"]
@@ -264,7 +274,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as own_folder:
         shared = [own_folder]
-        dist.broadcast_object_list(shared)  # the folder of the first process
+        dist.broadcast_object_list(shared)  # use the first process's folder
         for name in TASKS if args.task == "all" else [args.task]:
             found[name] = compare(TASKS[name](args.steps or STEPS[name]), mesh, f"{shared[0]}/{name}")
         dist.barrier()
@@ -281,7 +291,7 @@ def main() -> None:
     for name, rows in found.items():
         check(name, rows)
     sys.stdout.flush()
-    os._exit(0)  # Gloo's threads may abort a process that shuts down (pytorch #179291)
+    os._exit(0)  # Gloo's threads may abort the process at shutdown (pytorch #179291)
 
 
 if __name__ == "__main__":

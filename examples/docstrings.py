@@ -1,6 +1,6 @@
 """Sentences from the docstrings of the standard library, each with the module that it documents.
 
-What they are depends on the Python version alone: the files are read, not imported.
+They depend only on the Python version: the files are read, not imported.
 """
 
 import ast
@@ -14,17 +14,17 @@ MODULES = (
     "typing unittest urllib xml"
 ).split()
 WORDS = range(5, 41)  # in a sentence
-HELD_OUT = 4  # one docstring of so many
+HELD_OUT = 4  # one in this many docstrings is held out
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def load() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """To train with and held out: sentences, and the place of their module in MODULES.
+    """The training and the held-out sentences, each with the index of its module in MODULES.
 
-    All sentences of a docstring are on one side, and none is there twice.
+    All sentences of a docstring are on the same side, and none occurs twice.
 
     Raises:
-        FileNotFoundError: this Python has no source of a module.
+        FileNotFoundError: this Python installation lacks a module's source.
     """
     train: list[tuple[str, int]] = []
     held_out: list[tuple[str, int]] = []
@@ -52,7 +52,7 @@ def _docstrings(module: str) -> Iterator[str]:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The prose of a docstring: paragraphs without examples of an interpreter, cut at full stops."""
+    """The prose of a docstring: paragraphs without interpreter examples, split at full stops."""
     for paragraph in re.split(r"\n\s*\n", text):
         if ">>>" in paragraph:
             continue

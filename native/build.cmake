@@ -1,18 +1,19 @@
-# Builds the native kernels in build/native, and puts the library, or _native.txt with what CMake and the compiler said where
-# they failed, into hop/: that of an installation, which goes on in either case (CMakeLists.txt), or that of this checkout:
+# Builds the native kernels in build/native, and copies the library to hop/, or, if the build fails, _native.txt with the
+# output of CMake and the compiler. An installation (CMakeLists.txt) continues in either case, and hop/ is the installed
+# folder; without an installation it is the one of this checkout:
 #     cmake -P native/build.cmake
 cmake_minimum_required(VERSION 3.24)
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH root)
 set(build ${root}/build/native)
 set(place ${root}/hop)
 if(HOP_STATE STREQUAL editable)
-    # All that Python needs to find the package here. What comes earlier on its path, as another checkout, goes first.
+    # This file is enough for Python to find the package here, unless another copy is earlier on its path.
     file(WRITE ${CMAKE_INSTALL_PREFIX}/torch_hop.pth "${root}\n")
 elseif(HOP_STATE)
     set(place ${CMAKE_INSTALL_PREFIX}/hop)
 endif()
 
-# All settings come from the environment, as CMake reads it in an empty folder only: others than before begin anew.
+# All settings come from the environment, which CMake only reads in an empty folder: changed settings need a new build.
 if(NOT CMAKE_GENERATOR)
     set(CMAKE_GENERATOR Ninja)
     find_program(CMAKE_MAKE_PROGRAM ninja REQUIRED)
@@ -37,7 +38,7 @@ else()
     file(WRITE ${build}/settings.txt "${settings}")
 endif()
 
-# Runs a command, whose output is both shown and kept.
+# Runs a command; its output is both shown and kept.
 function(run)
     execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output
         ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)

@@ -1,5 +1,5 @@
-// The C interface of hop's native kernels: plain C types alone, so that one binary serves every version of PyTorch.
-// Strides and offsets are in elements. Functions return 0, or one of Result.
+// The C interface of hop's native kernels. It uses only plain C types, so that one binary works with every version of
+// PyTorch. Strides and offsets are in elements. Functions return 0, or a value of Result.
 #pragma once
 #include <stdint.h>
 
@@ -11,48 +11,49 @@
 
 enum Result { HOP_OK = 0, HOP_NO_MEMORY = 1, HOP_UNSUPPORTED = 2 };
 
-// The version of this interface; Python refuses a library of another.
+// The version of this interface; Python rejects libraries with another version.
 HOP_API int hop_version();
 
-// Levels of instructions, as in cpu.h. hop_use_level returns what was asked for before.
+// Levels of instructions, as in cpu.h. hop_use_level returns the previous one.
 HOP_API int hop_best_level();
 HOP_API int hop_use_level(int level);
 
-// Whether one or two rows of floats may be summed in another order than more rows, where that is faster: with matrix tiles,
-// by a packed weight. Not at first. Returns what was so before.
+// Whether one or two rows of floats may be summed in another order than more rows, where that is faster: with matrix
+// tiles, and a packed weight. Off by default. Returns the previous setting.
 HOP_API int hop_reorder_few_rows(int yes);
 
-// Operations a second of the matrix unit on int8, 0 if there is none, and bytes a second read from memory.
+// Operations per second of the matrix unit with int8, 0 if there is none; and bytes per second read from memory.
 HOP_API double hop_peak(int threads);
 HOP_API double hop_bandwidth(int threads, const void* data, int64_t bytes);
 
-// Runs body(context, index, count) on `count` threads at most, all at once, index 0..count-1; returns when all have
-// returned. Fewer may come, but count is what came, and the same for all. Without it a call runs on its own thread.
+// Sets the host's function that runs body(context, index, count) on at most `count` threads, all at the same time, with
+// index 0..count-1, and returns when all have returned. With fewer threads, the count passed to body is their number,
+// the same for all. Without such a function, calls run on their own thread.
 typedef void (*hop_threads)(int count, void (*body)(void*, int, int), void* context);
 HOP_API void hop_use_threads(hop_threads run);
 
 // ---- products
 
-// How one element is encoded.
+// The encoding of an element.
 enum Format {
     HOP_NONE = 0,
     HOP_INT8, HOP_UINT8,                // a byte each
-    HOP_INT4, HOP_UINT4, HOP_E2M1,      // two to a byte, the first in the low bits
+    HOP_INT4, HOP_UINT4, HOP_E2M1,      // two in a byte, the first in the low bits
     HOP_E4M3, HOP_E5M2,                 // a byte each
-    HOP_E8M0,                           // of scales: 2^(code - 127)
+    HOP_E8M0,                           // for scales: 2^(code - 127)
     HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16, HOP_INT32,
 };
 
-// How codes lie in memory.
+// The memory layout of codes.
 enum Layout {
     HOP_STRIDED = 0,
-    // The factor that is summed along its last dimension, as [rows / 32][k / 64][2][16 quads][16 rows][4] codes: what
-    // the tile instructions of CPUs read in one go. Rows and k are filled up with zero bytes. Codes of 4 bits: quads
-    // 2i and 2i + 1 share their bytes, the first in the low bits.
+    // A factor that is summed along its last dimension, as [rows / 32][k / 64][2][16 quads][16 rows][4] codes: the tile
+    // instructions of CPUs read this layout directly. Rows and k are padded with zero bytes. 4-bit codes: quads 2i and
+    // 2i + 1 share their bytes, the first in the low bits.
     HOP_TILED = 1,
 };
 
-// One number for each block of `rows` x `ks` elements: data[row / rows * row_stride + k / ks * k_stride] * factor.
+// One value for each block of `rows` x `ks` elements: data[row / rows * row_stride + k / ks * k_stride] * factor.
 struct hop_scale {
     int32_t format;  // HOP_NONE: 1
     float factor;
@@ -60,31 +61,31 @@ struct hop_scale {
     int64_t row_stride, k_stride;
 };
 
-// A factor of a product, taken as (rows, k): (code - zero) * scale * fold.
+// A factor of a product, as a matrix (rows, k): (code - zero) * scale * fold.
 struct hop_operand {
     int32_t format, layout;
     int64_t row_stride, k_stride;
-    int32_t zero;         // of all elements
-    int32_t zero_format;  // of zero points in the blocks of scale, instead: HOP_INT8, HOP_UINT8 or HOP_NONE
+    int32_t zero;         // for all elements
+    int32_t zero_format;  // of zero points with the blocks of scale, instead of `zero`: HOP_INT8, HOP_UINT8 or HOP_NONE
     hop_scale scale;      // float32
-    hop_scale fold;       // few bits, so that decode(code) * fold is a bfloat16 number
+    hop_scale fold;       // with so few bits that decode(code) * fold is a bfloat16 number
 };
 
-// How codes are found from a sum, as in hop.requantization.
+// How codes are computed from a sum, as in hop.requantization.
 enum Requantize { HOP_DIVISION = 0, HOP_MULTIPLIER, HOP_GEMMLOWP, HOP_TFLITE, HOP_AWAY, HOP_EVEN, HOP_RECIPROCAL };
 
 struct hop_output {
     int32_t format;       // HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16, HOP_INT32 (the sum itself), HOP_INT8 or HOP_UINT8
-    int32_t bias_format;  // HOP_NONE, a float, or HOP_INT32 in units of the product of scales
+    int32_t bias_format;  // HOP_NONE, a float format, or HOP_INT32: multiples of the product of the scales
     int64_t row_stride;
-    // of codes
+    // for codes
     int32_t requantize, low, high, zero, zero_format;
-    int32_t bounded;         // 1: activation has a lower bound, 2: an upper one, 3: both
+    int32_t bounded;         // 1: the activation has a lower bound, 2: an upper bound, 3: both
     float bounds[2];
-    int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 where one serves all
+    int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 if all share one
 };
 
-// What lies between the members of a batch, in bytes, of codes, scale, zero point and fold.
+// Distances in bytes between the members of a batch, for codes, scale, zero point and fold.
 struct hop_steps {
     int64_t codes, scale, zero, fold;
 };
@@ -93,104 +94,109 @@ struct hop_product {
     int64_t m, n, k;
     hop_operand lhs, rhs;
     hop_output output;
-    int64_t batch;  // products side by side, which share bias and output scale; 1 if there is one
+    int64_t batch;  // number of products, which share bias and output scale; 1 without a batch
     hop_steps lhs_step, rhs_step;
     int64_t output_step;
 };
 
-// What the operands hold: codes, scale, zero point, fold; and of a right factor, if they are known, the sums of the codes
-// of each row over all k, one member of the batch after the other, which zero points of the left one are multiplied by.
+// The data of an operand: codes, scale, zero point and fold. For a right factor also, if known, the sums of the codes
+// of each row over all k, one batch member after the other; zero points of the left factor are multiplied by them.
 struct hop_data {
     const void *codes, *scale, *zero, *fold;
     const int32_t* sums;
 };
 
-// Why there is no kernel for the product; a null pointer if there is one.
+// The reason why no kernel supports the product; a null pointer if one does.
 HOP_API const char* hop_product_declines(const hop_product* product);
 
 // output (m, n) = lhs (m, k) times the transpose of rhs (n, k), for each member of the batch.
 HOP_API int hop_multiply(const hop_product* product, int threads, const hop_data* lhs, const hop_data* rhs, const void* bias,
                          const void* output_scale, const void* output_zero, void* output);
 
-// The same of a left factor in HOP_FLOAT32 or HOP_FLOAT16, k contiguous, without scales, and an output in float32.
+// The same for a left factor in HOP_FLOAT32 or HOP_FLOAT16, contiguous along k, without scales, and an output in
+// float32.
 HOP_API int hop_multiply_floats(
     const hop_product* product, int threads, const void* lhs, const void* rhs_codes, const void* rhs_scale,
     const void* rhs_zero, const void* rhs_fold, float* output);
 
-// rhs codes from HOP_STRIDED to HOP_TILED.
+// Converts rhs codes from HOP_STRIDED to HOP_TILED.
 HOP_API int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled);
 
-// ---- products by weights as files of quantized models hold them: codes of 2 to 8 bits in rows, a scale for each group of a
-// row, and what is taken off each element
+// ---- products with weights in the formats of quantized model files: codes of 2 to 8 bits in rows, with a scale, and
+// optionally an offset, for each group of a row
 
-// Scales, one for each `group` elements of a row: numbers of `format`, or of HOP_INT8, HOP_UINT8 and HOP_E4M3 codes, which
-// are numbers[code] where numbers is given, and else integers; under a number of outer_format (HOP_NONE: 1) for each `outer`
-// elements, or for the whole weight if that is 0, by which they are multiplied, or divided if `divided`.
+// Scales, one for each `group` elements of a row: floats of `format`, or codes HOP_INT8, HOP_UINT8 and HOP_E4M3, which
+// represent numbers[code] if `numbers` is given, and integers otherwise. They are multiplied, or divided if `divided`,
+// by outer values of outer_format (HOP_NONE: 1), one for each `outer` elements, or one for the whole weight if that is
+// 0.
 struct hop_group_scales {
     int32_t format, outer_format, divided;
     int64_t group, outer;
     const float* numbers;  // 256
 };
 
-// y (m, n) = x (m, k) times the transpose of ŵ (n, k), ŵ = fl(fl(s * code) - offset), both fl float32; then a bias, and a
-// cast. Everything lies in contiguous memory; k is a multiple of 32, and of group; group is 16 or a multiple of 32.
+// y (m, n) = x (m, k) times the transpose of ŵ (n, k), ŵ = fl(fl(s * code) - offset), with float32 rounding fl; then a
+// bias is added, and the result is cast. All memory is contiguous; k is a multiple of 32, and of group; group is 16 or
+// a multiple of 32.
 //
 //     bits  codes of a row                 code
-//     8     a byte each                    int8, without offsets
-//     4     two to a byte                  numbers[code]
-//     2     four to a byte                 numbers[code]
-//     5     two to a byte, of the low 4    the low bits + 16 · high bit, of which 8 share a byte of `high`
+//     8     one per byte                   int8, without offsets
+//     4     two per byte                   numbers[code]
+//     2     four per byte                  numbers[code]
+//     5     two per byte, of the low 4     the low bits + 16 · high bit, of which 8 share a byte of `high`
 //     6     the same                       likewise, with two high bits, of which 4 share a byte
-//     3     four to a byte, of the low 2   the low bits + 4 · high bit, of which 8 share a byte
+//     3     four per byte, of the low 2    the low bits + 4 · high bit, of which 8 share a byte
 //
-// Those of 3, 5 and 6 bits are two's complement if is_signed.
+// Codes of 3, 5 and 6 bits are two's complement if is_signed.
 //
-// Each result is Σ in one order, whatever m and n are: lane j of 16 adds up the elements of 32 after the other,
-// j and j + 16 of each 32 for 8 bits, 2 j and 2 j + 1 for others, and the lanes are added up in halves.
+// Results are summed in the same order for all m and n: each of 16 lanes adds elements of one block of 32 after the
+// other, lane j the elements j and j + 16 of each block for 8 bits, 2 j and 2 j + 1 for other formats. The lanes are
+// then added up in halves.
 //
-// Of x in HOP_INT8, x̂ = x_scale * code, sums of integers are exact, modulo 2^32, in each step in which no scale changes, and
-// numbers of the weight's codes are integers; with every operation in float32, by itself, and steps in their order,
+// For x in HOP_INT8, x̂ = x_scale * code. Sums of integers are exact, modulo 2^32, within each step in which no scale
+// changes, and the weight's codes must represent integers. Each other operation is rounded to float32, and steps are
+// added in order:
 //
 //     y = Σ (float(Σ x code · code) * x_scale) * s - (float(Σ x code) * x_scale) * offset
 struct hop_group_product {
     int64_t m, n, k;
     int32_t bits, is_signed, has_offset;
     int32_t x_format, bias_format, output_format;  // HOP_FLOAT32, HOP_BFLOAT16 or HOP_FLOAT16; bias also HOP_NONE, x HOP_INT8
-    int64_t x_group;                               // of x in HOP_INT8: elements that share a scale, whole 32; 0 for a row
-    float numbers[16];                             // of 4 and 2 bits
-    struct hop_group_scales scales;                // of offsets too
+    int64_t x_group;                               // for x in HOP_INT8: elements that share a scale, a multiple of 32; 0 for a whole row
+    float numbers[16];                             // for 4 and 2 bits
+    struct hop_group_scales scales;                // also of offsets
 };
 
 struct hop_group_data {
     const void *codes, *high, *scale, *offset, *outer_scale, *outer_offset;
 };
 
-// Why there is no kernel for the product; a null pointer if there is one.
+// The reason why no kernel supports the product; a null pointer if one does.
 HOP_API const char* hop_group_product_declines(const struct hop_group_product* product);
 
-// x_scale: of x in HOP_INT8, float32 (m, k / x_group), the last of a row for what is left; else null.
+// x_scale: for x in HOP_INT8, float32 (m, k / x_group), rounded up; else null.
 HOP_API int hop_multiply_groups(const struct hop_group_product* product, int threads, const void* x, const float* x_scale,
                                 const struct hop_group_data* weight, const void* bias, void* y);
 
 // ---- convolutions
 
-// Sizes of three dimensions: depth, height, width; 1 for those that there are none of.
+// Sizes have three dimensions: depth, height, width; 1 for missing dimensions.
 struct hop_convolution {
     int64_t batch, channels, outputs, groups;
     int64_t size[3], kernel[3], stride[3], padding[3], dilation[3], output_size[3];
     int64_t input_strides[5];   // example, channel, depth, height, width
     int64_t weight_strides[5];  // output, channel of its group, depth, height, width
-    int32_t channels_last;      // how the output lies: (batch, *output_size, outputs), or (batch, outputs, *output_size)
-    // int8 or uint8, scales and zero points for all elements, or one for each example as for a row. Beyond the input
-    // its elements are 0.
+    int32_t channels_last;      // layout of the output: (batch, *output_size, outputs), or (batch, outputs, *output_size)
+    // int8 or uint8, with scales and zero points for all elements, or one for each example, as for a row. The input is
+    // padded with 0.
     hop_operand lhs;
-    // int8, or int4 if tiled; a scale for all elements, or one for each output. Tiled as (outputs, k), with k the
-    // elements of the kernel and, last, the channels of a group.
+    // int8, or int4 if tiled; with one scale for all elements, or one for each output. If tiled, its shape is (outputs,
+    // k), where k has the kernel elements and, last, the channels of a group.
     hop_operand rhs;
-    hop_output output;  // row_stride is of no use
+    hop_output output;  // row_stride is ignored
 };
 
-// Why there is no kernel for the convolution; a null pointer if there is one.
+// The reason why no kernel supports the convolution; a null pointer if one does.
 HOP_API const char* hop_convolution_declines(const hop_convolution* convolution);
 
 HOP_API int hop_convolve(
@@ -198,18 +204,19 @@ HOP_API int hop_convolve(
     const void* weight, const void* weight_scale, const void* bias, const void* output_scale, const void* output_zero,
     void* output);
 
-// ---- the same of tensors of PyTorch, which are looked at before they are read
+// ---- the same for tensors of PyTorch, which are checked before they are read
 
-// What a tensor must be: its bytes in a storage go from its offset on to `extent`. An item of 0: there is no tensor.
+// The expected form of a tensor: its bytes in the storage range from its offset up to `extent`. An item size of 0: no
+// tensor.
 enum { HOP_DIMS = 8 };
 struct hop_form {
-    int32_t dtype, device;  // as PyTorch numbers them
+    int32_t dtype, device;  // in PyTorch's numbering
     int64_t item, extent, dim;
     int64_t sizes[HOP_DIMS], strides[HOP_DIMS];
 };
 
-// Whether the storage of each of the tensors with these implementations is known to hold all of its elements, and it
-// has the shape, dtype and device of its form, where there are forms; strides may be any.
+// Whether the storage of each tensor with these implementations is known to contain all of its elements, and, if forms
+// are given, the tensor has the form's shape, dtype and device; strides may differ.
 HOP_API int hop_all_fit(int count, const hop_form* forms, const void* const* implementations);
 
 // ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.numerics.quantizer.
@@ -324,15 +331,16 @@ HOP_API int hop_compute_rows(const struct hop_rows* rows, const void* x, const v
                              const void* bias, const void* given_scale, int32_t given_codes,
                              const uint8_t* given_zero_point, void* result, void* scale, void* second, int32_t threads);
 
-// ---- attention of int8, in two passes over each row of scores, bit for bit as hop/impls/scaled/families/attention.py says
+// ---- attention of int8, in two passes over each row of scores, bit for bit as defined in
+// hop/impls/scaled/families/attention.py
 
 enum MaskKind { HOP_MASK_NONE = 0, HOP_MASK_BOOL, HOP_MASK_FLOAT };
 
-// q is (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys, value_width), their last
-// dimension contiguous, and strides of the others in elements. q_scale has a number for each (batch, head, query), k_scale
-// for each (batch, key head, key), v_scale for each (batch, key head, channel), or key if it is per_token. The mask is
-// (batch, heads, queries, keys), a byte or a float32 each. The result, of FloatDtype, lies in contiguous memory. `heads` is
-// a multiple of key_heads; sizes are 1 or more, keys and width 65,793 or less.
+// q is (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys, value_width), with
+// a contiguous last dimension and strides of the others in elements. q_scale has one value for each (batch, head,
+// query), k_scale for each (batch, key head, key), v_scale for each (batch, key head, channel), or key if it is
+// per_token. The mask is (batch, heads, queries, keys), with elements of one byte or float32. The result, of
+// FloatDtype, is contiguous. `heads` is a multiple of key_heads; sizes are at least 1, keys and width at most 65,793.
 struct hop_attention {
     int64_t batch, heads, key_heads, queries, keys, width, value_width;
     int64_t q_stride[3], k_stride[3], v_stride[3], mask_stride[3];

@@ -40,8 +40,8 @@ void write(const char* path, const at::Tensor& y) {
 
 extern "C" int main(int count, char** arguments) try {
     if (count < 6) throw std::runtime_error("run LIBRARY PACKAGE INPUT COLUMNS OUTPUT [THREADS]");
-    if (count > 6) at::set_num_threads(std::atoi(arguments[6]));  // which the kernels obey, as PyTorch's do
-    // It registers its operators as it is loaded, so it comes before the package, and stays.
+    if (count > 6) at::set_num_threads(std::atoi(arguments[6]));  // also limits the kernels' threads
+    // Loading the library registers its operators, so it is loaded before the package and never unloaded.
     if (!dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL)) throw std::runtime_error(dlerror());
     torch::inductor::AOTIModelPackageLoader package(arguments[2]);
     const at::Tensor y = package.run({read(arguments[3], std::atoll(arguments[4]))}).at(0);

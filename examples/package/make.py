@@ -1,9 +1,9 @@
-"""Packages a model whose products run on the native kernels, for a program without Python: main.cpp.
+"""Package a model whose products run on the native kernels, for a program without Python: main.cpp.
 
     python examples/package/make.py FOLDER
 
-writes model.pt2, and an input and the output that Python gives for it, as float32 without a header. The package calls
-the operators hop_native::*, so whoever runs it loads hop/_native.abi3.so first. It needs a C++ compiler.
+writes model.pt2, an input, and Python's output for it, both as float32 without a header. The package calls the
+operators hop_native::*, so the program must load hop/_native.abi3.so first. Needs a C++ compiler.
 """
 
 import sys
@@ -20,7 +20,7 @@ from hop.kernels.cpu import native
 
 
 class Linear(nn.Module):
-    """int8 rows, quantized in each call, times int8 rows in tiles: (..., in) -> (..., out)."""
+    """int8 rows, quantized in each call, times packed int8 rows: (..., in) -> (..., out)."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Linear(nn.Module):
 
 
 def model_and_input() -> tuple[nn.Module, Tensor]:
-    """What is packaged: exchange it for another one."""
+    """The model to package; replace it with your own."""
     torch.manual_seed(0)
     first, second = (Linear(torch.randn(n, k) / 8, torch.randn(n)) for n, k in ((256, 64), (40, 256)))
     return nn.Sequential(first, nn.ReLU(), second).eval(), torch.randn(33, 64)
 
 
 def main(folder: Path) -> None:
-    warnings.simplefilter("ignore")  # of export, about itself
+    warnings.simplefilter("ignore")  # torch.export warns about its own code
     if (missing := native.library().missing) is not None:
         sys.exit(missing)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     path = torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(folder / "model.pt2"),
-        # Else torch 2.11 fixes the number of threads of the loops that Inductor writes, to that of this process.
+        # Otherwise torch 2.11 fixes the number of threads of Inductor's loops to that of this process.
         inductor_configs={"cpp.dynamic_threads": True},
     )
     output = torch._inductor.aoti_load_package(path)(x)

@@ -1,14 +1,14 @@
-"""Algorithms that choose the codes, the scales and the schemes of a model from data, for any Quantizer.
+"""Algorithms that choose a model's codes, scales and schemes from data, for any Quantizer.
 
-gptq.py         codes of weights with the least error of a layer's results: those of one weight are found by
-                solving.py (GPTQ), adarounding.py (AdaRound)
-distilling.py   the float model as a teacher
-choosing.py     a scheme for each layer within a size or a time; picture.py draws them
-sensitivity.py  what each layer loses in each scheme; candidates.py tries them
-smoothing.py    factors for the channels of inputs; stages.py what they are searched on, flow.py finds what takes them
-rotating.py     Hadamard transforms of blocks of channels before they are quantized
-correcting.py   biases and batch norms after quantization
-inputs.py       what passes into layers: their order, their inputs, second moments of these
+gptq.py         gptq, adaround: codes of weights with the least error of a layer's output;
+                solving.py (GPTQ) and adarounding.py (AdaRound) handle one weight; grid.py encodes single elements
+distilling.py   teacher_of, distillation_loss: the float model as a teacher
+choosing.py     choose_bits: a scheme per layer within a size or a time; picture.py plots the result
+sensitivity.py  sensitivity: the loss of each layer in each scheme; candidates.py tries the schemes
+smoothing.py    smoothquant, awq: channel factors; stages.py groups layers by input, flow.py finds where factors fold
+rotating.py     rotate: Hadamard transforms of blocks of channels before quantization
+correcting.py   correct_bias, reestimate_batch_norms: corrections after quantization
+inputs.py       inputs of layers: call order, sharing, second moments
 """
 
 from hop.algorithms.choosing import Chosen as Chosen

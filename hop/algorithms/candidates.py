@@ -1,6 +1,6 @@
-"""The layers of a model in each of several schemes: what they give, their bytes, their time.
+"""The layers of a model in several schemes: their outputs, their sizes and their times.
 
-The float model stays as it is: each scheme is tried on a copy of its modules that shares its Parameters and buffers.
+The float model is not changed: each scheme is tried on a copy of its modules that shares its Parameters and buffers.
 """
 
 import copy
@@ -31,32 +31,32 @@ from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 ROUNDS = 7
-"""How often each layer is timed in each scheme; the schemes take turns."""
+"""Number of timed calls of each layer in each scheme, the schemes in turns."""
 
-_KNOWN = {of: new for of, new in LAYERS.items() if issubclass(new, Layer) and new is not OutputProjection}
+_KNOWN = {old: new for old, new in LAYERS.items() if issubclass(new, Layer) and new is not OutputProjection}
 
 
 @dataclass(eq=False)
 class Candidates:
-    """Layers, by their names, and what becomes of each in each scheme."""
+    """The layers of a model, by name, converted to each scheme."""
 
-    model: nn.Module  # the float one, as it was given
+    model: nn.Module  # the unchanged float model
     schemes: tuple[Scheme | None, ...]
-    layers: dict[str, dict[int, Any]] = field(default_factory=dict)  # by the place of a scheme that it takes; frozen
-    left: dict[str, str] = field(default_factory=dict)  # the names of other layers, and why
+    layers: dict[str, dict[int, Any]] = field(default_factory=dict)  # frozen layers by name and index into schemes
+    left: dict[str, str] = field(default_factory=dict)  # reasons by the name of an unsupported layer
 
     def results(self, name: str, args: Any, kwargs: Any) -> dict[int, Tensor]:
-        """What a layer gives in each scheme, as floats."""
+        """The outputs of a layer in each scheme, as floats."""
         with torch.no_grad(), reminder.silent():
             outputs = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
         return {place: y.numbers() if isinstance(y, QuantizedTensor) else y for place, y in outputs.items()}
 
     def sizes(self, name: str) -> dict[int, int]:
-        """The bytes of its weight in each scheme."""
+        """The bytes of a layer's weight in each scheme."""
         return {place: _bytes(layer.weight) for place, layer in self.layers[name].items()}
 
     def seconds(self, name: str, args: Any, kwargs: Any) -> dict[int, float]:
-        """The time of one call in each scheme: the median of ROUNDS, after one to warm up."""
+        """The time of one call in each scheme: the median of ROUNDS calls after a warm-up."""
         times: dict[int, list[float]] = {place: [] for place in self.layers[name]}
         with torch.no_grad(), reminder.silent():
             for _ in range(1 + ROUNDS):
@@ -69,7 +69,7 @@ class Candidates:
         return {place: statistics.median(each[1:]) for place, each in times.items()}
 
     def sharing(self) -> list[list[str]]:
-        """The names of layers, together where they share a weight."""
+        """The names of layers, grouped by shared weight."""
         groups: dict[int, list[str]] = {}
         for name in self.layers:
             groups.setdefault(id(self.model.get_submodule(name).weight), []).append(name)
@@ -77,23 +77,25 @@ class Candidates:
 
 
 def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], filter: Selector | None) -> Candidates:
-    """The layers of `model` that `filter` selects, in each of `schemes`, None for floats. Static scales of activations
-    are calibrated on `data`.
+    """The layers of `model` that `filter` selects, in each of `schemes`; None stands for floats.
+
+    Static scales of activations are calibrated on `data`.
 
     Raises:
-        TypeError: model is no module, or schemes are none.
-        ValueError: no layer takes one of the schemes."""
+        TypeError: `model` is not a module, or `schemes` is not a list of schemes.
+        ValueError: no layer supports any of the schemes.
+    """
     if not isinstance(model, nn.Module):
         raise not_a_model(function, model)
     if filter is not None:
         check_selector("filter", filter)
-    result = Candidates(model, _several(function, schemes))
+    result = Candidates(model, _checked_schemes(function, schemes))
     known = {
         name: module
         for name, module in modules_of(model)
         if type_before_parametrizations(module) in _KNOWN and (filter is None or matches(filter, name, module))
     }
-    check_plain(function, known.items())  # copies of the model share what computes them
+    check_plain(function, known.items())  # copies of the model would share parametrizations and hooks
     by_place: dict[str, dict[int, Any]] = {name: {} for name in known}
     for place, scheme in enumerate(result.schemes):
         tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)
@@ -109,16 +111,16 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
     result.layers = {n: by for n, by in by_place.items() if any(result.schemes[place] is not None for place in by)}
     result.left = {name: why for name, why in result.left.items() if name not in result.layers}
     if not result.layers:
-        said = "; ".join(f"{name}: {why}" for name, why in result.left.items()) or "it has no layer that hop knows"
+        reasons = "; ".join(f"{name}: {why}" for name, why in result.left.items()) or "it has no layer that hop knows"
         raise ValueError(
-            f"{function}: no layer of model={type(model).__name__} takes one of these schemes ({said}); give a float "
-            "model, and schemes that fit its layers"
+            f"{function}: no layer of model={type(model).__name__} takes one of these schemes ({reasons}); give a "
+            "float model, and schemes that fit its layers"
         )
     return result
 
 
-def batches_of(function: str, batches: Any) -> list[Any]:
-    """The batches in a list, of which there must be one."""
+def list_batches(function: str, batches: Any) -> list[Any]:
+    """The batches as a list. Raises TypeError or ValueError unless there is at least one."""
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
         raise TypeError(f"{function}: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
@@ -129,8 +131,9 @@ def batches_of(function: str, batches: Any) -> list[Any]:
 
 
 def dense_bytes(q: Quantizer, shape: Sequence[int]) -> int:
-    """The bytes of codes and scales of a tensor of `shape`, without bits to spare: codes of 3, 5 and 6 bits as
-    hop.layouts.Planes holds them."""
+    """The bytes of the codes and scales of a tensor of `shape`, without padding bits: codes of 3, 5 and 6 bits take as
+    much as in hop.layouts.Planes.
+    """
     has_planes = q.format.bits in (3, 5, 6) and not q.format.dtype.is_floating_point
     buffers = replace(q, layout=Planes() if has_planes else None).buffers(shape)
     return sum(math.prod(size) * dtype.itemsize for size, dtype in buffers.values())
@@ -140,27 +143,28 @@ def _bytes(weight: Any) -> int:
     return dense_bytes(weight.quantizer, weight.shape) if isinstance(weight, QuantizedTensor) else weight.nbytes
 
 
-def _several(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
+def _checked_schemes(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
+    """Check the schemes and return them as a tuple. Raises TypeError or ValueError."""
     if isinstance(schemes, str | Scheme | Quantizer) or not isinstance(schemes, Sequence) or not schemes:
         raise TypeError(
             f"{function}: schemes must be a list of schemes, got {schemes!r}; give one such as ['int4', 'int8']"
         )
     checked_schemes = tuple(None if each is None else checked(each)[0][1] for each in cast(Sequence[Any], schemes))
     if len(set(checked_schemes)) < len(checked_schemes):
-        raise ValueError(f"{function}: schemes has one twice: {schemes!r}; give each once")
+        raise ValueError(f"{function}: schemes has a duplicate: {schemes!r}; give each once")
     return checked_schemes
 
 
 def _shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of the modules, with the very Parameters and buffers."""
+    """A copy of the modules that shares the Parameters and buffers."""
     memo: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     return copy.deepcopy(model, memo)
 
 
 def _quantized(model: nn.Module, scheme: Scheme, filter: Selector | None, data: Sequence[Any]) -> Any:
-    """A copy of the model in a scheme, frozen."""
+    """A frozen copy of the model in a scheme."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="convert: no layer was converted")  # what fits is counted later
+        warnings.filterwarnings("ignore", message="convert: no layer was converted")  # checked later, over all schemes
         result = convert(_shared_copy(model), scheme, filter=filter)
     if any(isinstance(m, Layer) for m in result.modules()):
         if has_static_scale(scheme):

@@ -1,10 +1,10 @@
-"""choose_bits: a scheme for each layer, the least loss within a size or a time.
+"""choose_bits: choose a scheme per layer to minimize the loss within a size or a time.
 
-    minimize Σ loss[l, s] · x[l, s]    where each layer l takes one scheme s, Σ_s x[l, s] = 1, x of 0 and 1,
-                                       and Σ size[l, s] · x[l, s] is at most `size`, and the same for seconds
+    minimize Σ loss[l, s] · x[l, s]    where each layer l has one scheme s: Σ_s x[l, s] = 1, x in {0, 1},
+                                       and Σ size[l, s] · x[l, s] is at most `size`; likewise for seconds
 
-by scipy.optimize.milp. That losses of layers add up is exact to first order for `Fisher()` as long as the errors of
-layers are not correlated; for `SQNR()` it is a rule of thumb.
+solved by scipy.optimize.milp. Adding the losses of layers is exact to first order for `Fisher()` if the errors of
+layers are uncorrelated; for `SQNR()` it is a heuristic.
 """
 
 import glob
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from hop.algorithms.candidates import batches_of, candidates
+from hop.algorithms.candidates import candidates, list_batches
 from hop.algorithms.sensitivity import FISHER, LayerCost, Measure, costs
 from hop.nn.layer import spelled
 from hop.nn.selectors import Selector
@@ -24,7 +24,7 @@ from hop.numerics.schemes import Scheme
 
 @dataclass(frozen=True)
 class ChosenLayer:
-    """The scheme of one layer; its loss is NaN where no batch reaches it."""
+    """The scheme chosen for one layer; the loss is NaN if no batch reaches it."""
 
     cost: LayerCost
     note: str = ""
@@ -32,16 +32,16 @@ class ChosenLayer:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What `choose_bits` found; str() is a table.
+    """The result of `choose_bits`; str() formats it as a table.
 
     Attributes:
-        rules: what `hop.quantize_` takes: from the name of each layer, as a pattern, to its scheme.
-        layers: the same with what each costs.
-        costs: those of each layer in each scheme that was tried.
-        left: the names of layers that take none of the schemes, and why.
-        loss: the sum, of layers that data reaches.
-        size: the bytes of the weights' codes and scales, a weight that layers share counted once.
-        seconds: of the layers' calls for the first batch; NaN where no time was given.
+        rules: the rules to pass to `hop.quantize_`: each layer's name, as a pattern, with its scheme.
+        layers: the chosen scheme and cost of each layer.
+        costs: the cost of each layer in each scheme that was tried.
+        left: the names of layers that support none of the schemes, with the reason.
+        loss: the total loss of the layers that data reaches.
+        size: total bytes of the weights' codes and scales; a shared weight counts once.
+        seconds: total time of the layers' calls for the first batch; NaN without a time limit.
     """
 
     rules: dict[Any, Scheme | None]  # as Rules
@@ -56,9 +56,9 @@ class Chosen:
         rows = [("layer", "bytes", "loss", "scheme")]
         for row in self.layers:
             c = row.cost
-            said = "floats" if c.scheme is None else spelled(c.scheme)
-            said += f"  ({row.note})" if row.note else ""
-            rows.append((c.name or "(model)", f"{c.size:,}", f"{c.loss:.3g}", said))
+            scheme = "floats" if c.scheme is None else spelled(c.scheme)
+            scheme += f"  ({row.note})" if row.note else ""
+            rows.append((c.name or "(model)", f"{c.size:,}", f"{c.loss:.3g}", scheme))
         rows.append(("all", f"{self.size:,}", f"{self.loss:.3g}", ""))
         rows += [(name or "(model)", "", "", f"left: {why}") for name, why in self.left.items()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -66,11 +66,13 @@ class Chosen:
         return "\n".join(lines)
 
     def picture(self) -> Any:
-        """A matplotlib Figure: the bits of each layer's weight that were chosen, over the loss in each scheme. Raises
-        ImportError without matplotlib: pip install 'torch-hop[report]'."""
-        from hop.algorithms.picture import of_chosen
+        """Return a matplotlib Figure of each layer's chosen bits and its loss in each scheme.
 
-        return of_chosen(self.layers, self.costs)
+        Raises ImportError without matplotlib: pip install 'torch-hop[report]'.
+        """
+        from hop.algorithms.picture import plot_chosen
+
+        return plot_chosen(self.layers, self.costs)
 
 
 def choose_bits(
@@ -83,36 +85,37 @@ def choose_bits(
     measure: Measure = FISHER,
     filter: Selector | None = None,
 ) -> Chosen:
-    """A scheme for each layer of a float model: those with the least loss within a size, a time, or both.
+    """Choose a scheme for each layer of a float model, with the least total loss within a size, a time, or both.
 
         chosen = choose_bits(model, [Quantizer(f, (1, 128)) for f in (INT3, INT4, INT5, INT6, INT8)], batches, size=n)
         hop.quantize_(model, chosen.rules)
 
     Args:
-        schemes, batches, filter, measure: as `sensitivity`.
-        size: the most bytes that the weights of the layers take together, codes and scales, without bits to spare:
-            codes of 3, 5 and 6 bits as hop.layouts.Planes holds them. Biases and other layers are not counted.
-        seconds: the most time that the layers take together for the first batch, as `sensitivity(timed=True)` measures
-            it on this machine.
+        model: the float model; it is not changed.
+        schemes, batches, filter, measure: as for `sensitivity`.
+        size: the most bytes that the codes and scales of the layers' weights may take in total, without padding bits:
+            codes of 3, 5 and 6 bits take as much as in hop.layouts.Planes. Biases and other layers are not counted.
+        seconds: the most time that the layers may take in total for the first batch, as `sensitivity(timed=True)`
+            measures it on this machine.
 
     Returns:
-        The rules and what they cost. The model is not changed. A layer that no batch reaches has no loss that could be
-        weighed: it takes the scheme of the most bytes, and its note says so.
+        The rules and their costs. A layer that no batch reaches has no measurable loss: it gets the scheme with the
+            most bytes, and its note says so.
 
     Raises:
-        TypeError: an argument is none of these; a batch is none that the model takes.
-        ValueError: neither size nor seconds is given; batches is empty; no layer takes one of the schemes; the result
-            of a layer is not finite, in floats or in a scheme; no choice is as small or as fast: the message says what
-            the least is.
+        TypeError: an argument has the wrong type, or the model does not accept a batch.
+        ValueError: neither size nor seconds is given; batches is empty; no layer supports any of the schemes; the
+            output of a layer is not finite, in floats or in a scheme; or no choice is small or fast enough (the message
+            gives the minimum).
         ImportError: scipy is not installed.
     """
     _check_limits(size, seconds)
     _milp()
-    data = batches_of("choose_bits", batches)
+    data = list_batches("choose_bits", batches)
     tried = candidates("choose_bits", model, schemes, data, filter)
     by_layer = costs("choose_bits", tried, data, measure, seconds is not None)
     groups = [_group(names, by_layer) for names in tried.sharing()]
-    chosen = _solved([group.options for group in groups], size, seconds)
+    chosen = _solve([group.options for group in groups], size, seconds)
     place_of = {name: place for group, place in zip(groups, chosen, strict=True) for name in group.names}
     taken = [by_layer[name][place_of[name]] for name in tried.layers]
     layers = tuple(ChosenLayer(cost, _UNREACHED if math.isnan(cost.loss) else "") for cost in taken)
@@ -133,7 +136,7 @@ _UNREACHED = "no batch reaches it: it takes the scheme of the most bytes"
 
 @dataclass(frozen=True)
 class _Option:
-    """What layers that share a weight cost in one scheme."""
+    """The cost of layers that share a weight, in one scheme."""
 
     loss: float
     size: int
@@ -147,7 +150,7 @@ class _Group:
 
 
 def _group(names: list[str], by_layer: dict[str, dict[int, LayerCost]]) -> _Group:
-    """Layers that share a weight take one scheme; those that no batch reaches one alone."""
+    """The options of layers that share a weight, and so a scheme. Layers that no batch reaches have a single option."""
     shared = set.intersection(*(set(by_layer[name]) for name in names))
     if not shared:
         raise ValueError(
@@ -165,13 +168,13 @@ def _group(names: list[str], by_layer: dict[str, dict[int, LayerCost]]) -> _Grou
         options[place] = _Option(math.fsum(reached), rows[0].size, sum(row.seconds for row in rows))
     if all(math.isnan(by_layer[name][place].loss) for name in names for place in shared):
         largest = max(options, key=lambda place: options[place].size)
-        untimed = _Option(0.0, options[largest].size, 0.0)  # it is not called
+        untimed = _Option(0.0, options[largest].size, 0.0)  # the layer is never called
         options = {largest: untimed}
     return _Group(names, options)
 
 
-def _solved(options: list[dict[int, _Option]], size: int | None, seconds: float | None) -> list[int]:
-    """The place that each group takes."""
+def _solve(options: list[dict[int, _Option]], size: int | None, seconds: float | None) -> list[int]:
+    """The index of the scheme that each group gets."""
     import numpy as np
     from scipy.sparse import csr_matrix
 

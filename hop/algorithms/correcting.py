@@ -1,10 +1,10 @@
-"""correct_bias, reestimate_batch_norms: what the errors of a quantized model are on average, taken out again.
+"""correct_bias, reestimate_batch_norms: remove the mean error of a quantized model.
 
-    b ← b - E[ŷ - y]        over the data, for each channel of a layer's results; y those of the float model
+    b ← b - E[ŷ - y]        over the data, per output channel of a layer; y is the float model's output
 
 Nagel et al. 2019, "Data-Free Quantization through Weight Equalization and Bias Correction" (arXiv 1906.04721), section
-4.2, with data in the place of an assumption on it. Sun et al. 2019, "Hybrid 8-bit Floating Point Training and
-Inference" (NeurIPS), for statistics of batch norms that are found anew.
+4.2, with data instead of an assumption about its distribution. Sun et al. 2019, "Hybrid 8-bit Floating Point Training
+and Inference" (NeurIPS), for the re-estimated batch norm statistics.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop.algorithms.candidates import batches_of
+from hop.algorithms.candidates import list_batches
 from hop.nn import reminder
 from hop.nn.calibration import observed, run
 from hop.nn.folded import FoldedBatchNorm
@@ -27,41 +27,42 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, FoldedBatchNorm)
 
 @dataclass(frozen=True)
 class CorrectedLayer:
-    """What became of the bias of one layer; the mean error is the root of the mean square of E[ŷ - y] over channels, by
-    that of E[y]; NaN where no data was looked at."""
+    """The correction of one layer's bias. `before` and `after` are the RMS over channels of the mean error E[ŷ - y],
+    divided by that of E[y]; NaN if the layer was skipped.
+    """
 
     name: str
     before: float
     after: float
-    note: str = ""  # why it is as it was
+    note: str = ""  # why the bias was not changed
 
 
 def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) -> Any:
-    """Take what the results of quantized layers differ by on average from those of the float model out of their biases,
-    in place, one layer after another: each is given what the corrected ones before it leave.
+    """Subtract the mean error of each quantized layer's output, against the float model, from its bias, in place.
 
-    It takes one run over the data, up to the layer, for each.
+    Layers are corrected in call order, so that each sees the corrected layers before it. This takes one run over the
+    data, up to the layer, per layer.
 
     Args:
         model: with quantized layers, frozen or not.
-        floats: the float model, with layers of the same names, such as a copy from before `hop.quantize_`.
-        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
+        floats: the float model, with the same layer names, such as a copy from before `hop.quantize_`.
+        batches: inputs, as for hop.nn.calibrate; kept in a list meanwhile.
 
     Returns:
-        model. Its `bias_report` has a CorrectedLayer for each quantized layer with a weight. Layers without a bias,
-        with a bias that others share, that quantize their results, have a batch norm folded in, or are not reached by
-        data are left as they are, and their notes say so.
+        model. Its `bias_report` has a CorrectedLayer for each quantized layer with a weight. Layers are skipped, with a
+        note, if they have no bias or share it, quantize their output, have a batch norm folded in, or are not reached
+        by data.
 
     Raises:
-        TypeError: model or floats is no module; a batch is none that they take.
-        ValueError: batches is empty; model has no quantized layers; floats has no layer of a name; a result is not
-            finite. No bias is changed then, but for a result of the quantized model that is not finite, where those of
-            the layers before are.
+        TypeError: model or floats is not a module, or does not accept a batch.
+        ValueError: batches is empty; model has no quantized layers; floats lacks a layer; or an output is not finite.
+            No bias is changed then, except if an output of the quantized model is not finite: the layers before it are
+            corrected.
     """
     for given in (model, floats):
         if not isinstance(given, nn.Module):
             raise not_a_model("correct_bias", given)
-    data = batches_of("correct_bias", batches)
+    data = list_batches("correct_bias", batches)
     layers = {name: m for name, m in modules_of(model) if isinstance(m, Layer) and hasattr(m, "weight")}
     if not layers:
         raise ValueError(
@@ -70,37 +71,40 @@ def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) ->
     others = dict(modules_of(floats, every_name=True))
     if missing := [name for name in layers if name not in others or isinstance(others[name], Layer)]:
         raise ValueError(f"correct_bias: floats has no float layer {missing[0]!r}; give a copy of the float model")
-    rows = {name: CorrectedLayer(name, _NAN, _NAN, _declined(layer, layers)) for name, layer in layers.items()}
+    rows = {name: CorrectedLayer(name, _NAN, _NAN, _skip_reason(layer, layers)) for name, layer in layers.items()}
     taken = [name for name, row in rows.items() if not row.note]
     wanted = _means(floats, {name: (others[name], _channel(layers[name])) for name in taken}, data)
     for name in taken:
         if name not in wanted:
             rows[name] = CorrectedLayer(name, _NAN, _NAN, "no batch reaches it")
     for name, mean in wanted.items():  # in the order of their first calls
-        rows[name] = _corrected(model, name, layers[name], mean, data)
+        rows[name] = _correct(model, name, layers[name], mean, data)
     model.bias_report = tuple(rows.values())  # type: ignore[assignment]  # a plain attribute
     return model
 
 
 def reestimate_batch_norms(model: nn.Module, batches: Iterable[Any]) -> Any:
-    """Find the running statistics of batch norms anew, in place, from what the quantized layers before them give: the
-    means over batches of their means, and of their unbiased variances. Everything else runs in eval mode.
+    """Estimate the running statistics of batch norms again, in place, from the outputs of the quantized layers before
+    them.
+
+    The statistics are the means over batches of the batch means and unbiased variances. Everything else runs in eval
+    mode.
 
     Args:
-        model: with batch norms, folded ones (hop.nn.fold_batch_norms) too.
-        batches: inputs, as hop.nn.calibrate takes them: each of more than one example.
+        model: with batch norms, including folded ones (hop.nn.fold_batch_norms).
+        batches: inputs, as for hop.nn.calibrate, each with more than one example.
 
     Returns:
-        model. Norms that no batch reaches keep what they had.
+        model. Norms that no batch reaches keep their statistics.
 
     Raises:
-        TypeError: model is no module; a batch is none that it takes.
-        ValueError: batches is empty; no norm has running statistics; one gets a number that is not finite, and all keep
-            what they had.
+        TypeError: model is not a module, or does not accept a batch.
+        ValueError: batches is empty; no norm has running statistics; or a statistic is not finite. All norms keep their
+            statistics then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("reestimate_batch_norms", model)
-    data = batches_of("reestimate_batch_norms", batches)
+    data = list_batches("reestimate_batch_norms", batches)
     norms: dict[str, Any] = {
         name: m for name, m in modules_of(model) if isinstance(m, _NORMS) and m.running_mean is not None
     }
@@ -147,21 +151,21 @@ def _restore(norms: dict[str, Any], kept: dict[str, dict[str, Tensor]], names: S
             norms[name].get_buffer(own).copy_(value)
 
 
-class _Enough(Exception):
-    """All that a batch was run for has been seen."""
+class _StopRun(Exception):
+    """Stops a run once everything that it was for has been seen."""
 
 
 class _Mean:
-    """The mean over all but the channels, in float64."""
+    """The mean over all dimensions but the channels, in float64."""
 
     def __init__(self, dim: int) -> None:
         self.dim, self.count = dim, 0
         self.sum: Any = 0.0
-        self.per_batch: list[int] = []  # how many calls
+        self.per_batch: list[int] = []  # number of calls
 
     def add(self, y: Any) -> None:
-        wide = (y.numbers() if isinstance(y, QuantizedTensor) else y).detach().to(torch.float64)
-        channels = wide.movedim(self.dim, -1).flatten(0, -2) if wide.dim() > 1 else wide.unsqueeze(0)
+        x = (y.numbers() if isinstance(y, QuantizedTensor) else y).detach().to(torch.float64)
+        channels = x.movedim(self.dim, -1).flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
         self.sum = self.sum + channels.sum(0)
         self.count += len(channels)
 
@@ -170,8 +174,8 @@ class _Mean:
 
 
 @contextmanager
-def _seen(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> Iterator[None]:
-    """While results of modules are seen."""
+def _output_hooks(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> Iterator[None]:
+    """Call a function with each output of the given modules."""
     handles = [m.register_forward_hook(lambda module, args, y, see=see: see(y)) for m, see in pairs]
     try:
         yield
@@ -181,7 +185,7 @@ def _seen(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> Iterator[
 
 
 def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Sequence[Any]) -> dict[str, _Mean]:
-    """Those of the layers' results in the float model, in the order of their first calls."""
+    """The mean outputs of layers of the float model, in the order of their first calls."""
     every = {name: _Mean(dim) for name, (_, dim) in layers.items()}
     called: dict[str, _Mean] = {}
 
@@ -190,7 +194,7 @@ def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Seq
         every[name].per_batch[-1] += 1
 
     pairs = [(module, lambda y, name=name: see(name, y)) for name, (module, _) in layers.items()]
-    with observed(model, []), reminder.silent(), _seen(pairs):
+    with observed(model, []), reminder.silent(), _output_hooks(pairs):
         for number, batch in enumerate(data):
             for mean in every.values():
                 mean.per_batch.append(0)
@@ -201,8 +205,8 @@ def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Seq
     return called
 
 
-def _corrected(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Sequence[Any]) -> CorrectedLayer:
-    """A layer whose bias has been corrected."""
+def _correct(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Sequence[Any]) -> CorrectedLayer:
+    """Correct the bias of a layer and return its row of the report."""
     mean, left = _Mean(wanted.dim), 0
 
     def see(y: Any) -> None:
@@ -210,13 +214,13 @@ def _corrected(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Seq
         mean.add(y)
         left -= 1
         if left == 0:
-            raise _Enough
+            raise _StopRun
 
-    with observed(model, []), reminder.silent(), _seen([(layer, see)]):
+    with observed(model, []), reminder.silent(), _output_hooks([(layer, see)]):
         for number, batch in enumerate(data):
             left = wanted.per_batch[number]
             if left:
-                with suppress(_Enough):
+                with suppress(_StopRun):
                     run(model, batch, number)
     if not mean.count:
         return CorrectedLayer(name, _NAN, _NAN, "the quantized model does not call it")
@@ -225,10 +229,10 @@ def _corrected(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Seq
     before = layer.bias.detach().to(torch.float64)
     with torch.no_grad():
         layer.bias.copy_((before - error).to(layer.bias.dtype))
-    rest = error + (layer.bias.detach().to(torch.float64) - before)
+    remaining = error + (layer.bias.detach().to(torch.float64) - before)
     unit = float(wanted.mean().square().mean().sqrt()) or 1.0
-    was, now = (float(e.square().mean().sqrt()) / unit for e in (error, rest))
-    return CorrectedLayer(name, was, now)
+    before_rms, after_rms = (float(e.square().mean().sqrt()) / unit for e in (error, remaining))
+    return CorrectedLayer(name, before_rms, after_rms)
 
 
 def _check(name: str, mean: Tensor, what: str) -> None:
@@ -240,12 +244,12 @@ def _check(name: str, mean: Tensor, what: str) -> None:
 
 
 def _channel(layer: Any) -> int:
-    """The dimension of the results, from the last one, that its channels lie along."""
+    """The channel dimension of a layer's output, as a negative index."""
     return -layer.example_dims
 
 
-def _declined(layer: Any, layers: dict[str, Any]) -> str:
-    """Why the bias of a layer is left; "" where it is not."""
+def _skip_reason(layer: Any, layers: dict[str, Any]) -> str:
+    """The reason to skip a layer's bias; "" if there is none."""
     bias = getattr(layer, "bias", None)
     if layer.norm is not None:
         return "a batch norm is folded into it: call reestimate_batch_norms"

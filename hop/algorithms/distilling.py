@@ -1,4 +1,4 @@
-"""Distillation: a quantized model learns the outputs of the float one.
+"""Distillation: train a quantized model on the outputs of the float one.
 
     teacher = teacher_of(model)                                 # of the float model, or of the converted one
     loss = distillation_loss(model(x), teacher(x))              # in each step
@@ -19,7 +19,7 @@ from hop.tensor import QuantizedTensor
 
 
 class _Teacher(nn.Module):
-    """A model in eval mode and without gradients, whatever is done to the modules around it."""
+    """A model that stays in eval mode, without gradients, even if a parent module is switched to training."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -35,16 +35,16 @@ class _Teacher(nn.Module):
 
 
 def teacher_of(model: nn.Module) -> nn.Module:
-    """The float model that a quantized one is to imitate, as it is now: quantized layers are float ones in it.
+    """Return a snapshot of the model in floats for a quantized model to imitate: quantized layers become float ones.
 
-    It shares with `model` every Parameter that is not trained (requires_grad=False), and copies the others and all
-    buffers. It stays in eval mode, and its results have no gradients.
+    It shares every Parameter of `model` that is not trained (requires_grad=False), and copies the others and all
+    buffers. It stays in eval mode, and its outputs have no gradients.
 
     Args:
-        model: the float model, or one that hop.nn.convert made of it. Not one that is frozen: its weights are codes.
+        model: the float model, or one that hop.nn.convert returned. Not a frozen one, whose weights are codes.
 
     Raises:
-        TypeError: model is no module.
+        TypeError: model is not a module.
         ValueError: a layer is frozen, or has a batch norm folded in.
     """
     if not isinstance(model, nn.Module):
@@ -70,19 +70,19 @@ def teacher_of(model: nn.Module) -> nn.Module:
 
 
 def distillation_loss(student: Any, teacher: Any, temperature: float | None = None) -> Tensor:
-    """How far the outputs of a student are from those of its teacher.
+    """The distance between the outputs of a student and of its teacher.
 
     Args:
-        student, teacher: outputs of the two, trees with floating-point tensors of the same shapes; others are not
-            looked at.
+        student, teacher: outputs of the two models, trees with floating-point tensors of the same shapes; other leaves
+            are ignored.
         temperature: T, for logits (..., classes): T² times the mean Kullback-Leibler divergence of softmax(student / T)
-            from softmax(teacher / T). None for the mean squared error of all elements.
+            from softmax(teacher / T). None for the mean squared error over all elements.
 
     Returns:
-        A tensor of one element, in float32, with a gradient by `student` alone.
+        A scalar float32 tensor, differentiable with respect to `student` only.
 
     Raises:
-        ValueError: the two have other shapes, or no floating-point tensors; temperature is not above 0 and finite.
+        ValueError: the shapes differ, there are no floating-point tensors, or temperature is not above 0 and finite.
     """
     if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < float("inf")):
         raise ValueError(f"distillation_loss: temperature must be above 0 and finite, got {temperature!r}; give 2.0")

@@ -1,4 +1,4 @@
-"""gptq, adaround: weights of a model as codes, chosen for the least error of the layers' results on data."""
+"""gptq, adaround: quantize a model with codes chosen for the least error of the layers' outputs on data."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.algorithms.adarounding import adaround_codes
-from hop.algorithms.candidates import batches_of
+from hop.algorithms.candidates import list_batches
 from hop.algorithms.grid import Grid
 from hop.algorithms.inputs import Moments, Survey, moments
 from hop.algorithms.solving import Solved, error, solve
@@ -27,16 +27,17 @@ class GPTQ:
     """The settings of `gptq`.
 
     Args:
-        damping: what is added to the diagonal of each Hessian, in parts of its mean.
-        order: whether columns are rounded by the size of their inputs, the largest first. Scales are fixed before, so
-            that groups stay those of the quantizer ("static groups").
-        block: how many columns are rounded before those behind them are brought up to date; the result is the same.
-        sequential: whether a layer is given what comes from the layers before it as they are then, frozen. It takes one
-            run over the data, up to that layer, for each set of layers that read one input. Otherwise one run of the
-            float model serves all, and their Hessians are held at once.
+        damping: added to the diagonal of each Hessian, as a fraction of the diagonal's mean.
+        order: whether to round columns in order of decreasing input magnitude. Scales are fixed before, so that groups
+            stay those of the quantizer ("static groups").
+        block: number of columns to round before the remaining ones are updated; the result does not depend on it.
+        sequential: whether the inputs of a layer come from the already quantized layers before it. This takes one run
+            over the data, up to that layer, for each set of layers with a common input. Otherwise one run of the float
+            model serves all layers, and all Hessians are in memory at once.
 
     Raises:
         ValueError: damping is negative or not finite, or block is less than 1.
+        TypeError: order or sequential is not a bool.
     """
 
     damping: float = 0.01
@@ -63,14 +64,14 @@ class AdaRound:
     """The settings of `adaround`.
 
     Args:
-        steps: how many steps of Adam each weight takes.
-        rate: their learning rate.
-        weighting: λ, how much it counts that elements are between two numbers.
-        sequential: as that of GPTQ.
+        steps: number of steps of Adam per weight.
+        rate: the learning rate.
+        weighting: λ, the weight of the term that pushes elements to one of the two values.
+        sequential: as for GPTQ.
 
     Raises:
         ValueError: steps is less than 1, or a number is not above 0 and finite.
-        TypeError: sequential is neither True nor False.
+        TypeError: sequential is not a bool.
     """
 
     steps: int = 500
@@ -99,15 +100,16 @@ Settings = GPTQ | AdaRound
 
 @dataclass(frozen=True)
 class LayerError:
-    """What became of one layer. Errors are of its results on the data, Σ|(W - Ŵ) x|² / Σ|W x|²; NaN where no data is
-    looked at."""
+    """The error of one quantized layer. Errors are those of its output on the data, Σ|(W - Ŵ) x|² / Σ|W x|²; NaN if the
+    layer was skipped.
+    """
 
     name: str
-    rows: int  # how many inputs its Hessian was summed of
-    nearest: float  # the error of weights rounded to the nearest
-    error: float  # that of the weights it has
-    damping: float  # what it took
-    note: str = ""  # why it is rounded to the nearest, or what else is to be known
+    rows: int  # number of inputs in its Hessian
+    nearest: float  # the error with weights rounded to nearest
+    error: float  # the error with the chosen codes
+    damping: float  # the damping that was used
+    note: str = ""  # why it is rounded to nearest, or another remark
 
 
 def gptq(
@@ -119,32 +121,33 @@ def gptq(
     settings: GPTQ = GPTQ(),
     pack: bool = True,
 ) -> Any:
-    """Quantize a model, in place, as `hop.quantize_` does, with the codes of weights of Linear and Conv2d chosen by
-    GPTQ: each by any quantizer, whose scales are those that it finds of the float weight.
+    """Quantize a model in place, as `hop.quantize_` does, with the codes of Linear and Conv2d weights chosen by GPTQ.
 
-    Static scales of activations are calibrated first, by amax, where they are not set.
+    Any quantizer works; scales are computed from the float weight. Static scales of activations that are not set are
+    calibrated first, by amax.
 
     Args:
-        rules, filter: as `hop.quantize_` takes them.
-        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
-        settings: those of the algorithm.
-        pack: as hop.nn.freeze.
+        model: the float model.
+        rules, filter: as for `hop.quantize_`.
+        batches: inputs, as for hop.nn.calibrate; kept in a list meanwhile.
+        settings: of the algorithm.
+        pack: as for hop.nn.freeze.
 
     Returns:
-        The model. Its `gptq_report` has a LayerError for each layer with a quantized weight. Layers that GPTQ does not
-        know, that share their weight, that no batch reaches, whose weight is not finite or whose Hessian stays singular
-        are rounded to the nearest, and their note says so.
+        The model. Its `gptq_report` has a LayerError for each layer with a quantized weight. Layers are rounded to
+        nearest, with a note, if they are of another type, share their weight, are not reached by a batch, have a weight
+        that is not finite, or a Hessian that stays singular.
 
     Raises:
         TypeError: as `hop.quantize_` and hop.nn.calibrate.
-        ValueError: as `hop.quantize_`; batches is empty; an input of a layer has NaN or an infinity. The layers are
-            converted then, and no weight is changed.
+        ValueError: as `hop.quantize_`; batches is empty; or an input of a layer has NaN or an infinity. The layers are
+            converted then, but no weight is changed.
 
     Frantar et al. 2022, arXiv 2210.17323.
     """
     if not isinstance(settings, GPTQ):
         raise TypeError(f"gptq: settings must be a hop.algorithms.GPTQ, got {settings!r}; give GPTQ()")
-    model, report = _rounded("gptq", model, (rules, filter), batches, settings, pack)
+    model, report = _quantize("gptq", model, (rules, filter), batches, settings, pack)
     model.gptq_report = report  # type: ignore[assignment]  # a plain attribute
     return model
 
@@ -158,28 +161,27 @@ def adaround(
     settings: AdaRound = AdaRound(),
     pack: bool = True,
 ) -> Any:
-    """Quantize a model as `gptq` does, with the codes of weights chosen by AdaRound: each element is rounded up or down
-    as the results of its layer ask, by any quantizer, whose scales are those that it finds of the float weight.
+    """Quantize a model as `gptq` does, with codes chosen by AdaRound, which rounds each element up or down.
 
-    Arguments, what is left to rounding to the nearest, and errors are those of `gptq`; the report, a LayerError for
-    each layer, is the model's `adaround_report`.
+    Arguments, skipped layers and errors are those of `gptq`; the report, a LayerError per layer, is the model's
+    `adaround_report`.
 
     Nagel et al. 2020, arXiv 2004.10568.
     """
     if not isinstance(settings, AdaRound):
         raise TypeError(f"adaround: settings must be a hop.algorithms.AdaRound, got {settings!r}; give AdaRound()")
-    model, report = _rounded("adaround", model, (rules, filter), batches, settings, pack)
+    model, report = _quantize("adaround", model, (rules, filter), batches, settings, pack)
     model.adaround_report = report  # type: ignore[assignment]  # a plain attribute
     return model
 
 
-def _rounded(
+def _quantize(
     function: str, model: Any, which: tuple[Rules, Selector | None], batches: Any, settings: Settings, pack: bool
 ) -> tuple[Any, tuple[LayerError, ...]]:
-    """The model, frozen, and a row for each layer."""
+    """Quantize the model, freeze it, and return it with a row per layer."""
     if not isinstance(model, nn.Module):
         raise not_a_model(function, model)
-    data = batches_of(function, batches)
+    data = list_batches(function, batches)
     rules, filter = which
     is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in checked(rules, filter))
     settle_weights(model, rules, filter)
@@ -187,16 +189,16 @@ def _rounded(
     if is_static:
         calibrate(model, data, progress=False)
     with torch.no_grad():
-        report = _chosen(function, model, data, settings, pack)
+        report = _choose_codes(function, model, data, settings, pack)
     if report:
         freeze(model, pack)
     return model, report
 
 
-def _chosen(
+def _choose_codes(
     function: str, model: nn.Module, data: Sequence[Any], settings: Settings, pack: bool
 ) -> tuple[LayerError, ...]:
-    """Freeze the layers whose codes are chosen; a row for each layer."""
+    """Freeze the layers whose codes the algorithm chooses. Returns a row per layer."""
     names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
     rows = {layer: _row(name) for layer, name in names.items() if layer.plan().quantizes_weight and not layer.frozen}
     for layer in rows:
@@ -205,7 +207,7 @@ def _chosen(
     for layer in names:
         counts[id(layer.weight)] = counts.get(id(layer.weight), 0) + 1
     for layer in rows:
-        rows[layer] = replace(rows[layer], note=_declined(layer, counts[id(layer.weight)]))
+        rows[layer] = replace(rows[layer], note=_skip_reason(layer, counts[id(layer.weight)]))
     taken = [layer for layer, row in rows.items() if not row.note]
     survey = Survey(model, taken, data, function)
     for layer in survey.unreached:
@@ -225,7 +227,7 @@ def _chosen(
     for stage in stages:
         observed = known.pop(stage[0], None) or moments(model, stage[:1], data, survey, left)[0]
         for layer in stage:
-            rows[layer] = _take(layer, rows[layer], observed, settings, pack)
+            rows[layer] = _freeze_layer(layer, rows[layer], observed, settings, pack)
             left.remove(layer)
     return tuple(rows.values())
 
@@ -234,8 +236,8 @@ def _row(name: str) -> LayerError:
     return LayerError(name, 0, float("nan"), float("nan"), 0.0)
 
 
-def _declined(layer: Layer, uses: int) -> str:
-    """Why a layer is left to rounding to the nearest; "" where it does not."""
+def _skip_reason(layer: Layer, uses: int) -> str:
+    """The reason to round a layer to nearest; "" if there is none."""
     reason = ""
     if not isinstance(layer, Linear | Conv2d):
         reason = f"{type(layer).__name__} is neither Linear nor Conv2d"
@@ -248,8 +250,8 @@ def _declined(layer: Layer, uses: int) -> str:
     return reason and f"rounded to the nearest: {reason}"
 
 
-def _take(layer: Layer, row: LayerError, observed: Moments, settings: Settings, pack: bool) -> LayerError:
-    """Freeze a layer, unless they find nothing better than the nearest codes."""
+def _freeze_layer(layer: Layer, row: LayerError, observed: Moments, settings: Settings, pack: bool) -> LayerError:
+    """Freeze a layer with the chosen codes, unless they are no better than the nearest ones."""
     if not bool(observed.sum.isfinite().all()):
         return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
     rounded: Any = quantized_weight(layer)
@@ -266,7 +268,7 @@ def _take(layer: Layer, row: LayerError, observed: Moments, settings: Settings, 
         return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")
     after = error(flat - grid.decode(codes), observed.sum) / whole
     if not after < nearest:
-        return replace(row, note="rounded to the nearest, which is no worse")
+        return replace(row, note="rounded to nearest, which is as good or better")
     buffers = q.with_codes(rounded.buffers(), codes.reshape(shape))
     new = QuantizedTensor(buffers, q, tuple(shape), rounded.dtype)
     layer.take_frozen(nn.Parameter(layer.laid_out(new, pack), requires_grad=False), pack)

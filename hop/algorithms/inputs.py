@@ -1,4 +1,4 @@
-"""What passes into layers of a model: in which order they are called, which share an input, and its second moments."""
+"""The inputs of a model's layers: call order, which layers share an input, and second moments."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,13 +15,14 @@ from hop.nn.contexts import INPUT
 from hop.nn.layer import Layer
 
 
-class _Enough(Exception):
-    """All that a batch was run for has been seen."""
+class _StopRun(Exception):
+    """Stops a run once everything that it was for has been seen."""
 
 
-def matrix_of(layer: Layer, x: Tensor) -> Tensor:
-    """The input (..., K) of a linear layer, or the patches of that of a convolution, as rows (N, K) in the order of its
-    flattened weight."""
+def input_rows(layer: Layer, x: Tensor) -> Tensor:
+    """The input (..., K) of a linear layer, or the patches of a convolution's input, as rows (N, K) that match the
+    flattened weight.
+    """
     if isinstance(layer, hop_nn.Conv2d):
         padded, weight, _, stride, padding, dilation, _ = layer._call(x)[1]
         batched = padded if padded.dim() == 4 else padded.unsqueeze(0)
@@ -30,26 +31,26 @@ def matrix_of(layer: Layer, x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-class Seen:
-    """What a first run over the batches learns of one layer."""
+class LayerCalls:
+    """The calls of one layer in a first run over the batches."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.calls: list[int] = []  # the serial number of each input
-        self.per_batch: list[int] = []  # how many calls
-        self.reached = False  # whether any had an element
+        self.per_batch: list[int] = []  # number of calls
+        self.reached = False  # whether any input had an element
         self.finite = True
 
 
 class Survey:
-    """Which layers are called, in which order, and with which inputs in common."""
+    """The order in which layers are called, and which of them share inputs."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], batches: Sequence[Any], caller: str) -> None:
-        self.seen = {layer: Seen(layer) for layer in layers}
+        self.seen = {layer: LayerCalls(layer) for layer in layers}
         self._order: list[Layer] = []
-        self._last: tuple[Any, int] = (None, 0)  # kept alive, so that no other tensor takes its place
+        self._last: tuple[Any, int] = (None, 0)  # a reference, so that its id is not reused
         self._serial = 0
-        watched = [(layer, INPUT, Teller(lambda x, layer=layer: self._add(layer, x))) for layer in layers]
+        watched = [(layer, INPUT, Callback(lambda x, layer=layer: self._add(layer, x))) for layer in layers]
         with reminder.silent(), observed(model, watched):
             for number, batch in enumerate(batches):
                 for each in self.seen.values():
@@ -76,60 +77,64 @@ class Survey:
         return [layer for layer, each in self.seen.items() if not each.reached]
 
     def stages(self) -> list[list[Layer]]:
-        """The others in the order of their first calls; at once those with the same inputs, as query, key and value."""
+        """The reached layers in the order of their first calls, grouped by common input (query, key and value, say)."""
         stages: dict[tuple[Any, ...], list[Layer]] = {}
         for layer in self._order:
-            form = () if isinstance(layer, hop_nn.Linear) else (id(layer),)  # patches are the layer's own
+            form = (
+                () if isinstance(layer, hop_nn.Linear) else (id(layer),)
+            )  # a convolution's patches depend on its settings
             stages.setdefault((*self.seen[layer].calls, *form), []).append(layer)
         return list(stages.values())
 
 
-class Teller:
-    """Hands on what a hook is shown."""
+class Callback:
+    """Passes what a hook observes to a function."""
 
     def __init__(self, add: Callable[[Tensor], None]) -> None:
         self.add = add
 
 
 class Moments:
-    """Σ x xᵀ in float64 over the rows of all inputs of a layer, (K, K)."""
+    """Σ x xᵀ (K, K) in float64 over the rows of all inputs of a layer."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.sum = torch.zeros(columns, columns, dtype=torch.float64, device=device)
         self.rows = 0
 
     def add(self, rows: Tensor) -> None:
-        wide = rows.to(torch.float32)
-        self.sum += wide.t() @ wide
+        x = rows.to(torch.float32)
+        self.sum += x.t() @ x
         self.rows += len(rows)
 
 
 def moments(
     model: nn.Module, layers: Sequence[Layer], batches: Sequence[Any], survey: Survey, floats: Sequence[Layer]
 ) -> list[Moments]:
-    """Those of each of `layers`, in one run over the batches that stops where all of them have had their inputs.
+    """The second moments of each of `layers`, in one run over the batches that stops once all their inputs have been
+    seen.
 
     Args:
-        floats: the layers that compute in floats meanwhile."""
+        floats: the layers that compute in floats during the run.
+    """
     result = [Moments(layer.weight[0].numel(), layer.weight.device) for layer in layers]
     left = 0
 
     def add(layer: Layer, own: Moments, x: Tensor) -> None:
         nonlocal left
-        own.add(matrix_of(layer, x))
+        own.add(input_rows(layer, x))
         left -= 1
         if left == 0:
-            raise _Enough
+            raise _StopRun
 
-    tellers = {
-        layer: Teller(lambda x, layer=layer, own=own: add(layer, own, x))
+    callbacks = {
+        layer: Callback(lambda x, layer=layer, own=own: add(layer, own, x))
         for layer, own in zip(layers, result, strict=True)
     }
-    nothing = Teller(lambda x: None)
-    with reminder.silent(), observed(model, [(layer, INPUT, tellers.get(layer, nothing)) for layer in floats]):
+    nothing = Callback(lambda x: None)
+    with reminder.silent(), observed(model, [(layer, INPUT, callbacks.get(layer, nothing)) for layer in floats]):
         for number, batch in enumerate(batches):
             left = sum(survey.seen[layer].per_batch[number] for layer in layers)
             if left:
-                with suppress(_Enough):
+                with suppress(_StopRun):
                     run(model, batch, number)
     return result

@@ -1,4 +1,4 @@
-"""The picture of bits that were chosen, by matplotlib."""
+"""The matplotlib figure of chosen bits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from hop.algorithms.sensitivity import LayerCost
 _CHOSEN, _OTHERS = "#d55e00", "0.6"
 
 
-def of_chosen(layers: Sequence[Any], costs: Sequence[LayerCost]) -> Any:
-    """The bits of each layer, and its loss in each scheme, the chosen one marked."""
+def plot_chosen(layers: Sequence[Any], costs: Sequence[LayerCost]) -> Any:
+    """Plot the bits of each layer, and its loss in each scheme with the chosen one marked."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

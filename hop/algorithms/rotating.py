@@ -1,9 +1,9 @@
-"""rotate: a Hadamard transform of blocks of channels between the two operands of a product.
+"""rotate: apply a Hadamard transform to blocks of channels of both operands of a product.
 
     x W^T = (x R) (W R)^T      R block-diagonal and orthogonal: diag(signs) · H / √n in each block
 
-An outlier is spread over its block, so that elements which share a scale have more nearly one size. Ashkboos et al.
-2024, "QuaRot" (arXiv 2404.00456); of the format's own block, Egiazarian et al. 2025 (arXiv 2509.23202).
+The transform spreads an outlier over its block, so that elements which share a scale have similar magnitudes. Ashkboos
+et al. 2024, "QuaRot" (arXiv 2404.00456); for the format's block size, Egiazarian et al. 2025 (arXiv 2509.23202).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop.algorithms.candidates import batches_of
-from hop.algorithms.flow import Source
-from hop.algorithms.stages import Inputs, Stages, flow_of, lost_by
+from hop.algorithms.candidates import list_batches
+from hop.algorithms.flow import FoldTarget
+from hop.algorithms.stages import InputStatistics, Stages, error_function, trace_flow
 from hop.nn.contexts import INPUT, WEIGHT
 from hop.nn.conversion import Rules, convert, settle_weights
 from hop.nn.layer import Layer, not_a_model
@@ -31,15 +31,15 @@ class Rotation:
     """The settings of `rotate`.
 
     Args:
-        size: how many channels are transformed together; None for the block of the quantizer of the activations, or of
-            the weight where these stay floats: 32 in MX formats, 16 in NVFP4. Where that is no size of SIZES, as for
-            whole rows, or does not divide the layer's channels, the largest of SIZES that divides them.
-        seed: of the signs, for other sizes than 16, which has those of hop.hadamard.SIGNS.
-        always: whether layers are rotated though their results on the data get no nearer to those in floats.
+        size: number of channels to transform together. Default: the block of the activations' quantizer, or of the
+            weight's if activations stay in floats: 32 in MX formats, 16 in NVFP4. If that is not in SIZES, as for whole
+            rows, or does not divide the layer's channels, the largest of SIZES that divides them.
+        seed: of the random signs; size 16 uses hop.numerics.hadamard.SIGNS instead.
+        always: whether to rotate layers even if that does not reduce the error of their outputs on the data.
 
     Raises:
-        ValueError: size is none of SIZES.
-        TypeError: seed is no integer, or always is neither True nor False.
+        ValueError: size is not in SIZES.
+        TypeError: seed is not an integer, or always is not a bool.
     """
 
     size: int | None = None
@@ -55,7 +55,9 @@ class Rotation:
             raise TypeError(f"Rotation: always must be True or False, got {self.always!r}; give one of them")
 
     def hadamard(self, scheme: Scheme, channels: int, head: int | None = None) -> Hadamard | None:
-        """The transform for a layer of so many channels, which lie in heads; None where no size divides them."""
+        """The transform for a layer with so many channels, in heads of `head` channels each if given; None if no size
+        divides them.
+        """
         q = scheme.lhs or scheme.rhs
         wanted = self.size or (q.block[-1] if q is not None else None)
         whole = channels if head is None else head
@@ -73,15 +75,16 @@ class Rotation:
 
 @dataclass(frozen=True)
 class RotatedLayer:
-    """What became of one layer. Errors are of its results on the data that was looked at, Σ|y - ŷ|² / Σ|y|², of all
-    layers that read the same input; NaN where there was none."""
+    """The rotation of one layer. Errors are those of the outputs on the sampled data, Σ|y - ŷ|² / Σ|y|², over all
+    layers with the same input; NaN if the layer was skipped.
+    """
 
     name: str
-    size: int  # how many channels are transformed together; 0: none are
+    size: int  # number of channels transformed together; 0 if not rotated
     before: float  # the error without the rotation
     after: float
-    folded_into: str = ""  # the module whose weight gives rotated results; "" for a layer that rotates its input
-    note: str = ""  # why it is not rotated, or why that is not folded
+    folded_into: str = ""  # the module whose weight was rotated instead; "" if the layer rotates its input itself
+    note: str = ""  # why it is not rotated, or not folded
 
 
 def rotate(
@@ -92,25 +95,28 @@ def rotate(
     filter: Selector | None = None,
     settings: Rotation = Rotation(),
 ) -> Any:
-    """Let Linear layers transform their inputs by a block Hadamard matrix before these are quantized, with the inverse
-    in their weight, in place: layers are converted as by hop.nn.convert, and compute the same in floats, but for
-    roundings. `hop.quantize_` or `gptq`, with the same rules, then finish the model.
+    """Rotate the inputs of Linear layers by a block Hadamard matrix before quantization, and their weights by the
+    inverse, in place.
+
+    Layers are converted as by hop.nn.convert, and compute the same in floats up to rounding. Finish the model with
+    `hop.quantize_` or `gptq` and the same rules.
 
         rotate(model, "mxfp4", batches)
         gptq(model, "mxfp4", batches)
 
-    The input of an attention's last projection is rotated by the value projection, within each head, at no cost, where
-    the exported graph says that the one leads to the other; so are those of linear layers with no function between.
-    Others transform their input in each call (`hop.nn.Linear.input_transform`).
+    At the output projection of an attention, the value projection does the rotation, within each head and at no cost,
+    if the exported graph shows that one leads to the other; likewise for linear layers with no function in between.
+    Other layers transform their input in each call (`hop.nn.Linear.input_transform`).
 
     Args:
-        rules, filter: as `hop.quantize_` takes them.
-        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
-        settings: which sizes, and whether always.
+        model: the float model.
+        rules, filter: as for `hop.quantize_`.
+        batches: inputs, as for hop.nn.calibrate; kept in a list meanwhile.
+        settings: the sizes, and whether to rotate always.
 
     Returns:
-        The model. Its `rotation_report` has a RotatedLayer for each layer with a scheme: where the rotation is no
-        better than none, or a layer is not reached, shares its weight or is no Linear, its note says so.
+        The model. Its `rotation_report` has a RotatedLayer for each layer with a scheme, with a note if a layer is not
+        rotated because that is no better, or because no batch reaches it, it shares its weight or it is not a Linear.
 
     Raises:
         TypeError, ValueError: as `smoothquant`.
@@ -119,9 +125,9 @@ def rotate(
         raise not_a_model("rotate", model)
     if not isinstance(settings, Rotation):
         raise TypeError(f"rotate: settings must be a Rotation, got {settings!r}; give Rotation()")
-    data = batches_of("rotate", batches)
+    data = list_batches("rotate", batches)
     settle_weights(model, rules, filter)
-    flow = flow_of(model, data[0])
+    flow = trace_flow(model, data[0])
     model = convert(model, rules, filter=filter)
     with torch.no_grad():
         rotating = _Rotating(model, data, flow, settings)
@@ -139,8 +145,8 @@ class _Rotating(Stages):
     def note(self, layer: Layer, note: str, **fields: Any) -> None:
         self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
-    def stage(self, layers: list[Linear], inputs: Inputs) -> None:
-        """Layers that read one input take one rotation, if they have one scheme."""
+    def stage(self, layers: list[Linear], inputs: InputStatistics) -> None:
+        """Rotate layers that share an input together if they share a scheme, else one by one."""
         if len({layer.scheme for layer in layers}) > 1:
             for layer in layers:
                 self.stage([layer], inputs)
@@ -150,16 +156,16 @@ class _Rotating(Stages):
         hadamard = self.settings.hadamard(layers[0].scheme, channels, None if source is None else source.head)
         if hadamard is None:
             for layer in layers:
-                self.note(layer, f"no rotation: no size that is asked for divides its {channels} channels")
+                self.note(layer, f"no rotation: no allowed size divides its {channels} channels")
             return
-        lost, x = lost_by(layers, inputs), inputs.rows
+        lost, x = error_function(layers, inputs), inputs.rows
         value_range = torch.stack([inputs.low.amin(), inputs.high.amax()])
         before = lost(x, lambda weight: weight, value_range)
         rotated = hadamard.apply(x)
         after = lost(rotated, hadamard.apply, rotated)
         for layer in layers:
             if not (after < before or self.settings.always):
-                self.note(layer, "no rotation: it is no better", before=before, after=before)
+                self.note(layer, "no rotation: it does not reduce the error", before=before, after=before)
                 continue
             into, note = ("", f"not folded: {why}") if source is None else (source.name, "")
             fields = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}
@@ -172,15 +178,15 @@ class _Rotating(Stages):
         if source is not None and self.rows[layers[0]].size:
             self._fold(source, hadamard)
 
-    def _foldable(self, layers: list[Linear]) -> tuple[Source | None, str]:
-        """A linear layer whose results, moved alone, the layers read."""
+    def _foldable(self, layers: list[Linear]) -> tuple[FoldTarget | None, str]:
+        """The linear layer whose output the layers read, up to views and copies; or the reason why there is none."""
         source, why = self.source(layers)
         if source is not None and not source.mixes:
-            return None, f"{source.name!r} before it has channels of its own, which no rotation mixes"
+            return None, f"{source.name!r} before it works channel by channel, so a rotation cannot fold into it"
         return source, why
 
-    def _fold(self, source: Source, hadamard: Hadamard) -> None:
-        """Let a linear layer give rotated results: its rows are what the rotation mixes."""
+    def _fold(self, source: FoldTarget, hadamard: Hadamard) -> None:
+        """Rotate the output channels of the linear layer that precedes the rotated ones."""
         for name in source.parameters:
             parameter = self.model.get_parameter(name)
             parameter.copy_(_rotated_rows(parameter.detach(), hadamard))
@@ -190,5 +196,5 @@ class _Rotating(Stages):
 
 
 def _rotated_rows(weight: Tensor, hadamard: Hadamard) -> Tensor:
-    """W' with x W'^T = (x W^T) R: the transform along the rows; of a bias, along it."""
+    """W' with x W'^T = (x W^T) R: the transform along the rows of a weight, or along a bias."""
     return hadamard.apply(weight) if weight.dim() == 1 else hadamard.apply(weight.t()).t()

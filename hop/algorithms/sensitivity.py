@@ -1,17 +1,17 @@
-"""sensitivity: how much is lost where one layer of a model computes in a scheme, and the others in floats.
+"""sensitivity: measure the loss when one layer of a model computes in a scheme and the others in floats.
 
-With y a layer's result in floats, and e what a scheme changes of it, on the data:
+With y a layer's float output, and e the change that a scheme makes to it, on the data:
 
-    SQNR      Σ|e|² / Σ|y|²                     the reciprocal of the ratio of signal to noise
+    SQNR      Σ|e|² / Σ|y|²                     the reciprocal of the signal-to-noise ratio
     Fisher    ½ mean of (Σ g · e)² over batches and draws of v, g = ∂(v · f)/∂y
 
-With v of independent numbers N(0, 1), the mean of (Σ g · e)² is |J e|², J the Jacobian of the model's outputs f by y:
-the squared error of the outputs in first order. It is eᵀ F e with the Fisher information F of a model whose outputs
-have Gaussian noise of variance 1. With a loss of the caller's g is its gradient, and F the empirical Fisher information
-of that. The whole layer's e is taken, not its squares alone, so that errors which cancel count as such.
+With v of independent N(0, 1) elements, the mean of (Σ g · e)² is |J e|², where J is the Jacobian of the model's outputs
+f with respect to y: the squared error of the outputs, to first order. It equals eᵀ F e with the Fisher information F of
+a model whose outputs have Gaussian noise of variance 1. With a user-supplied loss, g is its gradient and F its
+empirical Fisher information. The layer's whole e is used, not only its squares, so that errors can cancel.
 
 Dong et al. 2020, "HAWQ-V2" (arXiv 1911.03852), adds such terms over layers; Kim et al. 2024, "SqueezeLLM" (arXiv
-2306.07629), takes the Fisher information in the place of the Hessian.
+2306.07629), uses the Fisher information in place of the Hessian.
 """
 
 import math
@@ -23,35 +23,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop.algorithms.candidates import Candidates, batches_of, candidates
+from hop.algorithms.candidates import Candidates, candidates, list_batches
 from hop.compat.pytree import tree_leaves
 from hop.nn.calibration import observed, run
 from hop.nn.selectors import Selector
 from hop.numerics.schemes import Scheme
 
 Loss = Callable[[Any, Any], Tensor]
-"""From the model's outputs and the batch to a loss, a tensor of one element."""
+"""A function from the model's outputs and the batch to a loss, a tensor of one element."""
 
 
 @dataclass(frozen=True)
 class SQNR:
-    """Noise over signal of each layer's result: cheap, and blind to what the layers behind make of it."""
+    """Noise over signal of each layer's output: cheap, but ignores the effect on later layers."""
 
 
 @dataclass(frozen=True)
 class Fisher:
-    """What the outputs of the model lose, in first order, by the Fisher information.
+    """The error of the model's outputs, to first order, from the Fisher information.
 
     Args:
-        draws: how many random vectors v are drawn for each batch; without effect where a loss is given. The relative
-            standard deviation of what is found is near √(2 / (draws · batches)).
+        draws: number of random vectors v per batch; unused if a loss is given. The relative standard deviation of the
+            estimate is about √(2 / (draws · batches)).
         seed: of v.
-        loss: a function of the model's outputs and the batch, whose gradient is taken; None for the squared error of
-            all floating-point outputs.
+        loss: a function of the model's outputs and the batch, whose gradient is used. Default: the squared error of all
+            floating-point outputs.
 
     Raises:
         ValueError: draws is less than 1.
-        TypeError: loss is no function, or draws or seed is no integer.
+        TypeError: loss is not callable, or draws or seed is not an integer.
     """
 
     draws: int = 8
@@ -76,12 +76,14 @@ FISHER = Fisher()
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs in one scheme; loss is NaN where no batch reaches it, seconds where none are measured."""
+    """The cost of one layer in one scheme. The loss is NaN if no batch reaches the layer, and seconds are NaN if not
+    measured.
+    """
 
     name: str
     scheme: Scheme | None  # None: floats
     loss: float
-    size: int  # bytes of the weight's codes and scales, without bits to spare
+    size: int  # bytes of the weight's codes and scales, without padding bits
     seconds: float = math.nan  # of its calls for the first batch
 
 
@@ -94,22 +96,23 @@ def sensitivity(
     measure: Measure = FISHER,
     timed: bool = False,
 ) -> tuple[LayerCost, ...]:
-    """What each layer of a float model loses in each scheme, by itself, and what it takes. The model is not changed.
+    """Measure the loss, size and time of each layer of a float model in each scheme, one layer at a time.
 
     Args:
-        schemes: as `hop.quantize_` takes one: names, hop.Scheme, Quantizers of weights; None for floats.
-        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
-        filter: a selector of the layers, as `hop.quantize_` takes it.
+        model: the float model; it is not changed.
+        schemes: names, hop.Scheme or Quantizers of weights, as for `hop.quantize_`; None for floats.
+        batches: inputs, as for hop.nn.calibrate; kept in a list meanwhile.
+        filter: a selector of the layers, as for `hop.quantize_`.
         measure: `Fisher()` or `SQNR()`.
-        timed: whether each layer is timed in each scheme, as the machine runs it once it is packed.
+        timed: whether to time each layer in each scheme, packed for this machine.
 
     Returns:
-        A LayerCost for each layer and each scheme that it takes, in the order of the model.
+        A LayerCost for each layer and each scheme that it supports, in the order of the model.
 
     Raises:
         TypeError, ValueError: as `choose_bits`.
     """
-    data = batches_of("sensitivity", batches)
+    data = list_batches("sensitivity", batches)
     layers = candidates("sensitivity", model, schemes, data, filter)
     return tuple(row for rows in costs("sensitivity", layers, data, measure, timed).values() for row in rows.values())
 
@@ -117,10 +120,10 @@ def sensitivity(
 def costs(
     function: str, layers: Candidates, data: Sequence[Any], measure: Measure, timed: bool
 ) -> dict[str, dict[int, LayerCost]]:
-    """A LayerCost by the name of the layer and the place of the scheme."""
+    """The LayerCosts by layer name and index into schemes."""
     if not isinstance(measure, SQNR | Fisher):
         raise TypeError(f"{function}: measure must be SQNR() or Fisher(), got {measure!r}; give one of them")
-    seen = _Seen(function, layers, timed)
+    seen = _Meter(function, layers, timed)
     losses = seen.by_noise(data) if isinstance(measure, SQNR) else seen.by_fisher(data, measure)
     result: dict[str, dict[int, LayerCost]] = {}
     for name in layers.layers:
@@ -132,15 +135,15 @@ def costs(
     return result
 
 
-class _Seen:
-    """What is seen of the layers while the float model runs."""
+class _Meter:
+    """Measures the layers while the float model runs."""
 
     def __init__(self, function: str, found: Candidates, timed: bool) -> None:
         self.function, self.found, self.timed = function, found, timed
         self.seconds: dict[str, dict[int, float]] = {}
 
     def by_noise(self, data: Sequence[Any]) -> dict[str, dict[int, float]]:
-        """Noise over signal."""
+        """The noise over signal of each layer in each scheme."""
         noise = self._zeros(math.nan)
         signal: dict[str, float] = {}
 
@@ -158,20 +161,20 @@ class _Seen:
         def ratio(name: str, e: float) -> float:
             if name not in signal or not e:  # not reached, or exact
                 return e
-            return e / signal[name] if signal[name] else math.inf  # which is refused later
+            return e / signal[name] if signal[name] else math.inf  # choose_bits rejects it
 
         return {name: {place: ratio(name, e) for place, e in by.items()} for name, by in noise.items()}
 
     def by_fisher(self, data: Sequence[Any], measure: Fisher) -> dict[str, dict[int, float]]:
-        """½ mean of (Σ g · e)²."""
+        """½ mean of (Σ g · e)² of each layer in each scheme."""
         sums: dict[str, Any] = {}
-        calls: list[tuple[str, Tensor, Tensor]] = []  # a layer, where its gradient is taken, e of each scheme as a row
+        calls: list[tuple[str, Tensor, Tensor]] = []  # name, tensor that receives the gradient, rows of e by scheme
         generator = torch.Generator().manual_seed(measure.seed)
 
         def see(name: str, y: Tensor, changes: dict[int, Tensor]) -> Tensor:
             zero = torch.zeros_like(y, requires_grad=True)
             calls.append((name, zero, torch.stack([e.flatten().to(torch.float32) for e in changes.values()])))
-            return y + zero  # whose gradient is that by y, whatever is done to y in place
+            return y + zero  # its gradient equals that of y, even if y is changed in place
 
         count = 0
         for number, batch in enumerate(data):
@@ -199,15 +202,15 @@ class _Seen:
             loss = measure.loss(outputs, batch)
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ValueError(
-                    f"{self.function}: loss must give one number that depends on the outputs, a tensor; got {loss!r}; "
-                    "look at Fisher(loss=)"
+                    f"{self.function}: loss must return a tensor with one element that depends on the outputs, got "
+                    f"{loss!r}; change Fisher(loss=)"
                 )
             yield torch.autograd.grad(loss.sum(), by, allow_unused=True)
             return
         differentiable = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
         if not differentiable:
             raise ValueError(
-                f"{self.function}: the model gives no floating-point tensor that has a gradient, got "
+                f"{self.function}: the model returns no floating-point tensor that has a gradient, got "
                 f"{type(outputs).__name__}; give SQNR()"
             )
         for _ in range(measure.draws):
@@ -219,7 +222,7 @@ class _Seen:
 
     @contextmanager
     def _watched(self, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Iterator[None]:
-        """While the float model runs, each layer's result, and what the schemes change of it."""
+        """Call `see` with each layer's output and its change in each scheme while the float model runs."""
         handles = [self._watch(name, see) for name in self.found.layers]
         try:
             with observed(self.found.model, []):
@@ -230,7 +233,7 @@ class _Seen:
 
     def _watch(self, name: str, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Any:
         def after(module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> Any:
-            if not y.numel():  # nothing reaches it
+            if not y.numel():  # no data reaches it
                 return None
             if not bool(y.isfinite().all()):
                 raise ValueError(

@@ -1,10 +1,10 @@
-"""smoothquant, awq: a factor for each channel between two operands of a product, searched on data.
+"""smoothquant, awq: move a factor per channel between the two operands of a product, chosen on data.
 
     x W^T = (x / s) (W · s)^T
 
-Large channels of x are made smaller where x is quantized, and weights that large channels multiply larger, so that they
-are rounded finer. Both compute candidates of s from one number, and take what leaves the least Σ|y - ŷ|² of the layers
-that read x, each with both operands quantized as its scheme says:
+The factors shrink large channels of x before x is quantized, and enlarge the weights that they multiply, so that these
+are rounded more finely. Each method derives s from one number α and takes the α with the least Σ|y - ŷ|² of the layers
+that read x, with both operands quantized by their schemes:
 
     SmoothQuant     s_j = max|x_j|^α / max|W_j|^(1 - α)                    Xiao et al. 2022, arXiv 2211.10438
     AWQ             s_j = mean|x_j|^α, divided by √(max s · min s)         Lin et al. 2023, arXiv 2306.00978
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop.algorithms.candidates import batches_of
-from hop.algorithms.flow import Flow, Source
-from hop.algorithms.stages import LEAST, Inputs, Stages, flow_of, lost_by
+from hop.algorithms.candidates import list_batches
+from hop.algorithms.flow import Flow, FoldTarget
+from hop.algorithms.stages import LEAST, InputStatistics, Stages, error_function, trace_flow
 from hop.nn.contexts import INPUT, WEIGHT
 from hop.nn.conversion import Rules, convert, settle_weights
 from hop.nn.layer import Layer, not_a_model
@@ -29,7 +29,7 @@ from hop.nn.transforms import InputTransform
 
 
 class _Factors:
-    """Factors of channels, of one number α each."""
+    """A family of channel factors with one parameter α."""
 
     alphas: tuple[float, ...]
 
@@ -40,16 +40,16 @@ class _Factors:
             raise ValueError(f"{name}: alphas must be numbers from 0 to 1 in a tuple, got {self.alphas!r}; give (0.5,)")
 
     def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
-        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
+        """s (K,), from max|x_j|, mean|x_j| and max|W_j|."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SmoothQuant(_Factors):
-    """The factors of `smoothquant`.
+    """The settings of `smoothquant`.
 
     Args:
-        alphas: the exponents α that are tried, from 0 to 1.
+        alphas: the exponents α to try, from 0 to 1.
 
     Raises:
         ValueError: there is none, or one is not from 0 to 1.
@@ -63,7 +63,7 @@ class SmoothQuant(_Factors):
 
 @dataclass(frozen=True)
 class AWQ(_Factors):
-    """The factors of `awq`. Arguments and errors as for SmoothQuant."""
+    """The settings of `awq`. Arguments and errors as for SmoothQuant."""
 
     alphas: tuple[float, ...] = tuple(i / 20 for i in range(20))
 
@@ -74,15 +74,16 @@ class AWQ(_Factors):
 
 @dataclass(frozen=True)
 class SmoothedLayer:
-    """What became of one layer. Errors are of its results on the data that the search looked at, Σ|y - ŷ|² / Σ|y|², of
-    all layers that read the same input; NaN where there was none."""
+    """The factor of one layer. Errors are those of the outputs on the sampled data, Σ|y - ŷ|² / Σ|y|², over all layers
+    with the same input; NaN if the layer was skipped.
+    """
 
     name: str
-    alpha: float | None  # None: it has no factor
+    alpha: float | None  # None if it has no factor
     before: float  # the error without factors
     after: float
-    folded_into: str = ""  # the module whose Parameters are divided; "" for a factor that the layer multiplies by
-    note: str = ""  # why it has no factor, or why that is not folded
+    folded_into: str = ""  # the module whose Parameters were divided; "" if the layer multiplies by the factor itself
+    note: str = ""  # why it has no factor, or why the factor is not folded
 
 
 def smoothquant(
@@ -94,33 +95,35 @@ def smoothquant(
     settings: SmoothQuant = SmoothQuant(),
     explicit: bool = True,
 ) -> Any:
-    """Move the difficulty of quantization from inputs of Linear layers to their weights, in place, for schemes that
-    quantize both: layers are converted as by hop.nn.convert, and compute the same in floats, but for roundings.
-    `hop.quantize_` or `gptq`, with the same rules, then finish the model.
+    """Move outliers from the inputs of Linear layers into their weights, in place, for schemes that quantize both.
+
+    Layers are converted as by hop.nn.convert, and compute the same in floats up to rounding. Finish the model with
+    `hop.quantize_` or `gptq` and the same rules.
 
         smoothquant(model, "int8_static", batches)
         hop.quantize_(model, "int8_static", calibrate=batches)
 
-    A factor folds into what stands before, which torch.export and a batch say: a norm, a linear layer, the values of an
-    attention, one side of a gated MLP. Where it cannot, since a residual reads the same tensor, say, the layer gets an
-    explicit factor, `hop.nn.Linear.input_transform`, by which it multiplies its input before that is quantized.
+    A factor folds into the preceding module, which torch.export finds: a norm, a linear layer, the value projection of
+    an attention, one side of a gated MLP. If it cannot fold, for example because a residual reads the same tensor, the
+    layer gets an explicit factor (`hop.nn.Linear.input_transform`) and multiplies its input by it before quantization.
 
     Args:
-        rules, filter: as `hop.quantize_` takes them.
-        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
-        settings: the factors that are tried.
-        explicit: whether layers get explicit factors. Otherwise those where nothing folds are left as they are.
+        model: the float model.
+        rules, filter: as for `hop.quantize_`.
+        batches: inputs, as for hop.nn.calibrate; kept in a list meanwhile.
+        settings: the factors to try.
+        explicit: whether layers may get explicit factors. If not, layers whose factor does not fold are left unchanged.
 
     Returns:
-        The model. Its `smoothing_report` has a SmoothedLayer for each layer with a scheme: where no factor is better
-        than none, or a layer is not reached, shares its weight or is no Linear, its note says so.
+        The model. Its `smoothing_report` has a SmoothedLayer for each layer with a scheme, with a note if a layer has
+        no factor because none is better, or because no batch reaches it, it shares its weight or it is not a Linear.
 
     Raises:
         TypeError: as `hop.quantize_` and hop.nn.calibrate.
-        ValueError: as `hop.quantize_`; batches is empty; an input of a layer has NaN or an infinity; a layer is frozen.
-            No weight is changed then.
+        ValueError: as `hop.quantize_`; batches is empty; an input of a layer has NaN or an infinity; or a layer is
+            frozen. No weight is changed then.
     """
-    return _smoothed("smoothquant", model, rules, batches, _Options(filter, settings, explicit, SmoothQuant))
+    return _smooth("smoothquant", model, rules, batches, _SmoothingArguments(filter, settings, explicit, SmoothQuant))
 
 
 def awq(
@@ -132,20 +135,22 @@ def awq(
     settings: AWQ = AWQ(),
     explicit: bool = True,
 ) -> Any:
-    """Make weights that large inputs multiply larger, so that they are rounded finer, in place: for schemes that
-    quantize weights, above all in groups of few bits. Otherwise as `smoothquant`."""
-    return _smoothed("awq", model, rules, batches, _Options(filter, settings, explicit, AWQ))
+    """Enlarge weights that large inputs multiply, in place, so that they are rounded more finely.
+
+    For schemes that quantize weights, above all in groups of few bits. Otherwise as `smoothquant`.
+    """
+    return _smooth("awq", model, rules, batches, _SmoothingArguments(filter, settings, explicit, AWQ))
 
 
 @dataclass(frozen=True)
-class _Options:
+class _SmoothingArguments:
     filter: Selector | None
     settings: Any
     explicit: bool
     kind: type
 
 
-def _smoothed(function: str, model: nn.Module, rules: Rules, batches: Any, options: _Options) -> Any:
+def _smooth(function: str, model: nn.Module, rules: Rules, batches: Any, options: _SmoothingArguments) -> Any:
     if not isinstance(model, nn.Module):
         raise not_a_model(function, model)
     if type(options.settings) is not options.kind:
@@ -153,9 +158,9 @@ def _smoothed(function: str, model: nn.Module, rules: Rules, batches: Any, optio
         raise TypeError(f"{function}: settings must be a {name}, got {options.settings!r}; give {name}()")
     if not isinstance(options.explicit, bool):
         raise TypeError(f"{function}: explicit must be True or False, got {options.explicit!r}; give one of them")
-    data = batches_of(function, batches)
+    data = list_batches(function, batches)
     settle_weights(model, rules, options.filter)
-    flow = flow_of(model, data[0])
+    flow = trace_flow(model, data[0])
     model = convert(model, rules, filter=options.filter)
     with torch.no_grad():
         smoothing = _Smoothing(function, model, data, flow, options)
@@ -165,10 +170,10 @@ def _smoothed(function: str, model: nn.Module, rules: Rules, batches: Any, optio
 
 
 class _Smoothing(Stages):
-    """Factors are searched for each stage, and folded or given to its layers."""
+    """Searches a factor for each group of layers, and folds it or makes it explicit."""
 
     def __init__(
-        self, function: str, model: nn.Module, data: Sequence[Any], flow: Flow | str, options: _Options
+        self, function: str, model: nn.Module, data: Sequence[Any], flow: Flow | str, options: _SmoothingArguments
     ) -> None:
         super().__init__(function, "factor", model, data, flow)
         self.options = options
@@ -177,14 +182,14 @@ class _Smoothing(Stages):
     def note(self, layer: Layer, note: str, **fields: Any) -> None:
         self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
-    def stage(self, layers: list[Linear], inputs: Inputs) -> None:
-        """Layers that read one input take one factor."""
+    def stage(self, layers: list[Linear], inputs: InputStatistics) -> None:
+        """Search one factor for layers that share an input."""
         source, why = self.source(layers)
         if source is None and not self.options.explicit:
             for layer in layers:
                 self.note(layer, f"no factor: {why}")
             return
-        alpha, factor, before, after = self._searched(layers, inputs)
+        alpha, factor, before, after = self._search(layers, inputs)
         for layer in layers:
             if factor is None:
                 self.note(layer, "no factor: none is better", before=before, after=before)
@@ -199,10 +204,10 @@ class _Smoothing(Stages):
         if source is not None and factor is not None:
             self._fold(source, factor)
 
-    def _searched(self, layers: list[Linear], inputs: Inputs) -> tuple[float, Tensor | None, float, float]:
-        """The best α, its s, and the errors without and with it; None for s where none is better."""
+    def _search(self, layers: list[Linear], inputs: InputStatistics) -> tuple[float, Tensor | None, float, float]:
+        """The best α, its s, and the errors without and with it; s is None if no factor is better."""
         weights = torch.stack([layer.weight.detach().to(torch.float32).abs().amax(0) for layer in layers]).amax(0)
-        lost, x = lost_by(layers, inputs), inputs.rows
+        lost, x = error_function(layers, inputs), inputs.rows
 
         def error(s: Tensor) -> float:
             value_range = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
@@ -212,13 +217,13 @@ class _Smoothing(Stages):
         alpha, factor = 0.0, None
         for each in self.options.settings.alphas:
             s = self.options.settings.factor(each, inputs.most, inputs.mean, weights.clamp(min=LEAST))
-            s = s.to(layers[0].weight.dtype).to(torch.float32)  # as the weight is multiplied
+            s = s.to(layers[0].weight.dtype).to(torch.float32)  # rounded as when the weight is multiplied
             if bool(((s > 0) & s.isfinite()).all()) and (loss := error(s)) < best:
                 alpha, factor, best = each, s, loss
         return alpha, factor, before, best
 
-    def _fold(self, source: Source, factor: Tensor) -> None:
-        """Divide the channels of what stands before by the factor."""
+    def _fold(self, source: FoldTarget, factor: Tensor) -> None:
+        """Divide the output channels of the preceding module by the factor."""
         for name in source.parameters:
             parameter = self.model.get_parameter(name)
             parameter.div_(factor.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1)))

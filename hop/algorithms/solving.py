@@ -1,8 +1,8 @@
-"""The codes of one weight by GPTQ, from the second moments of what it is multiplied by.
+"""GPTQ for one weight, from the second moments of its inputs.
 
 Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (arXiv
 2210.17323). With H = Σ x xᵀ over the inputs x and U the upper Cholesky factor of its inverse, H⁻¹ = Uᵀ U, columns are
-rounded one after another, and what the rounding of column j costs is made good by those that follow:
+rounded one after another, and the remaining columns compensate the rounding error of column j:
 
     e = (w_j - ŵ_j) / U_jj        w_k ← w_k - e U_jk for k > j
 """
@@ -15,44 +15,47 @@ from torch import Tensor
 from hop.algorithms.grid import Grid
 
 TRIES = 3
-"""How often damping is raised tenfold where a Hessian is singular."""
+"""The number of times that damping is raised tenfold if a Hessian is singular."""
 
 
 class Solved(NamedTuple):
-    """What `solve` found."""
+    """The result of `solve`."""
 
-    codes: Tensor | None  # None: the Hessian stayed singular
-    damping: float  # what it took
+    codes: Tensor | None  # None if the Hessian stayed singular
+    damping: float  # the damping that was used
 
 
 def solve(weight: Tensor, grid: Grid, hessian: Tensor, damping: float, order: bool, block: int) -> Solved:
-    """The codes of `weight` (M, K), whose elements lie on `grid`, for a Hessian (K, K) in float64.
+    """The codes of `weight` (M, K) on `grid`, for a Hessian (K, K) in float64.
 
-    Computes in float64. The diagonal grows by `damping` times its mean; where that is not positive definite, by ten
-    times as much, TRIES times. A column that no input reaches is rounded to the nearest.
+    Computes in float64. The diagonal grows by `damping` times its mean, and by ten times as much up to TRIES times if
+    the matrix is not positive definite. A column that no input reaches is rounded to nearest.
 
     Args:
-        order: whether columns go by their diagonal element, the largest first, or as they lie.
-        block: how many columns are rounded before those behind them are brought up to date."""
+        order: whether to round columns in order of decreasing diagonal elements, or in their own order.
+        block: number of columns to round before the remaining ones are updated.
+    """
     diagonal = hessian.diagonal()
-    as_they_lie = torch.arange(len(hessian), device=weight.device)
-    places = diagonal.argsort(descending=True, stable=True) if order else as_they_lie
+    identity = torch.arange(len(hessian), device=weight.device)
+    places = diagonal.argsort(descending=True, stable=True) if order else identity
     factor, damping = _factor(hessian, places, damping)
     if factor is None:
         return Solved(None, damping)
     columns = weight.to(torch.float64).t()[places].contiguous()  # a column of the weight is a row here
-    codes = _rounded(columns, grid.map(lambda t: t.t()[places].contiguous()), factor, block)
+    codes = _round_columns(columns, grid.map(lambda t: t.t()[places].contiguous()), factor, block)
     back = torch.empty_like(places)
-    back[places] = as_they_lie
+    back[places] = identity
     return Solved(codes[back].t().contiguous(), damping)
 
 
 def _factor(hessian: Tensor, places: Tensor, damping: float) -> tuple[Tensor | None, float]:
-    """U of the columns in the order of `places`, and the damping that it took. At most two matrices beside the Hessian
-    are held at a time: they are what the algorithm takes most memory for."""
+    """U of the columns in the order of `places`, and the damping that was used.
+
+    At most two matrices besides the Hessian are alive at a time, because they dominate the algorithm's memory.
+    """
     diagonal = hessian.diagonal()[places]
     added = damping * float(hessian.diagonal().mean())
-    alive = torch.where(diagonal == 0, diagonal + 1, diagonal)  # a column that no input reaches is by itself
+    alive = torch.where(diagonal == 0, diagonal + 1, diagonal)  # decouples columns that no input reaches
     for tried in range(1 + TRIES):
         if tried:
             added, damping = 10 * added, 10 * damping
@@ -70,8 +73,8 @@ def _factor(hessian: Tensor, places: Tensor, damping: float) -> tuple[Tensor | N
     return None, damping
 
 
-def _rounded(columns: Tensor, grid: Grid, factor: Tensor, block: int) -> Tensor:
-    """The codes of columns (K, M), which are used up."""
+def _round_columns(columns: Tensor, grid: Grid, factor: Tensor, block: int) -> Tensor:
+    """The codes of columns (K, M), which are overwritten."""
     count = len(columns)
     codes: list[Tensor] = []
     for start in range(0, count, block):
@@ -87,6 +90,6 @@ def _rounded(columns: Tensor, grid: Grid, factor: Tensor, block: int) -> Tensor:
 
 
 def error(difference: Tensor, hessian: Tensor) -> float:
-    """Σ |difference · x|² over the inputs x that the Hessian was summed of."""
-    wide = difference.to(torch.float64)
-    return float(((wide @ hessian) * wide).sum())
+    """Σ |difference · x|² over the inputs x in the Hessian."""
+    d = difference.to(torch.float64)
+    return float(((d @ hessian) * d).sum())

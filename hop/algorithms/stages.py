@@ -1,6 +1,6 @@
-"""Stages: linear layers by the inputs that they read, what is seen of these, and what products lose in a scheme.
+"""Stages: linear layers grouped by input, statistics of these inputs, and the error of products in a scheme.
 
-What changes both operands of products, as factors and rotations do, is made of it: a subclass decides for each stage.
+smoothing.py and rotating.py, which change both operands of products, subclass it and decide what to do with each group.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop.algorithms.flow import Cannot, Flow, Source
-from hop.algorithms.inputs import Survey, Teller
+from hop.algorithms.flow import Flow, FoldTarget, NotFoldable
+from hop.algorithms.inputs import Callback, Survey
 from hop.nn import reminder
 from hop.nn.calibration import observed, run
 from hop.nn.contexts import INPUT
@@ -21,14 +21,14 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST
 
 ROWS = 1024
-"""The most rows of an input that a search looks at, evenly spread over all; ranges and means are of all."""
+"""The most rows of an input that a search uses, evenly spread over all; ranges and means use all rows."""
 
 LEAST = 1e-5
-"""What a magnitude counts at least, so that a channel without inputs or weights keeps a factor."""
+"""The lower bound of magnitudes, so that a channel without inputs or weights still gets a factor."""
 
 
-def flow_of(model: nn.Module, batch: Any) -> Flow | str:
-    """The exported graph of a float model, or why there is none."""
+def trace_flow(model: nn.Module, batch: Any) -> Flow | str:
+    """The exported graph of a float model, or the reason why there is none."""
     given: tuple[Any, ...] = (batch,)
     named: dict[str, Any] = {}
     if isinstance(batch, dict):
@@ -36,16 +36,16 @@ def flow_of(model: nn.Module, batch: Any) -> Flow | str:
     elif isinstance(batch, tuple | list):
         given = tuple(batch)
     if any(isinstance(module, Layer) for module in model.modules()):
-        return "the model has quantized layers already, and its graph is not looked at"
+        return "the model already has quantized layers, so its graph is not traced"
     with observed(model, []):
         try:
             return Flow(model, given, named)
-        except Cannot as reason:
+        except NotFoldable as reason:
             return str(reason)
 
 
-class Inputs:
-    """What is seen of an input: its ranges by channels, and some rows."""
+class InputStatistics:
+    """Statistics of an input: ranges and means by channel, and a sample of rows."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.low = torch.full((columns,), LARGEST, device=device)
@@ -79,12 +79,12 @@ class Inputs:
 
 
 class Stages:
-    """Linear layers of a model that was converted.
+    """The linear layers of a converted model, grouped by input.
 
     Args:
-        function: who asks, in messages.
-        what: what layers are given, in notes.
-        flow: the exported graph of the float model, or why there is none.
+        function: the caller's name, for messages.
+        what: what layers get, for notes.
+        flow: the exported graph of the float model, or the reason why there is none.
     """
 
     def __init__(self, function: str, what: str, model: nn.Module, data: Sequence[Any], flow: Flow | str) -> None:
@@ -92,15 +92,15 @@ class Stages:
         self.names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
 
     def note(self, layer: Layer, note: str, **fields: Any) -> None:
-        """Take down what became of a layer."""
+        """Record the outcome for a layer."""
         raise NotImplementedError
 
-    def stage(self, layers: list[Linear], inputs: Inputs) -> None:
-        """Do something with layers that read one input."""
+    def stage(self, layers: list[Linear], inputs: InputStatistics) -> None:
+        """Process layers that share an input."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Survey the model, and take its stages in their order."""
+        """Survey the model and process its stages in order."""
         uses: dict[int, int] = {}
         for layer in self.names:
             layer.prepare()
@@ -109,11 +109,13 @@ class Stages:
         for layer, name in self.names.items():
             if layer.frozen:
                 raise ValueError(f"{self.function}: layer {name!r} is frozen; give the float model")
-            if why := _declined(layer, uses[id(layer.weight)]):
+            if why := _skip_reason(layer, uses[id(layer.weight)]):
                 self.note(layer, f"no {self.what}: {why}")
             else:
                 taken.append(layer)
-        survey = Survey(self.model, list(self.names), self.data, self.function)  # all: their scales are not set yet
+        survey = Survey(
+            self.model, list(self.names), self.data, self.function
+        )  # all layers: their scales are not set yet
         for layer in taken:
             if not survey.seen[layer].finite:
                 raise ValueError(
@@ -127,33 +129,39 @@ class Stages:
         for stage, inputs in zip(stages, self._inputs([stage[0] for stage in stages]), strict=True):
             self.stage([layer for layer in stage if isinstance(layer, Linear)], inputs)
 
-    def source(self, layers: list[Linear]) -> tuple[Source | None, str]:
-        """What stands before layers that read one input, and takes what they are given; or why there is none."""
+    def source(self, layers: list[Linear]) -> tuple[FoldTarget | None, str]:
+        """The module before layers with a common input that can absorb a factor or rotation; or the reason why there is
+        none.
+        """
         if isinstance(self.flow, str):
             return None, self.flow
         names = {self.names[layer] for layer in layers}
         try:
             source = self.flow.source(self.names[layers[0]])
-        except Cannot as reason:
+        except NotFoldable as reason:
             return None, str(reason)
         if source.readers != names:
             others = ", ".join(repr(name) for name in sorted(source.readers ^ names))
             return None, f"{others} would take the {self.what}, too"
         return source, ""
 
-    def _inputs(self, layers: Sequence[Layer]) -> list[Inputs]:
-        seen = {layer: Inputs(layer.weight.shape[1], layer.weight.device) for layer in layers}
-        nothing = Teller(lambda x: None)
-        watched = [(layer, INPUT, Teller(seen[layer].add) if layer in seen else nothing) for layer in self.names]
+    def _inputs(self, layers: Sequence[Layer]) -> list[InputStatistics]:
+        seen = {layer: InputStatistics(layer.weight.shape[1], layer.weight.device) for layer in layers}
+        nothing = Callback(lambda x: None)
+        watched = [(layer, INPUT, Callback(seen[layer].add) if layer in seen else nothing) for layer in self.names]
         with reminder.silent(), observed(self.model, watched):
             for number, batch in enumerate(self.data):
                 run(self.model, batch, number, self.function)
         return list(seen.values())
 
 
-def lost_by(layers: list[Linear], inputs: Inputs) -> Callable[..., float]:
-    """A function from changed rows of an input, a change of weights and, for static scales, the range of the changed
-    input: Σ|y - ŷ|² / Σ|y|² of layers that read it, both operands quantized as their schemes say."""
+def error_function(layers: list[Linear], inputs: InputStatistics) -> Callable[..., float]:
+    """A function for the relative error Σ|y - ŷ|² / Σ|y|² of layers with a common input, both operands quantized by
+    their schemes.
+
+    Its arguments are the changed rows of the input, the change of weights and, for static scales, the range of the
+    changed input.
+    """
     x = inputs.rows
     wanted = [x @ layer.weight.detach().to(torch.float32).t() for layer in layers]
     signal = sum(float(y.double().square().sum()) for y in wanted) or 1.0
@@ -168,10 +176,10 @@ def lost_by(layers: list[Linear], inputs: Inputs) -> Callable[..., float]:
     return lost
 
 
-def _declined(layer: Layer, uses: int) -> str:
-    """Why a layer is given nothing; "" where it is."""
+def _skip_reason(layer: Layer, uses: int) -> str:
+    """The reason to skip a layer; "" if there is none."""
     if type(layer) is not Linear:
-        return f"{type(layer).__name__} is no hop.nn.Linear"
+        return f"{type(layer).__name__} is not a hop.nn.Linear"
     if uses > 1:
         return f"{uses} layers share its weight"
     if layer.input_transform is not None and layer.input_transform.hadamard is not None:
@@ -187,13 +195,13 @@ def _product(layer: Linear, x: Tensor, weight: Tensor, range_of: Tensor) -> Tens
     if scheme is None:
         return x @ weight.t()
     if scheme.lhs is not None:
-        x = _rounded(scheme.lhs, x, range_of)
+        x = _fake_quantize(scheme.lhs, x, range_of)
     if scheme.rhs is not None:
-        weight = _rounded(layer.weight_quantizer(scheme.rhs), weight, weight)
+        weight = _fake_quantize(layer.weight_quantizer(scheme.rhs), weight, weight)
     return x @ weight.t()
 
 
-def _rounded(q: Quantizer, x: Tensor, range_of: Tensor) -> Tensor:
-    """The numbers that x becomes; by the range of another tensor where the quantizer finds no scale."""
+def _fake_quantize(q: Quantizer, x: Tensor, range_of: Tensor) -> Tensor:
+    """The values of x after quantization; static scales are computed from `range_of`."""
     scales = {} if q.scale.missing() is None else calibration.amax(q, range_of)
     return q.fake_quantize(x, **scales)

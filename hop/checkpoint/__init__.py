@@ -1,10 +1,10 @@
 """Distributed checkpoints of quantized tensors, on torch.distributed.checkpoint (DCP).
 
-    hop.checkpoint.save(state_dict, folder, step=10)      each step a folder of its own, whole or not there
-    hop.checkpoint.load(state_dict, folder)               the last step, into the tensors of state_dict
+    hop.checkpoint.save(state_dict, folder, step=10)      write each step to its own folder, atomically
+    hop.checkpoint.load(state_dict, folder)               read the last step into the tensors of state_dict
 
-`SavePlanner` and `LoadPlanner` are what they give to DCP; dcp.save and dcp.load take them too. `import hop` does not
-import this package: DCP costs about as much as torch itself does.
+Both pass a `SavePlanner` or a `LoadPlanner` to DCP; dcp.save and dcp.load accept them directly too. `import hop` does
+not import this package, because importing DCP takes about as long as importing torch.
 """
 
 from hop.checkpoint.folders import latest as latest

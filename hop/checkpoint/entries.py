@@ -1,13 +1,13 @@
-"""Entries of a checkpoint: what DCP is to write and to read of quantized tensors.
+"""Entries of a checkpoint: how quantized tensors are split into the plain tensors that DCP writes and reads.
 
-A quantized tensor is taken apart into its buffers, which DCP writes, cuts and reads in place as any other tensor:
+DCP writes, shards and reads each buffer of a quantized tensor as any other tensor:
 
-    "weight"  ->  "weight.codes", "weight.scale", ...      each of the shape that this buffer of the whole tensor has
-              ->  "weight.codes[0:32,0:64]", ...           in pieces, if boundaries of shards cut a block
+    "weight"  ->  "weight.codes", "weight.scale", ...      with the shape of the whole tensor's buffer
+              ->  "weight.codes[0:32,0:64]", ...           in pieces, if shard boundaries cut a block
 
-The checkpoint's metadata say of "weight" which quantizer, shape, dtype and usages it has, and why it is in pieces, if
-it is; a piece is read by the shard with the same boundaries alone, or, where blocks run over each shard, by those that
-quantize its numbers anew.
+The checkpoint's metadata record the quantizer, shape, dtype and usages of "weight", and the reason if it is in pieces.
+A piece can only be read by a shard with the same boundaries or, if blocks run over each shard separately, by shards
+that quantize its values again.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from hop.checkpoint.shards import Part, part_of
 from hop.compat import dtensor
 
 KEY = "hop.quantized"
-"""Where Metadata.planner_data says it, beside the paths of entries."""
+"""The key of these descriptions in Metadata.planner_data, which also has the paths of entries."""
 
 
-def taken_apart(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """The plain entries of a flat state dict, and this process's parts of the quantized ones."""
+def split_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
+    """Split a flat state dict into plain entries and this process's parts of quantized tensors."""
     plain: dict[str, Any] = {}
     parts: dict[str, Part] = {}
     for fqn, value in state_dict.items():
         if dtensor.is_dtensor(value) and not dtensor.is_on_mesh(value):
-            continue  # of other processes
+            continue  # belongs to other processes
         try:
             part = part_of(value)
         except ValueError as error:
@@ -39,12 +39,12 @@ def taken_apart(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def entry_name(fqn: str, name: str, region: str | None = None) -> str:
-    """The entry of a buffer, or of a piece of it."""
+    """The entry name of a buffer, or of a piece of it."""
     return f"{fqn}.{name}" if region is None else f"{fqn}.{name}[{region}]"
 
 
 def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The regions of all pieces in a checkpoint, by the name of the entry before them."""
+    """The regions of all pieces in a checkpoint, by entry name."""
     result: dict[str, list[str]] = {}
     for entry in entries:
         if entry.endswith("]"):
@@ -53,14 +53,14 @@ def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
     return result
 
 
-def ranges_of(region: str) -> tuple[tuple[int, int], ...]:
-    """Where the region of a piece begins and ends, along each dimension."""
+def parse_region(region: str) -> tuple[tuple[int, int], ...]:
+    """Parse the region of a piece into (start, end) per dimension."""
     pairs = (part.split(":") for part in region.split(","))
     return tuple((int(start), int(end)) for start, end in pairs)
 
 
 def describe(part: Part) -> dict[str, Any]:
-    """What the metadata say of the tensor that `part` is of."""
+    """The metadata of a quantized tensor."""
     t = part.tensor
     return {
         "quantizer": str(t.quantizer),

@@ -1,10 +1,10 @@
-"""Checkpoints of a run in one folder, each there as a whole or not at all.
+"""Checkpoints of a run in one folder, each written atomically.
 
     folder/step_10/      DCP's files, and hop.json: the size and SHA-256 of each
-    folder/.hop-.../     being written (hop.compat.files), or left by a save that was killed; nobody reads it
+    folder/.hop-.../     a save in progress (hop.compat.files), or one that was killed; never read
 
-All processes write and flush their files, then one writes hop.json and renames the folder, which is atomic. The next
-save removes what a killed one left. All processes of a run share the folder.
+All processes write and flush their files, then one process writes hop.json and renames the folder, which is atomic. The
+next save removes what a killed one left. All processes of a run must see the same folder.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from hop.checkpoint.loading import LoadPlanner
 from hop.checkpoint.saving import SavePlanner
-from hop.checkpoint.storage import Reader, Writer, described, read_manifest, verify, write_manifest
+from hop.checkpoint.storage import Reader, Writer, file_digest, read_manifest, verify, write_manifest
 from hop.compat import process_groups
 from hop.compat.files import move, naming, renamed_in_errors, temporary_folder
 from hop.numerics.spelling import shown
@@ -32,17 +32,18 @@ def save(
     """Write a checkpoint of `state_dict` as `step`, together with all processes of the group. Returns its folder.
 
     Args:
-        state_dict: plain and quantized tensors, DTensors of either, and what torch.load(weights_only=True) reads back;
-            nested as dcp.save takes it, such as what torch.distributed.checkpoint.state_dict.get_state_dict returns.
-        folder: of the whole run, the same for all processes; made if it is not there.
+        state_dict: plain and quantized tensors, DTensors of either, and values that torch.load(weights_only=True) can
+            read; nested as dcp.save takes it, for example from torch.distributed.checkpoint.state_dict.get_state_dict.
+        folder: of the whole run, the same for all processes; created if needed.
         step: 0 or more, and not saved yet.
-        keep: how many checkpoints, those of the last steps and this one, stay; None for all.
-        process_group: None for all processes, and for a process without others.
+        keep: number of checkpoints to keep, this one included; older ones are removed. None keeps all.
+        process_group: None for all processes, or for a single process.
 
     Raises:
-        ValueError: what SavePlanner refuses; `step` or `keep` out of range.
-        FileExistsError: there is a checkpoint of `step`, which another run may have saved in the meantime.
-        OSError: the disk is full, or a file cannot be written for another reason; nothing of the checkpoint is left."""
+        ValueError: SavePlanner rejects an entry, or `step` or `keep` is out of range.
+        FileExistsError: a checkpoint of `step` exists, perhaps saved by another run in the meantime.
+        OSError: the disk is full, or a file cannot be written; nothing of the checkpoint is left.
+    """
     _check("save", state_dict, folder)
     if type(step) is not int or step < 0:
         raise ValueError(f"save: step must be an integer of 0 or more, got {step!r}; give one such as 0")
@@ -51,10 +52,10 @@ def save(
     folder = Path(folder)
     result = folder / f"step_{step}"
     together = process_groups.processes(process_group)
-    with contextlib.ExitStack() as stack:  # in one process, it removes the temporary folder
-        with _own_exceptions():
+    with contextlib.ExitStack() as stack:  # in the process that made it, removes the temporary folder
+        with _first_exception():
             temporary = together.broadcast("prepare", lambda: stack.enter_context(_temporary(folder, step)))
-        with renamed_in_errors(temporary, result), _own_exceptions():
+        with renamed_in_errors(temporary, result), _first_exception():
             dcp.save(
                 state_dict,
                 storage_writer=Writer(temporary),
@@ -63,7 +64,7 @@ def save(
             )
             names = together.broadcast("list", lambda: sorted(os.listdir(temporary)))
             mine = names[together.get_rank() :: together.get_world_size()]
-            digests = together.all_gather("digest", lambda: {name: described(temporary / name) for name in mine})
+            digests = together.all_gather("digest", lambda: {name: file_digest(temporary / name) for name in mine})
             files = {name: digest for own in digests for name, digest in own.items()}
             together.broadcast("publish", lambda: _publish(temporary, files, result))
             if keep is not None:
@@ -75,27 +76,30 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
     """Read a checkpoint into the tensors of `state_dict`, in place, together with all processes of the group. Returns
     its step.
 
-    The number of processes and the placements may differ from those that it was saved with. Everything is checked
-    before the first tensor is written, so that an exception leaves all of them as they were.
+    The number of processes and the placements may differ from those of the save. Everything is checked before the first
+    tensor is written, so that an exception leaves all of them unchanged.
 
     Args:
-        state_dict: as for `save`; values that are no tensors are replaced. What it does not name is not read, but a
-            dict or a list in it must not be empty where the checkpoint has entries: an optimizer that has made no step
-            gets its states by torch.distributed.checkpoint.state_dict.get_state_dict.
+        state_dict: as for `save`; values other than tensors are replaced. Entries that it does not name are not read,
+            but a dict or list must not be empty if the checkpoint has entries for it: use
+            torch.distributed.checkpoint.state_dict.get_state_dict for an optimizer that has made no step.
+        folder: as for `save`.
         step: None for the last one.
+        process_group: as for `save`.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: a file is missing, not what was saved, a link, or not listed in hop.json; an entry does not fit, as
-            LoadPlanner says.
-        pickle.UnpicklingError: metadata that are not DCP's.
-        RuntimeError: an entry is missing."""
+        ValueError: a file is missing, damaged, a link, or not listed in hop.json; or an entry does not fit, see
+            LoadPlanner.
+        pickle.UnpicklingError: the metadata are not DCP's.
+        RuntimeError: an entry is missing.
+    """
     _check("load", state_dict, folder)
     if step is not None and (type(step) is not int or step < 0):
         raise ValueError(f"load: step must be an integer of 0 or more, or None; got {step!r}; give None for the last")
     folder = Path(folder)
     together = process_groups.processes(process_group)
-    with _own_exceptions():
+    with _first_exception():
         result, manifest = together.broadcast("find", lambda: _find(folder, step))
         path = folder / f"step_{result}"
         mine = sorted(manifest)[together.get_rank() :: together.get_world_size()]
@@ -112,7 +116,7 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
 
 
 def steps(folder: str | Path) -> list[int]:
-    """The steps of which `folder` has checkpoints, in order."""
+    """The steps with a checkpoint in `folder`, in order."""
     _check_folder("steps", folder)
     if not Path(folder).is_dir():
         return []
@@ -121,7 +125,7 @@ def steps(folder: str | Path) -> list[int]:
 
 
 def latest(folder: str | Path) -> int | None:
-    """The last of `steps`, None if there is none."""
+    """The last of `steps`, or None."""
     return max(steps(folder), default=None)
 
 
@@ -140,7 +144,7 @@ def _check_folder(caller: str, folder: Any) -> None:
         )
 
 
-# ---- saving, in one of the processes
+# ---- saving, in one process
 
 
 @contextlib.contextmanager
@@ -168,7 +172,7 @@ def _publish(temporary: Path, files: dict[str, Any], path: Path) -> None:
 
 
 def _remove(folder: Path, step: int, keep: int) -> None:
-    """Remove all but `step` and the last others. A checkpoint is out of sight before it is removed."""
+    """Remove all but `step` and the last `keep` - 1 others, renaming each first so that nobody reads half of one."""
     others = [n for n in steps(folder) if n != step]
     for n in others[: max(len(others) - (keep - 1), 0)]:
         with temporary_folder(folder) as gone, contextlib.suppress(FileNotFoundError):  # removed by another run
@@ -179,14 +183,14 @@ def _remove(folder: Path, step: int, keep: int) -> None:
 
 
 def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
-    """The step, and the files of its checkpoint."""
+    """The step to load, and the files of its checkpoint."""
     result = latest(folder) if step is None else step
     if result is None or result not in steps(folder):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = (
             f"it has those of steps {steps(folder)}; take one of them"
             if steps(folder)
-            else "save one first, or name its folder"
+            else "save one first, or pass another folder"
         )
         raise FileNotFoundError(f"load: folder {folder} has {wanted}; {there}")
     try:
@@ -196,9 +200,10 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _own_exceptions() -> Generator[None, None, None]:
-    """The exception of the first process that had one, instead of DCP's collection of them, and no warning that there
-    is one process only."""
+def _first_exception() -> Generator[None, None, None]:
+    """Raise the exception of the lowest failing rank instead of DCP's collection, and silence DCP's single-process
+    warning.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

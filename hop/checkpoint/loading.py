@@ -1,4 +1,4 @@
-"""The planner of a load: all is compared with the tensors of the state dict before the first byte is read."""
+"""The planner of a load, which checks everything against the state dict's tensors before the first byte is read."""
 
 import io
 import math
@@ -17,28 +17,28 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from hop.checkpoint import regroup
-from hop.checkpoint.entries import KEY, describe, entry_name, regions, taken_apart
+from hop.checkpoint.entries import KEY, describe, entry_name, regions, split_state_dict
 from hop.checkpoint.shards import Chunk, Part
 from hop.compat import dtensor
 from hop.tensor.table import IndivisibleError
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """A planner for dcp.load, of what SavePlanner, or DCP's own planner, has planned.
+    """A planner for dcp.load of checkpoints that SavePlanner, or DCP's own planner, wrote.
 
-    Codes and scales are read as they were saved. The one exception are tensors whose blocks run over each part
-    (Quantizer.flat: states of optimizers), where parts have other boundaries than they were saved with, which cut
-    blocks: their numbers are quantized anew, in blocks over each new part (hop.checkpoint.regroup).
+    Codes and scales are read as they were saved, with one exception: if a tensor's blocks run over each part separately
+    (Quantizer.flat, used by optimizer states) and the new boundaries cut the saved blocks, its values are quantized
+    again in blocks over each new part (hop.checkpoint.regroup).
 
     Args:
-        allow_partial_load: whether entries that the checkpoint lacks stay as they are, and empty containers empty.
+        allow_partial_load: whether to leave entries that the checkpoint lacks, and empty containers, unchanged.
 
     Errors come from dcp.load, inside its CheckpointException, before anything is written.
 
     Raises:
-        ValueError: an entry has another quantizer, shape, dtype or usages than its tensor, is quantized where the
-            tensor is not, or the other way round; boundaries of shards cut a block or a byte, of blocks that do not run
-            over each part; entries do not cover it; a dict or a list is empty for which the checkpoint has entries.
+        ValueError: an entry's quantizer, shape, dtype or usages differ from its tensor's; only one of the two is
+            quantized; shard boundaries cut a block or a byte of a tensor that is not flat; entries do not cover a
+            tensor; or a dict or a list is empty although the checkpoint has entries for it.
         RuntimeError: an entry is missing.
     """
 
@@ -49,7 +49,7 @@ class LoadPlanner(DefaultLoadPlanner):
         super().set_up_planner(state_dict, metadata, is_coordinator)
         if not self.allow_partial_load:
             _check_empty(state_dict, metadata.state_dict_metadata)
-        self.state_dict, parts = taken_apart(self.state_dict)
+        self.state_dict, parts = split_state_dict(self.state_dict)
         described = cast(dict[str, Any], (metadata.planner_data or {}).get(KEY, {}))
         self.chunks: dict[str, Chunk] = {}
         self.regrouped: dict[str, regroup.Regrouped] = {}  # by entry
@@ -57,14 +57,14 @@ class LoadPlanner(DefaultLoadPlanner):
         for fqn, value in self.state_dict.items():
             if fqn in described:
                 raise ValueError(
-                    f"{fqn!r}: the checkpoint holds it quantized by {described[fqn]['quantizer']}, and the state dict "
-                    "plain; quantize the model in the same way before it is loaded"
+                    f"{fqn!r}: the checkpoint holds it quantized by {described[fqn]['quantizer']}, but it is plain in "
+                    "the state dict; quantize the model in the same way before loading"
                 )
             _check_plain(fqn, value, metadata.state_dict_metadata.get(fqn))
         for fqn, part in parts.items():
             if fqn not in described and self.allow_partial_load and fqn not in metadata.state_dict_metadata:
                 continue
-            saved = _checked(fqn, part, described.get(fqn), metadata)
+            saved = _matching_description(fqn, part, described.get(fqn), metadata)
             if part.is_empty():
                 continue
             if part.tensor.quantizer.flat and not _fits(fqn, part, saved, metadata):
@@ -72,7 +72,7 @@ class LoadPlanner(DefaultLoadPlanner):
                 self.regrouped |= dict.fromkeys(own.by_entry, own)
                 self.chunks |= _checked_sizes(own.chunks(), metadata)
             else:
-                self.chunks |= _read(fqn, part, saved, metadata)
+                self.chunks |= _chunks_to_read(fqn, part, saved, metadata)
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
@@ -94,12 +94,12 @@ class LoadPlanner(DefaultLoadPlanner):
         return plan
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        # as DCP's own planner, which unpickles anything, and makes keys of dicts that are numbers texts
+        # like DCP's planner, except that it unpickles anything and turns integer keys of dicts into strings
         *path, last = self.mappings[read_item.dest_index.fqn]
         container = cast(Any, self.original_state_dict)
         for key in path:
-            container = container[_own_key(container, key)]
-        container[_own_key(container, last)] = torch.load(value, weights_only=True)
+            container = container[_original_key(container, key)]
+        container[_original_key(container, last)] = torch.load(value, weights_only=True)
 
     def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
         entry = read_item.dest_index.fqn
@@ -114,7 +114,9 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def _check_empty(container: Any, entries: Mapping[str, Any], path: tuple[Any, ...] = ()) -> None:
-    """No container is empty for which something was saved: a fresh optimizer has no states to read them into."""
+    """Raise ValueError for an empty container that the checkpoint has entries for, such as the states of a fresh
+    optimizer.
+    """
     if not isinstance(container, dict | list):
         return
     items = cast(Any, container.items() if isinstance(container, dict) else enumerate(cast(list[Any], container)))
@@ -131,24 +133,24 @@ def _check_empty(container: Any, entries: Mapping[str, Any], path: tuple[Any, ..
 
 
 def _check_plain(fqn: str, value: Any, saved: Any) -> None:
-    if not isinstance(value, Tensor) or saved is None:  # DCP's own planner refuses the rest
+    if not isinstance(value, Tensor) or saved is None:  # DCP's planner checks these
         return
     if isinstance(saved, BytesStorageMetadata):
-        raise ValueError(f"{fqn!r}: the checkpoint holds no tensor, and the state dict one of shape {value.shape}")
+        raise ValueError(f"{fqn!r}: the checkpoint holds no tensor, but the state dict has one of shape {value.shape}")
     if saved.properties.dtype != value.dtype:
         raise ValueError(
-            f"{fqn!r}: the checkpoint holds {saved.properties.dtype}, and the state dict {value.dtype}; convert one to "
+            f"{fqn!r}: the checkpoint holds {saved.properties.dtype}, but the state dict {value.dtype}; convert one to "
             "the dtype of the other, since loading does not round"
         )
 
 
-def _checked(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, Any]:
-    """What the checkpoint says of the tensor, if that is what the tensor is."""
+def _matching_description(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, Any]:
+    """The checkpoint's description of a quantized tensor. Raises if it does not match the tensor."""
     described = describe(part)
     if saved is None and fqn in metadata.state_dict_metadata:
         raise ValueError(
-            f"{fqn!r}: the checkpoint holds it plain, and the state dict quantized by {described['quantizer']}; load "
-            "it into the plain tensor, and quantize that"
+            f"{fqn!r}: the checkpoint holds it plain, but it is quantized by {described['quantizer']} in the state "
+            "dict; load it into a plain tensor, then quantize that"
         )
     if saved is None:
         raise RuntimeError(f"{fqn!r} is missing in the checkpoint")
@@ -156,14 +158,14 @@ def _checked(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, An
     if different:
         has, wants = ({field: d.get(field) for field in different} for d in (saved, described))
         raise ValueError(
-            f"{fqn!r}: the checkpoint holds {has}, and the state dict {wants}; make the tensor as it was saved, load "
-            "it, and convert it then"
+            f"{fqn!r}: the checkpoint holds {has}, but the state dict {wants}; create the tensor as it was saved, load "
+            "it, then convert it"
         )
     return saved
 
 
 def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool:
-    """Whether the checkpoint has the codes of this part as they are."""
+    """Whether the checkpoint has the codes of exactly this part."""
     if saved["pieces"] is not None:
         return entry_name(fqn, "codes", part.region()) in metadata.state_dict_metadata
     try:
@@ -173,8 +175,8 @@ def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool
     return True
 
 
-def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict[str, Chunk]:
-    """The entries that this process reads, and where to."""
+def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict[str, Chunk]:
+    """The entries that this process reads, and the buffers to read them into."""
     entries = metadata.state_dict_metadata
     if saved["pieces"] is not None:
         region = part.region()
@@ -184,8 +186,8 @@ def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict
         }
         if any(entry not in entries for entry in chunks):
             raise ValueError(
-                f"{fqn!r}: the part {region} was not saved as such, and no other one will do: {saved['pieces']}; load "
-                "it with the placements it was saved with"
+                f"{fqn!r}: the part {region} was not saved as one piece, and pieces cannot be cut: {saved['pieces']}; "
+                "load it with the placements it was saved with"
             )
     else:
         try:
@@ -205,6 +207,6 @@ def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Any) -> dict[str, Chun
     return dict(chunks)
 
 
-def _own_key(container: Any, key: Any) -> Any:
-    """The key of `container` that the path of an entry spells `key`."""
+def _original_key(container: Any, key: Any) -> Any:
+    """The key of `container` whose text is `key`."""
     return key if isinstance(container, list) else next((k for k in container if str(k) == key), key)

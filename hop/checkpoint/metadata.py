@@ -1,8 +1,8 @@
 """Read the metadata of a checkpoint, which DCP pickles, without unpickling them.
 
-An unpickler calls what the file names. Here the operations of the pickle are read one by one (pickletools.genops), and
-what they would import and call is kept as text and arguments: nothing is imported, nothing is called, and no operation
-allocates more than the file has. DCP's objects are then made from it, field by field, each field checked.
+An unpickler calls whatever the file names. This reader goes through the pickle's opcodes (pickletools.genops) and
+records imports as names and calls as values: nothing is imported or called, and no opcode allocates more than the size
+of the file. DCP's objects are then built field by field, and each field is checked.
 """
 
 import pickle
@@ -31,16 +31,16 @@ _NAMES = {
     *((_METADATA, "_MEM_FORMAT_ENCODING"), (_FILES, "_StorageInfo")),
     *(("torch", name) for name in ("Size", *_DTYPES)),
     ("torch.serialization", "_get_layout"),
-    ("builtins", "getattr"),  # of a member of _MEM_FORMAT_ENCODING, by some versions of Python
+    ("builtins", "getattr"),  # some versions of Python pickle members of _MEM_FORMAT_ENCODING with it
     *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
 }
-"""All that the metadata may name, by module."""
+"""The (module, name) pairs that the metadata may import."""
 
 _T = TypeVar("_T")
 
 
 class StoredRange(NamedTuple):
-    """Where an entry is: a range of a file of the checkpoint, as dcp.FileSystemReader reads it."""
+    """The location of an entry: a range of bytes in a file, with the fields that dcp.FileSystemReader reads."""
 
     relative_path: str
     offset: int
@@ -49,17 +49,18 @@ class StoredRange(NamedTuple):
 
 
 def read_metadata(data: bytes, files: Mapping[str, Mapping[str, Any]]) -> Metadata:
-    """The metadata that dcp.FileSystemWriter pickled.
+    """Parse the metadata that dcp.FileSystemWriter pickled.
 
     Args:
-        files: of the checkpoint, by name, with their "bytes".
+        data: the pickle.
+        files: the checkpoint's files by name, each with its size as "bytes".
 
     Raises:
-        pickle.UnpicklingError: they are not DCP's.
+        pickle.UnpicklingError: the data are not DCP's metadata.
         ValueError: an entry is in no such file, or beyond its end.
     """
     try:
-        return _Reader(files).metadata(_Pickle().value(data))
+        return _MetadataBuilder(files).metadata(_Pickle().value(data))
     except (IndexError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise pickle.UnpicklingError(f"metadata of a checkpoint are damaged: {error!r}") from error
 
@@ -72,23 +73,23 @@ def _cut(value: Any) -> str:
 
 
 class _Name(NamedTuple):
-    """A class or function that would be imported."""
+    """A class or function that the pickle imports."""
 
     module: str
     name: str
 
 
 class _Object:
-    """A call that would be made, and the state that its result would get."""
+    """A call that the pickle makes, and the state that it sets on the result."""
 
     def __init__(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-            raise pickle.UnpicklingError("metadata of a checkpoint call what they do not name")
+            raise pickle.UnpicklingError("metadata of a checkpoint call a value that is not an imported name")
         self.function, self.arguments, self.state = function, cast("tuple[Any, ...]", arguments), None
 
 
 class _Pickle:
-    """The stack on which the operations of a pickle work."""
+    """A pickle machine: the stack, the marks and the memo that opcodes work on."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -96,15 +97,15 @@ class _Pickle:
         self._memo: list[Any] = []
 
     def value(self, data: bytes) -> Any:
-        """The value of a whole pickle."""
+        """Run a whole pickle and return its value."""
         try:
             for operation, argument, _ in pickletools.genops(data):
                 run = _OPERATIONS.get(operation.name)
                 if run is None:
                     raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {operation.name}")
                 run(self, argument)
-        except ValueError as error:  # cut off, or no pickle
-            raise pickle.UnpicklingError(f"metadata of a checkpoint are no pickle: {error}") from error
+        except ValueError as error:  # truncated, or not a pickle
+            raise pickle.UnpicklingError(f"metadata of a checkpoint are not a pickle: {error}") from error
         return self._stack.pop()
 
     def push(self, value: Any) -> None:
@@ -130,7 +131,7 @@ class _Pickle:
     def set_items(self, items: list[Any]) -> None:
         target = self._expected(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | _Object):  # Python hashes tuples by recursion, however deep they are
+            if not isinstance(key, str | _Object):  # hashing a deeply nested tuple overflows Python's stack
                 raise pickle.UnpicklingError(f"metadata of a checkpoint have a key of type {type(key).__name__}")
             target[key] = value
 
@@ -152,7 +153,7 @@ class _Pickle:
         self._expected(_Object).state = state
 
     def _expected(self, kind: type[_T]) -> _T:
-        """The value on top, which must be of this type."""
+        """The value on top of the stack. Raises UnpicklingError if it has another type."""
         if type(self._stack[-1]) is not kind:
             raise pickle.UnpicklingError(f"metadata of a checkpoint change a {type(self._stack[-1]).__name__}")
         return self._stack[-1]
@@ -182,15 +183,16 @@ _OPERATIONS: dict[str, Callable[[_Pickle, Any], None]] = {
     "STACK_GLOBAL": _Pickle.name,
     "BUILD": _Pickle.build,
 }
-"""What DCP's metadata consist of, in the protocols 4 and 5."""
+"""The opcodes in DCP's metadata, in pickle protocols 4 and 5."""
 
 
 # ---- DCP's objects
 
 
-class _Reader:
-    """Makes DCP's objects. One that is referred to several times is made once, so that the time and the memory that
-    this takes are in proportion to the file."""
+class _MetadataBuilder:
+    """Builds DCP's objects. An object that the pickle refers to several times is built once, so that time and memory
+    stay proportional to the size of the file.
+    """
 
     def __init__(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         self._files = files
@@ -206,7 +208,7 @@ class _Reader:
         return Metadata(
             {_typed(name, str): self._once("entry", self._entry, entry) for name, entry in entries.items()},
             {_typed(name, str): _path(name, path) for name, path in _typed(fields["planner_data"], dict).items()},
-            ranges,  # of which dcp.FileSystemReader reads the fields
+            ranges,  # dcp.FileSystemReader only reads their fields
             StorageMeta(),
             _typed(fields.get("version"), str, type(None)),
         )
@@ -254,21 +256,21 @@ class _Reader:
         )
         if file not in self._files:
             raise ValueError(
-                f"entry {_cut(name)!r} is in the file {_cut(file)!r}, which is none of the checkpoint's by its "
-                "manifest; load another step"
+                f"entry {_cut(name)!r} is in the file {_cut(file)!r}, which the checkpoint's manifest does not "
+                "list; load another step"
             )
         if offset + length > self._files[file]["bytes"]:
             raise ValueError(f"entry {_cut(name)!r} ends beyond the end of the file {file!r}; load another step")
         if fields.get("transform_descriptors"):
-            raise ValueError(f"entry {_cut(name)!r} is transformed, which is not read; save it without extensions")
+            raise ValueError(f"entry {_cut(name)!r} is transformed, which is not supported; save it without extensions")
         return StoredRange(file, offset, length)
 
 
 def _path(name: str, value: Any) -> Any:
-    """Where an entry is in the state dict; or of the entry KEY, the descriptions of quantized tensors."""
+    """The path of an entry in the state dict; for the entry KEY, the descriptions of quantized tensors."""
     if name != KEY:
         return tuple(_typed(part, str, int) for part in _typed(value, tuple))
-    return {_typed(name, str): _description(of) for name, of in _typed(value, dict).items()}
+    return {_typed(name, str): _description(fields) for name, fields in _typed(value, dict).items()}
 
 
 def _description(value: Any) -> dict[str, Any]:
@@ -288,7 +290,7 @@ def _properties(value: Any) -> TensorProperties:
     dtype = _typed(value.state, tuple)[0]
     if not isinstance(dtype, _Name) or dtype.module != "torch" or dtype.name not in _DTYPES:
         raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without a dtype")
-    return TensorProperties(_DTYPES[dtype.name])  # the others are not used
+    return TensorProperties(_DTYPES[dtype.name])  # the other properties are not used
 
 
 def _size(value: Any) -> torch.Size:
@@ -301,12 +303,12 @@ def _size(value: Any) -> torch.Size:
 def _number(value: Any) -> int:
     number = _typed(value, int)
     if not 0 <= number < 2**63:
-        raise pickle.UnpicklingError("metadata of a checkpoint have a size that 64 bits do not hold")
+        raise pickle.UnpicklingError("metadata of a checkpoint have a size outside 0 to 2^63 - 1")
     return number
 
 
 def _state(value: Any, module: str, name: str) -> dict[str, Any]:
-    """The fields of an object of this class."""
+    """The fields of an object, which must be an instance of `name`."""
     if not isinstance(value, _Object) or value.function != (module, name):
         raise pickle.UnpicklingError(f"metadata of a checkpoint lack a {name} where DCP has one")
     return cast("dict[str, Any]", _typed(value.state, dict))

@@ -1,8 +1,8 @@
-"""Parts of tensors whose blocks run over each part, read from a checkpoint of parts with other boundaries.
+"""Quantize parts of a flat-quantized tensor again when shard boundaries have changed.
 
-States of optimizers are quantized so: each process in blocks over what it holds (`Quantizer.flat`). Where other
-boundaries cut those blocks, there are no codes to be read. The pieces that were saved are then dequantized, and what
-they have of the part is quantized anew, in its own blocks: the numbers are those that were saved, up to one rounding.
+Optimizer states are quantized in blocks over each process's part (`Quantizer.flat`). If new boundaries cut those
+blocks, the saved codes cannot be used. The saved pieces are dequantized instead, and the values of each new part are
+quantized in blocks of that part, so that they equal the saved ones up to one rounding.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hop.checkpoint.entries import entry_name, ranges_of
+from hop.checkpoint.entries import entry_name, parse_region
 from hop.checkpoint.shards import Chunk, Part
 from hop.numerics import copies
 from hop.tensor import QuantizedTensor
@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 
 class Piece:
-    """A range of the whole tensor that was saved by itself. Its buffers are made when the first of them is read."""
+    """A range of the whole tensor that was saved separately. Its buffers are allocated when the first is read."""
 
     def __init__(self, fqn: str, part: Part, ranges: tuple[Range, ...], region: str | None) -> None:
         self.part, self.ranges = part, ranges
@@ -38,7 +38,9 @@ class Piece:
         return self.buffers[entry]
 
     def overlap(self) -> list[tuple[slice, slice]]:
-        """Along each dimension the range that the part has of it: in the part, and in the piece. Empty for none."""
+        """The overlap with the part, per dimension: as a slice of the part and a slice of the piece. Empty if there is
+        none.
+        """
         result: list[tuple[slice, slice]] = []
         for (start, end), offset, size in zip(self.ranges, self.part.offsets, self.part.tensor.shape, strict=True):
             low, high = max(start, offset), min(end, offset + size)
@@ -48,7 +50,7 @@ class Piece:
         return result
 
     def write(self, out: Tensor) -> None:
-        """Its numbers, into those of the part."""
+        """Write the values of the overlap into the values of the part."""
         t = self.part.tensor
         names = {b.name: self.buffers[entry] for entry, b in self.described.items()}
         values = dequantize_operator(QuantizedTensor(names, t.quantizer, self.shape, t.dtype), out.dtype)
@@ -58,18 +60,21 @@ class Piece:
 
 
 class Regrouped:
-    """A part, and the pieces that its numbers are in.
+    """A part, and the pieces that contain its values.
 
     Args:
-        regions: of all pieces that were saved, such as "0:32,0:64"; None if the whole was saved as one.
+        fqn: the tensor's name.
+        part: the part to load.
+        regions: of all saved pieces, such as "0:32,0:64"; None if the tensor was saved whole.
 
-    Raises ValueError if they do not cover the part.
+    Raises:
+        ValueError: the pieces do not cover the part.
     """
 
     def __init__(self, fqn: str, part: Part, regions: list[str] | None) -> None:
         self.part = part
         whole = tuple((0, n) for n in part.shape)
-        given = [(whole, None)] if regions is None else [(ranges_of(region), region) for region in regions]
+        given = [(whole, None)] if regions is None else [(parse_region(region), region) for region in regions]
         pieces = [Piece(fqn, part, ranges, region) for ranges, region in given]
         self.pieces = [piece for piece in pieces if piece.overlap()]
         covered = sum(math.prod(own.stop - own.start for _, own in piece.overlap()) for piece in self.pieces)
@@ -79,10 +84,10 @@ class Regrouped:
                 f"{part.region()}"
             )
         self.by_entry = {entry: piece for piece in self.pieces for entry in piece.described}
-        self.numbers: Tensor | None = None
+        self.values: Tensor | None = None
 
     def chunks(self) -> Mapping[str, Chunk]:
-        """What is to be read, without memory yet."""
+        """The chunks to read, on the meta device so that they take no memory yet."""
         return {
             entry: Chunk(torch.empty(b.shape, dtype=b.dtype, device="meta"), (0,) * len(b.shape), b.shape)
             for piece in self.pieces
@@ -90,19 +95,19 @@ class Regrouped:
         }
 
     def buffer(self, entry: str) -> Tensor:
-        """What `entry` is read into."""
+        """The buffer to read `entry` into."""
         return self.by_entry[entry].buffer(entry)
 
     def commit(self, entry: str, count: int) -> None:
-        """`count` elements of `entry` have been read; after the last ones the part is quantized."""
+        """Record that `count` elements of `entry` have been read; quantize the part once all are there."""
         piece, t = self.by_entry[entry], self.part.tensor
         piece.left -= count
         if piece.left:
             return
-        if self.numbers is None:
-            self.numbers = torch.empty(t.shape, dtype=torch.promote_types(t.dtype, torch.float32), device=t.device)
-        piece.write(self.numbers)
+        if self.values is None:
+            self.values = torch.empty(t.shape, dtype=torch.promote_types(t.dtype, torch.float32), device=t.device)
+        piece.write(self.values)
         self.pieces.remove(piece)
         if not self.pieces:
-            t.detach().copy_(self.numbers)
-            self.numbers = None
+            t.detach().copy_(self.values)
+            self.values = None

@@ -1,4 +1,4 @@
-"""The planner of a save: buffers of quantized tensors as entries of their own."""
+"""The planner of a save, which writes each buffer of a quantized tensor as a separate entry."""
 
 import ctypes
 import dataclasses
@@ -14,33 +14,33 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
+from hop.checkpoint.entries import KEY, describe, entry_name, split_state_dict
 from hop.checkpoint.shards import Chunk, Part
 from hop.tensor.table import IndivisibleError
 
 
 class _Record(NamedTuple):
-    """What a process tells the coordinator of its part of a quantized tensor."""
+    """A process's description, for the coordinator, of its part of a quantized tensor."""
 
     description: dict[str, Any]
     path: tuple[Any, ...]
     region: str
     buffers: tuple[str, ...]
-    cut: str | None  # why it has no ranges of the whole tensor's buffers
-    digests: dict[tuple[str, tuple[int, ...]], str]  # of the ranges that other parts must have too: buffer, offsets
+    cut: str | None  # the reason if the part is not a range of the whole tensor's buffers
+    digests: dict[tuple[str, tuple[int, ...]], str]  # by buffer and offsets, of ranges shared with other parts
 
 
 class SavePlanner(DefaultSavePlanner):
-    """A planner for dcp.save, of state dicts with plain and quantized tensors and DTensors.
+    """A planner for dcp.save of state dicts with plain and quantized tensors and DTensors.
 
     Args:
-        dedup_save_to_lowest_rank: as DefaultSavePlanner has it.
+        dedup_save_to_lowest_rank: see DefaultSavePlanner.
 
     Errors come from dcp.save, inside its CheckpointException.
 
     Raises:
-        ValueError: two entries of one name; a DTensor of partial sums; processes with different quantizers for one
-            tensor; a value that torch.load(weights_only=True) would not read back.
+        ValueError: two entries have the same name; a DTensor has partial sums; processes disagree on a tensor's
+            quantizer; or torch.load(weights_only=True) could not read a value back.
     """
 
     def __init__(self, dedup_save_to_lowest_rank: bool = False) -> None:
@@ -49,8 +49,8 @@ class SavePlanner(DefaultSavePlanner):
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         if KEY in self.mappings:
-            raise ValueError(f"state_dict: the name {KEY!r} is taken by the library; rename that entry")
-        self.state_dict, self.parts = taken_apart(self.state_dict)
+            raise ValueError(f"state_dict: the name {KEY!r} is reserved by the library; rename that entry")
+        self.state_dict, self.parts = split_state_dict(self.state_dict)
         self.buffers: dict[str, Tensor] = {}
         for fqn, part in self.parts.items():
             for name, buffer in part.tensor.buffers().items():
@@ -74,8 +74,8 @@ class SavePlanner(DefaultSavePlanner):
         for plan in all_plans:
             for fqn, record in plan.planner_data[KEY].items():
                 records.setdefault(fqn, []).append(record)
-        described = {fqn: _agreed(fqn, own) for fqn, own in records.items()}
-        plans = [_settled(plan, described) for plan in all_plans]
+        described = {fqn: _merge_records(fqn, own) for fqn, own in records.items()}
+        plans = [_with_pieces(plan, described) for plan in all_plans]
         plans[0].planner_data[KEY] = described
         return super().create_global_plan(plans)
 
@@ -99,7 +99,7 @@ def _write(fqn: str, part: Part, path: tuple[Any, ...]) -> tuple[_Record, list[W
     buffers, cut = part.tensor.buffers(), None
     try:
         chunks = part.chunks()
-    except IndivisibleError as reason:  # the coordinator makes pieces of all parts
+    except IndivisibleError as reason:  # the coordinator will save all parts of this tensor as pieces
         chunks, cut = {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}, str(reason)
     digests = {(name, c.offsets): _digest(c.buffer) for name, c in chunks.items() if c.is_shared}
     items = [
@@ -120,8 +120,8 @@ def _digest(buffer: Tensor) -> str:
     return hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
 
 
-def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
-    """What the checkpoint says of a quantized tensor, from what all processes say."""
+def _merge_records(fqn: str, records: list[_Record]) -> dict[str, Any]:
+    """The checkpoint's description of a quantized tensor, from the records of all processes."""
     first = records[0].description
     other = next((r.description for r in records if r.description != first), None)
     if other is not None:
@@ -130,11 +130,11 @@ def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
     owners: dict[Any, str] = {}
     for (name, offsets), digest in (item for r in records for item in r.digests.items()):
         if owners.setdefault((name, offsets), digest) != digest and pieces is None:
-            pieces = f"its {name} serves a whole dimension, and the parts of it had different ones"
+            pieces = f"its {name} is shared along a whole dimension, but the parts had different ones"
     return {**first, "pieces": pieces}
 
 
-def _settled(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
+def _with_pieces(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
     """The plan of one process, with the entries of tensors in pieces renamed."""
     paths = dict(plan.planner_data)
     renamed: dict[str, str] = {}

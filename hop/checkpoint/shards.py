@@ -1,9 +1,9 @@
-"""The part of a quantized tensor that a process holds, and where its buffers lie in those of the whole tensor.
+"""The part of a quantized tensor that one process has, and its range of the whole tensor's buffers.
 
-The whole tensor's buffers are what hop.numerics.copies.describe says of its shape. One of their elements serves a unit
-of the tensor's (hop.tensor.units), so a part has a range of each buffer if its boundaries cut no unit:
+hop.numerics.copies.describe gives the whole tensor's buffers from its shape. One element of a buffer covers a unit of
+tensor elements (hop.tensor.units), so a part has a range of each buffer if its boundaries cut no unit:
 
-    offset of the range = offset of the part / unit        one unit of the whole dimension: the range is all of it
+    offset of the range = offset of the part / unit        a unit that spans the dimension: the range is all of it
 """
 
 import math
@@ -22,9 +22,9 @@ class Chunk(NamedTuple):
     """A range of a buffer of the whole tensor.
 
     Args:
-        buffer: what this process holds of it, in the memory of its tensor.
-        offsets: where it begins.
-        size: of the buffer of the whole tensor.
+        buffer: this process's view of it, sharing memory with its tensor.
+        offsets: where the range begins.
+        size: the size of the whole tensor's buffer.
         is_shared: whether other parts of the tensor have the same range.
     """
 
@@ -35,18 +35,18 @@ class Chunk(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a process holds of a quantized tensor: `tensor`, which begins at `offsets` of the whole, of `shape`."""
+    """One process's part of a quantized tensor: `tensor`, at `offsets` of the whole tensor, which has shape `shape`."""
 
     tensor: QuantizedTensor
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
 
     def is_whole(self) -> bool:
-        """Whether it is all of the tensor."""
+        """Whether it is the whole tensor."""
         return tuple(self.tensor.shape) == self.shape
 
     def is_empty(self) -> bool:
-        """Whether it has no element of a tensor that has some: its scales then mean nothing."""
+        """Whether it has no elements although the whole tensor has some; its scales are then undefined."""
         return self.tensor.numel() == 0 and math.prod(self.shape) > 0
 
     def region(self) -> str:
@@ -54,7 +54,9 @@ class Part(NamedTuple):
         return ",".join(f"{o}:{o + n}" for o, n in zip(self.offsets, self.tensor.shape, strict=True))
 
     def chunks(self) -> dict[str, Chunk]:
-        """The ranges of the whole tensor's buffers, by name. Raises Cut if this part has none, with the reason."""
+        """The ranges of the whole tensor's buffers, by name. Raises IndivisibleError, with the reason, if this part is
+        not a range.
+        """
         t, buffers = self.tensor, self.tensor.buffers()
         if self.is_whole():
             return {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}
@@ -67,8 +69,10 @@ class Part(NamedTuple):
 
 
 def part_of(x: Any) -> Part | None:
-    """The part of a quantized tensor that `x` is: a QuantizedTensor, or a DTensor of QuantizedTensors; None for
-    anything else. Raises ValueError for a DTensor of partial sums, or whose parts are no ranges."""
+    """The part that a QuantizedTensor, or a DTensor of QuantizedTensors, represents; None for anything else.
+
+    Raises ValueError for a DTensor with partial sums, or whose parts are not ranges.
+    """
     if isinstance(x, QuantizedTensor):
         return Part(x, tuple(x.shape), (0,) * x.dim())
     if dtensor.is_dtensor(x):
@@ -79,7 +83,7 @@ def part_of(x: Any) -> Part | None:
 
 
 def _ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
-    """For each buffer and dimension where the range begins, and whether other parts share it."""
+    """The start of the range per buffer and dimension, and whether other parts share it."""
     t = part.tensor
     units_of = units.of_buffers(t.quantizer, t.usages, t.dim())
     along = list(zip(part.offsets, t.shape, part.shape, strict=True))
@@ -89,9 +93,9 @@ def _ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
 
 
 def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
-    """As _ranges, for blocks over the flattened tensor."""
+    """`_ranges` for blocks over the flattened tensor."""
     t, q = part.tensor, part.tensor.quantizer
-    start, (block,) = _start(part.offsets, t.shape, part.shape), q.block
+    start, (block,) = _flat_offset(part.offsets, t.shape, part.shape), q.block
     along = "the flattened tensor", block, start, t.numel(), math.prod(part.shape)
     ranges = {name: [_range(name, *along)] for name in q.stored()}
     if q.per_byte() > 1:
@@ -99,20 +103,20 @@ def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
     return ranges | {"codes": [(offset, False) for offset in part.offsets]}
 
 
-def _start(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> int:
-    """Where a part begins in the flattened tensor, in which its elements must stand in a row."""
+def _flat_offset(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> int:
+    """The start of a part in the flattened tensor, where its elements must be contiguous."""
     cut = next(d for d, (n, whole) in enumerate(zip(sizes, shape, strict=True)) if n != 1 or whole != 1)
     while sizes[cut] == 1 and cut + 1 < len(shape):
         cut += 1
     if any(n != whole for n, whole in zip(sizes[cut + 1 :], shape[cut + 1 :], strict=True)):
         raise IndivisibleError(
-            "its blocks run over the flattened tensor, in which the part's elements do not stand in a row"
+            "its blocks run over the flattened tensor, in which the part's elements are not contiguous"
         )
     return sum(o * math.prod(shape[d + 1 :]) for d, o in enumerate(offsets))
 
 
 def _range(name: str, where: str, unit: int, start: int, length: int, n: int) -> tuple[int, bool]:
-    """Where start : start + length of n elements begins in units, and whether the others are in the same unit."""
+    """The start, in units, of elements start : start + length of n, and whether other parts share that unit."""
     end = start + length
     if unit == -1 or (unit >= n and name != "codes"):
         return 0, length != n

@@ -1,4 +1,4 @@
-"""The files of one checkpoint, as DCP writes and reads them: whole, with plain names, and listed in a manifest."""
+"""The files of one checkpoint: written atomically with plain names, and listed in a manifest."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from hop.compat.files import whole_file, write_whole
 from hop.numerics.spelling import from_json
 
 MANIFEST = "hop.json"
-_METADATA = ".metadata"  # DCP's, which are pickled
+_METADATA = ".metadata"  # DCP's pickled metadata
 _VERSION = 1
 _NAME = re.compile(r"\.?\w[\w.-]*")
 
 Files = Mapping[str, Mapping[str, Any]]
-"""The size ("bytes") and the digest ("sha256") of each file of a checkpoint, by its name."""
+"""The size ("bytes") and the digest ("sha256") of each file of a checkpoint, by name."""
 
 
 class Writer(dcp.FileSystemWriter):
@@ -36,23 +36,25 @@ class Writer(dcp.FileSystemWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder as text: a path would be read by the Pythons alone that keep its class in the same module, which
-        3.13 has moved."""
+        """The folder as a string: a pickled Path cannot be read across Python 3.13, which moved its class to another
+        module.
+        """
         return str(cast(Any, self.path))
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads a checkpoint from a folder, of which `files` are verified.
+    """Reads a checkpoint from a folder after verifying its files.
 
     Raises:
         pickle.UnpicklingError: the metadata are not DCP's.
-        ValueError: an entry is in a file that is not among `files`."""
+        ValueError: an entry is in a file that is not among `files`.
+    """
 
     def __init__(self, folder: Path, files: Files) -> None:
         super().__init__(folder)
         self.fs = _FileSystem()
         self._folder, self._files = folder, files
-        self._metadata = self._read_metadata()  # here, since DCP catches what read_metadata raises
+        self._metadata = self._read_metadata()  # here, because DCP catches the exceptions of read_metadata
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._metadata
@@ -77,14 +79,15 @@ class _FileSystem(FileSystem):
 
 @contextmanager
 def opened(path: Path) -> Generator[Any, None, None]:
-    """A file to read.
+    """Open a regular file for reading, in binary mode.
 
     Raises:
-        ValueError: there is none, or a link or something else that is no file."""
+        ValueError: the file is missing, a link, or not a regular file.
+    """
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise ValueError(f"{path} must be a file, and is a link or something else; load another step")
+            raise ValueError(f"{path} must be a regular file, not a link or anything else; load another step")
         descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing; load another step") from error
@@ -104,13 +107,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The files of a checkpoint.
 
     Raises:
-        ValueError: the manifest is missing or damaged, or a name in it is no plain name."""
+        ValueError: the manifest is missing or damaged, or a file name in it contains a path.
+    """
     path = folder / MANIFEST
     with opened(path) as file:
         manifest = from_json(file.read(), str(path))
     files: Any = manifest.get("files") if manifest.get("version") == _VERSION else None
     if not isinstance(files, dict) or _METADATA not in files or not all(map(_is_described, files.values())):
-        raise ValueError(f"{path} is no manifest of version {_VERSION}")
+        raise ValueError(f"{path} is not a manifest of version {_VERSION}")
     for name in cast("dict[str, Any]", files):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{path}: files must have plain names, such as '__0_0.distcp', got {name[:100]!r}")
@@ -126,7 +130,7 @@ def _is_described(file: Any) -> bool:
     )
 
 
-def described(path: Path) -> dict[str, Any]:
+def file_digest(path: Path) -> dict[str, Any]:
     """The size and the digest of a file."""
     sha256 = hashlib.sha256()
     with opened(path) as file:
@@ -136,10 +140,10 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, saved: Mapping[str, Any]) -> None:
-    """Raise ValueError for a file that is not what was saved."""
+    """Raise ValueError if a file differs from what was saved."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
     if size != saved["bytes"]:
-        raise ValueError(f"{path}: {saved['bytes']} bytes were saved, and there are {size}; load another step")
-    if described(path) != saved:
-        raise ValueError(f"{path}: its bytes are not those that were saved, by their SHA-256; load another step")
+        raise ValueError(f"{path}: {saved['bytes']} bytes were saved, but there are {size}; load another step")
+    if file_digest(path) != saved:
+        raise ValueError(f"{path}: its SHA-256 differs from that of the saved file; load another step")

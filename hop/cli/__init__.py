@@ -1,11 +1,11 @@
 """The command line: `hop`, and `python -m hop`.
 
-A command is a function in a file of its own, of the same name, and COMMANDS lists them. Its docstring is its help; what
-stands under "Examples:" there, a line each, is shown below the options. It returns its exit status, or None for 0:
+Each command is a function in a file of the same name, listed in COMMANDS. Its docstring is its help text; the lines
+under "Examples:" are shown below the options. It returns its exit status, or None for 0:
 
     0  done, or the answer is yes
-    1  it failed, a part of it did, or the answer is no
-    2  it was not understood
+    1  it failed at least in part, or the answer is no
+    2  wrong usage
     130  interrupted
 """
 
@@ -45,17 +45,15 @@ COMMANDS: tuple[Callable[..., int | None], ...] = (
 )
 
 _ERRORS = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-_LONGEST = 600  # characters of a message
+_MAX_MESSAGE = 600  # characters of an error message
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "hop") -> int:
-    """Run a command.
+    """Run a command and return its exit status. Errors are one line on stderr.
 
     Args:
-        arguments: of the command line, sys.argv[1:] by default.
-        program: what it is called in messages.
-
-    Returns its exit status. Errors are a line on stderr.
+        arguments: of the command line. Default: sys.argv[1:].
+        program: the program's name in messages.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
@@ -63,10 +61,10 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "hop") -> int
     try:
         with warnings.catch_warnings():
             if not debug and not sys.warnoptions:
-                warnings.simplefilter("ignore", FutureWarning)  # of PyTorch to those who call it
+                warnings.simplefilter("ignore", FutureWarning)  # PyTorch addresses these to its callers
             status = _run(given, program, debug)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as `head` has
+    except BrokenPipeError:  # the reader stopped early, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     return status
@@ -84,26 +82,25 @@ def _run(arguments: list[str], program: str, debug: bool) -> int:
         if debug:
             traceback.print_exc()
         is_usage = isinstance(error, typer.TyperException) and error.exit_code == 2
-        if text := _words(error):
+        if text := _one_line(error):
             where = getattr(getattr(error, "ctx", None), "command_path", program)
-            say(f"{where}: {text}{f' ({where} --help says more)' if is_usage else ''}", style="red")
+            say(f"{where}: {text}{f' (see {where} --help)' if is_usage else ''}", style="red")
         return 2 if is_usage else 1
 
 
-def _words(error: BaseException) -> str:
-    """A message on one line."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
+def _one_line(error: BaseException) -> str:
+    """The message of an error, on one line."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer has already printed the help
         return ""
-    text = _of_usage(error) if isinstance(error, typer.TyperException) else str(error)
+    text = _usage_message(error) if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, KeyError) or not text.strip():
         text = f"{type(error).__name__}: {text}"
     text = " ".join(text.strip().split("\n\n")[0].split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … (--debug shows all of it)"
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} … (use --debug for the full message)"
 
 
-def _of_usage(error: Any) -> str:
-    """The words of typer, with the value where it leaves that out. It passes on those of pydantic, which begin with the
-    class of the error."""
+def _usage_message(error: Any) -> str:
+    """The message of a usage error, with the rejected value. Pydantic's messages, which typer passes on, omit it."""
     text = error.format_message()
     details = getattr(error.__cause__, "errors", None)
     if details is None:
@@ -113,16 +110,16 @@ def _of_usage(error: Any) -> str:
 
 
 def application() -> typer.Typer:
-    """The commands, put together."""
+    """Build the typer application with all commands."""
     app = typer.Typer(
-        help="Mixed- and low-precision operators for PyTorch: what runs here, and what became of a program.",
+        help="Mixed- and low-precision operators for PyTorch: inspect, convert and compare programs and kernels.",
         epilog=_exit_statuses,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings=_SETTINGS,
     )
-    app.callback()(_everywhere)
+    app.callback()(_common_options)
     for command in COMMANDS:
         register(app, command)
     group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings=_SETTINGS)
@@ -133,17 +130,17 @@ def application() -> typer.Typer:
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:
-    """Add a command, whose docstring is its help."""
+    """Add a command with its docstring as its help."""
     words, shown = examples(inspect.getdoc(command) or "")
     name = command.__name__.removesuffix("_")
-    settings = {**_SETTINGS, "ignore_unknown_options": command is explain}  # numbers below 0 are arguments of operators
+    settings = {**_SETTINGS, "ignore_unknown_options": command is explain}  # so that -1 is an argument, not an option
     app.command(name, help=words, epilog=shown, context_settings=settings, no_args_is_help=False)(command)
 
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 _exit_statuses = (
-    "[bold]Exit status[/bold]\n  0  done, or the answer is yes\n  1  it failed, a part of it did, or the answer is no\n"
-    "  2  it was not understood"
+    "[bold]Exit status[/bold]\n  0  done, or the answer is yes\n  1  it failed at least in part, or the answer is no\n"
+    "  2  wrong usage"
 )
 
 
@@ -153,12 +150,12 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _everywhere(
+def _common_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version, and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show where an error came from; may stand anywhere on the line.")
+        bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere on the line.")
     ] = False,
 ) -> None:
-    """What every command takes; `main` reads --debug."""
+    """Options of every command; `main` reads --debug."""

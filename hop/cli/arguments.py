@@ -1,11 +1,11 @@
-"""Arguments of operators as words of a command line: read, never run.
+"""Parse operators and their arguments from words of a command line. Nothing is evaluated.
 
-int8:128x256             a tensor of a dtype, with random numbers
-INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
+int8:128x256             a tensor of a dtype, with random values
+INT8_ROW:128x256         random floats, quantized with a preset of hop.presets
 float32:                 a tensor without dimensions
-int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
-1  0.5  true  none  [1,1]     numbers, and lists of them
-stride=[2,2]             any of these by the name of the argument
+int8:256x128.t           a 256x128 tensor, transposed; .pack: packed by hop.pack; .channels_last
+1  0.5  true  none  [1,1]     numbers, booleans, None and lists
+stride=[2,2]             any of these as a keyword argument
 """
 
 import difflib
@@ -46,7 +46,7 @@ def operator(text: str) -> OpOverload:
     """An operator of torch.ops, spelled aten.mm.default, or aten.mm if its overload is the default one."""
     match = _OPERATOR.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no operator; spell it as aten.linear.default", param_hint="OP")
+        raise typer.BadParameter(f"{text!r} is not an operator; spell it as aten.linear.default", param_hint="OP")
     namespace, name, overload = match.groups()
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     overloads = [] if packet is None or not hasattr(packet, "overloads") else packet.overloads()
@@ -58,7 +58,7 @@ def operator(text: str) -> OpOverload:
 
 
 def output(text: str) -> torch.dtype | Quantizer:
-    """What an operator is to give: a dtype, or a preset."""
+    """Parse an operator's output: a dtype or a preset."""
     result = _kind(text)
     if result is None:
         raise _unknown(text, "OUTPUT")
@@ -66,21 +66,21 @@ def output(text: str) -> torch.dtype | Quantizer:
 
 
 def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the named arguments that words spell, tensors on a device."""
+    """Parse positional and keyword arguments; tensors are created on `device`."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for word in words:
         if (match := _NAMED.fullmatch(word)) is not None:
             kwargs[match[1]] = _value(match[2], device)
         elif kwargs:
-            raise typer.BadParameter(f"{word!r} stands behind a named argument; put it before", param_hint="ARG")
+            raise typer.BadParameter(f"{word!r} follows a named argument; put it before", param_hint="ARG")
         else:
             args.append(_value(word, device))
     return args, kwargs
 
 
 def described(x: Any) -> str:
-    """A value as the command line spells it, or nearly."""
+    """Format a value roughly as the command line spells it."""
     if isinstance(x, QuantizedTensor):
         name = next((n for n, q in presets.PRESETS.items() if q == x.quantizer), str(x.quantizer))
         return f"{name}:{'x'.join(map(str, x.shape))}"
@@ -100,7 +100,7 @@ def _value(word: str, device: torch.device) -> Any:
         result = word
     if isinstance(result, str | dict):
         raise typer.BadParameter(
-            f"{word!r} is no argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as "
+            f"{word!r} is not an argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as "
             "1 or [1,1]",
             param_hint="ARG",
         )
@@ -112,31 +112,31 @@ def _tensor(name: str, sizes: str, modifiers: str, *, device: torch.device) -> T
     if kind is None:
         raise _unknown(name, "ARG")
     shape = [int(n) for n in sizes.split("x")] if sizes else []
-    if odd := [m for m in asked if m not in _MODIFIERS]:
+    if unknown := [m for m in asked if m not in _MODIFIERS]:
         raise typer.BadParameter(
-            f"{odd[0]!r} must be one of {', '.join(_MODIFIERS)}; take one of them", param_hint="ARG"
+            f"{unknown[0]!r} must be one of {', '.join(_MODIFIERS)}; take one of them", param_hint="ARG"
         )
     x = _random(shape, torch.float32 if isinstance(kind, Quantizer) else kind, device)
     if "channels_last" in asked:
         x = x.to(memory_format=torch.channels_last)
     if isinstance(kind, Quantizer):
-        x = hop.quantize(kind, x, **given(kind, device))
+        x = hop.quantize(kind, x, **static_arguments(kind, device))
     x = hop.pack(x) if "pack" in asked else x
     return x.transpose(-2, -1) if "t" in asked else x
 
 
 def _random(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     if dtype.is_floating_point or dtype.is_complex:
-        wide = torch.rand(shape, device=device) + 0.5  # positive, as a scale must be
-        return wide.to(dtype)
+        positive = torch.rand(shape, device=device) + 0.5  # usable as scales too
+        return positive.to(dtype)
     if dtype == torch.bool:
         return torch.randint(2, shape, device=device, dtype=torch.int8).to(dtype)
     info = torch.iinfo(dtype)
     return torch.randint(max(info.min, -128), min(info.max, 127) + 1, shape, device=device, dtype=dtype)
 
 
-def given(q: Quantizer, device: torch.device) -> dict[str, Any]:
-    """A scale and a zero point for a quantizer that has no rule for them; nothing for others."""
+def static_arguments(q: Quantizer, device: torch.device) -> dict[str, Any]:
+    """The scale and zero point arguments for a quantizer with static scales; empty for others."""
     if not q.scale.is_static:
         return {}
     result = {"scale": torch.ones((), device=device)}

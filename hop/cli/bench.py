@@ -1,4 +1,4 @@
-"""hop bench: the benchmarks of the source tree."""
+"""hop bench: run the benchmarks of the source tree."""
 
 import importlib
 import json
@@ -15,28 +15,30 @@ from hop.compat.files import write_whole
 
 _STDOUT = Path("-")
 
-File = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here; - is stdout.")]
+File = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file; - is stdout.")
+]
 Compare = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Compare with these results.")
 ]
 Results = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Take these, and run nothing.")
+    Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Use these results; run nothing.")
 ]
 
 
 def bench(
-    group: Annotated[list[str] | None, typer.Argument(help="Which to run.", show_default="all")] = None,
+    group: Annotated[list[str] | None, typer.Argument(help="The groups to run.", show_default="all")] = None,
     json_file: File = None,
     compare: Compare = None,
     results: Results = None,
-    slower: Annotated[float, typer.Option(min=1.0, help="How many times as long is slower.")] = 1.15,
-    list_: Annotated[bool, typer.Option("--list", help="Print the names of the groups, and end.")] = False,
+    slower: Annotated[float, typer.Option(min=1.0, help="Report a case as slower from this ratio on.")] = 1.15,
+    list_: Annotated[bool, typer.Option("--list", help="Print the names of the groups and exit.")] = False,
 ) -> int:
-    """Run the benchmarks: ours against a peer in one process, in turns. They lie in the source tree, beside hop/.
+    """Run the benchmarks: ours and a peer's in one process, in turns. They are part of the source tree, next to hop/.
 
-    ours/peer is our time by the peer's: below 1, ours is faster. With --compare each case is shown with its old and its
-    new time, and how many times as long it takes now in proportion to the peer, which met the same machine. An
-    interrupted run writes the results that it has.
+    ours/peer is our time divided by the peer's: below 1, ours is faster. --compare shows each case with its old and its
+    new time and the change of ours/peer, so that results from differently loaded machines compare. An interrupted run
+    writes the results that it has.
 
     Exit status: 0; 1 if a case has become slower than --slower allows; 2 if there is no such group.
 
@@ -69,7 +71,7 @@ def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
     tell(running.HEADER, style="bold")
     rows = []
     try:
-        with Bar(len(groups), "", ticks=False) as bar:  # nothing runs beside what is timed
+        with Bar(len(groups), "", ticks=False) as bar:  # no ticking thread disturbs the timings
             above = bar.say if file == _STDOUT else bar.show
             for one in groups:
                 bar.doing(one.__name__)
@@ -96,7 +98,7 @@ def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Cal
     comparing = benchmarks("comparing")
     changes = comparing.compared(old, new)
     for difference in comparing.conditions(old, new):
-        say(f"measured otherwise: {difference}", style="yellow")
+        say(f"measured under other conditions: {difference}", style="yellow")
     tell(comparing.HEADER, style="bold")
     for change in changes:
         tell(change.line(slower), style="red" if change.factor > slower else None)
@@ -109,18 +111,18 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(result, dict) or "rows" not in result:
-        raise ValueError(f"{path} holds no results of hop bench --json: it has no rows")
+        raise ValueError(f"{path} has no results of hop bench --json: 'rows' is missing")
     return result
 
 
 def benchmarks(name: str) -> Any:
-    """A module of the source tree's benchmarks."""
+    """Import a module of the source tree's benchmarks."""
     root = Path(hop.__file__).resolve().parents[1]
     if not (root / "benchmarks" / f"{name}.py").is_file():
         raise FileNotFoundError(
-            f"the benchmarks are part of the source tree, and there are none in {root}: run hop from a checkout that "
+            f"the benchmarks are part of the source tree, and {root} has none: run hop from a checkout that "
             "is installed in place (pip install --editable .)"
         )
     if str(root) not in sys.path:

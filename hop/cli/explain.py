@@ -1,4 +1,4 @@
-"""hop explain: which kernel a call takes."""
+"""hop explain: show which kernel runs a call."""
 
 from typing import Annotated, Any
 
@@ -14,18 +14,18 @@ from hop.compat.pytree import tree_leaves, tree_map_only
 
 
 def explain(
-    op: Annotated[str, typer.Argument(help="An operator, as aten.linear.default, or aten.linear.")],
+    op: Annotated[str, typer.Argument(help="An operator, such as aten.linear.default or aten.linear.")],
     output: Annotated[str, typer.Argument(help="The dtype or the preset of the result.")],
-    arg: Annotated[list[str], typer.Argument(help="What the operator takes, in its order.")],
-    device: Annotated[str, typer.Option(help="Where the tensors are, such as cuda.")] = "cpu",
+    arg: Annotated[list[str], typer.Argument(help="The operator's arguments, in order.")],
+    device: Annotated[str, typer.Option(help="The device of the tensors, such as cuda.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say which kernel a call takes, and why each one before it declined.
+    """Show which kernel runs a call, and why each one before it declined.
 
-    An ARG is a tensor, as int8:128x256 (a dtype and sizes) or INT8_ROW:128x256 (a preset of hop.presets; random numbers
-    are quantized by it); a number; a list, as [1,1]; none, true or false; or one of these by its name, as
-    stride=[2,2]. Behind the sizes, .t transposes the tensor, .pack packs a weight by hop.pack, and .channels_last lays
-    it out so. With a preset among them the call is of hop.scaled, else of hop.out_dtype.
+    An ARG is a tensor, such as int8:128x256 (a dtype and sizes) or INT8_ROW:128x256 (random floats quantized with a
+    preset of hop.presets); a number; a list such as [1,1]; none, true or false; or a keyword argument such as
+    stride=[2,2]. After the sizes, .t transposes the tensor, .pack packs a weight with hop.pack, and .channels_last
+    selects that memory format. The call is one of hop.scaled if it has a preset, and of hop.out_dtype otherwise.
 
     Examples:
         hop explain aten.mm int32 int8:128x1024 int8:1024x256
@@ -37,9 +37,9 @@ def explain(
     operator, result = arguments.operator(op), arguments.output(output)
     args, kwargs = arguments.values(arg, where)
     if isinstance(result, Quantizer):
-        kwargs = {f"output_{name}": x for name, x in arguments.given(result, where).items()} | kwargs
+        kwargs = {f"output_{name}": x for name, x in arguments.static_arguments(result, where).items()} | kwargs
     asked = kernels(operator, result, args, kwargs)
-    tensors = _made(operator, result, args, kwargs)
+    tensors = _result_type(operator, result, args, kwargs)
     if as_json:
         given = [*map(arguments.described, args), *(f"{k}={arguments.described(v)}" for k, v in kwargs.items())]
         show_json({"op": str(operator), "output": output, "arguments": given, "result": tensors, "kernels": asked})
@@ -49,7 +49,7 @@ def explain(
 
 
 def kernels(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kernels that a call asks, in their order; the last one takes it, and has no reason against it."""
+    """The kernels tried for a call, in order; the last one accepts it and has no reason to decline."""
     lines = [line.split(": ", 1) for line in hop.explain(op, result, *args, **kwargs).splitlines()]
     return [
         {"name": name, "chosen": words == "chosen", "reason": None if words == "chosen" else words}
@@ -57,9 +57,11 @@ def kernels(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> li
     ]
 
 
-def _made(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> str | None:
-    """What the call gives, found without computing it; None if the operator says so only by running. Raises what the
-    operator raises for shapes that do not fit, of which kernels are not asked."""
+def _result_type(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+    """The type and shape of the call's result, from meta tensors; None if the operator cannot tell without running.
+
+    Raises the operator's errors for shapes that do not fit, which kernels do not check.
+    """
     is_scaled = isinstance(result, Quantizer) or any(
         isinstance(x, QuantizedTensor) for x in tree_leaves((args, kwargs))
     )
@@ -76,10 +78,10 @@ def _device(name: str) -> torch.device:
         result = torch.device(name)
     except RuntimeError as error:
         raise typer.BadParameter(
-            f"{name!r} is no device of PyTorch; take one such as cpu, cuda or cuda:1", param_hint="'--device'"
+            f"{name!r} is not a device of PyTorch; use one such as cpu, cuda or cuda:1", param_hint="'--device'"
         ) from error
     try:
         torch.empty(0, device=result)
     except (AssertionError, RuntimeError, NotImplementedError) as error:  # PyTorch without CUDA asserts
-        raise typer.BadParameter(f"{name!r} is not here: {error}", param_hint="'--device'") from error
+        raise typer.BadParameter(f"{name!r} is not available: {error}", param_hint="'--device'") from error
     return result

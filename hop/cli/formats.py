@@ -1,4 +1,4 @@
-"""hop formats: the number formats, and the numbers of one."""
+"""hop formats: list the number formats, or the codes and values of one."""
 
 import itertools
 from typing import Annotated, Any
@@ -24,15 +24,16 @@ def _names(incomplete: str) -> list[str]:
 
 def formats(
     name: Annotated[
-        str | None, typer.Argument(help="Show the codes of this one.", show_default="list all", autocompletion=_names)
+        str | None,
+        typer.Argument(help="Show the codes of this format.", show_default="list all", autocompletion=_names),
     ] = None,
     presets: Annotated[bool, typer.Option("--presets", help="List the quantizers of hop.presets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the number formats, or show one: its codes, their bits, and the number that each stands for. Or list the
-    presets: a format, the block of numbers that share a scale, and how that is found.
+    """List the number formats, or show one format's codes, with their bits and values. Or list the presets: a format,
+    the block of elements that share a scale, and the rule for the scale.
 
-    The numbers are those of the codes, before any scale. In JSON, infinities and NaN are the strings "inf", "-inf" and
+    The values are those of the codes before scaling. In JSON, infinities and NaN are the strings "inf", "-inf" and
     "nan".
 
     Examples:
@@ -43,7 +44,9 @@ def formats(
     """
     if presets:
         if name is not None:
-            raise typer.BadParameter(f"lists all, and {name!r} is the name of one format", param_hint="'--presets'")
+            raise typer.BadParameter(
+                f"lists all presets; it does not combine with the format name {name!r}", param_hint="'--presets'"
+            )
         quantizers = [_preset(preset, q) for preset, q in hop.presets.PRESETS.items()]
         if as_json:
             show_json(quantizers)
@@ -62,9 +65,9 @@ def formats(
     chosen = next((f for f in hop.formats.FORMATS if f.name == name.lower()), None)
     if chosen is None:
         known = ", ".join(f.name for f in hop.formats.FORMATS)
-        rule = "is no format; take one of"
+        rule = "is not a format; use one of"
         if name.upper() in hop.presets.PRESETS:
-            rule = "is a preset; hop formats --presets lists them; take one of"
+            rule = "is a preset, see hop formats --presets, not a format; use one of"
         raise typer.BadParameter(f"{name!r} {rule} {known}", param_hint="NAME")
     if as_json:
         show_json({**facts(chosen), "codes": [{"code": c, "number": n} for c, n in codes(chosen)]})
@@ -75,7 +78,7 @@ def formats(
 
 
 def facts(fmt: hop.formats.Format) -> dict[str, Any]:
-    """What the list says of a format."""
+    """The properties of a format that the list shows."""
     return {
         "name": fmt.name,
         "kind": _KINDS[type(fmt)],
@@ -93,8 +96,7 @@ def _preset(name: str, q: hop.Quantizer) -> dict[str, Any]:
 
 
 def codes(fmt: hop.formats.Format) -> list[tuple[int, float]]:
-    """Each code, as the unsigned number of its bits, and its number: NaN and infinities too, where a code is one.
-    Without those that stand for nothing."""
+    """Each code as an unsigned integer, with its value, including NaN and infinities. Unused codes are left out."""
     bits = torch.arange(len(fmt.numbers) if fmt.is_codebook else 2**fmt.bits)
     if fmt.dtype.is_floating_point:
         stored = bits.to(torch.uint8).view(fmt.dtype)
@@ -127,7 +129,7 @@ def _heading(fmt: hop.formats.Format) -> str:
 
 
 def _bits(fmt: hop.formats.Format, code: int) -> str:
-    """The bits; of a float its sign, its exponent and its mantissa apart."""
+    """The bits of a code; for floats, sign, exponent and mantissa are separated."""
     text = f"{code:0{fmt.bits}b}"
     boundaries = itertools.accumulate(fmt.parts, initial=0)
     return " ".join(text[a:b] for a, b in itertools.pairwise(boundaries) if a < b)

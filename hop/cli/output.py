@@ -1,4 +1,4 @@
-"""What commands write: text with colours on a terminal, JSON for machines, progress where somebody watches."""
+"""Output of commands: coloured text on a terminal, JSON for machines, and progress bars on a terminal."""
 
 import contextlib
 import json
@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def show(text: str, *, style: str | None = None) -> None:
-    """A text on stdout, its lines as they are, coloured on a terminal that takes colours (NO_COLOR is respected)."""
+    """Print text to stdout with its line breaks, coloured on a terminal that supports it (NO_COLOR is respected)."""
     _print(Console(highlight=False), text, style)
 
 
 def say(text: str, *, style: str | None = None) -> None:
-    """The same on stderr."""
+    """Print text to stderr, as `show` does to stdout."""
     _print(Console(stderr=True, highlight=False), text, style)
 
 
@@ -32,7 +32,7 @@ def _print(console: Console, text: str, style: str | None) -> None:
 
 
 def show_json(value: Any) -> None:
-    """A value on stdout, as JSON. Infinities and NaN, which JSON lacks, are the strings "inf", "-inf" and "nan"."""
+    """Print a value as JSON to stdout. Infinities and NaN become the strings "inf", "-inf" and "nan"."""
     print(as_json(value), flush=True)
 
 
@@ -50,7 +50,7 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say what is being done while it lasts, on a terminal, on stderr."""
+    """Show an activity on stderr while it runs, on a terminal only."""
     console = Console(stderr=True)
     with console.status(escape(what)) if console.is_terminal else contextlib.nullcontext():
         yield
@@ -58,7 +58,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without what other libraries log of themselves; errors are logged."""
+    """Suppress log messages below errors, such as those of other libraries."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -68,11 +68,12 @@ def quietly() -> Iterator[None]:
 
 
 class Bar:
-    """How far a command has come; on a terminal, on stderr. What is shown and said within it goes through it.
+    """A progress bar on stderr, on a terminal only. Text printed meanwhile must go through its `show` and `say`.
 
     Args:
-        total: how many steps there are.
-        ticks: whether its clock runs between steps, by a thread that wakes ten times a second.
+        total: number of steps.
+        what: the description.
+        ticks: whether the clock runs between steps, in a thread that wakes ten times a second.
     """
 
     def __init__(self, total: int, what: str, *, ticks: bool = True) -> None:
@@ -84,7 +85,7 @@ class Bar:
             transient=True,
             disable=not self._console.is_terminal,
             auto_refresh=ticks,
-            redirect_stdout=sys.stdout.isatty(),  # elsewhere it goes where it goes
+            redirect_stdout=sys.stdout.isatty(),  # leave pipes and files alone
         )
         self._task = self._progress.add_task(escape(what), total=total)
 
@@ -96,28 +97,30 @@ class Bar:
         self._progress.stop()
 
     def step(self) -> None:
-        """One more is done."""
+        """Advance by one step."""
         self._progress.update(self._task, advance=1, refresh=True)
 
     def doing(self, what: str) -> None:
-        """What is being done now."""
+        """Change the description."""
         self._progress.update(self._task, description=escape(what), refresh=True)
 
     def show(self, text: str, *, style: str | None = None) -> None:
-        """As `show`, above the bar where both are on a terminal."""
+        """Print as `show` does, above the bar if both are on a terminal."""
         if self._console.is_terminal and sys.stdout.isatty():
             _print(self._console, text, style)
         else:
             show(text, style=style)
 
     def say(self, text: str, *, style: str | None = None) -> None:
-        """As `say`, above the bar."""
+        """Print as `say` does, above the bar."""
         _print(self._console, text, style)
 
 
 def examples(doc: str) -> tuple[str, str]:
-    """A docstring as the help of a command, and the lines under its "Examples:" as what stands below the options. A
-    line is a command, and after two spaces or more, words on it."""
+    """Split a docstring into a command's help and the formatted lines under "Examples:".
+
+    Each of these lines is a command, optionally followed by two or more spaces and a remark.
+    """
     words, _, rest = doc.partition("\nExamples:\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in words.split("\n\n")]
     shown = ["[bold]Examples[/bold]"]

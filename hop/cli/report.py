@@ -1,4 +1,4 @@
-"""hop report: what a program computes, node by node, as a page; and what other formats would cost."""
+"""hop report: write an HTML page on each node of a program, and on other schemes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,22 +18,24 @@ from hop.report.measuring import Progress
 
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Other = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="The same of the float program, to compare with.")
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="The float program to compare with, saved the same way."),
 ]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "--out", "-o", dir_okay=False, help="The page.", show_default="MODEL.html")
+    Path | None,
+    typer.Option("--output", "--out", "-o", dir_okay=False, help="The HTML page to write.", show_default="MODEL.html"),
 ]
-Seed = Annotated[int, typer.Option(help="Of random inputs.")]
-Runs = Annotated[int, typer.Option(min=1, help="How often each is timed.")]
-TriesSchemes = Annotated[bool, typer.Option("--sweep", help="Try schemes on a float program too.")]
+Seed = Annotated[int, typer.Option(help="The seed of random inputs.")]
+Runs = Annotated[int, typer.Option(min=1, help="Number of timed runs.")]
+TriesSchemes = Annotated[bool, typer.Option("--sweep", help="Also try other schemes on a float program.")]
 Only = Annotated[
     str | None,
     typer.Option(
-        metavar="NAMES", help=f"Which of them, with commas between: {', '.join(CANDIDATES)}.", show_default="all"
+        metavar="NAMES", help=f"The schemes to try, separated by commas: {', '.join(CANDIDATES)}.", show_default="all"
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and write a page only with --output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; write a page only with --output.")]
 
 
 def report(
@@ -47,16 +49,16 @@ def report(
     schemes: Only = None,
     as_json: Json = False,
 ) -> None:
-    """Run a program and write a page on it: each node with its formats, its kernel, its bytes, its time, where its
-    numbers lie, and beside a reference its error.
+    """Run a program and write a page on it: each node's formats, kernel, bytes, time and value histogram, and its error
+    if there is a reference.
 
-    The page is one file, which needs no network. --data is read as hop verify reads it.
+    The page is one file that needs no network. --data is read as by hop verify.
 
-    With --sweep, the linear layers, convolutions and embeddings of a float program are tried in other formats, and the
-    page begins with what each costs: quality, bytes, time. Each result is kept at once in a file beside the page, which
-    ends in .sweep.jsonl: a sweep that is interrupted goes on from there when the command is run again.
+    --sweep also converts the linear layers, convolutions and embeddings of a float program to other schemes; the page
+    then begins with the quality, size and time of each. Results are saved one by one in a .sweep.jsonl file next to the
+    page, so that running an interrupted command again resumes the sweep.
 
-    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+    Use this only on files that you trust: PyTorch unpickles parts of them, which can execute any code.
 
     Examples:
         hop report int8.pt2 --reference float.pt2 --data batch.npz -o report.html
@@ -72,7 +74,7 @@ def report(
         other = None if reference is None else load_program(reference)
         inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     if data is None:
-        say("inputs are random; give real ones by --data for errors and ranges that mean something")
+        say("inputs are random; pass real ones with --data for meaningful errors and ranges")
     tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None
     with _bar() as progress:
         result = compare(program, other, inputs, runs=runs, name=model.name, progress=progress)
@@ -90,7 +92,7 @@ def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
         return dict(CANDIDATES)
     names = [name.strip() for name in schemes.split(",")]
     if not sweep:
-        raise typer.BadParameter("it goes with --sweep", param_hint="'--schemes'")
+        raise typer.BadParameter("needs --sweep", param_hint="'--schemes'")
     try:
         return {name: known_schemes.named(name) for name in names}
     except ValueError as error:
@@ -104,13 +106,13 @@ def _sweep(program: ExportedProgram, inputs: Inputs, chosen: dict[str, Any], pag
             told = Options(options.rounds, options.name, progress)
             return run_sweep(program, inputs, chosen, journal=journal, options=told)
     except KeyboardInterrupt:
-        say(f"interrupted; what is done is in {journal}, and the same command goes on from there")
+        say(f"interrupted; finished results are in {journal}, and the same command resumes from them")
         raise
 
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A bar that begins with the first news."""
+    """A progress bar that appears at the first call of the progress function."""
     bars: list[Bar] = []
     seen = [0]
 

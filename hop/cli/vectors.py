@@ -1,4 +1,4 @@
-"""hop vectors: what each node of a program reads, sums and gives, in files for tests of kernels and hardware."""
+"""hop vectors: write the inputs, sums and outputs of each node as test vectors for kernels and hardware."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,20 +12,20 @@ from hop.export import vectors as write
 
 def vectors(
     program: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")],
-    out: Annotated[Path, typer.Argument(file_okay=False, help="The folder to write: a new one, or an empty one.")],
+    out: Annotated[Path, typer.Argument(file_okay=False, help="The folder to write, new or empty.")],
     data: Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")] = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write golden vectors: for each node of a program its inputs, codes, exact sums, parameters and outputs.
+    """Write golden vectors: the inputs, codes, exact sums, parameters and outputs of each node of a program.
 
-    The folder holds a file .npz for each node, vectors.json, which lists them, readers in Python (numpy alone) and in
-    C99, and a README that says what each array is.
+    The folder has a .npz file per node, vectors.json with the list of nodes, readers in Python (needs numpy only) and
+    C99, and a README that describes each array.
 
-    --data names inputs as the program does, or counts them: "0", "1", or "arr_0". Without it, inputs are drawn by the
-    seed, in the sizes that the program was exported with.
+    --data names inputs as the program does, or by position: "0", "1", or "arr_0". Without it, inputs are random, in the
+    sizes that the program was exported with.
 
-    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+    Use this only on files that you trust: PyTorch unpickles parts of them, which can execute any code.
 
     Examples:
         hop vectors integers.pt2 out

@@ -1,4 +1,4 @@
-"""hop verify: two programs, or a program and a .tflite, .tosa or .onnx file, on the same inputs."""
+"""hop verify: compare two programs, or a program and a .tflite, .tosa or .onnx file, on the same inputs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from hop.export.golden.verify import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
-Seed = Annotated[int, typer.Option(help="Of random inputs.")]
+Seed = Annotated[int, typer.Option(help="The seed of random inputs.")]
 
 
 def verify(
@@ -25,28 +25,27 @@ def verify(
     data: Data = None,
     seed: Seed = 0,
     at_least: Annotated[
-        float | None, typer.Option(metavar="DB", help="Outputs may differ, down to this SQNR.", show_default="equal")
+        float | None, typer.Option(metavar="DB", help="Accept outputs with at least this SQNR.", show_default="equal")
     ] = None,
-    kernels: Annotated[str, typer.Option(help="Of LiteRT: reference or optimized.")] = "reference",
+    kernels: Annotated[str, typer.Option(help="LiteRT's kernels: reference or optimized.")] = "reference",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Run two programs on the same inputs, and show where they differ: the outputs, and what corresponds between.
+    """Run two programs on the same inputs and show where they differ: in the outputs, and in corresponding nodes.
 
-    Of a program and a .tflite file, which LiteRT runs, an .onnx file, which onnxruntime runs, or a .tosa file, which
-    TOSA's reference model runs, codes are compared, node by node; of the first node that differs it is tried which
-    convention gives the runtime's codes. The environment variable HOP_TOSA names the reference model, or the
-    environment of Python that has it.
+    If B is a .tflite file (run by LiteRT), an .onnx file (run by onnxruntime) or a .tosa file (run by TOSA's reference
+    model), codes are compared node by node, and for the first node that differs it is tried which convention reproduces
+    the runtime's codes. The environment variable HOP_TOSA names the reference model, or the Python environment that has
+    it.
 
-    Exit status: 0 if all outputs are equal, or with --at-least, if all floats among them reach that ratio of signal to
-    noise, in decibels, and the integers are equal; 1 if not, or if the two cannot be compared.
+    Exit status: 0 if all outputs are equal or, with --at-least, if integers are equal and each float output reaches
+    that SQNR in decibels; 1 if not, or if the two cannot be compared.
 
-    --data names inputs as program A does, or counts them: "0", "1", or "arr_0". An array with a dimension more in front
-    holds several inputs. Without it, inputs are drawn by the seed, in the sizes that A was exported with: floats are
-    normal; integers of 8 and 16 bits any that there are; wider ones 0 or 1, and where they are the indices of a table,
-    any of its rows.
+    --data names inputs as program A does, or by position: "0", "1", or "arr_0". An array with one more leading
+    dimension has several inputs. Without it, inputs are random, in the sizes that A was exported with: floats are
+    normal; integers of 8 and 16 bits cover their range; wider ones are 0 or 1, or any row of the table that they index.
 
-    Only for files that you trust: PyTorch unpickles parts of them, which can run any code; LiteRT runs a .tflite file
-    in this process, onnxruntime an .onnx file.
+    Use this only on files that you trust: PyTorch unpickles parts of them, which can execute any code; LiteRT runs a
+    .tflite file in this process, onnxruntime an .onnx file.
 
     Examples:
         hop verify model.pt2 lowered.pt2
@@ -72,7 +71,7 @@ def verify(
 
 
 def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
-    """What --json shows."""
+    """The comparison as --json prints it."""
     names = ("a", "b", "operator", "output", "shape", "elements", "differing", "largest", "sqnr")
     rows = [
         {**{n: getattr(row, n) for n in names}, "dtype": str(row.dtype).removeprefix("torch.")}

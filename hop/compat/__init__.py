@@ -1,12 +1,13 @@
-"""Everything that depends on private or version-dependent parts of PyTorch, a file for each part of it.
+"""Everything that depends on private or version-dependent parts of PyTorch, one file for each part.
 
-No other module of the package names a private attribute of torch.
-When a release moves one, these files are what changes.
-What is changed inside PyTorch is in `patches` alone.
-What depends on the system, writing files, is in `files`.
+No other module of the package uses a private attribute of torch. When a PyTorch release changes one, only these files
+have to change.
 
-Importing it costs nothing beyond `import torch`: what needs Dynamo, Inductor, DTensor or the FLOP counter registers
-itself when that module is imported by somebody else (`imports.when_imported`).
+Only `patches`, `cpp_code`, `control_flow` and `profiling` change PyTorch itself. `files` depends on the operating
+system.
+
+Importing the package costs nothing beyond `import torch`: code that needs Dynamo, Inductor, DTensor or the FLOP counter
+runs when somebody else imports that module (`imports.when_imported`).
 """
 
 from hop.compat import control_flow as control_flow

@@ -1,11 +1,11 @@
-"""PyTorch's higher-order operators of control flow, called with tensors that only Python knows.
+"""PyTorch's higher-order control-flow operators, called with tensor subclasses.
 
-Each takes its functions and its operands; a record below changes how it is called, and nothing further down. Operands
-of such a class are taken apart before the operator sees them, and put together again inside its functions; results of
-such a class go the other way. What the operator differentiates, traces, saves and compiles are plain tensors.
+Each operator has functions and operands. A patch for each changes the call, and nothing inside the operator: operands
+of a registered class are split into plain tensors before the operator sees them, and are reassembled inside its
+functions; results of such a class go the opposite way. So the operator differentiates, traces, saves and compiles plain
+tensors.
 
-A tensor that needs a gradient brings a stand-in beside its parts: zeros of its shape and dtype, through which the
-gradient of the tensor flows.
+A tensor that needs a gradient passes an additional proxy: zeros of its shape and dtype, whose gradient is the tensor's.
 """
 
 import functools
@@ -22,32 +22,32 @@ from hop.compat.patches import Changes, apply_needed, changing
 
 
 class Rules(NamedTuple):
-    """What a class of tensors says of itself."""
+    """The functions that a tensor class registers."""
 
     apart: Callable[[Any], list[Tensor]]
-    """The tensors that hold it, in operators that graphs record."""
+    """Split a tensor into plain tensors, by operators that graphs record."""
     together: Callable[[Sequence[Tensor], Any], Tensor]
-    """A tensor of what holds it and its form."""
+    """Reassemble a tensor from its parts and its form."""
     form: Callable[[Any], Any]
-    """All of it but what holds it: with a hash, equal for tensors that share programs."""
+    """The tensor's form: everything except the parts. Hashable, equal for tensors that may share programs."""
     slices: Callable[[Any], tuple[list[Tensor], Any]]
-    """What holds all slices of it along the first dimension, side by side, and the form of a slice."""
+    """The parts of all slices along the first dimension, stacked, and the form of one slice."""
     stacked: Callable[[Any, int], Any]
-    """The form of as many such tensors, side by side along a new first dimension."""
+    """The form of that many tensors stacked along a new first dimension."""
 
 
 RULES: dict[type, Rules] = {}
-"""By classes, each of which is exact: subclasses are others."""
+"""By exact class: subclasses are not included."""
 
 
 class _Held(NamedTuple):
-    """How one operand is held: by how many tensors, and whether a stand-in for its gradient is the first."""
+    """The form in which an operand is passed: the number of tensors, and whether its gradient proxy is the first."""
 
     rules: Rules
     form: Any
     parts: int
     differs: bool
-    dtypes: tuple[torch.dtype, ...] = ()  # of those that hold it, where they are carried as floats
+    dtypes: tuple[torch.dtype, ...] = ()  # the parts' dtypes, if they are passed as floats
 
     @property
     def width(self) -> int:
@@ -62,11 +62,11 @@ class _Held(NamedTuple):
         return _Joined.apply(flat[0], self.rules, self.form, *parts)
 
 
-_Layout = tuple["_Held | None", ...]  # None of an operand that stays as it is
+_Layout = tuple["_Held | None", ...]  # None for an operand that is passed unchanged
 
 
 class _StoodFor(torch.autograd.Function):
-    """A stand-in of a tensor: zeros, whose gradient is the tensor's."""
+    """The gradient proxy of a tensor: zeros, whose gradient becomes the tensor's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, like: Tensor, dense: bool) -> Tensor:
@@ -79,7 +79,7 @@ class _StoodFor(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """A tensor put together, whose gradient is the stand-in's."""
+    """Reassemble a tensor whose gradient becomes the proxy's."""
 
     @staticmethod
     def forward(ctx: Any, stand_in: Tensor, rules: Rules, form: Any, *parts: Tensor) -> Tensor:
@@ -96,14 +96,14 @@ def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _H
 
 
 def _flat(x: Any, wrapper: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
-    """What holds x, its stand-in first."""
+    """The tensors that x is passed as, its gradient proxy first."""
     if wrapper.dtypes:
         parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
     return [_StoodFor.apply(x, parts[0], dense), *parts] if wrapper.differs else list(parts)
 
 
 _WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
-"""The floats that have all numbers of a dtype, where float32 has not."""
+"""The float dtypes that represent all values of a dtype that float32 does not."""
 
 
 def _class(x: Any) -> type:
@@ -115,7 +115,7 @@ def _is_such(x: Any) -> bool:
 
 
 def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: bool) -> tuple[list[Any], _Layout]:
-    """Operands without such tensors, and how to get them back in a function that takes them, or slices of them."""
+    """Split the operands of such classes; also returns the layout, to reassemble them or slices of them."""
     flat: list[Any] = []
     layout: list[_Held | None] = []
     carried = group == row.carried
@@ -138,7 +138,7 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
 
 
 def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
-    """The inverse of `_taken_apart`; what is left over stays at the end."""
+    """The inverse of `_taken_apart`; extra tensors are appended unchanged."""
     args, at = [], 0
     for wrapper in layout:
         width = 1 if wrapper is None else wrapper.width
@@ -148,7 +148,7 @@ def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
 
 
 class Function:
-    """A function of an operator, which takes and returns what holds the tensors that `function` takes and returns."""
+    """A function of an operator that takes and returns the parts of the tensors that `function` takes and returns."""
 
     def __init__(self, function: Any, layout: _Layout, differs: bool, floats: int) -> None:
         self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
@@ -156,12 +156,12 @@ class Function:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """That of the graph, which says how a region of it is compiled."""
+        """The `meta` of the graph, which says how a region of it is compiled."""
         return getattr(self.function, "meta", {})
 
     @property
     def results(self) -> _Layout | None:
-        """How the results of the last run are held, which is how all are; None of a function that has not run."""
+        """The layout of the results of the last run, and so of every run; None if the function has not run."""
         return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
 
     def __call__(self, *flat: Any) -> Any:
@@ -182,14 +182,17 @@ class Function:
         return tuple(flat_results) if any(results) else output
 
 
-# By functions, which live as long as whoever calls the operator keeps them.
+# Keyed by functions, which live as long as the operator's caller keeps them.
 _results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKeyDictionary()
 _functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
 
 
 def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Function:
-    """One object for equal arguments: operators that know a function by its identity know this one so, too. Of the
-    results, as many as `floats` are carried as floats."""
+    """Wrap a function; returns the same object for equal arguments, since some operators identify functions by
+    identity.
+
+    The first `floats` results are passed as floats.
+    """
     known = _functions.setdefault(function, weakref.WeakValueDictionary())
     wrapper = known.get((layout, differs, floats))
     if wrapper is None:
@@ -199,23 +202,23 @@ def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Func
 
 @dataclass(frozen=True)
 class Operator:
-    """How a higher-order operator takes its arguments, by their positions."""
+    """The arguments of a higher-order operator, by position."""
 
     functions: tuple[int, ...]
     groups: tuple[int, ...]
-    """Sequences of operands, in the order in which functions take their members."""
+    """Positions of sequences of operands, in the order in which the functions take their members."""
     sliced: tuple[int, ...] = ()
-    """Those of them that functions take slices of."""
+    """Those sequences whose members are passed to the functions as slices."""
     carried: int | None = None
-    """The one whose members have the form of the first results."""
+    """The sequence whose members have the form of the first results."""
     rest: int | None = None
-    """Where operands begin that stand as arguments of their own."""
+    """The position from which operands are separate arguments."""
     loops: bool = False
-    """Whether its results have the form of what is carried, and no other."""
+    """Whether all results have the form of the carried operands."""
     stacks: bool = False
-    """Whether what is left of the results, after those carried, is stacked."""
+    """Whether the results after the carried ones are stacked."""
     named: int | None = None
-    """The name by which calls of equal functions are known."""
+    """The position of the name that identifies calls of equal functions."""
 
 
 OPERATORS: dict[str, Operator] = {
@@ -228,7 +231,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call of an operator, `plain`, some of whose operands may be such tensors."""
+    """Call an operator, `plain`, some of whose operands may be of registered classes."""
     if not any(map(_is_such, tree_leaves(args))):
         return plain(*args, **kwargs)
     given = list(args) if row.rest is None else [*args[: row.rest], args[row.rest :]]
@@ -253,7 +256,7 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def _trains(given: Any) -> bool:
-    """Whether a gradient may be asked for."""
+    """Whether a gradient may be needed."""
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
     return any(x.requires_grad for x in tree_leaves(given) if isinstance(x, Tensor))
@@ -263,12 +266,12 @@ _names: dict[Any, int] = {}
 
 
 def _name(layout: _Layout, trains: bool) -> int:
-    """A number for the forms of operands: calls with others are not of equal functions."""
+    """A number for a layout of operands: functions with different layouts need different names."""
     return _names.setdefault((layout, trains), len(_names))
 
 
 def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
-    """Keywords, where the operands that functions write to have other places."""
+    """The keyword arguments, with the indices of mutated operands adapted to the split operands."""
     written = kwargs.get("mutated_arg_indices")
     if not written:
         return kwargs
@@ -278,7 +281,7 @@ def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
 
 
 def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
-    """The results of an operator, of the class that its functions give."""
+    """Reassemble the results of an operator."""
     if not any(results):
         return output
     carried = 0 if row.carried is None else len(layouts[row.carried])
@@ -318,7 +321,7 @@ for _name_of in OPERATORS:
 
 @changing(
     "torch._dynamo.variables.higher_order_ops",
-    "Dynamo refuses tensor subclasses in the function of a loop, since it looks at the one storage of each tensor",
+    "Dynamo refuses tensor subclasses in the body of a loop because it expects one storage per tensor",
     since=(2, 13),
 )
 def storages_of_parts() -> Changes:
@@ -338,7 +341,7 @@ def storages_of_parts() -> Changes:
 
 @changing(
     "torch._higher_order_ops.utils",
-    "Dynamo refuses tensor subclasses among what the function of a higher-order operator reads",
+    "Dynamo refuses tensor subclasses among the operands that the body of a higher-order operator reads",
     until=(2, 13),
 )
 def fakes_of_parts() -> Changes:
@@ -362,8 +365,8 @@ def fakes_of_parts() -> Changes:
 
 @changing(
     "torch._higher_order_ops.partitioner",
-    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a "
-    "derivative may stand there by then",
+    "scan traces its backward a second time, on operands that require gradients, when it may contain operators "
+    "without a derivative",
 )
 def gradients_traced_again() -> Changes:
     from torch._higher_order_ops import partitioner

@@ -1,4 +1,4 @@
-"""Faults of the C++ that Inductor writes: a record for each, as in `patches`."""
+"""Bugs in the C++ that Inductor generates, each with a `patches` record."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from hop.compat.tracing import known_equal
 
 @changing(
     "torch._inductor.codegen.cpp",
-    "Inductor splits a loop over n elements by a divisor in an index, such as that of a block's scale, where it does "
-    "not divide n: the C++ that it writes drops the rest of the loop, silently",
+    "where an index divides by a number that does not divide the loop's length, such as a block size, Inductor's C++ "
+    "silently drops the rest of the loop",
     "pytorch#132389",
     "pytorch#135335",
 )
@@ -28,7 +28,8 @@ def loops_that_do_not_divide() -> Changes:
         return all(known_equal(size % by, 0) for size, by in loops)
 
     def split_if_it_divides(self: Any, nodes: Any) -> Any:
-        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
+        # torch asserts that there is only one shape
+        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}
         return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
 
     yield module.CppScheduling, "try_loop_split", split_if_it_divides
@@ -36,7 +37,7 @@ def loops_that_do_not_divide() -> Changes:
 
 @changing(
     "torch._inductor.codegen.cpp_wrapper_cpu",
-    "the C++ that AOTInductor writes for CPUs does not include the headers of 8-bit floats, and does not compile",
+    "AOTInductor's C++ for CPUs lacks the headers of 8-bit floats and does not compile",
     until=(2, 13),
 )
 def headers_of_float8() -> Changes:
@@ -51,8 +52,8 @@ def headers_of_float8() -> Changes:
 
 @changing(
     "torch._inductor.codecache",
-    "a program with `cpp_wrapper` takes the one tensor of an operator's list for a tensor that stands by itself, and "
-    "reads from address 0. Only operators of ours are answered as it expects",
+    "with `cpp_wrapper`, a list result with one tensor is read as a tensor, from address 0; only our operators are "
+    "fixed",
     "pytorch#190551",
     until=(2, 14),
 )

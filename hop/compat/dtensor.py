@@ -1,4 +1,4 @@
-"""DTensor: placements, parts, and its rules for operators."""
+"""DTensor: placements, local tensors, and its sharding rules for operators."""
 
 import sys
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Sharding(NamedTuple):
-    """How an operator wants its DTensor operands placed, and where its result then lies."""
+    """The operand placements that an operator needs, and the placement of its result."""
 
     inputs: list[Any]  # placements of each DTensor among the leaves of the arguments, in order
     mesh: Any
@@ -19,16 +19,18 @@ class Sharding(NamedTuple):
 
 
 def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding | None:
-    """Ask DTensor's own strategy for `op`, or None if DTensor has none for `op` itself (as for composite operators).
+    """Ask DTensor's own sharding strategy for `op`; None if DTensor has none for `op` itself, as for composite
+    operators.
 
-    `args` are as `describe_dtensor` makes them; no data moves."""
+    DTensor operands must come from `describe_dtensor`; no data is moved.
+    """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     dispatcher = DTensor._op_dispatcher
     info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
     if op in dispatcher._custom_op_handlers:
-        return None  # the strategy alone is not enough: a convolution of a sharded image talks to its neighbours
+        return None  # placements are not enough: a convolution of a sharded image communicates with its neighbours
     try:
         dispatcher.sharding_propagator.propagate(info)
     except NotImplementedError:
@@ -44,7 +46,7 @@ def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def describe_dtensor(x: Any, dtype: torch.dtype) -> Any:
-    """A DTensor without data, placed as `x`, of `dtype`."""
+    """A DTensor of dtype `dtype` without data, placed as `x`."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -53,10 +55,11 @@ def describe_dtensor(x: Any, dtype: torch.dtype) -> Any:
 
 
 def local_part(x: Any, placements: Any) -> torch.Tensor:
-    """The part of DTensor `x` that this process has once it is placed as `placements`.
+    """The part of DTensor `x` on this process after redistributing it to `placements`.
 
-    Where they are Partial sums of a replicated `x`, the first process has the value and the others zeros; DTensor's own
-    redistribution divides by their number, which integers do not survive."""
+    If `placements` has Partial where `x` is replicated, the first process gets the value and the others zeros:
+    DTensor's own redistribution divides by the number of processes, which changes integers.
+    """
     from torch.distributed.tensor import Partial, Replicate
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
@@ -67,7 +70,7 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
     local = x.to_local()
     if target != tuple(x.placements):
         meta, dtype = x._spec.tensor_meta, local.dtype
-        # Gloo moves no 8-bit floats, but their bytes
+        # Gloo cannot send 8-bit floats, but it can send bytes
         as_bytes = dtype.is_floating_point and dtype.itemsize == 1 and not any(p.is_partial() for p in x.placements)
         if as_bytes:
             local, meta = local.view(torch.uint8), meta._replace(dtype=torch.uint8)
@@ -78,7 +81,7 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
 
 
 def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
-    """The DTensor whose part in this process is `local`."""
+    """The DTensor whose local tensor is `local`."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -87,13 +90,13 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
 
 
 def is_dtensor(x: Any) -> bool:
-    """True for a DTensor; imports nothing."""
+    """True for a DTensor; does not import DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """x as a DTensor placed as `other`, if that is one, otherwise as a plain tensor."""
+    """x as a DTensor placed as `other` if that is a DTensor, otherwise as a plain tensor."""
     if not is_dtensor(x) and not is_dtensor(other):
         return x
     from torch.distributed.tensor import distribute_tensor
@@ -107,17 +110,17 @@ def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def wait(x: Any) -> torch.Tensor:
-    """The tensor that a collective gives, once it is there."""
+    """Wait for the result of a collective."""
     return x.wait() if hasattr(x, "wait") else x
 
 
 def own_part(x: Any) -> Any:
-    """The tensor of a DTensor that this process has, itself; any other tensor as it is."""
+    """The local tensor of a DTensor, without a copy; any other tensor unchanged."""
     return x._local_tensor if is_dtensor(x) else x  # type: ignore[attr-defined]
 
 
 def as_dtensor(x: torch.Tensor, mesh: Any) -> Any:
-    """x, on all of `mesh` if it is no DTensor."""
+    """x if it is a DTensor, else x replicated on `mesh`."""
     from torch.distributed.tensor import DTensor
 
     return x if is_dtensor(x) else DTensor.from_local(x, mesh, [replicate()] * mesh.ndim, run_check=False)
@@ -129,12 +132,15 @@ def is_on_mesh(x: Any) -> bool:
 
 
 def local_range(x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The part of DTensor `x` that this process has, itself, and where it begins in each dimension. Raises ValueError
-    if it is a sum's part or no range."""
+    """The local tensor of DTensor `x`, without a copy, and the offset in each dimension at which it begins.
+
+    Raises:
+        ValueError: `x` has partial sums, its local tensor has an unexpected shape, or is not a contiguous range.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(p.is_partial() for p in x.placements):
-        raise ValueError(f"a DTensor of placements {x.placements} holds partial sums; redistribute it first")
+        raise ValueError(f"a DTensor of placements {x.placements} contains partial sums; redistribute it first")
     local = x._local_tensor
     shape, offsets = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
     if tuple(local.shape) != tuple(shape):
@@ -147,33 +153,33 @@ def local_range(x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         for i, p in along:  # strided shards
             index = p._split_tensor(index, x.device_mesh.size(i), with_padding=False, contiguous=False)[0][here[i]]
         if len(index) and index[-1] - index[0] != len(index) - 1:
-            raise ValueError(f"the part of a DTensor of placements {x.placements} is no range of dimension {dim}")
+            raise ValueError(f"the part of a DTensor of placements {x.placements} is no range along dimension {dim}")
     return local, tuple(offsets)
 
 
 def replicate() -> Any:
-    """The placement that has everything everywhere."""
+    """The placement with the whole tensor on every process."""
     from torch.distributed.tensor import Replicate
 
     return Replicate()
 
 
 def sharded(dim: int) -> Any:
-    """The placement that cuts a dimension into parts."""
+    """The placement that shards a dimension."""
     from torch.distributed.tensor import Shard
 
     return Shard(dim)
 
 
 def partial() -> Any:
-    """The placement whose parts are to be added."""
+    """The placement whose local tensors are summands."""
     from torch.distributed.tensor import Partial
 
     return Partial()
 
 
 def of_parts(x: torch.Tensor, mesh: Any, placements: Any) -> Any:
-    """The DTensor, placed so, whose part in each process is its x."""
+    """The DTensor with these placements whose local tensor on each process is `x`."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(x, mesh, placements, run_check=False)

@@ -1,4 +1,4 @@
-"""torch.compile's front end."""
+"""Dynamo, the front end of torch.compile."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hop.compat.imports import when_imported
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` compiled, with sizes left open, a program for each kind of arguments, however many there are."""
+    """Compile `function` with dynamic sizes, and without a limit on the number of programs."""
     program = torch.compile(function, dynamic=True, fullgraph=True)
 
     @functools.wraps(function)

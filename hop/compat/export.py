@@ -1,4 +1,4 @@
-"""torch.export: decompositions, and running what a program's values are."""
+"""torch.export: decompositions, and functions that run on the values of a program."""
 
 import contextlib
 import contextvars
@@ -17,13 +17,16 @@ _lowering = contextvars.ContextVar("lowering", default=False)
 
 
 def is_lowering() -> bool:
-    """True in what `as_decomposition` gives."""
+    """Whether the call is inside a function returned by `as_decomposition`."""
     return _lowering.get()
 
 
 def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a table of decompositions of torch.export, which forgets tensors that a decomposition makes of
-    Python numbers: inside, `is_lowering` is true, so that they are made of operators."""
+    """Prepare `function` for a decomposition table of torch.export.
+
+    torch.export loses tensors that a decomposition creates from Python numbers. Inside the function `is_lowering` is
+    true, so that they are created by operators.
+    """
 
     @functools.wraps(function)
     def lowered(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +41,7 @@ def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def of_values() -> Iterator[None]:
-    """Inside a decomposition: what is computed is the value of a node, and no part of a graph."""
+    """A context, inside a decomposition, for computing the value of a node rather than a part of a graph."""
     token = _lowering.set(False)
     try:
         yield
@@ -47,17 +50,21 @@ def of_values() -> Iterator[None]:
 
 
 def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph of `function(*values)`, where values are an exported program's: fake tensors and symbolic numbers. Like
-    a decomposition, it makes tensors of Python numbers by operators."""
+    """Trace the graph of `function(*values)` for the values of an exported program: fake tensors and symbolic numbers.
+
+    As in a decomposition, tensors are created from Python numbers by operators.
+    """
     mode = next((x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor)), None)
     with torch.no_grad(), mode or contextlib.nullcontext():
         return make_fx(as_decomposition(function))(*values)
 
 
 def faked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`function(*args, **kwargs)`, where the fake tensors are an exported program's. With the rules that tracing has
-    for operators that PyTorch makes of others, such as pad: without them these take symbolic sizes for the numbers that
-    they were exported with."""
+    """Run `function(*args, **kwargs)` on the fake tensors of an exported program.
+
+    Uses the rules that tracing has for composite operators such as pad: without them these replace symbolic sizes by
+    the numbers of the example inputs.
+    """
     from torch._dispatch.python import enable_python_dispatcher
 
     mode = next((x.fake_mode for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)), None)
@@ -66,12 +73,12 @@ def faked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def core_decompositions() -> Any:
-    """PyTorch's default decomposition table for export, as a fresh mapping."""
+    """PyTorch's default decomposition table for export, as a new mapping."""
     return torch.export.default_decompositions()
 
 
 def quantized_decomposed(name: str) -> OpOverload:
-    """An operator of torch's `quantized_decomposed`, which torch defines when it is first asked for."""
+    """An operator of torch's `quantized_decomposed` namespace, which torch defines on first use."""
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.quantized_decomposed, packet), overload or "default")

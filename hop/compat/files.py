@@ -1,12 +1,12 @@
-"""Files and folders that are written whole or not at all, by several processes at once too.
+"""Write files and folders completely or not at all, even with several processes at once.
 
-A writer works in a temporary file or folder beside the destination, and renames it once its content is on disk:
+A writer works in a temporary file or folder next to the destination, and renames it once its content is on disk:
 
-    .hop-SYSTEM-RANDOM      SYSTEM: a digest of the running kernel, RANDOM: 16 hex digits; created by O_EXCL
+    .hop-SYSTEM-RANDOM      SYSTEM: a digest of the running kernel, RANDOM: 16 hex digits; created with O_EXCL
 
-It holds a lock (flock) on what it creates for as long as it lives. A later writer to the same folder removes those that
-a killed process left: on the same system, those that nobody locks. Locks of other systems may be invisible on network
-file systems, and some file systems have no locks: there, only what nobody has changed for a day is removed.
+The writer keeps a lock (flock) on it until it is done. A later writer to the same folder removes the temporary files of
+killed processes: on the same system, those that are not locked. Locks of other systems may be invisible on network file
+systems, and some file systems have no locks: there, only files that have not changed for a day are removed.
 """
 
 import errno
@@ -31,8 +31,8 @@ except ImportError:  # Windows
     fcntl = None
 
 _TEMPORARY = re.compile(r"\.hop-([0-9a-f]{8})-[0-9a-f]{16}")
-_LOCK = ".hop-lock"  # of a folder into which files are being moved
-_LONGEST_MOVE = 60.0  # seconds that a writer waits for another one that moves its files into the same folder
+_LOCK = ".hop-lock"  # lock file of a folder into which files are being moved
+_LONGEST_MOVE = 60.0  # seconds to wait for another process that is moving files into the same folder
 _DAY = 86400.0
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _WITHOUT_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK}
@@ -42,8 +42,10 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 
 
 class WholeFile(io.FileIO):
-    """A file being written, at the temporary `path`. `write` takes all of its data, and the first error of the system
-    is kept in `failure`, since other packages replace it by errors that do not say that the disk is full."""
+    """A file being written, at the temporary `path`. `write` writes all of its data.
+
+    The first OSError is kept in `failure`, because other packages replace it by errors that do not mention a full disk.
+    """
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor, "wb")
@@ -73,23 +75,23 @@ class WholeFile(io.FileIO):
 
 @contextmanager
 def whole_file(path: str | Path, *, replace: bool = True) -> Iterator[WholeFile]:
-    """A file to write, which is at `path` once the block is left, on disk. Where an exception leaves the block, nothing
-    of it stays, and what was at `path` stays as it was.
+    """Open a file for writing that appears at `path`, on disk, when the block ends.
 
-    A link at `path` is replaced, and not followed. Devices, pipes and names of open files (/dev/stdout) cannot be
-    replaced, and are written as they are.
+    If the block raises an exception, the new file is removed and an existing file at `path` is unchanged. A symbolic
+    link at `path` is replaced, not followed. Devices, pipes and names of open files (/dev/stdout) cannot be replaced,
+    and are written directly.
 
     Args:
-        replace: whether a file at `path` is replaced. If not, one of several writers puts its file there, and the
-            others get FileExistsError (on a file system without hard links, where they do not come at once).
+        replace: whether to replace a file at `path`. If False and several writers compete, one of them succeeds and the
+            others raise FileExistsError (without hard links, only if they do not finish at the same moment).
 
     Raises:
-        OSError: the system could not write the file; it names `path`, and not the temporary file.
+        OSError: the system could not write the file. The error names `path`, not the temporary file.
     """
     path = Path(path)
     with naming(path):
         part, descriptor = _stream(path) if _is_stream(path) else _created(path.parent, _new_file(path))
-    held = None if fcntl is None else os.dup(descriptor)  # its lock outlives the file, until that has its name
+    held = None if fcntl is None else os.dup(descriptor)  # keeps the lock after the file is closed, until it is renamed
     try:
         with WholeFile(descriptor, part) as file:
             try:
@@ -99,7 +101,7 @@ def whole_file(path: str | Path, *, replace: bool = True) -> Iterator[WholeFile]
                     raise named(file.failure, path) from error
                 raise
             with naming(path):
-                if file.failure is not None:  # swallowed by what wrote
+                if file.failure is not None:  # swallowed by the code that wrote
                     raise file.failure
                 if part != path and (held is not None or not file.closed):
                     os.fsync(file.fileno() if held is None else held)
@@ -115,20 +117,20 @@ def whole_file(path: str | Path, *, replace: bool = True) -> Iterator[WholeFile]
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:
-    """Write a file by `whole_file`, text in UTF-8."""
+    """Write a file with `whole_file`, text in UTF-8."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, removed with its content when the block is left, unless it has been renamed by then."""
+    """Create a folder in `parent`, removed with its content when the block ends, unless it has been renamed by then."""
     with naming(parent):
         path, descriptor = _created(parent, _new_folder)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is left to the next writer
+        shutil.rmtree(path, ignore_errors=True)  # files that cannot be removed now are left to the next writer
         os.close(descriptor)
 
 
@@ -136,16 +138,17 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def whole_folder(
     folder: Path, check: Callable[[], None] = lambda: None, *, first: Collection[str] = ()
 ) -> Iterator[Path]:
-    """A temporary folder whose files are moved into `folder` when the block is left. Where an exception leaves the
-    block, or the process is killed in it, `folder` has none of them.
+    """Create a temporary folder whose files are moved into `folder` when the block ends.
 
-    Of several writers one moves its files at a time. A process that is killed in that moment leaves some of the files.
+    If the block raises an exception, or the process is killed in it, `folder` gets none of the files. Only one of
+    several writers moves its files at a time. A process that is killed while moving leaves some of the files.
 
     Args:
-        folder: made if it is not there.
-        check: raises an exception if `folder` may not be written to: called at first, and again while no other writer
-            can move files into `folder`. So if it refuses a folder with such files, all of them are of one writer.
-        first: the names of those files that are moved before others: those that say which others there are.
+        folder: the destination; created if it does not exist.
+        check: raises an exception if `folder` must not be written to. It is called at the start, and again while no
+            other writer can move files into `folder`; so a folder that it rejects because of files there has all the
+            files of one writer.
+        first: the names of files to move before the others: those that list the others.
     """
     check()
     with naming(folder):
@@ -166,9 +169,9 @@ def whole_folder(
 
 
 def move(source: Path, path: Path) -> None:
-    """Put a file, or a folder where there is none, into its place on the same disk, so that it outlives a crash."""
+    """Move a file, or a folder to where none exists, on the same disk, so that the move survives a crash."""
     if _is_stream(path):
-        raise FileExistsError(errno.EEXIST, "a device, a pipe or an open file is there; name another place", str(path))
+        raise FileExistsError(errno.EEXIST, "a device, a pipe or an open file is there; choose another path", str(path))
     with naming(path):
         flush(source)
         os.replace(source, path)
@@ -176,7 +179,7 @@ def move(source: Path, path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk, where the system can."""
+    """Flush a file, or the names in a folder, to disk, if the system supports it."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
@@ -186,7 +189,7 @@ def flush(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether writers call their temporary files and folders so."""
+    """Whether this is the name of a temporary file, temporary folder or lock file."""
     return name == _LOCK or _TEMPORARY.fullmatch(name) is not None
 
 
@@ -195,7 +198,7 @@ def is_temporary(name: str) -> bool:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system as errors about `path`."""
+    """Re-raise OSErrors as errors about `path`."""
     try:
         yield
     except OSError as error:
@@ -204,7 +207,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def renamed_in_errors(temporary: Path, path: Path) -> Iterator[None]:
-    """Errors of the system about files in the folder `temporary` as errors about those in `path`."""
+    """Re-raise OSErrors about files in the folder `temporary` as errors about those in `path`."""
     try:
         yield
     except OSError as error:
@@ -214,9 +217,9 @@ def renamed_in_errors(temporary: Path, path: Path) -> Iterator[None]:
 
 
 def named(error: OSError, path: Path) -> OSError:
-    """An error of the system as one about `path`."""
+    """The OSError with the same number about `path`."""
     number = error.errno or errno.EIO
-    remedy = "; nothing was written: free some space, or name a place on another disk" if number in _FULL else ""
+    remedy = "; nothing was written: free some space, or choose a path on another disk" if number in _FULL else ""
     return OSError(number, f"{os.strerror(number)}{remedy}", str(path))
 
 
@@ -224,7 +227,7 @@ def named(error: OSError, path: Path) -> OSError:
 
 
 def _created(folder: Path, create: Callable[[Path], int | None]) -> tuple[Path, int]:
-    """A new temporary file or folder, and a descriptor that holds its lock. Removes what killed writers left."""
+    """Create a temporary file or folder, and return a locked descriptor. Removes files that killed writers left."""
     while True:
         path = folder / f".hop-{_system()}-{secrets.token_hex(8)}"
         descriptor = create(path)
@@ -233,11 +236,11 @@ def _created(folder: Path, create: Callable[[Path], int | None]) -> tuple[Path, 
         if _has_lock(path, descriptor):
             _remove_leftovers(folder, os.fstat(descriptor).st_mtime)
             return path, descriptor
-        os.close(descriptor)  # another writer took it for a leftover, before it was locked
+        os.close(descriptor)  # another writer removed it as a leftover before it was locked
 
 
 def _new_file(path: Path) -> Callable[[Path], int]:
-    """Opens a new file with the permissions of the one at `path`."""
+    """A function that creates a file with the permissions of the one at `path`."""
     mode = 0o666
     with suppress(FileNotFoundError):
         replaced = os.lstat(path).st_mode
@@ -247,11 +250,11 @@ def _new_file(path: Path) -> Callable[[Path], int]:
 
 def _new_folder(path: Path) -> int | None:
     os.mkdir(path)
-    if fcntl is None:  # where a folder cannot be opened
+    if fcntl is None:  # where folders cannot be opened
         return os.open(os.devnull, os.O_RDONLY)
     try:
         return os.open(path, _FOLDER | _SAFE)
-    except FileNotFoundError:  # another writer took it for a leftover
+    except FileNotFoundError:  # another writer removed it as a leftover
         return None
 
 
@@ -288,7 +291,7 @@ def _put(part: Path, path: Path, replace: bool) -> None:
 
 @functools.cache
 def _system() -> str:
-    """8 hex digits that processes share which see each other's locks on any file system."""
+    """8 hex digits, equal for processes that see each other's locks on any file system."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -297,7 +300,7 @@ def _system() -> str:
 
 
 def lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder: whether that worked; None if this file system has no such locks."""
+    """Lock an open file or folder. Returns whether that succeeded; None if this file system has no such locks."""
     if fcntl is None:
         return None
     try:
@@ -310,7 +313,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def _has_lock(path: Path, descriptor: int) -> bool:
-    """Lock the new file or folder at `path`: whether it is still there, and locked if this file system has locks."""
+    """Lock the new file or folder at `path`. Returns whether it still exists and, where supported, is locked."""
     is_locked = lock(descriptor)
     try:
         return is_locked is None or (is_locked and os.path.samestat(os.lstat(path), os.fstat(descriptor)))
@@ -319,11 +322,11 @@ def _has_lock(path: Path, descriptor: int) -> bool:
 
 
 def _remove_leftovers(folder: Path, now: float) -> None:
-    """Remove what killed writers left in a folder. `now` is by the clock of the file system."""
+    """Remove temporary files that killed writers left in a folder. `now` is by the clock of the file system."""
     with suppress(PermissionError):  # a folder whose names may not be read
         for name in os.listdir(folder):
             if _TEMPORARY.fullmatch(name):
-                with suppress(OSError):  # of another user, or gone
+                with suppress(OSError):  # owned by another user, or already gone
                     _remove_if_left(folder / name, now)
 
 
@@ -352,7 +355,7 @@ def _last_change(path: Path) -> float:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While no other writer moves files into `folder`."""
+    """A context in which no other writer moves files into `folder`."""
     path, end = folder / _LOCK, time.monotonic() + _LONGEST_MOVE
     while (descriptor := _lock_file(path)) is None:
         if time.monotonic() > end:

@@ -24,17 +24,17 @@ is_batched = is_batchedtensor
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that levels of torch.func have wrapped."""
+    """The tensor inside all wrappers of torch.func levels."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
 
 
 def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], context: Any, tensors: Sequence[Any]) -> Any:
-    """Run `call(*tensors)` one level below `interpreter`, a level of torch.func.grad, and differentiate it by `rule`.
+    """Run `call(*tensors)` one level below `interpreter`, a level of torch.func.grad, and differentiate it with `rule`.
 
     `rule` has the static methods `setup_context(ctx, inputs, output)` and `backward(ctx, grad)` of
-    torch.autograd.Function, with inputs `(context, *tensors)`.
+    torch.autograd.Function; the inputs are `(context, *tensors)`.
     """
     level = interpreter.level()
 

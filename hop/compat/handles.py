@@ -1,6 +1,6 @@
-"""Handles of tensors."""
+"""Tensor handles for the C interface."""
 
 import operator
 
 handle = operator.attrgetter("_cdata")
-"""The address of a tensor's implementation: a handle of the C interface is the address of a pointer to it. 0.06 µs."""
+"""The address of a tensor's implementation; the C interface takes a pointer to it. 0.06 µs."""

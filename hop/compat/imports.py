@@ -1,4 +1,4 @@
-"""Imports of others: Dynamo, Inductor, DTensor and the FLOP counter are told of us when somebody imports them."""
+"""Callbacks for when Dynamo, Inductor, DTensor or the FLOP counter are imported."""
 
 import importlib.abc
 import importlib.util
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _ImportWatcher(importlib.abc.MetaPathFinder):
-    """Calls back once, right after the modules it waits for have been imported."""
+    """An import hook that calls back once, right after a module has been imported."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], None]]] = {}
@@ -17,7 +17,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
         callbacks = self.waiting.pop(fullname, None)
         if callbacks is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # the name is no longer awaited, so this does not come back here
+        spec = importlib.util.find_spec(fullname)  # the name is no longer waited for, so this does not recurse
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, _watcher)
 
 
 def when_imported(module: str, callback: Callable[[], None]) -> None:
-    """Run `callback` now if `module` is imported already, otherwise right after it has been."""
+    """Run `callback` now if `module` is already imported, otherwise right after its import."""
     if module in sys.modules:
         callback()
     else:

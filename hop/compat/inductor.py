@@ -1,4 +1,4 @@
-"""Inductor and AOTInductor: what becomes of our operators, and work-arounds for the code that it writes."""
+"""Inductor and AOTInductor: lowering of our operators, and workarounds for bugs of the code that they generate."""
 
 import contextlib
 import contextvars
@@ -18,7 +18,7 @@ from hop.compat.tracing import known_equal
 
 
 def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> None:
-    """Make Inductor and AOTInductor replace nodes of `hop` by what `function` does."""
+    """Make Inductor and AOTInductor decompose nodes of `hop` with `function`."""
 
     @functools.wraps(function)
     def lowered(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> N
     def register() -> None:
         module = sys.modules["torch._inductor.decomposition"]
         module.decompositions[hop] = lowered
-        module.fast_random_decomps.cache_clear()  # a cached copy of the table
+        module.fast_random_decomps.cache_clear()  # it caches a copy of the table
 
     when_imported("torch._inductor.decomposition", register)
 
@@ -43,7 +43,7 @@ _compiling = contextvars.ContextVar("compiling", default=False)
 
 
 def is_compiling_for_here() -> bool:
-    """True while Inductor lowers our operators in a program that runs in this process, not one of AOTInductor."""
+    """Whether Inductor is lowering our operators for a program that runs in this process, not for AOTInductor."""
     return _compiling.get()
 
 
@@ -52,7 +52,7 @@ _keeping = contextvars.ContextVar("keeping", default=False)
 
 @contextlib.contextmanager
 def keeping_native() -> Iterator[None]:
-    """Within it, operators of the native library may stand in a program that is traced."""
+    """A context in which traced programs may contain operators of the native library."""
     token = _keeping.set(True)
     try:
         yield
@@ -61,14 +61,15 @@ def keeping_native() -> Iterator[None]:
 
 
 def may_be_native() -> bool:
-    """Whether operators of the native library may stand for what is called or traced now: in eager mode, in programs of
-    Inductor for this process, and where a program is to keep them."""
+    """Whether a call may be computed by operators of the native library.
+
+    True in eager mode, in Inductor's programs for this process, and in programs that keep such operators.
+    """
     return is_plain_eager() or _compiling.get() or _keeping.get()
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
-    """x, which Inductor computes before it is read, as what is read as strided memory; anything else it computes again
-    for each element."""
+    """x as strided memory: Inductor then computes it once before it is read, instead of again for each element."""
     if is_plain_eager():
         return x
     x = x.contiguous()
@@ -80,15 +81,17 @@ def written(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_strided(x: torch.Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> torch.Tensor:
-    """x.as_strided(shape, strides), which begins where x begins. x is contiguous, of integers."""
+    """x.as_strided(shape, strides), beginning at x's first element. x must be contiguous and of an integer dtype."""
     if strided_beginnings.active and not is_plain_eager() and not known_equal(x.storage_offset(), 0):
-        x = x | 0  # Inductor leaves out a clone
+        x = x | 0  # Inductor would remove a clone
     return x.as_strided(shape, strides)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x, which Inductor rounds to its dtype if that is bfloat16 or float16, because its bits are read. What lies in
-    memory is rounded: an input of the graph, or the result of a product or of hop::run."""
+    """Make Inductor round a bfloat16 or float16 x to its dtype, because its bits are read next.
+
+    Tensors in memory are already rounded: graph inputs, and the results of products and of hop::run.
+    """
     halves = (torch.bfloat16, torch.float16)
     if not bits_before_rounding.active or x.dtype not in halves or is_plain_eager() or _lies_in_memory(x):
         return x
@@ -126,5 +129,5 @@ _STORED: set[Any] = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _
 
 
 def stores_results(op: Any) -> None:
-    """Say that the results of an operator lie in memory."""
+    """Declare that Inductor writes the results of an operator to memory."""
     _STORED.add(op)

@@ -14,6 +14,6 @@ def lookup(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
             raise AttributeError(message)
         known = {own.lower(): own for own in names}
         near = difflib.get_close_matches(name.lower(), known, n=1)
-        raise AttributeError(f"{message}; {f'take {known[near[0]]}' if near else f'call dir({module}) for its names'}")
+        raise AttributeError(f"{message}; {f'use {known[near[0]]}' if near else f'call dir({module}) for its names'}")
 
     return missing

@@ -1,8 +1,7 @@
-"""What is changed inside PyTorch, and what our own code goes around: a record for each, here, in `cpp_code` and in
-`control_flow`.
+"""Changes inside PyTorch and workarounds for it, each with a record here, in `cpp_code`, `control_flow` or `profiling`.
 
-A record names the fault, the versions of torch that have it, where it is reported, and the test that shows it. The test
-runs with the patch taken back, and fails once PyTorch no longer needs it.
+A record names the fault, the versions of torch that have it, the reports about it, and the test that demonstrates it.
+The test runs with the patch reverted, and fails once PyTorch no longer needs the patch.
 """
 
 import contextlib
@@ -19,37 +18,37 @@ from hop.compat.values import cache_key
 from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
-"""Owners, the names of their attributes, and what these become; or libraries, names of operators, and their kernels."""
+"""Triples of owner, attribute name and replacement; or of library, operator name and kernel."""
 
 
 @dataclass
 class Patch:
-    """A change inside PyTorch, or a way around a fault of its that our own code takes while the patch is `active`."""
+    """A change inside PyTorch, or a workaround that our own code uses while the patch is `active`."""
 
     name: str
     fault: str
-    """What PyTorch does without it."""
+    """The behavior of PyTorch without the patch."""
     reported: tuple[str, ...]
-    """Issues and pull requests of PyTorch's that are about it."""
+    """PyTorch issues and pull requests about it."""
     since: Version | None = None
-    """The first tested version of torch that has the fault; None for the first of all."""
+    """The first tested version of torch with the fault; None for all before `until`."""
     until: Version | None = None
-    """The first tested version of torch that does without it."""
+    """The first tested version of torch without the fault; None if there is none."""
     module: str | None = None
-    """What it changes, once that is imported; None of what our own code goes around."""
+    """The module to change, once it is imported; None for a workaround."""
     changes: Callable[[], Changes] | None = None
     active: bool = False
     _originals: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     def has_fault(self, torch_version: Version) -> bool:
-        """Whether that version of torch has the fault."""
+        """Whether a version of torch has the fault."""
         return (self.since is None or torch_version >= self.since) and (
             self.until is None or torch_version < self.until
         )
 
     @property
     def is_needed(self) -> bool:
-        """Whether the torch that runs has the fault."""
+        """Whether the running version of torch has the fault."""
         return self.has_fault(version())
 
     def apply(self) -> None:
@@ -58,12 +57,12 @@ class Patch:
             when_imported(self.module, self._change)
 
     def take_back(self) -> None:
-        """Leave PyTorch as it was: for tests of the fault."""
+        """Revert the change, for tests of the fault."""
         self.active = False
         for owner, name, original in reversed(self._originals):
             if isinstance(owner, torch.library.Library):
                 owner._destroy()
-            elif original is None:  # a base class has it
+            elif original is None:  # inherited from a base class
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
@@ -82,11 +81,11 @@ class Patch:
 
 
 PATCHES: dict[str, Patch] = {}
-"""All of them by name."""
+"""All patches by name."""
 
 
 def _going_around(name: str, fault: str, *reported: str, until: Version | None = None) -> Patch:
-    """A record of what our own code goes around."""
+    """Record a workaround in our own code."""
     result = PATCHES[name] = Patch(name, fault, reported, until=until)
     return result
 
@@ -98,7 +97,7 @@ def changing(
     since: Version | None = None,
     until: Version | None = None,
 ) -> Callable[[Callable[[], Changes]], Patch]:
-    """The record of a change to `module`, named as the function that gives its parts."""
+    """Decorate a function that yields the changes to `module`, and record them as a patch with the function's name."""
 
     def enter(changes: Callable[[], Changes]) -> Patch:
         name = changes.__name__
@@ -110,8 +109,8 @@ def changing(
 
 strided_offsets = _going_around(
     "strided_offsets",
-    "Inductor's as_strided begins at the first element of what a tensor is a part of, and does not take a number that "
-    "AOTInductor knows; `inductor.written` leaves those",
+    "Inductor's as_strided counts its offset from the tensor instead of its storage, and refuses an offset that "
+    "AOTInductor knows; `inductor.written` avoids such calls",
     "pytorch#175325",
     "pytorch#180581",
     "pytorch#197431",
@@ -119,19 +118,19 @@ strided_offsets = _going_around(
 )
 strided_beginnings = _going_around(
     "strided_beginnings",
-    "AOTAutograd takes an as_strided without a beginning, of a view that it made, to begin where the view's base does; "
-    "`inductor.as_strided` copies the view",
+    "AOTAutograd takes an as_strided of a view without an offset to start at the view's base; `inductor.as_strided` "
+    "copies the view",
     until=(2, 13),
 )
 unsigned_products = _going_around(
     "unsigned_products",
-    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.aten.integer` writes such operands as int8 and a constant",
+    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.aten.integer` shifts such operands to int8",
     until=(2, 13),
 )
 bits_before_rounding = _going_around(
     "bits_before_rounding",
-    "Inductor reads the bits of a bfloat16 or float16 tensor that it has computed in float32 before it rounds it; "
-    "`inductor.rounded` has it rounded",
+    "Inductor reads the bits of a bfloat16 or float16 value computed in float32 before it is rounded; "
+    "`inductor.rounded` rounds it",
     "pytorch#185337",
     "pytorch#182225",
 )
@@ -139,7 +138,7 @@ bits_before_rounding = _going_around(
 
 @changing(
     "torch._dynamo.variables.script_object",
-    "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
+    "Dynamo traces constants of registered classes without their attributes and methods",
     "pytorch#172092",
     until=(2, 13),
 )
@@ -173,7 +172,7 @@ def opaque_values() -> Changes:
     yield of_values("var_getattr", attribute)
     yield of_values("call_method", plain.call_method)
 
-    # So that classes can be compared and joined by |.
+    # so that classes can be compared and joined by |
     yield module.OpaqueObjectClassVariable, "is_python_constant", lambda self: is_opaque_value_type(self.value)
 
     registry: Any = fake_class_registry
@@ -183,7 +182,7 @@ def opaque_values() -> Changes:
 
 @changing(
     "torch._subclasses.fake_tensor",
-    "the cache of fake results takes a higher-order operator's for a tuple, and asserts that it is one",
+    "the fake tensor cache assumes that every higher-order operator returns a tuple",
     "pytorch#151957",
     until=(2, 13),
 )
@@ -203,7 +202,7 @@ def fake_results() -> Changes:
 
 @changing(
     "torch._dynamo.variables.script_object",
-    "Dynamo breaks a graph where a class of values is asked whether it has an attribute, as dataclasses.replace asks",
+    "Dynamo breaks the graph at hasattr of a registered class, as in dataclasses.replace",
     "pytorch#187226",
 )
 def attributes_of_value_classes() -> Changes:
@@ -220,7 +219,7 @@ def attributes_of_value_classes() -> Changes:
 
 @changing(
     "torch",
-    "vmap has no rule for view.dtype, by which a tensor's bits are read",
+    "vmap has no rule for view.dtype",
     until=(2, 13),
 )
 def batched_views() -> Changes:
@@ -229,7 +228,7 @@ def batched_views() -> Changes:
     def view(x: Any, dtype: torch.dtype) -> Any:
         level: Any = maybe_current_level()
         value, dim = _unwrap_batched(x, level)
-        if dim is not None and x.itemsize != dtype.itemsize:  # whose last dimension changes
+        if dim is not None and x.itemsize != dtype.itemsize:  # the size of the last dimension changes
             value, dim = value.movedim(dim, 0), 0
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
             out = torch.ops.aten.view.dtype(value, dtype)
@@ -239,13 +238,13 @@ def batched_views() -> Changes:
 
 
 REFUSED: list[type] = []
-"""Classes whose instances torch.export refuses among the inputs and outputs of a program."""
+"""Classes whose instances are errors among the inputs and outputs of programs of torch.export."""
 
 
 @changing(
     "torch.export.graph_signature",
-    "torch.export takes an input or output that is a value of ours: it traces the one that it sees and takes any other "
-    "later, silently. All pass through one function, which knows no way to ask their class",
+    "torch.export accepts inputs and outputs of registered classes, specializes on the value it traced and silently "
+    "accepts any other later; we raise",
     "pytorch#179870",
     "pytorch#181676",
     "pytorch#167768",
@@ -260,8 +259,8 @@ def values_in_signatures() -> Changes:
         value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
         if isinstance(value, tuple(REFUSED)):
             raise TypeError(
-                f"torch.export: a {type(value).__name__} is an input or output of the exported program, where it "
-                "would be fixed to the one traced, and any other one ignored; make it an attribute of the module"
+                f"torch.export: a {type(value).__name__} is an input or output of the exported program, which "
+                "would always use the traced value and ignore any other; make it an attribute of the module"
             )
         return describe(node, token_names)
 
@@ -270,12 +269,12 @@ def values_in_signatures() -> Changes:
 
 @changing(
     "torch.distributed.tensor",
-    "AOTAutograd's cache on disk tells DTensors apart by how they are placed alone, so that a program for one subclass "
-    "among the local tensors, or one format, is taken for another's",
+    "AOTAutograd's disk cache ignores the class and format of DTensors' local tensors, and may return a program for "
+    "another one",
     "pytorch#173526",
     "pytorch#188390",
     "pytorch#188401",
-    since=(2, 13),  # 2.11 caches no program of DTensors
+    since=(2, 13),  # 2.11 does not cache programs with DTensors
 )
 def hashes_of_local_tensors() -> Changes:
     from torch.distributed.tensor import DTensor
@@ -286,13 +285,13 @@ def hashes_of_local_tensors() -> Changes:
 
 
 KEYED: list[type] = []
-"""Subclasses of tensors whose programs `cache_key` tells apart."""
+"""Tensor subclasses whose programs are distinguished by `cache_key`."""
 
 
 @changing(
     "torch._functorch._aot_autograd.autograd_cache",
-    "AOTAutograd's cache on disk does not ask a subclass what a program depends on, so that one which another version "
-    "of its rules compiled is taken for this one's",
+    "AOTAutograd's disk cache does not ask subclasses what a program depends on, and may return one compiled for "
+    "other rules",
     "pytorch#173526",
     until=(2, 13),
 )
@@ -310,13 +309,13 @@ def hashes_of_subclasses() -> Changes:
 
 
 MOVING: list[Callable[[], Any]] = []
-"""Contexts in which DTensor moves its parts from one placement to another."""
+"""Contexts that are active while DTensor moves local tensors from one placement to another."""
 
 
 @changing(
     "torch.distributed.tensor.placement_types",
-    "DTensor cuts and joins the parts that it moves by plain operators, which do not say that a tensor is moved: a cut "
-    "through a block would give a plain tensor in one process and codes in another",
+    "DTensor redistributes with plain operators; a cut through a block would give a plain tensor on one process and "
+    "codes on another",
     "pytorch#173526",
 )
 def moves_between_placements() -> Changes:
@@ -348,7 +347,7 @@ def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def apply_needed() -> None:
-    """Apply each record that the torch that runs needs and that is not active yet."""
+    """Apply each patch that the running version of torch needs and that is not yet active."""
     for patch in [p for p in PATCHES.values() if p.is_needed and not p.active]:
         patch.apply()
 

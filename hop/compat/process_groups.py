@@ -1,4 +1,4 @@
-"""Collectives, as they stand in graphs and as c10d calls them."""
+"""Collectives, as operators in graphs and as c10d calls them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,34 +10,34 @@ import torch
 from hop.compat.imports import when_imported
 
 functional: Any = torch.ops._c10d_functional
-"""Collectives as functions of tensors."""
+"""Collectives as functional operators."""
 
 
 def when_functional(callback: Callable[[], None]) -> None:
-    """Run `callback` once the operators that torch.distributed's functional collectives register are there."""
+    """Run `callback` once torch.distributed has registered its functional collectives."""
     when_imported("torch.distributed._functional_collectives", callback)
 
 
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
-    """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
+    """The elementwise "max", "min" or "sum" over the processes of a group, or along an axis of a mesh."""
     group = over.get_group(axis) if hasattr(over, "get_group") else over
     ops = functional
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.group_name))
 
 
 def gather_numbers(n: int, mesh: Any) -> list[int]:
-    """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
+    """The numbers that the processes of a one-dimensional mesh pass, in the order of their ranks."""
     count, ops = torch.tensor([n], device=mesh.device_type), functional
     return ops.wait_tensor(ops.all_gather_into_tensor(count, mesh.size(), mesh.get_group().group_name)).tolist()
 
 
 def group_size(group: Any) -> int:
-    """The processes of a group that a functional collective is given, by name or itself."""
+    """The size of a process group, given by name or as an object."""
     return _resolved(group).size()
 
 
 def group_rank(group: Any) -> int:
-    """This process's place in such a group."""
+    """This process's rank in a group, given by name or as an object."""
     return _resolved(group).rank()
 
 
@@ -51,7 +51,7 @@ def _resolved(group: Any) -> Any:
 
 
 def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
-    """What a c10d operator returns: a Work that is done once `works` are and `finish`, called once after them."""
+    """The result of a c10d operator: a Work that waits for `works` and then calls `finish` once."""
     from torch._C._distributed_c10d import PythonCallbackWork, Work
 
     pending = [work if isinstance(work, Work) else Work.unbox(work) for work in works]
@@ -72,8 +72,10 @@ def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous
 
 
 def processes(group: Any) -> Any:
-    """Collectives over objects that carry an exception of one process to all, as DCP has them; of one process where
-    there is no process group."""
+    """DCP's collectives over objects, which pass an exception of one process on to all.
+
+    Without a process group, they run on this process only.
+    """
     import torch.distributed as dist
     from torch.distributed.checkpoint.utils import _DistWrapper
 
@@ -81,7 +83,7 @@ def processes(group: Any) -> Any:
 
 
 def gloo_of_one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A process group of Gloo with one thread; network interfaces are those of GLOO_SOCKET_IFNAME."""
+    """A Gloo process group with one thread, on the network interfaces in GLOO_SOCKET_IFNAME."""
     import torch.distributed as dist
 
     group: Any = dist.ProcessGroupGloo

@@ -1,4 +1,4 @@
-"""The profiler, and symbolic tracing of torch.fx: what watches calls of public functions without a dispatch mode."""
+"""The profiler, FLOP counting and torch.fx symbolic tracing, which observe public functions without a dispatch mode."""
 
 import contextlib
 import functools
@@ -15,11 +15,11 @@ from hop.compat.eager import ranges
 from hop.compat.patches import Changes, apply_needed, changing
 
 NAMES: list[Callable[[str, tuple[Any, ...]], str]] = []
-"""What names the range of a call, of the name of its function and its arguments."""
+"""Functions that name a call's profiler range from the name of its function and its arguments; the last one is used."""
 
 
 class Counts(NamedTuple):
-    """FLOPs of calls of ours, and how many of PyTorch's operators they are in `counter`, a FlopCounterMode."""
+    """FLOPs of our calls by name, and their share in the FLOPs of each PyTorch operator that `counter` counts."""
 
     counter: Any
     calls: dict[str, int]
@@ -43,14 +43,16 @@ _counting = _Counting()
 
 
 def is_watched(is_eager: bool = True) -> bool:
-    """Whether a profiler is on, or FLOPs are counted by name, and the call that comes is no part of another. A profiler
-    hears of eager calls alone. 0.05 µs."""
+    """Whether a call has to report to the profiler or to a FLOP count by name; False inside another such call.
+
+    The profiler observes only eager calls. Takes 0.05 µs.
+    """
     return not ranges.inside and ((is_eager and profiler._is_profiler_enabled) or _counting.counts is not None)
 
 
 @contextlib.contextmanager
 def counting(counter: Any) -> Iterator[Counts]:
-    """FLOPs by the names of calls, of those that `counter` hears of within it, in this thread."""
+    """Count FLOPs by the names of calls, of those that `counter` counts in this block, in this thread."""
     _counting.counts = counts = Counts(counter, {}, {})
     try:
         yield counts
@@ -60,7 +62,7 @@ def counting(counter: Any) -> Iterator[Counts]:
 
 @contextlib.contextmanager
 def ranged(function: str, args: tuple[Any, ...]) -> Iterator[None]:
-    """One range of the profiler, named after a call, without ranges in it."""
+    """A profiler range named after a call, in which no further ranges of ours are opened."""
     name, counts = NAMES[-1](function, args), _counting.counts
     before = {} if counts is None else counts.now()
     ranges.inside = True
@@ -74,8 +76,7 @@ def ranged(function: str, args: tuple[Any, ...]) -> Iterator[None]:
 
 
 def observed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a call that somebody watches, in a range of the profiler or as a node of torch.fx; None if nobody
-    does."""
+    """Run a call in a profiler range, or record it as a node of torch.fx; None if nothing observes it."""
     if is_watched():
         with ranged(function.__name__, args):
             return function(*args, **kwargs)
@@ -84,13 +85,12 @@ def observed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 LAYERS: list[type] = []
-"""Classes of modules that stand in a symbolic trace as calls."""
+"""Classes of modules that symbolic traces record as calls."""
 
 
 @changing(
     "torch.fx._symbolic_trace",
-    "torch.fx.symbolic_trace records the layers of torch.nn as calls, and goes into those of others, which ask for "
-    "more than a Proxy can say",
+    "torch.fx.symbolic_trace keeps only layers of torch.nn as calls, and traces into ours, which Proxies cannot pass",
 )
 def layers_of_traces() -> Changes:
     from torch.fx import _symbolic_trace

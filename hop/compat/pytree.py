@@ -1,4 +1,4 @@
-"""Trees of Python's containers, as PyTorch takes arguments apart."""
+"""PyTorch's pytrees: nested containers of arguments."""
 
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves

@@ -1,4 +1,4 @@
-"""PyTorch's own out_dtype."""
+"""PyTorch's own out_dtype operator."""
 
 import contextlib
 import functools
@@ -14,11 +14,11 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 stock_operators = frozenset(ALLOWABLE_OPS)
-"""The operators that torch.ops.higher_order.out_dtype takes."""
+"""The operators that torch.ops.higher_order.out_dtype supports."""
 
 
 def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.dtype | None:
-    """The dtype that torch.ops.higher_order.out_dtype brings its operands to; None where it refuses them."""
+    """The dtype that torch.ops.higher_order.out_dtype casts its operands to; None if it rejects them."""
     leaves = [x for x in tree_leaves(args) if x is not None]
     try:
         return elementwise_dtypes(
@@ -30,7 +30,7 @@ def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.
 
 @functools.cache
 def _one_of(dtype: torch.dtype) -> torch.Tensor:
-    """A tensor with a dimension, of which no mode that is active hears."""
+    """A tensor with a dimension, created without active modes observing it."""
     with no_dispatch():
         return torch.empty(1, dtype=dtype, device="meta")
 
@@ -46,11 +46,13 @@ _Stock = type(stock_out_dtype)
 
 @contextlib.contextmanager
 def rerouted(cls: type) -> Iterator[None]:
-    """Inside, torch.ops.higher_order.out_dtype is an instance of `cls`, a subclass of its own class, in all threads.
-    The last to leave restores its class.
+    """A context in which torch.ops.higher_order.out_dtype is an instance of `cls`, a subclass of its class, in all
+    threads.
 
-    Rules that py_impl registers cannot be taken back, nor can one be given for a key that has one; and no cache of
-    compiled programs would know of them. The class is one attribute, and Dynamo guards what it traced on it."""
+    The last context to end restores the original class. Rules registered by py_impl would not do: they cannot be
+    removed or replaced, and no cache of compiled programs would depend on them. The class is one attribute, and Dynamo
+    guards traced code on it.
+    """
     with _rerouting:
         _reroutes.append(cls)
         stock_out_dtype.__class__ = cls

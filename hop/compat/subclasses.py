@@ -1,4 +1,4 @@
-"""Tensor subclasses: those of tracing, wrappers, aliases, shapes."""
+"""Tensor subclasses: recognizing and creating them, aliasing, and shapes."""
 
 import functools
 import math
@@ -17,19 +17,19 @@ from hop.compat.eager import is_plain_eager
 
 
 def is_foreign_subclass(cls: type) -> bool:
-    """True for a tensor subclass with a `__torch_dispatch__` of its own that is not part of PyTorch's tracing."""
+    """Whether a tensor subclass defines its own `__torch_dispatch__` and is not part of PyTorch's tracing."""
     if cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:  # type: ignore[attr-defined]
         return False
     return not issubclass(cls, FakeTensor | FunctionalTensor)
 
 
 def is_functional(tensor: torch.Tensor) -> bool:
-    """Whether it is wrapped by torch.func.functionalize."""
+    """Whether torch.func.functionalize has wrapped the tensor."""
     return torch._is_functional_tensor(tensor)
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a wrapper subclass holds; none of any other tensor."""
+    """The inner tensors of a wrapper subclass; an empty list for other tensors."""
     if not is_traceable_wrapper_subclass(tensor):
         return []
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -44,20 +44,20 @@ _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 def make_wrapper(
     cls: type, shape: Any, strides: Any, offset: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Any:
-    """A tensor of class `cls` without storage."""
+    """Create a tensor of class `cls` without storage."""
     return _make_wrapper_subclass(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
-    """The same of a contiguous tensor on the CPU without a gradient."""
+    """Create a contiguous tensor of class `cls` on the CPU, without storage and without a gradient."""
     return _make_wrapper_subclass(cls, shape, dtype=dtype)
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
+    """The strides of a contiguous tensor of `shape`, which may contain symbolic sizes."""
     if not all(type(n) is int for n in shape):
         return make_contiguous_strides_for(tuple(shape))
-    strides, step = [], 1  # PyTorch's own function imports sympy first, in 0.8 s
+    strides, step = [], 1  # PyTorch's own function imports sympy first, which takes 0.8 s
     for n in reversed(shape):
         strides.append(step)
         step *= max(n, 1)
@@ -65,11 +65,12 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
-    """`run(op, args, kwargs)` for a `__torch_dispatch__`, so that it gets the same calls in and out of inference mode.
+    """Call `run(op, args, kwargs)` from a `__torch_dispatch__` with the same operators in and out of inference mode.
 
-    Autograd's keys decompose composite operators before a subclass meets them. In inference mode, and for inference
-    tensors, there are none, and this does it. A view of an ordinary tensor is an ordinary tensor, in inference mode too
-    (PyTorch raises for another), so `run` makes it outside of that mode."""
+    Normally autograd's keys decompose composite operators before a subclass sees them. In inference mode, and for
+    inference tensors, there are no such keys, so this function decomposes them. A view of an ordinary tensor is an
+    ordinary tensor also in inference mode (PyTorch raises for anything else), so `run` creates it outside that mode.
+    """
     if _is_composite(op):
         return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
     if torch.is_inference_mode_enabled() and op.is_view and not args[0].is_inference():
@@ -80,27 +81,31 @@ def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], run:
 
 @functools.cache
 def _is_composite(op: OpOverload) -> bool:
-    """Whether autograd's keys run its implicit decomposition: there is one, and no kernel to which they leave it."""
+    """Whether autograd's keys run the operator's implicit decomposition: it has one, and no kernel that takes
+    precedence.
+    """
     known = torch._C._dispatch_has_kernel_for_dispatch_key
     name = op.name()
     return known(name, "CompositeImplicitAutograd") and not (known(name, "CPU") or known(name, "CUDA"))
 
 
 def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
-    """`out`, which a rule of a subclass gave for `op`; where a graph is traced, marked as an alias of what the schema
-    says. A view costs 10 µs less without it."""
+    """Mark `out`, the result of a subclass's rule for `op`, as an alias according to the schema, if a graph is traced.
+
+    In eager mode it is left out, which makes a view 10 µs faster.
+    """
     if is_plain_eager() and not op._schema.is_mutable:
         return out
     return return_and_correct_aliasing(op, args, kwargs, out)
 
 
 def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
-    """`shape` with a -1 in it filled in, if it has `numel` elements; otherwise PyTorch's error."""
+    """`shape` with its -1 filled in, for `numel` elements; raises PyTorch's error if they do not match."""
     if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
         return list(shape)  # PyTorch's own takes 4 µs
     return list(infer_size(tuple(shape), numel))
 
 
 def base(view: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that `view` is a view of; None if it is none."""
+    """The tensor that `view` is a view of; None if it is not a view."""
     return view._base

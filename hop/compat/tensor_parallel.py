@@ -1,6 +1,6 @@
-"""Styles of torch.distributed.tensor.parallel that place modules of others than torch.nn.
+"""Styles of torch.distributed.tensor.parallel that also place our modules.
 
-Importing it imports torch.distributed.tensor.
+Importing this module imports torch.distributed.tensor.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from torch.distributed.tensor import Placement
 
 
 class PlacesLayers:
-    """Comes before a style of PyTorch's among the bases of a class, and is asked of each module first."""
+    """A mixin that precedes one of PyTorch's styles among the bases of a class, and gets each module first."""
 
     linear: Mapping[str, Placement]
-    """How the parameters of a Linear are placed."""
+    """The placements of the parameters of a Linear."""
     embedding: Mapping[str, Placement]
 
     def is_placed(self, module: nn.Module, mesh: Any, placements: Mapping[str, Placement]) -> bool:
-        """Place the parameters of `module`, if that is not to be done by PyTorch's style; whether it is not."""
+        """Place the parameters of `module`, unless PyTorch's style should. Returns whether it placed them."""
         raise NotImplementedError
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:

@@ -1,4 +1,4 @@
-"""make_fx and what it traces: nodes, and sizes that are symbols."""
+"""make_fx: nodes of the graphs that it traces, and symbolic sizes."""
 
 import contextlib
 import contextvars
@@ -24,14 +24,14 @@ from hop.compat.subclasses import parts
 
 
 def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record one call of `hop` in the graph that `mode` builds, or what the decomposition table replaces it with."""
+    """Record a call of `hop` in the graph that `mode` builds, or its decomposition if the table has one."""
     decomposed = maybe_handle_decomp(mode, hop, args, kwargs)
     if decomposed is not NotImplemented:
         return decomposed
     with disable_proxy_modes_tracing(), of_values():
         out = hop(*args, **kwargs)
     if isinstance(out, list):
-        out = tuple(out)  # torch.export saves no others
+        out = tuple(out)  # torch.export cannot save other sequences
     proxy_args, proxy_kwargs = tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
     proxy = mode.tracer.create_proxy("call_function", hop, proxy_args, proxy_kwargs, name=hop.name())
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
@@ -42,8 +42,11 @@ _describing = contextvars.ContextVar("describing", default=False)
 
 @contextlib.contextmanager
 def describing() -> Iterator[None]:
-    """A context in which results are wanted for their shapes, dtypes and strides alone, of tensors without values and
-    of sizes that are numbers: what has those of another, which takes fewer operators, may be given in its place."""
+    """A context in which only shapes, dtypes and strides of results matter.
+
+    Tensors have no values and sizes are numbers, so any tensor with the right properties may be returned, which takes
+    fewer operators.
+    """
     token = _describing.set(True)
     try:
         yield
@@ -52,36 +55,35 @@ def describing() -> Iterator[None]:
 
 
 def is_describing() -> bool:
-    """Whether it is that context."""
+    """Whether the call is inside `describing`."""
     return _describing.get()
 
 
 def is_exporting() -> bool:
-    """Whether operators are recorded before autograd sees them, as torch.export does."""
+    """Whether operators are recorded before autograd, as torch.export does."""
     return _len_torch_dispatch_stack_pre_dispatch() > 0
 
 
 def is_tracked(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> bool:
-    """Whether the graph that `mode` builds has a value for `tensor`."""
+    """Whether the graph that `mode` builds tracks `tensor`."""
     return mode.tracer.unwrap_proxy(tensor) is not tensor
 
 
 def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) -> None:
-    """Let the parts of `source` be what `hop` gives for it in the graph that `mode` builds, if they are used there."""
+    """In the graph that `mode` builds, make the inner tensors of `source` results of `hop`, if they are used."""
     tracer, own = mode.tracer, mode.tracer.unwrap_proxy(source)
 
     @functools.cache
     def node() -> Any:
         proxy = tracer.create_proxy("call_function", hop, (own,), {}, name=hop.name())
-        return set_meta(proxy, tuple(parts(source)))  # torch.export saves no lists
+        return set_meta(proxy, tuple(parts(source)))  # torch.export cannot save lists
 
     for i, part in enumerate(parts(source)):
         set_proxy_slot(part, tracer, _LazyProxy(own, lambda i=i, part=part: set_meta(node()[i], part)))
 
 
 class _LazyProxy(_ProxyTensor):
-    """A value whose node is made when it is first used, unless that is after the graph has been finished: then it
-    stands for its source."""
+    """A value whose node is created at its first use. After the graph is finished, the value is its source instead."""
 
     def __init__(self, source: Any, make: Callable[[], Any]) -> None:
         self._source, self._make, self._made, self.constant = source, make, None, None
@@ -96,7 +98,7 @@ class _LazyProxy(_ProxyTensor):
 
 
 def known_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal whatever value a symbol in them has: a comparison that leaves no guard."""
+    """Whether two sizes are equal for all values of their symbols. The comparison adds no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -105,7 +107,7 @@ def known_equal(a: Any, b: Any) -> bool:
 
 
 def largest(size: Any) -> int | None:
-    """The largest value that a size can have whatever its symbols are; None if there is no bound."""
+    """The largest value that a size can have for any values of its symbols; None if it has no bound."""
     if isinstance(size, int):
         return size
     bound = size.node.shape_env.bound_sympy(size.node.expr).upper
@@ -113,16 +115,16 @@ def largest(size: Any) -> int | None:
 
 
 def hints(shape: Any) -> tuple[int, ...] | None:
-    """A shape with the sizes that symbols had when they were traced; None if one had none."""
+    """A shape in which symbolic sizes are replaced by their values at tracing; None if one had none."""
     sizes = [n if isinstance(n, int) else n.node.hint for n in shape]
     return None if None in sizes else tuple(sizes)
 
 
 def is_erased(node: torch.fx.Node) -> bool:
-    """Whether it stands in its graph no longer."""
+    """Whether a node has been removed from its graph."""
     return node._erased
 
 
 def nesting(graph: torch.fx.Graph) -> Any:
-    """How the arguments of a graph are nested (`in_spec`) and their names (`orig_args`); None where it does not say."""
+    """The nesting of a graph's arguments (`in_spec`) and their names (`orig_args`); None if it has neither."""
     return getattr(graph._codegen, "pytree_info", None)

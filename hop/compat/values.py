@@ -1,4 +1,4 @@
-"""Frozen values of ours as constants of compiled programs, and keys of PyTorch's caches on disk."""
+"""Frozen values of ours as constants of compiled programs, and keys for PyTorch's caches on disk."""
 
 import functools
 import hashlib
@@ -11,11 +11,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def register_value(cls: type) -> None:
-    """Let instances of `cls` be constants of compiled programs: equal ones share a program.
+    """Let instances of `cls` be constants of compiled programs; equal ones share a program.
 
-    torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes. 2.11 asks for a metaclass, by
-    which it knows the stand-ins that it traces such values as; `patches.opaque_values` has it trace the values."""
-    # A class that is defined again, as in a notebook, takes the name of the first.
+    torch 2.11 to 2.14 call such classes opaque types, 2.15 calls them custom classes. 2.11 requires a metaclass, which
+    it uses to recognize the proxies that it traces such values as; `patches.opaque_values` makes it trace the values.
+    """
+    # A class that is defined again, as in a notebook, replaces the first one of that name.
     core: Any = torch._C
     name = f"{cls.__module__}.{cls.__qualname__}"
     if hasattr(core, "_unregister_opaque_type") and core._is_opaque_type_registered(name):
@@ -32,9 +33,12 @@ def register_value(cls: type) -> None:
 
 
 def cache_key(x: Any) -> str:
-    """A subclass's `_stable_hash_for_caching`, by which AOTAutograd's cache on disk tells programs apart: what they may
-    depend on of the tensor, and the sources of this package, whose rules are traced into them: a program that another
-    version compiled is not this one's. (A program of our higher-order operators is not cached at all.)"""
+    """A key for AOTAutograd's cache on disk, returned by `_stable_hash_for_caching` of subclasses.
+
+    It contains the properties of the tensor that a program may depend on, and a digest of this package's sources, whose
+    rules are traced into programs: a program that another version compiled must not be reused. (Programs with our
+    higher-order operators are not cached at all.)
+    """
     return f"{_described(x)} {sources()}"
 
 
@@ -49,14 +53,16 @@ def sources() -> str:
 
 
 def _described(x: Any) -> str:
-    """All that a program may depend on of a tensor, and of those that it holds. Programs of symbolic sizes are not
-    cached: the cache could not check what it is asked to guard."""
+    """All properties of a tensor and its inner tensors that a program may depend on.
+
+    Programs with symbolic sizes are not cached: the cache could not check their guards.
+    """
     if not isinstance(x, torch.Tensor):
         return type(x).__qualname__
     if any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
         from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
-        raise BypassAOTAutogradCache(f"{type(x).__name__} of symbolic sizes")
+        raise BypassAOTAutogradCache(f"{type(x).__name__} with symbolic sizes")
     plain = f"{type(x).__qualname__}{tuple(x.shape)}{tuple(x.stride())}{x.dtype}{x.device}{x.requires_grad}"
     if not is_traceable_wrapper_subclass(x):
         return plain

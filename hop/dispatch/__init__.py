@@ -1,1 +1,1 @@
-"""How a call finds what computes it: Hop, Kernel, Plan, and what operators are."""
+"""Dispatch: how a call finds the kernel that computes it (Hop, Kernel, Plan), and the table of ATen operators."""

@@ -1,7 +1,7 @@
-"""hop::attention, PyTorch's attention with derivatives of all orders.
+"""hop::attention: PyTorch's attention with derivatives of all orders.
 
-aten.scaled_dot_product_attention has kernels whose own derivative has none, and none for forward mode; ATen's plain
-form of it, which computes the same, has all of them.
+The kernels of aten.scaled_dot_product_attention have no second derivative and no forward mode. ATen's plain version
+computes the same result and has both.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The gradient of a call of ours, as an autograd.Function: the call without its tensors, and its backward."""
+"""The gradient of a call of ours as an autograd.Function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ class BareCall:
 
 
 class Gradient:
-    """The gradient of a call, for torch.autograd.Function: inputs are the BareCall, then its tensors."""
+    """The gradient of a call, for torch.autograd.Function: the inputs are the BareCall, then its tensors."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -52,7 +52,7 @@ class Gradient:
         needed = [False] * len(call.rest)
         for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):
             needed[i] = need
-        # torch.func.vjp gives functions that run when their level has ended
+        # torch.func.vjp returns functions that run after their level has ended
         args, kwargs = call.arguments([functorch.unwrap_if_dead(x) for x in ctx.saved_tensors])
         grads = call.hop.gradient(grad, needed, *args, **kwargs)
         return None, *(grads[i] for i in call.positions)

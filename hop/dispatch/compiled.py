@@ -1,4 +1,4 @@
-"""Our operators by their names, for modules that those of the operators import."""
+"""Our operators by name, for modules that the operators' own modules import."""
 
 from typing import Any
 

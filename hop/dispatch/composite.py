@@ -1,4 +1,4 @@
-"""Composite: operators that take or return tensors which only Python knows."""
+"""Composite: operators with arguments or results that are tensor subclasses defined in Python."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,20 +13,21 @@ from hop.dispatch.hop import Hop
 
 
 class Composite(Hop):
-    """An operator that takes or returns tensors which only Python knows (hop.tensor.QuantizedTensor).
+    """An operator with arguments or results of a tensor subclass defined in Python (hop.tensor.QuantizedTensor).
 
-    It has the rules of autograd, torch.func and pre-dispatch tracing. Below them it is its reference, which calls
-    operators on plain tensors: those stand in graphs, and have kernels."""
+    It has rules for autograd, torch.func and pre-dispatch tracing. Below those it runs its reference, which calls
+    operators on plain tensors; these are the operators that graphs contain and that have kernels.
+    """
 
-    parts: "Composite | None" = None  # the operator that takes a result apart
+    parts: "Composite | None" = None  # the operator that returns the plain tensors of a result
     of_dtensors: ClassVar[dict[type, Callable[[Tensor], Tensor]]] = {}
-    """By a class of tensors, what makes of a DTensor of such tensors one of DTensors."""
+    """For each tensor subclass, the function that turns a DTensor of it into that subclass over DTensors."""
 
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.reference(*args, **kwargs)  # the operators that it calls look at memory, and have kernels
+        return self.reference(*args, **kwargs)  # the operators in it check memory and have kernels
 
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""
+        """Run the reference, rewriting DTensor(QuantizedTensor) as QuantizedTensor(DTensor buffers)."""
         if any(map(dtensor.is_dtensor, plan.tensors(args, kwargs))):
             args, kwargs = tree_map_only(Tensor, self._transposed, (args, kwargs))
         return self.reference(*args, **kwargs)
@@ -44,7 +45,7 @@ class Composite(Hop):
         return super().dispatch(dispatch_key, *args, **kwargs)
 
     def _made_of(self, is_such: Callable[[Tensor], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the parts of an operand are such tensors."""
+        """Whether `is_such` is true of the inner tensors of any operand."""
         return any(is_such(part) for x in plan.tensors(args, kwargs) for part in subclasses.parts(x))
 
     def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +56,7 @@ class Composite(Hop):
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         wrappers = [x for x in plan.tensors(args, kwargs) if subclasses.parts(x)]
         if not all(tracing.is_tracked(mode, x) for x in wrappers):
-            with mode:  # one was made of parts, which the graph knows
+            with mode:  # one was created from inner tensors that the graph tracks
                 return self._of_parts(*args, **kwargs)
         out = super()._trace(mode, *args, **kwargs)
         if self.parts is not None:

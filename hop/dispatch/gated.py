@@ -1,9 +1,9 @@
-"""Gated products: operators that ATen lacks, so that hop.scaled can run one in a pass.
+"""Gated products, operators that ATen lacks: hop.scaled computes one in a single pass.
 
-    hop::silu_mul(a, b)                     silu(a) · b, of SwiGLU layers
-    hop::gelu_mul(a, b, *, approximate)     gelu(a) · b, of GEGLU layers
+    hop::silu_mul(a, b)                      silu(a) · b, of SwiGLU layers
+    hop::gelu_mul(a, b, *, approximate)      gelu(a) · b, of GEGLU layers
 
-By themselves they are made of ATen's operators, with their derivatives.
+On plain tensors they run ATen's operators, with their derivatives.
 """
 
 import torch
@@ -24,7 +24,8 @@ def _gelu_mul(a: Tensor, b: Tensor, *, approximate: str = "none") -> Tensor:
     return functional.gelu(a, approximate=approximate) * b
 
 
-for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # with the first alone, 2.15 loops under vmap, and warns
+# with only the first, PyTorch 2.15 loops under vmap, and warns
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
     _library.impl("silu_mul", _silu_mul, _key)
     _library.impl("gelu_mul", _gelu_mul, _key)
 

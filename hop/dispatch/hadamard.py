@@ -1,12 +1,14 @@
-"""hop::hadamard, a transform that ATen lacks, so that hop.scaled can run it in a pass.
+"""hop::hadamard, a transform that ATen lacks: hop.scaled computes it in a single pass.
 
-    hop::hadamard(x, size)      x · H / √size of each block of the last dimension, H Hadamard's, in Sylvester's order
+    hop::hadamard(x, size)    x · H / √size of each block of the last dimension, for the Hadamard matrix H
+                              in Sylvester's order
 
-The matrix is the product of log2(size) sparse ones, and so is what is computed: a stage makes of elements a and b that
-lie half a block apart a + b and a - b, each rounded, which then lie side by side; after the last the block is in order.
-So the order of the sums is fixed, for any number of rows. The product with 1 / √size comes last.
+H is the product of log2(size) sparse matrices, and the transform is computed as that many stages. A stage replaces two
+elements a and b that are half a block apart by the adjacent elements a + b and a - b, each rounded. After the last
+stage the block is in order. So the order of summation is fixed for any number of rows. The product with 1 / √size comes
+last.
 
-H / √size is symmetric and orthogonal: the transform is its own inverse, and its own derivative.
+H / √size is symmetric and orthogonal: the transform is its own inverse and its own derivative.
 """
 
 import torch
@@ -29,7 +31,8 @@ def _hadamard(x: Tensor, size: int) -> Tensor:
     return (y * (factor if x.dtype == torch.float64 else float32(factor))).flatten(-2)
 
 
-for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # with the first alone, 2.15 loops under vmap, and warns
+# with only the first, PyTorch 2.15 loops under vmap, and warns
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
     _library.impl("hadamard", _hadamard, _key)
 
 HADAMARD = torch.ops.hop.hadamard.default

@@ -1,18 +1,18 @@
-"""Hop, the base class of our operators: every dispatch key and transform, each written once.
+"""Hop, the base class of our operators: the rules for dispatch keys and transforms, each written once.
 
-A concrete operator supplies what it means, and nothing about dispatch:
+A subclass defines the meaning of its operator, and nothing about dispatch:
 
-    check       validate the arguments and bring them to one canonical form
-    reference   the meaning, in plain ATen; also the decomposition, the fallback, the shape rule and the oracle of tests
-    kernels     the fast implementations, in the order in which they are matched
-    gradient    the gradient of each tensor argument, made of operators of ours
-    batch       the rule under vmap that keeps our node, or None where there is none
+    check       validate the arguments and bring them to a canonical form
+    reference   the definition, in plain ATen; also the decomposition, the fallback, the shape rule and the test oracle
+    kernels     the fast implementations, in the order in which they are tried
+    gradient    the gradient of each tensor argument, composed of our operators
+    batch       the rule under vmap that keeps the node, or None
     shard       the rule for DTensors
 
 A call takes the first of these routes that applies:
 
-    plain eager tensors, nothing watching      check, then the first kernel that takes the call, else the reference
-    everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
+    plain eager tensors, no mode or transform   check, then the first kernel that supports the call, else the reference
+    everything else                             PyTorch's dispatcher, with the rules registered in `Hop.__init__`
 """
 
 import abc
@@ -37,10 +37,12 @@ PLAIN = memory.PLAIN
 
 
 class Hop(HigherOrderOperator):
-    """A higher-order operator that returns one tensor, or, where it has no gradient, a list of tensors; never an alias
-    of an input. It mutates nothing."""
+    """A higher-order operator that returns one tensor, or a list of tensors if it has no gradient.
 
-    plain: frozenset[type] = PLAIN  # the types of operands that need no rule of the dispatcher
+    Results never alias inputs, and inputs are not mutated.
+    """
+
+    plain: frozenset[type] = PLAIN  # operand types that need no dispatcher rule
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -59,43 +61,46 @@ class Hop(HigherOrderOperator):
         compiled.operators[name] = self
         hops.append(self)
 
-    # ---- what a concrete operator supplies
+    # ---- implemented by subclasses
 
     @abc.abstractmethod
     def check(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Raise for arguments that break a rule; return them in canonical form. Does not touch data."""
+        """Raise for invalid arguments; return valid ones in canonical form. Does not read data."""
 
     @abc.abstractmethod
     def reference(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The meaning, in plain ATen."""
+        """The definition, in plain ATen."""
 
     def fake(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The result for fake tensors: of the same shapes, dtypes and strides."""
+        """The result for fake tensors, with the same shapes, dtypes and strides as the real one."""
         return self.reference(*args, **kwargs)
 
     def forward_mode(self, /, *args: Any, **kwargs: Any) -> Tensor:
-        """The meaning, in operators whose derivative is that of this one."""
+        """The result, computed by operators whose forward-mode derivative is that of this operator."""
         return self.reference(*args, **kwargs)
 
     def kernels(self, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
-        """The kernels to match with this call, best first, each with the call in the form that it takes."""
+        """The kernels to try for this call, best first, each with the call in the form that it expects."""
         return ()
 
     def given(self, call: Any) -> tuple[Any, ...]:
-        """The arguments of a plan, for a call in that form."""
+        """The arguments that a plan is called with, for a call in that form."""
         return call
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
-        """Whether the result can carry a gradient at all."""
+        """Whether the result can have a gradient."""
         return False
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> Sequence[Tensor | None]:
         """The gradient of each leaf of `(args, kwargs)` for which `needed` is true, in that leaf's dtype."""
-        raise NotImplementedError(f"{self.name()} says that it is differentiable and has no gradient")
+        raise NotImplementedError(f"{self.name()} is differentiable but implements no gradient")
 
     def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
-        """Compute all `size` members of a batch at once; `dims` has the batch dimension (or None) of each leaf. Returns
-        the result and its batch dimension, or None where the reference should be batched by PyTorch's rules."""
+        """Compute all `size` members of a batch at once.
+
+        `dims` contains the batch dimension of each leaf, or None. Returns the result and its batch dimension, or None
+        if PyTorch should batch the reference.
+        """
         return None
 
     def shard(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +110,7 @@ class Hop(HigherOrderOperator):
     # ---- calls
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if eager.is_autocasting():  # our operators say themselves in which dtype they compute
+        if eager.is_autocasting():  # our operators choose the dtype that they compute in themselves
             with eager.no_autocast():
                 return self(*args, **kwargs)
         is_eager = eager.is_plain_eager()
@@ -125,13 +130,13 @@ class Hop(HigherOrderOperator):
             mode = eager.current_mode()
             known = mode is None or type(mode) in self.python_key_table
             if not known and not getattr(mode, "supports_higher_order_operators", False):
-                return self.reference(*args, **kwargs)  # a mode that knows ATen only sees ATen
+                return self.reference(*args, **kwargs)  # a mode that only supports ATen sees only ATen
             for subclass in _unknown_subclasses(self, args, kwargs):
                 self.py_impl(subclass)(self.reference)
         return cast(Any, super().dispatch(dispatch_key, *args, **kwargs))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
-        """Which implementation a call would take, and why each one before it declined."""
+        """Explain which implementation a call uses, and why each one before it declined."""
         args, kwargs = self.check(*args, **kwargs)
         lines: list[str] = []
         for kernel, call in self.kernels(*args, **kwargs):
@@ -146,7 +151,9 @@ class Hop(HigherOrderOperator):
     def _matched(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], native: bool = False
     ) -> tuple[Kernel, Callable[[], Any]] | None:
-        """The first kernel that takes a call, of all or of the native ones, and what computes it."""
+        """The first kernel that supports a call, of all kernels or the native ones, and a function that computes the
+        call.
+        """
         for kernel, call in self.kernels(*args, **kwargs):
             if (kernel.native or not native) and not isinstance(match := kernel.match(call), Declined):
                 return kernel, functools.partial(match, *self.given(call))
@@ -158,8 +165,11 @@ class Hop(HigherOrderOperator):
         return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
-        floats, and so give other codes than eager mode."""
+        """Lower a node in Inductor.
+
+        Operands in half precision are rounded: between operators that it fuses, Inductor would omit the rounding, and
+        so compute other codes than eager mode.
+        """
         matched = self._matched(args, kwargs)
         if matched is not None and matched[0].native:
             return matched[1]()
@@ -167,13 +177,13 @@ class Hop(HigherOrderOperator):
         return self._run(*args, **kwargs)
 
     def kept_native(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What becomes of a node of a program that keeps native operators."""
+        """Decompose a node into native operators where possible, for programs that keep them."""
         with inductor.keeping_native():
             matched = self._matched(args, kwargs, native=True)
             return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
     def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
-        """`fake`, in a form that PyTorch keeps for the next call like it: a tensor, or a tuple of them."""
+        """`fake`, in a form that PyTorch can cache for similar calls: a tensor, or a tuple of tensors."""
         output = self.fake(*args, **kwargs)
         return tuple(output) if isinstance(output, list) else output
 
@@ -192,7 +202,7 @@ class Hop(HigherOrderOperator):
         tensors = plan.tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
             if any(map(eager.has_tangent, tensors)):
-                return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
+                return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate the tangent and the gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
                 call, tensors = BareCall.take(self, args, kwargs)
                 return cast(Any, AutogradRule.apply(call, *tensors))
@@ -212,7 +222,7 @@ class Hop(HigherOrderOperator):
         return self._level_below(interpreter, args, kwargs)
 
     def _level_below(self, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the next level says, with no derivative at this one."""
+        """Run the operator at the next level, without a derivative at this one."""
         level = interpreter.level()
         inner = tree_map_only(Tensor, lambda x: functorch.unwrap_for_grad(x, level), (args, kwargs))
         with interpreter.lower():
@@ -220,7 +230,9 @@ class Hop(HigherOrderOperator):
         return tree_map_only(Tensor, lambda x: functorch.wrap_for_grad(x, level), out)
 
     def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A backward pass may run after the level of torch.func that wrapped its tensors has ended."""
+        """Unwrap tensors whose torch.func level has ended: a backward pass may run later than the level that wrapped
+        them.
+        """
         args, kwargs = tree_map_only(Tensor, functorch.unwrap_if_dead, (args, kwargs))
         return self(*args, **kwargs)
 
@@ -246,7 +258,7 @@ class Hop(HigherOrderOperator):
         self.py_impl(eager.flop_counter_mode())(self._count_flops)
 
     def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Count what the reference does, on tensors without data, under the names of its ATen operators."""
+        """Count the FLOPs of the reference, on meta tensors, under the names of its ATen operators."""
         described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         with mode:
             self.reference(*described[0], **described[1])
@@ -254,11 +266,11 @@ class Hop(HigherOrderOperator):
 
 
 def _resolve(x: Tensor) -> Tensor:
-    """Carry out a lazy conjugation or negation, for which the dispatcher would ask us for rules."""
+    """Materialize a lazy conjugation or negation, for which the dispatcher would need rules from us."""
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 
 
 def _unknown_subclasses(hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[type]:
-    """Types of operands with a `__torch_dispatch__` of their own that have no rule for `hop` yet."""
+    """Types of operands with their own `__torch_dispatch__` for which `hop` has no rule yet."""
     types = {type(x) for x in plan.tensors(args, kwargs)}
     return {t for t in types if t not in hop.python_key_table and subclasses.is_foreign_subclass(t)}

@@ -1,4 +1,4 @@
-"""Kernel: a fast implementation, which matches a call once: to a plan that computes it, or to the reason why not."""
+"""Kernel: a fast implementation, which either supports a call and returns a plan, or gives the reason why not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from hop.dispatch.plan import Plan
 
 
 class Declined(Exception):
-    """Why a kernel does not take a call: raised where the call is described to it, returned by `Kernel.match`."""
+    """The reason why a kernel does not support a call: raised by `prepare`, returned by `Kernel.match`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -16,7 +16,7 @@ class Declined(Exception):
 
 
 def decline(reason: str | None) -> None:
-    """Raise Declined for a reason; None is no reason."""
+    """Raise Declined for a reason; do nothing for None."""
     if reason is not None:
         raise Declined(reason)
 
@@ -25,10 +25,11 @@ def decline(reason: str | None) -> None:
 class Kernel:
     """A fast implementation of calls.
 
-    `prepare(call)` returns a plan that gives what the reference gives, for this call and for those that share its key
-    (hop.dispatch.plan), or raises Declined. It looks at shapes, dtypes, strides and devices, never at data, so that it
-    answers for fakes too. The plan holds none of the call's tensors.
-    A native kernel computes by operators of the native library, which stand in compiled programs themselves.
+    `prepare(call)` returns a plan with the same result as the reference, for this call and for all calls with the same
+    key (hop.dispatch.plan), or raises Declined. It looks at shapes, dtypes, strides and devices, never at data, so it
+    also works for fake tensors. The plan keeps none of the call's tensors.
+
+    A native kernel consists of operators of the native library, which compiled programs contain as they are.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Kernel:
     native: bool = False
 
     def match(self, call: Any) -> Plan | Declined:
-        """The plan of a call, or why the kernel does not take it."""
+        """The plan of a call, or the reason why the kernel does not support it."""
         try:
             return self.prepare(call)
         except Declined as declined:
-            return declined.with_traceback(None)  # whose frames hold tensors
+            return declined.with_traceback(None)  # the traceback's frames refer to tensors

@@ -1,13 +1,12 @@
-"""Operand: a quantized argument as the tensors that hold it, below the operators that know QuantizedTensor; and how a
-call with such arguments stands in a graph.
+"""Operand: a quantized argument as plain tensors, for operators below QuantizedTensor, and its form in a graph.
 
-An argument of an operator is a plain tensor or a quantized one. A quantized one is, in a graph, four arguments in its
-place,
+An argument of an operator is a plain tensor or a quantized one. In a graph, a quantized one is represented by four
+arguments,
 
     quantizer, buffers, usages, shape
 
-of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of
-tensors, as torch.cat has, becomes its length and then its members.
+where the first is the spelling of its quantizer, and the others are the arguments of hop_dequantize_buffers. A list of
+tensors, as in torch.cat, is represented by its length and then its members.
 """
 
 import functools
@@ -26,7 +25,7 @@ from hop.numerics.quantizer import Quantizer
 
 
 class Operand(NamedTuple):
-    """A quantized argument. Its buffers are attributes by their names, as they are of a QuantizedTensor."""
+    """A quantized argument. Its buffers are attributes with the same names as in QuantizedTensor."""
 
     quantizer: Quantizer
     tensors: tuple[Tensor, ...]
@@ -39,7 +38,7 @@ class Operand(NamedTuple):
         return dict(zip(copies.names(self.quantizer, self.usages), self.tensors, strict=True))
 
     def __getattr__(self, name: str) -> Tensor:
-        if name.startswith("_"):  # asked of what has no fields yet, too: by pickle, copy and Dynamo
+        if name.startswith("_"):  # pickle, copy and Dynamo look these up before the fields exist
             raise AttributeError(name)
         if name not in (names := copies.names(self.quantizer, self.usages)):
             raise AttributeError(f"an Operand by {self.quantizer} has no buffer {name!r}")
@@ -53,12 +52,12 @@ class Operand(NamedTuple):
         return len(self.shape)
 
     def fits(self) -> bool:
-        """True: its buffers were looked at when it was made. A QuantizedTensor looks at its own when it is asked."""
+        """True: the buffers were checked at creation. The method of QuantizedTensor checks them when it is called."""
         return True
 
     @property
     def block(self) -> Block:
-        """The size of a block along each dimension, -1 for a whole one, as the row-wise copy has them."""
+        """The block size along each dimension in the row-wise copy; -1 for a whole dimension."""
         return blocks.per_dimension(self.quantizer.block, len(self.shape))
 
     @property
@@ -71,13 +70,13 @@ class Operand(NamedTuple):
         )
 
     def values(self, usage: str = "") -> Tensor:
-        """The numbers that it stands for, float32, from the copy named."""
+        """Dequantize to float32, from the copy that `usage` names."""
         copy = self.of(usage) if usage else self
         dequantize = operators["hop_dequantize_buffers"]
         return dequantize(str(copy.quantizer), list(copy.tensors), list(copy.usages), list(copy.shape), torch.float32)
 
     def of(self, usage: str) -> "Operand":
-        """The operand with one of its copies alone."""
+        """The operand with only one of its copies."""
         if self.usages == (usage,):
             return self
         buffers = self.buffers
@@ -86,7 +85,7 @@ class Operand(NamedTuple):
 
 
 def encode(args: Sequence[Any]) -> list[Any]:
-    """The arguments of an operator, some of them Operands, as they stand in a graph."""
+    """Encode the arguments of an operator, some of them Operands, as they appear in a graph."""
     flat: list[Any] = []
     for arg in args:
         if isinstance(arg, Operand):
@@ -112,13 +111,13 @@ def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
 
 @functools.cache
 def _kinds(op: OpOverload) -> list[tuple[bool, bool]]:
-    """Whether each positional argument of an operator is a list of tensors, and whether it is a tensor."""
+    """For each positional argument of an operator, whether it is a list of tensors, and whether it is a tensor."""
     types = [str(argument.type) for argument in op._schema.arguments if not argument.kwarg_only]
     return [(t == "List[Tensor]", "Tensor" in t) for t in types]
 
 
 def _operand(first: Any, rest: Iterator[Any]) -> Any:
-    """The operand that stands as `first` and what follows it."""
+    """Decode the operand that begins with `first` and continues in `rest`."""
     if not isinstance(first, str):
         return first
     return Operand(Quantizer.parse(first), tuple(next(rest)), tuple(next(rest)), tuple(next(rest)))

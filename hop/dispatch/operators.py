@@ -1,18 +1,18 @@
-"""What the library knows of operators of ATen: one table, which every other place asks.
+"""The table of ATen operators: all that the library knows about them, used by every other module.
 
-An operator has a family, which says what it means, and its arguments have roles:
+An operator has a family, which defines its meaning, and its arguments have roles:
 
-lhs, rhs    the factors of a product; the summed dimension of each
-bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
-other       an argument that may be quantized, of an operator that is no product
-index       says where, and stays as it is
-condition   says which of two, and stays as it is
-mask        booleans that say which elements count, or floats that are added
-""          no tensor
+lhs, rhs    the factors of a product
+bias        added to the result: real values, or, if int32, multiples of the product of the scales
+other       an argument that may be quantized, of an operator that is not a product
+index       an index tensor, passed on unchanged
+condition   a boolean tensor that selects one of two operands, passed on unchanged
+mask        booleans that select elements, or floats that are added
+""          not a tensor
 
-A family that scaled runs is a row here, whose operators have roles, and the file that it names, in
-hop/impls/scaled/families/. tests/impls/test_operators_table.py says which other places know which families, and why one
-leaves an operator out.
+To support a family in scaled, add rows here whose operators have roles, and the file named by the family in
+hop/impls/scaled/families/. tests/impls/test_operators_table.py lists the families that other modules support, and the
+reasons why one of them leaves out an operator.
 """
 
 import functools
@@ -36,8 +36,8 @@ class Family:
 
     name: str
     is_linear: bool = False  # sums of products: integers modulo 2^bits may be computed in any wider type
-    moves: bool = False  # elements of the result are the operands', chosen by their places alone
-    file: str = ""  # of hop/impls/scaled/families/, which says what scaled makes of it
+    moves: bool = False  # elements of the result are operands' elements, chosen by position only
+    file: str = ""  # file in hop/impls/scaled/families/ with scaled's rule for it
 
 
 MATRIX = Family("matrix product", is_linear=True, file="matrix")
@@ -47,14 +47,15 @@ EMBEDDING = Family("embedding", file="embedding")
 MULTIPLY = Family("multiplication", is_linear=True, file="elementwise")
 ADD = Family("addition", is_linear=True, file="elementwise")
 MEAN = Family("mean", file="mean")  # and average pooling
-INTERPOLATE = Family("linear interpolation", file="mean")  # means with weights
+INTERPOLATE = Family("linear interpolation", file="mean")  # weighted means
 CONCATENATE = Family("concatenation", moves=True, file="choices")
 BOUND = Family("clamp", file="choices")
 MAXIMUM = Family("maximum pooling", file="choices")
 NEAREST = Family("nearest neighbor", file="choices")  # elements repeated along dimensions
 VIEW = Family("view", moves=True, file="choices")
 MOVE = Family("copy or reordering", moves=True)
-SUM = Family("sum", is_linear=True)
+SUM = Family("sum", is_linear=True, file="sums")  # and running sums
+LENGTH = Family("vector norm", file="sums")
 DIVIDE = Family("division", file="elementwise")
 CHOICE = Family("choice of two", file="elementwise")
 FUNCTION = Family("function of each element", file="functions")
@@ -62,22 +63,23 @@ GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
 TRANSFORM = Family("Hadamard transform", file="hadamard")
-OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM)  # computed by functions and sums of our own
+OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM, SUM, LENGTH, MEAN)  # by functions and sums of our own
 ATTENTION = Family("attention", file="attention")
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator is, and what its arguments are to it."""
+    """An operator of the table, and the roles of its arguments."""
 
     family: Family
-    roles: tuple[str, ...] = ()  # of the positional arguments, as far as they are tensors; none where scaled has none
-    product: OpOverload | None = None  # the same without a bias
+    # roles of the positional arguments up to the last tensor; empty if scaled does not run the operator
+    roles: tuple[str, ...] = ()
+    product: OpOverload | None = None  # the same operator without a bias
     rhs_sums: int = -2  # the dimension of rhs that is summed over
-    spatial: int = 0  # the dimensions that a convolution or a pooling slides over, 0 if it takes any number
+    spatial: int = 0  # number of dimensions that a convolution or pooling slides over, 0 for any number
     transposed: bool = False
-    bounds: tuple[float | None, float | None] = (None, None)  # of the result, where no argument says them
-    stays: bool = False  # each element of the result lies where the operand's does
+    bounds: tuple[float | None, float | None] = (None, None)  # bounds of the result, if no argument gives them
+    stays: bool = False  # each element of the result has the position of the operand's element
 
     def role(self, position: int) -> str | None:
         return self.roles[position] if position < len(self.roles) else None
@@ -122,7 +124,14 @@ TABLE: dict[OpOverload, Operator] = {
         (
             *(aten.exp.default, aten.exp2.default, aten.log.default, aten.tanh.default, aten.erf.default),
             *(aten.sigmoid.default, aten.rsqrt.default, aten.gelu.default, aten.silu.default),
-            *(aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default),
+            *(
+                aten.hardswish.default,
+                aten.hardsigmoid.default,
+                aten.leaky_relu.default,
+                aten.sqrt.default,
+                aten.sin.default,
+                aten.cos.default,
+            ),
         ),
         Operator(FUNCTION, _ONE),
     ),
@@ -138,7 +147,8 @@ TABLE: dict[OpOverload, Operator] = {
     aten.scaled_dot_product_attention.default: Operator(ATTENTION, (OTHER, OTHER, OTHER, MASK)),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
     **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),
-    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM)),
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM, _ONE)),
+    aten.linalg_vector_norm.default: Operator(LENGTH, _ONE),
     **dict.fromkeys((aten.mean.default, aten.mean.dim), Operator(MEAN, _ONE)),
     **dict.fromkeys((aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default), Operator(MEAN, _ONE, spatial=1)),
     **dict.fromkeys((aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default), Operator(MEAN, _ONE, spatial=2)),
@@ -187,23 +197,23 @@ TABLE: dict[OpOverload, Operator] = {
 }
 
 UNKNOWN = Operator(Family("unknown"))
-"""What is known of an operator that the table does not have."""
+"""The row of operators that are not in the table."""
 
 SCALED = {op: row for op, row in TABLE.items() if row.roles}
 """The operators that scaled runs."""
 
 
 def of(op: object) -> Operator:
-    """What is known of an operator, or of any other target of a node."""
+    """The row of an operator; UNKNOWN for other operators and other targets of a node."""
     return TABLE.get(op, UNKNOWN)  # type: ignore[call-overload]
 
 
 @functools.cache
 def argument_names(op: OpOverload) -> tuple[str, ...]:
-    """The names of an operator's arguments; PyTorch makes a list of them anew whenever it is asked."""
+    """The names of an operator's arguments, cached: PyTorch creates a new list for every access."""
     return tuple(a.name for a in op._schema.arguments)
 
 
 def within(*families: Family) -> frozenset[OpOverload]:
-    """The operators of some families."""
+    """The operators of the given families."""
     return frozenset(op for op, row in TABLE.items() if row.family in families)

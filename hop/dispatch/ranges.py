@@ -1,4 +1,4 @@
-"""The name of a call in a profile, such as hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096]."""
+"""The names of calls in a profile, such as hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096]."""
 
 from typing import Any
 
@@ -12,8 +12,10 @@ from hop.numerics.quantizer import Quantizer
 
 
 def name(function: str, args: tuple[Any, ...]) -> str:
-    """The function, its operator, the formats of operands and result, and the sizes: rows, columns and what is summed
-    for a product, else the shape of the first operand."""
+    """Compose the name from function, operator, formats of operands and result, and sizes.
+
+    The sizes are rows, columns and summed dimension for a matrix product, else the shape of the first operand.
+    """
     op = args[0] if args and isinstance(args[0], OpOverload) else None
     tensors = [x for x in plan.tensors(_operands(function, args), {}) if x.dim()]
     formats = " x ".join(_format(x) for x in tensors[:2])
@@ -25,7 +27,7 @@ def name(function: str, args: tuple[Any, ...]) -> str:
 
 
 def _operands(function: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments but the scale and the zero point of the result, which come before the operands in graphs."""
+    """The arguments after the first four of hop_scaled, which include the result's scale and zero point; else all."""
     return args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
 
 

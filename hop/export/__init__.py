@@ -1,6 +1,8 @@
-"""Exported programs: to exact integers, to core ATen, and to other runtimes."""
+"""Convert exported programs: to exact integers, to core ATen, and for other runtimes."""
 
 from hop.export.analysis.checking import check as check
+from hop.export.analysis.exactness import Exactness as Exactness
+from hop.export.analysis.exactness import check_exact as check_exact
 from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
@@ -28,6 +30,7 @@ from hop.export.targets.tosa import to_tosa as to_tosa
 
 __all__ = [
     "Comparison",
+    "Exactness",
     "FileComparison",
     "QOperatorModel",
     "Ranges",
@@ -35,6 +38,7 @@ __all__ = [
     "TosaModel",
     "Trial",
     "check",
+    "check_exact",
     "follow_dtype",
     "from_tflite",
     "from_torch",

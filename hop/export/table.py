@@ -1,10 +1,10 @@
-"""Text in columns."""
+"""Format text in columns."""
 
 from collections.abc import Sequence
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> str:
-    """Rows under names, each column as wide as it has to be, those from `right` on flush right."""
+    """Format rows under column names, with column widths that fit; columns from `right` on are right-aligned."""
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     lines = []
     for row in (names, *rows):

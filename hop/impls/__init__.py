@@ -1,1 +1,1 @@
-"""The operators: what each one means, its gradient, and the order of its kernels."""
+"""Our operators: the meaning of each, its gradient, and the order of its kernels."""

@@ -1,4 +1,4 @@
-"""Our operators as decompositions of exported programs, and by name."""
+"""Decompose our operators in exported programs, and look operators up by name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,36 +11,40 @@ from hop.numerics.spelling import flag, shown
 
 
 def decompositions(*, keep: Iterable[Any] = (), native: bool = False, products: str = "integer") -> Any:
-    """PyTorch's default decomposition table for `ExportedProgram.run_decompositions`, plus our operators: what is left
-    afterwards is core ATen. Returns a fresh table that the caller may change.
+    """PyTorch's default table for `ExportedProgram.run_decompositions`, plus decompositions of our operators.
+
+    After it a program contains only core ATen. Returns a fresh table that the caller may change.
 
     Args:
-        keep: operators of ours that stay as they are: functions such as hop.out_dtype, nodes' targets such as
-            torch.ops.higher_order.hop_out_dtype, or their names. What others become may hold them: hop.scaled is made
-            of hop.out_dtype.
-        native: only our operators, which become those of the native library, hop_native::*, where its kernels take a
-            call, as in eager mode: for packages of AOTInductor that run where the library is loaded.
-        products: what products of int8, uint8 and int16 become. "integer": products of int32, which few backends have a
-            fast kernel for. "float": float32 products over chunks of K, each converted to int32 and added: the same
-            integers, several times faster, on a backend that sums and returns them in float32, in TF32 or from bfloat16
-            operands too. Not for programs that run under torch.autocast, which would return them in bfloat16, nor where
-            a backend computes float32 products in float16.
+        keep: operators of ours to leave undecomposed: functions such as hop.out_dtype, node targets such as
+            torch.ops.higher_order.hop_out_dtype, or their names. The decomposition of another operator may contain
+            them:
+            hop.scaled decomposes into hop.out_dtype.
+        native: only decompose our operators, into operators of the native library, hop_native::*, where its kernels
+            support the call, as in eager mode. For AOTInductor packages that run where the library is loaded.
+        products: how to decompose products of int8, uint8 and int16. "integer": into int32 products, for which few
+            backends have a fast kernel. "float": into float32 products over chunks of K, each converted to int32 and
+            added. This gives the same integers, several times faster, on backends that sum and return them in float32,
+            also with TF32 or bfloat16 operands. Not for programs that run under torch.autocast, which would return
+            bfloat16, nor for backends that compute float32 products in float16.
 
-    Raises TypeError for a string, and ValueError for what names no operator of ours, or other products.
+    Raises:
+        TypeError: keep is a string or a single operator.
+        ValueError: keep names no operator of ours, or products is invalid.
     """
     if isinstance(keep, str | Hop) or callable(keep) or not isinstance(keep, Iterable):
         raise TypeError(f"decompositions: keep must be a list, got {shown(keep)}; give a list of one for one operator")
     flag(native, "decompositions: native")
     if products not in ("integer", "float"):
         raise ValueError(
-            f'decompositions: products must be "integer" or "float", got {shown(products)}; take one of these'
+            f'decompositions: products must be "integer" or "float", got {shown(products)}; use one of these'
         )
     kept = set[str]()
     for x in keep:
         if not (operators := operators_named(x)):
             known = ", ".join(sorted(h.name() for h in hops))
             raise ValueError(
-                f"decompositions: keep must name operators of ours, which are {known}; got {x!r}; take names of these"
+                f"decompositions: keep must name operators of ours, which are {known}; got {x!r}; use such names"
             )
         kept.update(h.name() for h in operators)
     table: Any = {} if native else core_decompositions()
@@ -52,8 +56,10 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False, products: 
 
 
 def operators_named(x: Any) -> list[Hop]:
-    """Our operators that a function of ours, an operator or a name stands for: hop.scaled and "scaled" for hop_scaled
-    and hop_scaled_buffers. None for others."""
+    """Our operators for a function of ours, an operator or a name; an empty list if there are none.
+
+    For example hop.scaled and "scaled" stand for hop_scaled and hop_scaled_buffers.
+    """
     if isinstance(x, Hop):
         return [x]
     is_ours = callable(x) and getattr(x, "__module__", "").startswith("hop.")

@@ -1,4 +1,4 @@
-"""explain: which implementation a call takes."""
+"""explain: which implementation computes a call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -46,22 +46,23 @@ EXPLAINED: dict[Any, Callable[..., str]] = {
     fake_quantize: _of_fake_quantize,
     dequantize: dequantize_operator.explain,
 }
-"""Other functions and operators of ours, and what says of a call of one how it is computed."""
+"""Further functions and operators of ours, with the function that explains a call of each."""
 
 
 def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
-    """Which implementation a call of `hop.scaled` or `hop.out_dtype` takes, and why each one before it declined.
+    """Explain which implementation computes a call, and why those before it declined.
 
     Args:
-        op, output, args, kwargs: what the operator is called with. With a QuantizedTensor among them, or a Quantizer as
-            output, it is `hop.scaled`, else `hop.out_dtype`. Or op is `hop.quantize`, `hop.fake_quantize` or
-            `hop.dequantize`, or `torch.ops.hop.stacked.default`, which experts of compiled programs are, and the others
-            are its arguments.
+        op, output, args, kwargs: the arguments of `hop.scaled` if there is a QuantizedTensor among them or output is a
+            Quantizer, else those of `hop.out_dtype`. Alternatively op is `hop.quantize`, `hop.fake_quantize`,
+            `hop.dequantize` or `torch.ops.hop.stacked.default` (experts in compiled programs), and the others are its
+            arguments.
 
     Returns:
-        A line for each kernel that was asked.
+        One line for each kernel that was considered.
 
-    Raises: what the operator raises for these arguments.
+    Raises:
+        The errors of the operator for these arguments.
     """
     if callable(op) and (other := EXPLAINED.get(op)) is not None:
         return other(output, *args, **kwargs)

@@ -1,6 +1,6 @@
-"""pack: a quantized tensor in the layout that products read fastest, of equal value; unpack: in the plain form.
+"""pack: a quantized tensor in the layout that products read fastest, with equal values; unpack: in the plain layout.
 
-hop_pack(tensor, layout) -> tensor        `layout` spelled as text, "" for the plain form
+hop_pack(tensor, layout) -> tensor        `layout` as text, "" for the plain layout
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from hop.tensor.buffers.operators import buffers_operator
 
 
 def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
-    """The layout that products want of a weight of `ndim` dimensions on a device; None for the plain one."""
+    """The layout that products on `device` prefer for a weight of `ndim` dimensions; None for the plain one."""
     if quantizer.layout is not None or quantizer.flat or quantizer.format.is_codebook:
         return quantizer.layout
     block = blocks.per_dimension(quantizer.block, ndim)
-    is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
+    is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or a convolution
     is_read = native.library().missing is None and native_product.format_word(quantizer.format) is not None
     columns = ndim == 2 and sums_first(block)
-    # Sums over all that is summed are of no use to groups, which have their own.
+    # Sums over the whole summed dimension are useless for groups, which have separate scales.
     whole = all(blocks.per_dimension(b, 2)[0 if columns else 1] == -1 for _, b in quantizer.stored().values())
     sums = ndim == 2 and quantizer.format.is_integer and whole
     if is_weight and device == "cpu" and is_read:
@@ -41,7 +41,7 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
 
 
 class Pack(Composite):
-    """hop_pack."""
+    """The operator hop_pack."""
 
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
@@ -57,7 +57,7 @@ class Pack(Composite):
         if wanted == q.layout:
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
         if x.usages != (copies.ROWWISE,):
-            raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
+            raise ValueError(f"pack: weight must have only the row-wise copy, got usages {x.usages}; quantize it so")
         if wanted is not None:
             wanted.check(q.format, q.scale)
             wanted.check_shape(x.shape)
@@ -89,7 +89,7 @@ pack_operator = Pack("hop_pack")
 
 
 def _natively(x: QuantizedTensor, wanted: Layout | None) -> Tensor | None:
-    """What is held of plain codes in tiles, where the native kernels lay it out."""
+    """Plain codes in tiles, laid out by native code; None if it does not support the layout."""
     if wanted is not None and (tiles := wanted.of_matrix) is not None:
         is_matrix = True
         if not len(x) or not _is_native(x, tiles, is_matrix):
@@ -103,8 +103,10 @@ def _natively(x: QuantizedTensor, wanted: Layout | None) -> Tensor | None:
 
 
 def _is_native(x: QuantizedTensor, layout: Tiled, is_matrix: bool) -> bool:
-    """Whether the native kernels lay it out: codes that share bytes do so along what is summed, a whole number of
-    bytes."""
+    """Whether native code can lay it out.
+
+    Codes that share bytes must do so along the summed dimension, in whole bytes.
+    """
     if not (eager.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
         return False
     whole = x.quantizer.per_byte() == 1 or (is_matrix and not layout.columns and x.shape[-1] % 2 == 0)
@@ -127,26 +129,26 @@ def _read(layout: str) -> Layout | None:
 
 
 def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
-    """A quantized tensor in the layout that hop.scaled reads fastest, as a right-hand factor above all.
+    """Convert a quantized tensor to the layout that hop.scaled reads fastest, mainly as the right-hand factor.
 
-    On the CPU codes of 8 and 4 bits are held in tiles (hop.layouts.Tiled), in as many bytes as before but for what
-    fills up the last tiles, and four bytes for the sum of each row of integers; views of such a tensor are plain,
-    dequantized tensors. On a GPU codes of integers of 8 bits lie as they are, with these sums beside them
-    (hop.layouts.Summed). Without the native kernels, and on other devices, floats are held as the bfloat16 numbers that
-    they stand for (hop.layouts.Decoded). A tensor that moves to a device whose kernels do not read its layout is
-    unpacked.
+    On the CPU, codes of 8 and 4 bits are stored in tiles (hop.layouts.Tiled). This takes the same memory except for
+    padding of the last tiles, and four bytes for the sum of each row of integers. Views of such a tensor are plain,
+    dequantized tensors. On a GPU, 8-bit integer codes stay in place and get these sums (hop.layouts.Summed). Without
+    native kernels, and on other devices, floats are stored as bfloat16 values (hop.layouts.Decoded). A tensor that is
+    moved to a device whose kernels do not read its layout is unpacked.
 
     Args:
-        weight: a QuantizedTensor with its row-wise copy alone.
-        layout: one of hop.layouts, instead of that which is fastest here.
+        weight: a QuantizedTensor with only the row-wise copy.
+        layout: one of hop.layouts; None for the fastest on this machine.
 
     Returns:
-        A new QuantizedTensor of equal numbers (but see Decoded); its quantizer is the weight's with a layout. Its
-        gradient is the weight's.
+        A new QuantizedTensor with equal values (but see Decoded); its quantizer is the weight's with a layout.
+        Gradients
+        pass through unchanged.
 
     Raises:
-        TypeError: weight is no QuantizedTensor, or layout no layout.
-        ValueError: weight has a column-wise copy, or is none that `layout` can hold.
+        TypeError: weight is not a QuantizedTensor, or layout is not a layout.
+        ValueError: weight has a column-wise copy, or cannot be stored in `layout`.
     """
     if layout is not None and not isinstance(layout, Layout):
         raise TypeError(
@@ -161,14 +163,14 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
 
 
 def unpack(weight: Tensor, /) -> QuantizedTensor:
-    """A packed tensor in the plain form, of equal numbers.
+    """Convert a packed tensor to the plain layout, with equal values.
 
     Args:
-        weight: a QuantizedTensor in the plain form or in tiles.
+        weight: a QuantizedTensor in the plain layout or in tiles.
 
     Raises:
-        TypeError: weight is no QuantizedTensor.
-        ValueError: weight holds decoded numbers, which do not become codes again.
+        TypeError: weight is not a QuantizedTensor.
+        ValueError: weight has decoded values, from which codes cannot be restored.
     """
     return pack_operator(weight, "")  # type: ignore[return-value]
 

@@ -1,23 +1,24 @@
-"""Models of transformers that quantize as they load, or come from the files of others; their keys and values as codes;
-and LoRA of PEFT on them.
+"""Integration with transformers and PEFT: quantize models as they load, read other tools' files, cache keys and values
+as codes, and train LoRA adapters.
 
 config.py       HopConfig, a quantization_config of transformers
-quantizer.py    HopQuantizer, what transformers asks while it loads and saves
+quantizer.py    HopQuantizer, called by transformers while it loads and saves
 loading.py      from the tensors of a checkpoint to quantized weights
 places.py       which layers are quantized, and which stay in floats
-checkpoints.py  load_model: models from GGUF files and from the checkpoints of others
-gguf_models.py  what transformers calls what is in a GGUF file, and in which order
+checkpoints.py  load_model: models from GGUF files and other tools' checkpoints
+gguf_models.py  transformers' names and orders of the tensors in a GGUF file; gguf_keys.py, its metadata keys
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
-folders.py      quantize_folder: checkpoints quantized file by file
+folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json
 experts.py      experts in 3-D parameters
-attention.py    attention of codes, by transformers' AttentionInterface
+attention.py    attention on codes, through transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
-decoding.py     compile_decode: the step of one more token as machine code; decode_program.py, what is exported;
-                kept_programs.py, which of them are found again on disk
-lora.py         layers of PEFT that merge without rounding
+decoding.py     compile_decode: a compiled program for one decode step; decode_program.py exports it, kept_programs.py
+                finds it again on disk
+lora.py         PEFT layers that merge without rounding
 
-Importing it registers HopConfig and the attention "hop", where transformers is installed: then checkpoints load that
-say "quant_method": "hop".
+Importing this package registers HopConfig and the attention implementation "hop" if transformers is installed, so that
+checkpoints with "quant_method": "hop" load.
+
 Needs: pip install 'torch-hop[transformers]'.
 """
 
@@ -46,7 +47,7 @@ __all__ = [
     "register_lora",
 ]
 
-# Of each name the module and the package that it needs.
+# The module of each name, and the package that it needs.
 _NAMES = {
     "HopCache": ("hop.integrations.cache", "transformers"),
     "HopConfig": ("hop.integrations.quantizer", "transformers"),

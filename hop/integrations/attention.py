@@ -1,12 +1,11 @@
-"""Attention of transformers in low precision, through its AttentionInterface.
+"""Low-precision attention for transformers, through its AttentionInterface.
 
-A module that takes its attention from there, by the name in the model's config, gets "hop" as that name. What it
-computes in is said by the module, so that one model may have several schemes, and some modules none: those compute as
-transformers' "sdpa". The masks are those of "sdpa" too, registered under the same name: for a name that it does not
-know transformers builds no mask.
+A model whose modules look up their attention function by the name in the config gets the name "hop". Each module then
+has its scheme, so that a model may mix schemes; modules without one compute as transformers' "sdpa". The masks of
+"sdpa" are registered under the same name, because transformers builds no masks for unknown names.
 
-"hop_rotated" is the same of a model whose schemes rotate queries and keys. A cache goes by this name, and so does the
-attention that reads its keys: so both do, or neither.
+"hop_rotated" is the name for models whose schemes rotate queries and keys. A cache stores rotated keys exactly if the
+attention that reads them has this name.
 """
 
 import inspect
@@ -22,13 +21,13 @@ from hop.numerics.attention_schemes import AttentionScheme
 from hop.tensor import QuantizedTensor
 
 IMPLEMENTATION, ROTATED = "hop", "hop_rotated"
-_REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # where a module's forward looks for the interface's functions
-_ATTRIBUTES = {  # of modules whose attention has more to it, and what that is
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # the global through which a module's forward uses the interface
+_ATTRIBUTES = {  # attributes of modules with features that hop does not support
     "attn_logit_softcapping": "caps its scores (softcapping)",
     "softcap": "caps its scores (softcapping)",
     "sinks": "has scores that belong to no key (attention sinks)",
 }
-_ARGUMENTS = {  # of the interface's functions, likewise
+_ARGUMENTS = {  # arguments of attention functions that hop does not support
     "softcap": "caps scores",
     "s_aux": "adds scores that belong to no key (attention sinks)",
     "output_attentions": "asks for the weights of all scores, which are not kept",
@@ -48,20 +47,21 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
+    """Compute attention as transformers calls it.
 
     Args:
-        module: whose scheme it is.
+        module: the attention module, which has the scheme.
         query: (N, H, L, E), float.
-        key, value: (N, G, S, E) and (N, G, S, V), of G heads that divide H; float, or quantized, as a cache gives them.
-        attention_mask: (N or 1, H or 1, L, S), booleans, True where a key is seen; or floats that are added to scores.
-        position_bias: floats that are added to scores, of such a shape.
+        key, value: (N, G, S, E) and (N, G, S, V), where the number of heads G divides H; float, or quantized if from a
+            cache.
+        attention_mask: (N or 1, H or 1, L, S), bool with True for visible keys, or floats to add to the scores.
+        position_bias: floats of such a shape to add to the scores.
 
     Returns:
         (N, L, H, V), in the dtype of the query, and None for the weights.
 
     Raises:
-        ValueError: dropout, or an argument that says more than the operator takes.
+        ValueError: dropout, or an argument that the operator does not support.
     """
     scheme = scheme_of(module)
     rotated = is_rotated(module.config) if isinstance(key, QuantizedTensor) else None
@@ -77,8 +77,8 @@ def attention_forward(
             )
     if dropout > 0:
         raise ValueError(
-            f"hop's attention: dropout={dropout} of {type(module).__name__} drops scores in training, and attention in "
-            "a scheme drops none; set the config's attention dropout to 0, or call eval()"
+            f"hop's attention: dropout={dropout} of {type(module).__name__} drops scores in training, which attention "
+            "in a scheme does not support; set the config's attention dropout to 0, or call eval()"
         )
     length = query.shape[2]
     asks = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -91,7 +91,7 @@ def attention_forward(
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor, causal: Any, key: Tensor) -> Tensor:
-    """What is added to scores."""
+    """The bias to add to the scores, including the mask."""
     if causal:
         length, keys = bias.shape[-2], key.shape[-2]
         mask = bias.new_ones(length, keys).tril().bool()
@@ -100,7 +100,7 @@ def _with_bias(mask: Tensor | None, bias: Tensor, causal: Any, key: Tensor) -> T
     return bias.masked_fill(~mask, -float("inf")) if not mask.is_floating_point() else bias + mask
 
 
-# ---- which modules attend so
+# ---- the modules that can use it
 
 
 def _knows(module: nn.Module) -> bool:
@@ -111,7 +111,7 @@ def _knows(module: nn.Module) -> bool:
 def _declines(module: Any) -> str | None:
     for name, what in _ATTRIBUTES.items():
         if getattr(module, name, None) is not None:
-            return f"its attention {what}, which hop's has not"
+            return f"its attention {what}, which hop's does not support"
     return None
 
 
@@ -120,7 +120,7 @@ def _install(module: Any, scheme: AttentionScheme) -> None:
 
 
 def is_rotated(config: Any) -> bool:
-    """Whether the keys that a cache gives a model's attention are rotated."""
+    """Whether the model's attention expects rotated keys from a cache."""
     return config._attn_implementation == ROTATED
 
 

@@ -1,7 +1,7 @@
-"""HopCache: a cache of transformers that holds keys and values as codes, in a hop.nn.KVCache for each layer.
+"""HopCache: a transformers cache that stores keys and values as codes, in a hop.nn.KVCache per layer.
 
-`update` gives a layer's attention QuantizedTensors. Attention of "hop" reads their codes; any other would dequantize
-them, and so is refused.
+`update` returns QuantizedTensors. The attention "hop" reads their codes; any other implementation would dequantize them
+and is rejected.
 """
 
 import inspect
@@ -20,22 +20,23 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
-MARK = "reads_codes"  # the attribute of another attention function that takes QuantizedTensors as key and value
-_REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # where a module's forward looks for the interface's functions
+MARK = "reads_codes"  # attribute of other attention functions that accept QuantizedTensors as key and value
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # the global through which a module's forward uses the interface
 
 
 class QuantizedLayer(CacheLayerMixin):
-    """The cache of a layer that attends to all tokens; KVCache's length is a tensor, so that programs stay as they are.
+    """The cache of a layer that attends to all tokens. KVCache's length is a tensor, so that compiled programs do not
+    depend on it.
 
     Args:
-        length: how many tokens it can hold.
-        quantizer, value_quantizer, rotated: those of the KVCache, which is made at the first update.
+        length: the most tokens that it can store.
+        quantizer, value_quantizer, rotated: of the KVCache, which is created at the first update.
     """
 
     is_compileable = True
     is_croppable = True
     is_sliding = False
-    spare = 0  # slots that hold no token
+    spare = 0  # extra slots that never store a token
 
     def __init__(
         self, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None, rotated: bool = False
@@ -46,11 +47,13 @@ class QuantizedLayer(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        """Of the sequences that it holds; AttributeError before the first update, as transformers expects."""
+        """The number of sequences; AttributeError before the first update, as transformers expects."""
         return self.cache.shape[0]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers. A compiled program cannot: call the model once before, or Cache.early_initialization."""
+        """Create the buffers. Compiled programs cannot do this: run the model once before, or call
+        Cache.early_initialization.
+        """
         batch, heads, _, width = key_states.shape
         self.cache = KVCache(
             (batch, heads, self.length + self.spare, width),
@@ -66,29 +69,29 @@ class QuantizedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Keys and values of all tokens, of those included that have not come."""
+        """Append new keys and values. Returns those of all slots, including empty ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self.write(key_states, value_states)
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """What update is of a cache that is there."""
+        """`update` after initialization."""
         return self.cache.append(key, value)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys update gives, and the position of the first."""
+        """The number of keys that update returns, and the position of the first."""
         return self.length, 0
 
     def get_seq_length(self) -> Any:
-        """How many tokens have come: a tensor in a compiled program, which has no number for it."""
+        """The number of tokens so far; a tensor in a compiled program, where it is not known."""
         return self._number(self.cache.length) if self.is_initialized else 0
 
     def get_max_length(self) -> int:
-        """How many tokens it can hold."""
+        """The most tokens that it can store."""
         return self.length
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last -tokens_to_remove tokens; a number above 0 is refused, as by transformers."""
+        """Forget the last -tokens_to_remove tokens. A number above 0 raises ValueError, as in transformers."""
         if tokens_to_remove > 0:
             raise ValueError(
                 f"HopCache.crop: tokens_to_remove must be 0 or below, got {tokens_to_remove}; give -n to forget n"
@@ -102,22 +105,22 @@ class QuantizedLayer(CacheLayerMixin):
             self.cache.reset()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let each sequence be the one that beam_idx names."""
+        """Replace the sequences with those that beam_idx selects."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each sequence `repeats` times, one after the other."""
+        """Repeat each sequence `repeats` times, adjacently."""
         if self.is_initialized:
             indices = torch.arange(self.batch_size, device=self.cache.length.device)
             self.cache.select(indices.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The sequences that `indices` name."""
+        """Replace the sequences with those at `indices`."""
         if self.is_initialized:
             self.cache.select(indices)
 
     def offload(self) -> None:
-        """Refused: codes stay where the model is."""
+        """Not supported: codes stay on the model's device."""
         raise NotImplementedError("HopCache: layers are not offloaded; leave offloading=False")
 
     prefetch = offload
@@ -127,12 +130,14 @@ class QuantizedLayer(CacheLayerMixin):
 
 
 class SlidingLayer(QuantizedLayer):
-    """The cache of a layer that attends to a window of tokens, its own the last: it holds as many, each in the slot of
-    its position modulo their number, and a slot that stays empty: a view of those that hold tokens is never the whole.
+    """The cache of a layer that attends to a window of tokens, including the current one.
+
+    It stores a token at its position modulo the window. One more slot stays empty, so that a view of the used slots is
+    never the whole buffer.
 
     Args:
-        window: how many tokens the layer attends to.
-        length, quantizer, value_quantizer, rotated: as for QuantizedLayer; it holds no more tokens than `length`.
+        window: the number of tokens that the layer attends to.
+        length, quantizer, value_quantizer, rotated: as for QuantizedLayer; it stores at most `length` tokens.
     """
 
     is_croppable = False
@@ -144,11 +149,11 @@ class SlidingLayer(QuantizedLayer):
         self.window = window
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """The tokens that were held, and the new ones."""
+        """Append new keys and values. Returns those of the stored tokens and the new ones."""
         return self.cache.slide(key, value, self.length)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
-        """How many keys update gives, and the position of the first."""
+        """The number of keys that update returns, and the position of the first."""
         gone = (self.cache.length - self.length).clamp(min=0) if self.is_initialized else torch.tensor(0)
         return self.length + query_length, self._number(gone)
 
@@ -157,10 +162,10 @@ class SlidingLayer(QuantizedLayer):
         return self.window
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As QuantizedLayer's, while no token has left the window. Raises RuntimeError after that."""
+        """As QuantizedLayer.crop. Raises RuntimeError if a token has left the window."""
         if tokens_to_remove and self.is_initialized and int(self.cache.length) > self.length:
             raise RuntimeError(
-                f"HopCache.crop: a layer has {int(self.cache.length)} tokens behind it, and those before its window of "
+                f"HopCache.crop: a layer has processed {int(self.cache.length)} tokens, and those before its window of "
                 f"{self.window} are gone; start again from the prompt"
             )
         super().crop(tokens_to_remove)
@@ -170,19 +175,19 @@ _LAYERS: dict[str, type[QuantizedLayer]] = {"full_attention": QuantizedLayer, "s
 
 
 class HopCache(Cache):
-    """Keys and values of a model of transformers, as codes; passed to it as past_key_values.
+    """A transformers cache with keys and values as codes; pass it as past_key_values.
 
     Args:
-        model: whose attention is "hop", or "hop_rotated", and whose layers attend to all tokens or to a window. Of
-            "hop_rotated" keys are rotated before they are quantized (hop.attention_schemes.AttentionScheme).
-        max_cache_len: the most tokens of a sequence.
-        quantizer: of keys, and of values if there is no value_quantizer: as hop.nn.KVCache takes them.
+        model: a model whose attention is "hop" or "hop_rotated", and whose layers attend to all tokens or to a window.
+            With "hop_rotated", keys are rotated before quantization (hop.attention_schemes.AttentionScheme).
+        max_cache_len: the most tokens per sequence.
+        quantizer: of keys, and of values without a value_quantizer; see hop.nn.KVCache.
         value_quantizer: of values.
 
     Raises:
-        TypeError: model is none of transformers'.
-        ValueError: an attention of the model would not read codes; a layer is of another type; the model has an encoder
-            beside its decoder.
+        TypeError: model is not a transformers model.
+        ValueError: an attention of the model would not read codes, a layer has another type, or the model is an
+            encoder-decoder.
     """
 
     def __init__(
@@ -196,8 +201,8 @@ class HopCache(Cache):
             raise TypeError(f"HopCache: model must be one of transformers, got {shown(model)}; give the model itself")
         if model.config.is_encoder_decoder:
             raise ValueError(
-                f"HopCache: {type(model).__name__} has an encoder beside its decoder, whose keys are cached otherwise; "
-                "take transformers' own cache"
+                f"HopCache: {type(model).__name__} has an encoder as well as a decoder, whose keys are cached "
+                "differently; use transformers' own cache"
             )
         self.config: Any = model.config.get_text_config(decoder=True)
         _check_attention(self.config)
@@ -209,8 +214,8 @@ class HopCache(Cache):
         others = sorted({name for name in types if name not in _LAYERS})
         if others:
             raise ValueError(
-                f"HopCache: layers of {type(model).__name__} are of the types {others}, and it knows {list(_LAYERS)}; "
-                "take transformers' own cache"
+                f"HopCache: layers of {type(model).__name__} are of the types {others}, and it supports "
+                f"{list(_LAYERS)}; use transformers' own cache"
             )
         layers: list[Any] = []
         for name, given in zip(types, options, strict=True):
@@ -222,14 +227,15 @@ class HopCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Write a layer's new keys and values, and give it those that its attention reads, as QuantizedTensors.
+        """Append a layer's new keys and values. Returns those that its attention reads, as QuantizedTensors.
 
-        Raises ValueError where the model's attention has become one that does not read codes, or not these keys."""
+        Raises ValueError if the model's attention has changed to one that does not read codes, or not these keys.
+        """
         _check_attention(self.config)
         if is_rotated(self.config) != self.rotated:
             raise ValueError(
-                f"HopCache: the cache holds keys {'that are' if self.rotated else 'that are not'} rotated, and the "
-                f"model's attention has become {self.config._attn_implementation!r}; make another cache"
+                f"HopCache: the cache holds keys {'that are' if self.rotated else 'that are not'} rotated, but the "
+                f"model's attention is now {self.config._attn_implementation!r}; create another cache"
             )
         states: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return states
@@ -246,7 +252,7 @@ def _check_attention(config: Any) -> None:
 
 
 def _check_schemes(model: nn.Module) -> None:
-    """Raise ValueError where some layers rotate and others do not: the name of a model's attention is one for all."""
+    """Raise ValueError if only some layers rotate, because a model has a single name of attention."""
     schemes = {name: scheme for name, m in model.named_modules() if (scheme := own_scheme(m)) is not None}
     if len({scheme.rotated for scheme in schemes.values()}) > 1:
         names = {rotated: next(n for n, s in schemes.items() if s.rotated is rotated) for rotated in (True, False)}
@@ -257,7 +263,7 @@ def _check_schemes(model: nn.Module) -> None:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Raise ValueError unless the modules that write to a cache take their attention from transformers' interface."""
+    """Raise ValueError unless the modules that write to a cache use transformers' AttentionInterface."""
     known, others = False, set[str]()
     for module in model.modules():
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -267,6 +273,6 @@ def _check_modules(model: nn.Module) -> None:
         others |= set() if own else {type(module).__name__}
     if others or not known:
         raise ValueError(
-            f"HopCache: {sorted(others) or type(model).__name__} computes attention itself and not by transformers' "
-            "AttentionInterface, and would compute with floats; take transformers' own cache"
+            f"HopCache: {sorted(others) or type(model).__name__} computes attention itself instead of through "
+            "transformers' AttentionInterface, and would compute with floats; use transformers' own cache"
         )

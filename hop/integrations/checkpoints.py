@@ -1,10 +1,10 @@
-"""load_model: transformers' models from the files of other tools, whose weights stay the codes of the file.
+"""load_model: transformers models from other tools' files, without changing the files' codes.
 
     model = hop.integrations.load_model("model.gguf")
     model = hop.integrations.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
 
-transformers builds the model without weights and fills it as it does from a checkpoint that we saved: codes, scales and
-what lies beside them, by the names of the model. So what it saves, it loads again.
+transformers creates the model without weights and fills it as from a checkpoint that we saved, with codes and scales
+under the model's names. So it can save the model and load it again.
 """
 
 from collections import Counter
@@ -27,18 +27,18 @@ from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
-# Beside a weight: scales of activations, which stay in floats here, and of keys and values.
-_OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
+# Scales of activations, which stay in floats here, and of keys and values; stored next to a weight.
+_ACTIVATION_SCALES = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
 _ORDER = ".input_order"
 
 
-class Source(NamedTuple):
-    """What a file or folder says of a model."""
+class ModelSource(NamedTuple):
+    """The description of a model by a file or folder."""
 
     model_class: Any
     config: Any
     options: Mapping[str, Any]
-    tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, the order of its columns
+    tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, order of its columns
 
 
 def load_model(
@@ -48,47 +48,52 @@ def load_model(
     pack: bool = True,
     activations: Quantizer | None = None,
 ) -> Any:
-    """A model of transformers, in eval mode, whose quantized weights are the codes and scales of a file.
+    """Load a transformers model, in eval mode, whose quantized weights are the codes and scales of a file.
 
-    Each quantized weight is a QuantizedTensor of the very numbers that the tool which wrote it reads, in layers of
-    hop.nn whose activations stay in floats unless `activations` says how they are quantized; its floats are never made,
-    but for the rows of an embedding that are looked up, and what a product without a kernel for the format dequantizes
-    for the moment. What the file has in floats stays so. An embedding and a head that are tied are one table.
-    `model.hop_report` says which is which.
+    Each quantized weight is a QuantizedTensor with exactly the values that the file's own tool reads, in layers of
+    hop.nn whose activations stay in floats unless `activations` is given. Weights are not materialized in floats,
+    except for looked-up rows of an embedding, and temporarily in products without a kernel for the format. Tensors that
+    are floats in the file stay floats. A tied embedding and head share one table. `model.hop_report` lists all layers.
 
-    GGUF: configuration and tensors as the metadata say. Rows of Llama's query and key, and of GPT-NeoX's query, key and
-    value, are brought to transformers' order; norms of Gemma, which a file holds as 1 + w, to w.
+    GGUF: the configuration and the tensors come from the metadata. Rows of Llama's query and key, and of GPT-NeoX's
+    query, key and value, are permuted to transformers' order; norms of Gemma, stored as 1 + w, become w.
+
     A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt or bitsandbytes
-    (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ took in an order of its own ("act-order") are
-    sorted by group; the layer has the order as its buffer `input_order`, and gathers its input by it. Scales of
-    activations in the file are left out.
+    (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted by group;
+    the layer stores the order as its buffer `input_order` and permutes its input by it. Scales of activations in the
+    file are ignored.
 
     Args:
-        path: of a GGUF file, or of a folder.
-        dtype: of what is no code, and in which quantized weights appear. None for that of config.json; float32 of GGUF.
-        pack: whether weights are laid out for the kernels of this machine; hop.nn.freeze says more.
-        activations: what quantizes the input of linear layers whose weights are integers times scales, in each call,
-            such as hop.presets.INT8_32: products are then those of integers, in less time, and results are others than
-            the file's numbers give. Layers of other weights (NF4, fp8, ...) take floats. None for floats in all.
+        path: a GGUF file, or a folder.
+        dtype: of tensors other than codes, and of quantized weights as they appear. Default: that of config.json;
+            float32 for GGUF.
+        pack: whether to pack weights for this machine's kernels, see hop.nn.freeze.
+        activations: a quantizer with dynamic scales, such as hop.presets.INT8_32, for the inputs of linear layers whose
+            weights are integers times scales. Products are then integer products, which are faster, but the outputs
+            differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs.
+            Default: float inputs everywhere.
 
     Returns:
-        The model. `save_pretrained` writes what `from_pretrained` reads where hop.integrations is imported.
+        The model. `save_pretrained` writes a checkpoint that `from_pretrained` reads once hop.integrations is imported.
 
     Raises:
-        TypeError: path is no path, dtype no float dtype, pack no bool, or activations no Quantizer.
-        FileNotFoundError: there is no such file or folder.
-        ImportError: transformers, or safetensors for a folder, is missing.
-        ValueError: activations are none of integers whose scales are found in each call; the file is damaged; the
-            architecture is none of llama, qwen3, gemma3, gptneox and bert; a key of the metadata changes what the model
-            computes and is not read; or a tensor is missing, or one too many, or of another shape than the model has.
+        TypeError: path is not a path, dtype not a float dtype, pack not a bool, or activations not a Quantizer.
+        FileNotFoundError: the file or folder does not exist.
+        ImportError: transformers, or safetensors for a folder, is not installed.
+        ValueError: activations are not integers with dynamic scales; the file is damaged; the architecture is not
+            llama, qwen3, gemma3, gptneox or bert; a metadata key that affects the model is not supported; or a tensor
+            is missing, superfluous, or has another shape than in the model.
     """
     place = checked_path("load_model", path, "model.gguf")
     _check_options(dtype, pack, activations)
-    source = _of_folder(place) if place.is_dir() else _of_gguf(place)
+    source = _source_from_folder(place) if place.is_dir() else _source_from_gguf(place)
     state, quantizers = _state(place, source)
     if quantizers:
         rules = _rules(source, state, quantizers, activations)
-        source.config.quantization_config = {**rules.to_dict(), "pack": False}  # now the state has what it replaces
+        source.config.quantization_config = {
+            **rules.to_dict(),
+            "pack": False,
+        }  # after _rules, which needs the names in state
     model = _filled(place, source, state, dtype or getattr(source.config, "dtype", None) or torch.float32)
     state.clear()
     if quantizers:
@@ -114,24 +119,24 @@ def _check_options(dtype: Any, pack: Any, activations: Any) -> None:
     is_dynamic = activations.scale.missing() is None and not activations.scale.is_compound
     if not activations.format.is_integer or not is_dynamic or activations.flat or activations.layout is not None:
         raise ValueError(
-            f"load_model: activations must be integers in rows whose scales are found in each call, got {activations}; "
+            f"load_model: activations must be integers in rows with dynamic scales, got {activations}; "
             "give one such as hop.presets.INT8_32"
         )
 
 
-# ---- where models come from
+# ---- sources of models
 
 
-def _of_gguf(place: Path) -> Source:
+def _source_from_gguf(place: Path) -> ModelSource:
     file = open_gguf(place)
     kind = gguf_models.model_of(file)
     config = gguf_models.config_of(file, kind)
     tensors = ((name, tensor, None) for name, tensor in gguf_models.tensors_of(file, kind, config))
-    return Source(getattr(transformers, kind.model_class), config, kind.options, tensors)
+    return ModelSource(getattr(transformers, kind.model_class), config, kind.options, tensors)
 
 
-def _of_folder(folder: Path) -> Source:
-    described = model_folders.described("load_model", folder)
+def _source_from_folder(folder: Path) -> ModelSource:
+    described = model_folders.read_config("load_model", folder)
     checkpoint = open_checkpoint(folder)
     known = [kind.model_type for kind in gguf_models.MODELS.values()]
     if described.get("model_type") not in known:
@@ -150,30 +155,32 @@ def _of_folder(folder: Path) -> Source:
     vars(config).pop("quantization_config", None)
     is_bare = model_class is transformers.BertModel and not any("pooler." in name for name in checkpoint)
     options = {"add_pooling_layer": False} if is_bare else {}
-    return Source(model_class, config, options, _of_checkpoint(checkpoint))
+    return ModelSource(model_class, config, options, _checkpoint_tensors(checkpoint))
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     for name in checkpoint:
-        if name.rpartition(".")[2] not in _OF_ACTIVATIONS:
+        if name.rpartition(".")[2] not in _ACTIVATION_SCALES:
             yield name, checkpoint[name], checkpoint.permutation(name)
 
 
-# ---- what transformers is given
+# ---- the model
 
 
-def _shapes(place: Path, source: Source) -> dict[str, torch.Size]:
-    """What the model has by the configuration."""
+def _shapes(place: Path, source: ModelSource) -> dict[str, torch.Size]:
+    """The shapes of the model's tensors according to its configuration."""
     try:
         with torch.device("meta"):
             model = source.model_class(source.config, **source.options)
     except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
-        raise ValueError(f"load_model: {place}: its configuration makes no model: {shown(error)}") from error
+        raise ValueError(
+            f"load_model: {place}: cannot create a model from its configuration: {shown(error)}"
+        ) from error
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Quantizer]]:
-    """The state_dict, flat, and the quantizers of layers by name."""
+def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, Quantizer]]:
+    """The flat state_dict, and the quantizers of layers by name."""
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
     shapes = _shapes(place, source)
@@ -197,23 +204,25 @@ def _state(place: Path, source: Source) -> tuple[dict[str, Tensor], dict[str, Qu
         state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
         if order is not None:
             state[f"{layer}{_ORDER}"] = order
-    if missing:  # transformers would make it, of any size that the configuration says
+    if missing:  # transformers would create them, with sizes from an untrusted configuration
         raise ValueError(
             f"load_model: {place}: missing tensors of the model: {shown(sorted(missing))}; download it again"
         )
     return state, quantizers
 
 
-def _tied(source: Source) -> dict[str, str]:
-    """The weights that are others, by names of these."""
+def _tied(source: ModelSource) -> dict[str, str]:
+    """The names of tied weights, each with the name of the weight that it shares."""
     tied = getattr(source.model_class, "_tied_weights_keys", None) or {}
     return tied if source.config.tie_word_embeddings else {}
 
 
 def _rules(
-    source: Source, state: Mapping[str, Tensor], quantizers: dict[str, Quantizer], activations: Quantizer | None
+    source: ModelSource, state: Mapping[str, Tensor], quantizers: dict[str, Quantizer], activations: Quantizer | None
 ) -> HopConfig:
-    """The schemes of layers by name, that of most of them last, as the rule for all others. Tied weights join them."""
+    """The schemes of layers by name, followed by the most frequent one as the default. Tied weights get the same
+    scheme.
+    """
     for target, of in _tied(source).items():
         tied = quantizers.get(of.removesuffix(".weight"))
         if target not in state and tied is not None:
@@ -227,7 +236,7 @@ def _rules(
     return HopConfig(rules, input_orders=orders)
 
 
-def _filled(place: Path, source: Source, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
+def _filled(place: Path, source: ModelSource, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
     model, info = source.model_class.from_pretrained(
         None, config=source.config, state_dict=state, dtype=dtype, output_loading_info=True, **source.options
     )

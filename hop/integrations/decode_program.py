@@ -1,6 +1,6 @@
-"""The program of a decode step: one token of each sequence, at any position, with the keys and values in place.
+"""The program of a decode step: one token per sequence, at any position, updating keys and values in place.
 
-What depends on the position is given: the slots that are written, and which of those that hold tokens are seen.
+Everything that depends on the position is an input: the slots to write, and the visible slots.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from hop.nn.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
 
 FULL, WINDOW = "full_attention", "sliding_attention"
-"""The kinds of layers, as transformers calls them."""
+"""Transformers' names of the kinds of layers."""
 
 
 class Step(nn.Module):
-    """The model, and the caches of its layers.
+    """A model with the caches of its layers, as a module to export.
 
     Args:
-        model: one of transformers' with a head.
-        cache: whose buffers are there.
+        model: a transformers model with a head.
+        cache: a HopCache whose buffers exist.
     """
 
     def __init__(self, model: Any, cache: HopCache) -> None:
@@ -40,16 +40,18 @@ class Step(nn.Module):
                 "tokens, and a step has one window; run the model in eager mode"
             )
         self.sizes: dict[str, int] = {kind: next(iter(sizes[kind])) for kind in sorted(sizes)}
-        self.by_kind = getattr(cache.config, "layer_types", None) is not None  # how the model takes masks
+        self.by_kind = (
+            getattr(cache.config, "layer_types", None) is not None
+        )  # whether the model expects one mask per kind
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
-        """The logits of one token of each sequence.
+        """The logits of one token per sequence.
 
         Args:
             tokens: int64 (batch, 1).
-            positions: int64 (batch, 1), among the tokens of a sequence that are not padding.
-            slots: int64 (1,), where keys and values are written, of each kind in the order of `sizes`.
-            seen: bool (batch, 1, 1, count), which slots are seen, likewise.
+            positions: int64 (batch, 1), counting the tokens of a sequence without padding.
+            slots: int64 (1,) per kind in the order of `sizes`: where to write keys and values.
+            seen: bool (batch, 1, 1, count) per kind in the order of `sizes`: the visible slots.
 
         Returns:
             (batch, vocabulary).
@@ -67,7 +69,7 @@ class Step(nn.Module):
 
 
 class _Slots(Cache):
-    """What a layer's attention takes for the cache."""
+    """A stand-in for the cache that writes to the given slots."""
 
     def __init__(self, caches: Any, given: list[tuple[Tensor, int]]) -> None:
         super().__init__(layers=[])
@@ -82,7 +84,7 @@ class _Slots(Cache):
 
 
 def exported(step: Step, batch: int, most: int) -> Any:
-    """The ExportedProgram of a step.
+    """Export a step.
 
     Raises:
         ValueError: the model cannot be traced as one program for all positions.
@@ -103,7 +105,7 @@ def exported(step: Step, batch: int, most: int) -> Any:
 
 
 def share_codes(graph: torch.fx.Graph) -> None:
-    """Quantize once what several layers read: query, key and value of one input."""
+    """Quantize an input only once if several layers read it, such as query, key and value."""
     quantize, known = torch.ops.hop_native.quantize.default, dict[Any, Any]()
     for node in list(graph.nodes):
         if node.target is quantize and not node.kwargs:
@@ -114,7 +116,9 @@ def share_codes(graph: torch.fx.Graph) -> None:
 
 
 def tensors_of(step: nn.Module) -> dict[str, Tensor]:
-    """What a program may read of a module, by the names that export gives: parts of quantized parameters too."""
+    """The tensors that a program may read of a module, by the names that export gives, including parts of quantized
+    parameters.
+    """
     tensors: dict[str, Tensor] = {}
     for pairs in (step.named_parameters(remove_duplicate=False), step.named_buffers(remove_duplicate=False)):
         for name, tensor in pairs:
@@ -128,7 +132,7 @@ def tensors_of(step: nn.Module) -> dict[str, Tensor]:
 
 
 def _parts(tensor: Any) -> list[Tensor]:
-    """The plain tensors that a wrapper holds."""
+    """The plain tensors inside a wrapper subclass."""
     names, _ = tensor.__tensor_flatten__()
     inner = [getattr(tensor, name) for name in names]
     return [part for t in inner for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]

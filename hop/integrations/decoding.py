@@ -1,8 +1,8 @@
-"""compile_decode: the step of a language model that says one more token, as machine code; and Decoder, which runs it.
+"""compile_decode: compile the decode step of a language model to machine code; Decoder runs it.
 
-The step is exported once, for all positions, and compiled by AOTInductor, with the operators of the native library:
-norms, rotary embeddings and activations are fused loops, and a step runs no Python. Weights and cache are those of the
-model, and not copied.
+The step is exported once, for all positions, and compiled by AOTInductor with the operators of the native library:
+norms, rotary embeddings and activations become fused loops, and a step runs no Python. Weights and cache are shared
+with the model, not copied.
 """
 
 import functools
@@ -28,16 +28,16 @@ from hop.numerics.spelling import shown
 
 
 class Decoder:
-    """A model whose steps of one token run as a compiled program; made by compile_decode.
+    """A model that decodes single tokens with a compiled program; returned by compile_decode.
 
-    Prompts run in eager mode, into the same cache. What is changed in place in a parameter of the model is seen; one
-    that is replaced is not.
+    Prompts run in eager mode, with the same cache. In-place changes to the model's parameters take effect; replacing a
+    parameter does not.
 
     Attributes:
         model: the model.
         cache: its keys and values, a HopCache.
-        batch_size: how many sequences there are.
-        max_cache_len: the most tokens of a sequence, prompt included.
+        batch_size: the number of sequences.
+        max_cache_len: the most tokens per sequence, including the prompt.
     """
 
     def __init__(self, step: Step, package: Package, cache: HopCache, batch_size: int, max_cache_len: int) -> None:
@@ -45,12 +45,12 @@ class Decoder:
         self._step, self._package, self._kinds = step, package, tuple(step.sizes)
         self._lengths: list[Tensor] = [kv.length for kv in step.caches]  # type: ignore[misc]
         self._window = min(step.sizes.get(WINDOW, max_cache_len), max_cache_len)
-        self._seen = torch.zeros(batch_size, max_cache_len, dtype=torch.bool)  # by position; what is no padding
+        self._seen = torch.zeros(batch_size, max_cache_len, dtype=torch.bool)  # by position; False for padding
         self._positions = torch.zeros(batch_size, 1, dtype=torch.int64)  # of the next token of each sequence
 
     @property
     def length(self) -> int:
-        """How many tokens have come, those of padding included."""
+        """The number of tokens so far, including padding."""
         return int(self._lengths[0])
 
     def reset(self) -> None:
@@ -61,21 +61,21 @@ class Decoder:
 
     @torch.no_grad()
     def prefill(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Forget all tokens, and run a prompt, in eager mode.
+        """Forget all tokens and run a prompt, in eager mode.
 
         Args:
             input_ids: int64 (batch_size, T).
-            attention_mask: (batch_size, T), 0 or False for padding; None where there is none.
+            attention_mask: (batch_size, T), 0 or False for padding; None if there is none.
 
         Returns:
             The logits of the last position, (batch_size, vocabulary).
 
         Raises:
-            TypeError: a tensor is of another dtype.
-            ValueError: a shape does not fit, or there is no room for T tokens.
+            TypeError: a tensor has the wrong dtype.
+            ValueError: a shape does not fit, or T exceeds max_cache_len.
         """
         mask = self._begin(input_ids, attention_mask)
-        # Of the other positions nobody reads the logits, and a large vocabulary makes them most of the time and memory.
+        # The logits of other positions are not used, and with a large vocabulary they dominate time and memory.
         last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
         outputs = self.model(
             input_ids=input_ids,
@@ -89,17 +89,17 @@ class Decoder:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
-        """One more token of each sequence, by the compiled program.
+        """Process one more token per sequence with the compiled program.
 
         Args:
             tokens: int64 (batch_size,) or (batch_size, 1).
 
         Returns:
-            The logits of the tokens that follow, (batch_size, vocabulary).
+            The logits of the next tokens, (batch_size, vocabulary).
 
         Raises:
-            TypeError: tokens is no int64 tensor.
-            ValueError: its shape does not fit, or the cache is full, or has another batch.
+            TypeError: tokens is not an int64 tensor.
+            ValueError: the shape does not fit, the cache is full, or the cache has another batch size.
         """
         _check_ids("tokens", tokens)
         if tokens.numel() != self.batch_size or tokens.dim() > 2 or tokens.shape[0] != self.batch_size:
@@ -110,13 +110,12 @@ class Decoder:
         at = self.length
         if at >= self.max_cache_len:
             raise ValueError(
-                f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger "
-                "max_cache_len"
+                f"Decoder: the cache is full with {self.max_cache_len} tokens; compile with a larger max_cache_len"
             )
         if (batch_size := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
             raise ValueError(
-                f"Decoder: the cache has become one of {batch_size} sequences, and the program is for "
-                f"{self.batch_size}; compile for the batch that comes of beams"
+                f"Decoder: the cache now has {batch_size} sequences, and the program is for "
+                f"{self.batch_size}; compile for the batch size that beam search needs"
             )
         self._seen[:, at] = True
         slots = {FULL: at, WINDOW: at % self._window}
@@ -132,27 +131,27 @@ class Decoder:
         return logits
 
     def _mask(self, kind: str, at: int) -> Tensor:
-        """Which slots the token at position `at` sees: (batch_size, 1, 1, count)."""
+        """The visible slots of the token at position `at`: (batch_size, 1, 1, count)."""
         if kind == FULL or at < self._window:
-            mask = self._seen[:, : max(at + 1, 2)]  # a dimension of 1 would be another program
+            mask = self._seen[:, : max(at + 1, 2)]  # a dimension of size 1 would need another program
         else:
             first = at + 1 - self._window
             mask = self._seen[:, first : at + 1].roll(first % self._window, 1)
         return mask.contiguous()[:, None, None]
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
-        """What model.generate gives, in steps of the compiled program: sampling, beams, streamers and the rest.
+        """Run model.generate with compiled steps: sampling, beams, streamers and so on.
 
         Args:
-            input_ids, attention_mask: as for prefill; `batch_size` is that of input_ids times `num_beams`. Without a
-                mask nothing is padding, whatever pad_token_id is.
-            options: others of model.generate.
+            input_ids, attention_mask: as for prefill; `batch_size` must be that of input_ids times `num_beams`. Without
+                a mask nothing is padding, whatever pad_token_id is.
+            options: other arguments of model.generate.
 
         Raises:
-            ValueError: as for prefill; or options bring a cache.
+            ValueError: as for prefill, or the options include a cache.
         """
         if given := {"past_key_values", "use_cache", "inputs_embeds"} & set(options):
-            raise ValueError(f"Decoder.generate: {sorted(given)} are the decoder's own; leave them out")
+            raise ValueError(f"Decoder.generate: {sorted(given)} are set by the decoder; leave them out")
         copies = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         mask = self._begin(input_ids, attention_mask, copies)
         ids = {"input_ids": input_ids, "attention_mask": mask[::copies].to(torch.int64)}
@@ -161,7 +160,7 @@ class Decoder:
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """Let the model take single tokens by the program."""
+        """Make the model run single tokens with the program."""
         original = self.model.forward
 
         @functools.wraps(original)
@@ -179,13 +178,13 @@ class Decoder:
             del self.model.forward
 
     def _begin(self, input_ids: Tensor, attention_mask: Tensor | None, copies: int = 1) -> Tensor:
-        """Forget all tokens, and take note of a prompt, each sequence `copies` times. Gives the mask, (batch, T)."""
+        """Forget all tokens and register a prompt, each sequence `copies` times. Returns the mask, (batch, T)."""
         _check_ids("input_ids", input_ids)
         if input_ids.dim() != 2 or input_ids.shape[0] * copies != self.batch_size or not input_ids.shape[1]:
             each = f" times {copies} for each" if copies > 1 else ""
             raise ValueError(
-                f"Decoder: the program is for {self.batch_size} sequences, and input_ids of shape "
-                f"{tuple(input_ids.shape)}{each} are others, or empty; compile with another batch_size"
+                f"Decoder: the program is for {self.batch_size} sequences, but input_ids have shape "
+                f"{tuple(input_ids.shape)}{each}, or are empty; compile with another batch_size"
             )
         count = input_ids.shape[1]
         if count > self.max_cache_len:
@@ -202,7 +201,7 @@ class Decoder:
         mask = mask.repeat_interleave(copies, 0)
         self.reset()
         self._seen[:, :count] = mask
-        self._positions.copy_(mask.sum(1, keepdim=True))  # in place: this may be inference mode, and the next step not
+        self._positions.copy_(mask.sum(1, keepdim=True))  # in place: only this call may be in inference mode
         return mask
 
 
@@ -215,34 +214,36 @@ def compile_decode(
     value_quantizer: Quantizer | None = None,
     folder: str | Path | None = None,
 ) -> Decoder:
-    """Compile the step of a model of transformers that says one more token: one program for all positions.
+    """Compile the decode step of a transformers model, as one program for all positions.
 
-    Products, attention and what quantizes for them are the native kernels of eager mode, and give its bits. Norms,
-    rotary embeddings and activations become fused loops, whose sums take another order: their last bits differ, and now
-    and then a code that lies in the middle of two. A step reads the keys and values of tokens that have come, whatever
+    Products, attention and their quantization are the native kernels of eager mode and give identical bits. Norms,
+    rotary embeddings and activations become fused loops that sum in another order: their last bits differ, and
+    occasionally a code at a rounding tie. A step reads only the keys and values of tokens so far, whatever
     max_cache_len is.
 
-    What is compiled is kept, without the numbers of the model, and found again by the next process: its name is a
-    digest of the classes of the model and the files of their code, of its settings and the form of its tensors, and of
-    versions and CPU. A model with hooks, or whose instances have a forward of their own, is compiled anew.
+    Compiled programs are stored without the model's weights and reused by later processes. The file name is a digest of
+    the model's classes and their source files, settings, tensor forms, versions and CPU. A model with hooks, or with
+    instances that override forward, is always compiled.
 
     Args:
-        model: in eval mode, on the CPU; its attention "hop", as HopCache wants it. Its weights quantized, or in floats.
-        max_cache_len: the most tokens of a sequence, prompt included; from 2.
-        batch_size: how many sequences a step takes; with beams, that of the prompts times their number.
-        quantizer, value_quantizer: of keys and values, as HopCache takes them.
-        folder: where programs are kept; None for the folder `hop_decode` in that of Inductor, TORCHINDUCTOR_CACHE_DIR.
+        model: in eval mode, on the CPU, with attention "hop" as HopCache requires; weights quantized or in floats.
+        max_cache_len: the most tokens per sequence, including the prompt; at least 2.
+        batch_size: the number of sequences per step; with beams, the number of prompts times beams.
+        quantizer, value_quantizer: of keys and values, as for HopCache.
+        folder: where to store programs. Default: `hop_decode` in Inductor's cache folder, TORCHINDUCTOR_CACHE_DIR.
 
     Raises:
-        TypeError: model is none of transformers', or a number is none.
-        ValueError: the model trains, is not on the CPU, or is none that HopCache takes; or it cannot be traced as one
-            program for all positions.
-        PermissionError: others may write the folder.
-        RuntimeError: there is no native library; or Inductor finds no C++ compiler.
+        TypeError: model is not a transformers model, or a number is not an int.
+        ValueError: the model is in training mode, is not on the CPU, is rejected by HopCache, or cannot be traced as
+            one program for all positions.
+        PermissionError: others may write to the folder.
+        RuntimeError: the native library is missing, or Inductor finds no C++ compiler.
     """
     _check_count("max_cache_len", max_cache_len, 2)
     _check_count("batch_size", batch_size, 1)
-    cache = HopCache(model, max_cache_len + 1, quantizer, value_quantizer)  # a view of what is seen is never the whole
+    cache = HopCache(
+        model, max_cache_len + 1, quantizer, value_quantizer
+    )  # + 1 so that a view of the visible slots is never the whole buffer
     if model.training:
         raise ValueError(f"compile_decode: {type(model).__name__} is in training mode; call model.eval()")
     if others := sorted({str(t.device) for t in model.parameters() if t.device.type != "cpu"}):
@@ -258,7 +259,7 @@ def compile_decode(
 
 
 def _package(step: Step, batch_size: int, most: int, folder: str | Path | None) -> Package:
-    """The program of a step: kept, or compiled now."""
+    """The program of a step, loaded from disk or compiled now."""
     name = kept_programs.digest(step, (batch_size, most))
     if name is None:
         with tempfile.TemporaryDirectory() as here:
@@ -271,8 +272,8 @@ def _compiled(step: Step, batch_size: int, most: int, path: Path) -> Package:
     program, tensors = exported(step, batch_size, most), tensors_of(step)
     if others := sorted(name for name in program.constants if name not in tensors):
         raise ValueError(
-            f"compile_decode: {type(step.model).__name__} makes tensors of constants where it computes ({others}), "
-            "which no module holds; make them buffers"
+            f"compile_decode: {type(step.model).__name__} creates constant tensors in its forward ({others}), "
+            "which are not part of a module; make them buffers"
         )
     compile_package(program, path, share_codes)
     return Package(path, tensors)

@@ -1,8 +1,8 @@
-"""Experts of transformers: the weights of a mixture in 3-D parameters, and an implementation that computes with their
+"""Experts of transformers: quantized weights of a mixture in 3-D parameters, and an implementation that computes on
 codes.
 
-transformers asks an experts implementation, by the name in the model's config, for what its experts compute. "hop" is
-ours: tokens are sorted by expert, and each expert multiplies its own. The router is the model's, in floats.
+transformers looks up an experts implementation by the name in the model's config. Ours is "hop": it sorts tokens by
+expert, and each expert multiplies its own. The router stays the model's, in floats.
 """
 
 from typing import Any, ClassVar
@@ -46,19 +46,19 @@ KINDS.append(Experts)
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What experts compute, as transformers calls it.
+    """Compute the experts' outputs, as transformers calls it.
 
     Args:
         self: the module with the experts.
         hidden_states: (T, H), float.
-        top_k_index: int64 (T, k), the experts of each token. What is none of them adds nothing.
+        top_k_index: int64 (T, k), the experts of each token. Values out of range contribute nothing.
         top_k_weights: float (T, k).
 
     Returns:
-        (T, H), in the dtype of hidden_states. A token's result does not depend on other tokens.
+        (T, H), in the dtype of hidden_states. A token's output does not depend on other tokens.
     """
     holder = holder_of(self)
-    if holder is None:  # experts that were left in floats, in a model with others
+    if holder is None:  # experts left in floats, in a model with quantized ones
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     up_name, down_name = holder.names
     (up, first), (down, _) = (_part(getattr(self, name)) for name in holder.names)
@@ -72,21 +72,21 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
         Stack(weight, _bias(self, name, first, count)) for weight, name in zip((up, down), holder.names, strict=True)
     ]
     gate = self._apply_gate if self.has_gate else self.act_fn
-    x = _entering(hidden_states, getattr(self, up_name))
+    x = _to_local(hidden_states, getattr(self, up_name))
     x = chain(x, order // k, ends, stacks, gate, scheme, holder.columns)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
-    weights = _entering(top_k_weights, getattr(self, up_name)).reshape(-1)[order]
+    weights = _to_local(top_k_weights, getattr(self, up_name)).reshape(-1)[order]
     x = (x * weights.unsqueeze(1)).masked_fill((sorted_experts == count).unsqueeze(1), 0)
     x = x[torch.argsort(order)].view(tokens, k, x.shape[1])
-    return _leaving(x, getattr(self, down_name)).sum(1).to(hidden_states.dtype)
+    return _sum_over_processes(x, getattr(self, down_name)).sum(1).to(hidden_states.dtype)
 
 
-# ---- experts that are spread over processes: each adds the results of its own, and zeros for the others
+# ---- expert parallelism: each process adds the outputs of its own experts, and zeros for the others
 
 
 def _part(weight: Any) -> tuple[Any, int]:
-    """The experts that this process has, and the place of the first. Raises ValueError where it has parts of some."""
+    """This process's experts, and the index of the first. Raises ValueError if the placement splits an expert."""
     if not dtensor.is_dtensor(weight):
         return weight, 0
     if any(p.is_partial() or (p.is_shard() and p.dim != 0) for p in weight.placements):
@@ -99,15 +99,15 @@ def _part(weight: Any) -> tuple[Any, int]:
 
 
 def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
-    """The biases of the experts that this process has."""
+    """The biases of this process's experts."""
     if not module.has_bias:
         return None
     bias: Any = getattr(module, f"{weight}_bias")
     return bias.to_local() if dtensor.is_dtensor(bias) else bias[first : first + count]
 
 
-def _entering(x: Tensor, weight: Any) -> Tensor:
-    """What every process has alike; its gradient is the sum of what the processes find."""
+def _to_local(x: Tensor, weight: Any) -> Tensor:
+    """A tensor that all processes have, as a local one; its gradient is the sum over processes."""
     if not dtensor.is_dtensor(weight):
         return x
     whole = dtensor.as_dtensor(x, weight.device_mesh)
@@ -115,8 +115,8 @@ def _entering(x: Tensor, weight: Any) -> Tensor:
     return whole.to_local(grad_placements=_sums(weight))
 
 
-def _leaving(x: Tensor, weight: Any) -> Tensor:
-    """The sum of what the processes have: of each element one has the value, and the others zeros."""
+def _sum_over_processes(x: Tensor, weight: Any) -> Tensor:
+    """The sum over processes, where one has the value of each element and the others zeros."""
     if not dtensor.is_dtensor(weight):
         return x
     spread: Any = dtensor.of_parts(x, weight.device_mesh, _sums(weight))

@@ -1,12 +1,12 @@
-"""quantize_folder: a checkpoint of transformers quantized file by file, in little memory.
+"""quantize_folder: quantize a transformers checkpoint file by file, with little memory.
 
-    OUT/hop_quantize.json      first: what is made of what; a run that finds it goes on, if it says the same
-    OUT/.hop-...               a file that is being written (hop.compat.files); x.safetensors once it is whole
-    OUT/...                    tokenizer and the like, and the index
-    OUT/config.json            last
+    OUT/hop_quantize.json      written first: the inputs and the settings; a later run continues if they are the same
+    OUT/.hop-...               a file in progress (hop.compat.files), renamed to x.safetensors once complete
+    OUT/...                    tokenizer and other files, and the index
+    OUT/config.json            written last
 
-So a run that is killed leaves a folder without config.json, which the next run finishes. Of several runs at once, one
-writes hop_quantize.json; those that would write the same go on, and give the same bytes to each file; others raise.
+So an interrupted run leaves a folder without config.json, which the next run completes. If several runs start at once,
+one writes hop_quantize.json; those with the same settings continue and write identical files; others raise.
 """
 
 import json
@@ -37,7 +37,7 @@ from hop.numerics.spelling import from_json, shown
 from hop.tensor.proto import TensorProto
 
 _RECORD, _INDEX, _CONFIG = "hop_quantize.json", "model.safetensors.index.json", "config.json"
-_AT_ONCE = 2**22  # elements that are quantized at once, where scales are of some rows
+_AT_ONCE = 2**22  # elements to quantize at a time, if scales do not span all rows
 
 
 def quantize_folder(
@@ -48,27 +48,27 @@ def quantize_folder(
     modules_to_not_convert: Sequence[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Report:
-    """Quantize a checkpoint of transformers into another folder, tensor by tensor.
+    """Quantize a transformers checkpoint into another folder, tensor by tensor.
 
-    What comes of it is what `from_pretrained(folder, quantization_config=HopConfig(scheme))` saves, but the model is
-    never in memory: a tensor is read, quantized and written some rows at a time, or as a whole where its scales span
-    all rows. Each file of the folder becomes one file. Killed at any moment, it leaves a folder without config.json
-    that the same call finishes, without doing whole files again.
+    The result equals what `from_pretrained(folder, quantization_config=HopConfig(scheme))` would save, but the model is
+    never in memory: a tensor is read, quantized and written some rows at a time, or whole if its scales span all rows.
+    Each file of the folder becomes one file. If interrupted, it leaves a folder without config.json, and the same call
+    resumes without repeating finished files.
 
     Args:
-        folder: with config.json and safetensors of floats.
-        out: a folder to make, or one that the same call began.
-        scheme, modules_to_not_convert: those of `HopConfig`.
-        progress: called with the name of a tensor, the bytes that are read and all bytes, after each tensor.
+        folder: a folder with config.json and float safetensors.
+        out: a folder to create, or one that an interrupted call left.
+        scheme, modules_to_not_convert: as for `HopConfig`.
+        progress: called after each tensor with its name, the bytes read so far and the total bytes.
 
     Returns:
-        A row for each layer, with its scheme or why it has none.
+        A report with a row per layer: its scheme, or the reason why it has none.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument has the wrong type.
         FileNotFoundError: folder has no config.json or no safetensors.
-        FileExistsError: out holds something else, or was begun with another folder, scheme or version of its files.
-        ValueError: folder is quantized already, or damaged; or the scheme is none that HopConfig takes.
+        FileExistsError: out has other files, or was started with another folder, scheme or file versions.
+        ValueError: folder is already quantized or damaged, or HopConfig rejects the scheme.
     """
     source, target = checked_path("quantize_folder", folder, "model"), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
@@ -82,12 +82,12 @@ def quantize_folder(
     places: dict[str, str] = {}
     for header in headers:
         new = target / header.path.name
-        planned = [_Planned(entry, model) for entry in header.entries.values()]
+        planned = [_PlannedTensor(entry, model) for entry in header.entries.values()]
         places |= {name: new.name for tensor in planned for name in tensor.written}
         if new.exists():
             done += header.bytes
             continue
-        with writer(new, [e for t in planned for e in t.written.values()], _described(planned)) as file:
+        with writer(new, [e for t in planned for e in t.written.values()], _file_metadata(planned)) as file:
             for tensor in planned:
                 tensor.write(header, file)
                 done += tensor.entry.bytes
@@ -98,14 +98,14 @@ def quantize_folder(
 
 
 def _model_config(source: Path) -> dict[str, Any]:
-    config = model_folders.described("quantize_folder", source)
+    config = model_folders.read_config("quantize_folder", source)
     if config.get("quantization_config"):
-        raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of its floats")
+        raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of the float model")
     return config
 
 
 def _on_meta(source: Path, config: HopConfig) -> Any:
-    """The model without data, with quantized layers."""
+    """The model with quantized layers, on the meta device."""
     own = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     named: Any = (own.architectures or ["none"])[0]
     model_class = model_folders.model_class(own, named)
@@ -126,16 +126,18 @@ def _files(source: Path) -> list[Path]:
         names: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
         listed = sorted(set(names.values())) if isinstance(names, dict) else []
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
-            raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")
+            raise ValueError(f"quantize_folder: {index}: weight_map must map names to files in the same folder")
         return [source / name for name in listed]
     files = sorted(source.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"quantize_folder: {source} has no files *.safetensors; save the model so first")
+        raise FileNotFoundError(
+            f"quantize_folder: {source} has no files *.safetensors; save the model in that format first"
+        )
     return files
 
 
 def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Header]) -> None:
-    """Write what is made of what, or find that it is the same."""
+    """Write the record of inputs and settings, or check that an existing one is the same."""
     files = {h.path.name: [h.path.stat().st_size, h.path.stat().st_mtime_ns] for h in headers}
     wanted = {"folder": str(source.resolve()), "files": files, "quantization_config": config.to_dict()}
     record = target / _RECORD
@@ -145,12 +147,15 @@ def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Head
     if _RECORD not in names:
         if not all(map(is_temporary, names)):
             raise FileExistsError(f"quantize_folder: {target} holds other files; give a folder that is new or empty")
-        with suppress(FileExistsError), whole_file(record, replace=False) as file:  # of several calls, one begins
+        with (
+            suppress(FileExistsError),
+            whole_file(record, replace=False) as file,
+        ):  # of concurrent calls, only one writes it
             file.write(_json(wanted))
     if from_json(record.read_bytes(), f"quantize_folder: {record}") != json.loads(json.dumps(wanted)):
         raise FileExistsError(
-            f"quantize_folder: {target} was begun with another folder, other files or another scheme, as {record} "
-            "says; give another one"
+            f"quantize_folder: {target} was started with another folder, other files or another scheme, see {record}; "
+            "give another one"
         )
 
 
@@ -170,8 +175,8 @@ def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str
     write_whole(target / _CONFIG, _json(config))
 
 
-class _Planned:
-    """A tensor of the folder, and what is written of it."""
+class _PlannedTensor:
+    """A tensor of the folder, and the entries to write for it."""
 
     def __init__(self, entry: Entry, model: nn.Module) -> None:
         self.entry = entry
@@ -197,7 +202,7 @@ class _Planned:
                 writer.write_rows(key, at, data)
 
     def _rows(self, q: Quantizer) -> Iterator[tuple[int, int]]:
-        """From which row to which it is quantized at once: all, unless every scale is of some rows."""
+        """The ranges of rows to quantize at a time; all rows unless every scale covers only some."""
         rows, *rest = self.entry.shape
         units = {blocks.per_dimension(block, len(self.entry.shape))[0] for _, block in q.stored().values()}
         size = max(_AT_ONCE // max(torch.Size(rest).numel(), 1), 1)
@@ -211,7 +216,7 @@ class _Planned:
 
 
 def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
-    """By which a tensor is quantized; None for one that stays."""
+    """The quantizer of a tensor; None if it stays in floats."""
     prefix = f"{model.base_model_prefix}."
     for name in (entry.name, prefix + entry.name, entry.name.removeprefix(prefix)):
         try:
@@ -229,8 +234,8 @@ def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
     return None
 
 
-def _described(planned: Sequence[_Planned]) -> dict[str, str]:
-    """What hop.storage.load_file reads of the quantized tensors."""
+def _file_metadata(planned: Sequence[_PlannedTensor]) -> dict[str, str]:
+    """The metadata of the quantized tensors, for hop.storage.load_file."""
     description = {
         t.entry.name: {
             "quantizer": str(t.quantizer),

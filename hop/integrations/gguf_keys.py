@@ -1,13 +1,12 @@
-"""Keys of a GGUF file's metadata: which change what a model computes, and which of these a model is built from.
+"""The metadata keys of a GGUF file: which of them affect the model, and which of these are supported.
 
-    USED          read into the configuration, by the architectures that have them
-    IRRELEVANT    changes nothing that the model computes, and why
-    REFUSED       changes it, and transformers' model has no such thing: but for a value that means what the model does
-                  anyway, the file is an error
+    USED          read into the configuration, for the architectures that have them
+    IRRELEVANT    does not affect the model, with the reason
+    REFUSED       affects the model, and transformers' model does not support it: an error unless the value
+                  has no effect
 
-A key that is in USED and that the file's architecture does not read is refused unless REFUSED allows its value, and so
-is any key after the architecture that is in no table. Keys of other beginnings, which llama.cpp does not know, are no
-part of the model.
+A key in USED that the file's architecture does not read is rejected unless REFUSED allows its value. So is any key of
+the architecture that is in no table. Keys with other prefixes, which llama.cpp does not know, are ignored.
 
 `{arch}` stands for the architecture. Sources: gguf's constants.py; llama.cpp's llama-model.cpp and llama-context.cpp,
 which read the keys.
@@ -23,19 +22,19 @@ from hop.numerics.spelling import shown
 
 
 class Sizes(NamedTuple):
-    """What values are compared with."""
+    """The values of a model that key values are compared with."""
 
     head: int
     heads: int
     width: int
     is_causal: bool
-    theta: Any  # rope.freq_base, None of a file without it
+    theta: Any  # rope.freq_base, None if the file has none
 
 
 class Rule(NamedTuple):
-    """Which values of a key mean what the model does anyway."""
+    """The values of a key that have no effect on the model."""
 
-    text: str  # with the names of sizes in braces
+    text: str  # a template with the fields of Sizes
     allows: Callable[[Any, Sizes], bool]
 
 
@@ -92,7 +91,7 @@ USED: Mapping[str, str] = {
     "{arch}.rope.scaling.yarn_beta_fast": "beta_fast of YaRN",
     "{arch}.rope.scaling.yarn_beta_slow": "beta_slow of YaRN",
 }
-"""What is built from a key."""
+"""The use of each key."""
 
 IRRELEVANT: Mapping[str, str] = {
     "general.file_type": "each tensor has its own type",
@@ -102,17 +101,17 @@ IRRELEVANT: Mapping[str, str] = {
     **dict.fromkeys(("general.license", "general.license.*", "general.languages"), "names the model"),
     **dict.fromkeys(("general.url", "general.doi", "general.uuid", "general.repo_url"), "says where it comes from"),
     **dict.fromkeys(("general.source.*", "general.base_model.*", "general.dataset.*"), "says where it comes from"),
-    "general.sampling.*": "how tokens are drawn, which generate's arguments say",
+    "general.sampling.*": "how to sample tokens, which the arguments of generate determine",
     "tokenizer.*": "how text becomes tokens, which load_tokenizer reads",
-    "imatrix.*": "what importances were measured on, which have shaped the codes already",
+    "imatrix.*": "the data that importances were measured on, already reflected in the codes",
     "{arch}.vocab_size": "the rows of token_embd.weight are counted, as llama.cpp counts tokens",
     "{arch}.tensor_data_layout": "llama.cpp does not read it: rows of query and key have one order in all files",
-    "{arch}.pooling_type": "what a caller makes of hidden states, which the model gives one by one",
-    "{arch}.rope.scaling.finetuned": "llama.cpp prints it, and computes nothing by it",
-    "{arch}.attention.layer_norm_epsilon": "of a kind of norms that the architecture has not",
-    "{arch}.attention.layer_norm_rms_epsilon": "of a kind of norms that the architecture has not",
+    "{arch}.pooling_type": "what a caller does with the hidden states, which the model returns unpooled",
+    "{arch}.rope.scaling.finetuned": "llama.cpp only prints it",
+    "{arch}.attention.layer_norm_epsilon": "for a kind of norm that the architecture does not have",
+    "{arch}.attention.layer_norm_rms_epsilon": "for a kind of norm that the architecture does not have",
 }
-"""Why a key changes nothing. A pattern stands for several."""
+"""The reason why a key, or the keys of a pattern, does not affect the model."""
 
 _ARCHITECTURE_REFUSED: Mapping[str, Rule] = {
     "embedding_length_out": _equal("{width}, the embedding_length", lambda sizes: sizes.width),
@@ -129,8 +128,8 @@ _ARCHITECTURE_REFUSED: Mapping[str, Rule] = {
     **dict.fromkeys(("token_shift_count", "interleave_moe_layer_step", "full_attention_interval"), _NONE),
     **dict.fromkeys(("activation_sparsity_scale", "altup.active_idx", "altup.num_inputs"), _NONE),
     **dict.fromkeys(("embedding_length_per_layer_input", "swiglu_clamp_exp", "swiglu_clamp_shexp"), _NONE),
-    **dict.fromkeys(("*_feat_in", "*_feat_out"), _NEVER),  # dense layers behind the model
-    "decoder_start_token_id": _NEVER,  # of an encoder and a decoder
+    **dict.fromkeys(("*_feat_in", "*_feat_out"), _NEVER),  # dense layers after the model
+    "decoder_start_token_id": _NEVER,  # of an encoder-decoder
     "attention.head_count_kv": _equal("{heads}, the attention.head_count", lambda sizes: sizes.heads),
     "attention.causal": _equal("{is_causal}", lambda sizes: sizes.is_causal),
     "attention.scale": Rule(
@@ -168,20 +167,20 @@ REFUSED: Mapping[str, Rule] = {
     **dict.fromkeys(("adapter.*", "clip.*", "xielu.*"), _NEVER),
     "diffusion.shift_logits": _NONE,
 }
-"""The values of a key that mean what the model does anyway. A pattern stands for several."""
+"""The allowed values, those without effect, of keys or patterns of keys that transformers' models do not support."""
 
 
 def find(table: Mapping[str, Any], key: str) -> Any:
-    """What a table has of a key, such as "{arch}.rope.freq_base", itself or by a pattern; None if nothing."""
+    """The entry of a table for a key such as "{arch}.rope.freq_base", by name or pattern; None if there is none."""
     if key in table:
         return table[key]
     return next((value for pattern, value in table.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
 
 
 def check(file: GGUFFile, read: Collection[str], sizes: Sizes) -> None:
-    """Raise for a key that changes what the model computes, and that is none of those that were read.
-
-    Raises ValueError, which names the key, its value and the values that are allowed."""
+    """Raise ValueError for a key that affects the model but was not read, naming the key, its value and the allowed
+    values.
+    """
     prefix = f"{file.metadata.get('general.architecture')}."
     for key, value in file.metadata.items():
         if key in read:
@@ -196,5 +195,5 @@ def check(file: GGUFFile, read: Collection[str], sizes: Sizes) -> None:
         allowed = rule.text.format(**sizes._asdict())
         raise ValueError(
             f"load_model: {file.path}: {shown(key)} is {shown(value)}, and must be {allowed}: transformers' model does "
-            "nothing by it; run the file with llama.cpp, or convert a model without it"
+            "not support it; run the file with llama.cpp, or convert a model without it"
         )

@@ -1,8 +1,7 @@
-"""Models of GGUF files: what transformers calls their configuration and their tensors, and how to undo what llama.cpp
-wants otherwise.
+"""Models in GGUF files: transformers' configuration and tensor names, and how to undo llama.cpp's changes to tensors.
 
-    names        of tensors in the file -> of modules in the model, `{}` for the number of a block
-    rows         tensors whose rows lie in another order: of Llama's query and key, of GPT-NeoX's query, key and value
+    names        tensor names in the file -> module names in the model, `{}` for the number of a block
+    rows         tensors whose rows are permuted: Llama's query and key, GPT-NeoX's query, key and value
     shifted      norms that are stored as 1 + w
 
 Sources: the converters of llama.cpp, which write such files, and the tensor processors and configurations of
@@ -29,21 +28,21 @@ Names = Mapping[str, str]
 
 
 class Model(NamedTuple):
-    """A kind of models."""
+    """A model architecture."""
 
     model_type: str  # of transformers
     model_class: str  # of transformers
-    fields: Mapping[str, str]  # a key that a file must have, after the architecture -> a field of the configuration
+    fields: Mapping[str, str]  # required key, without the architecture -> field of the configuration
     names: Names
     configure: Callable[["Metadata"], dict[str, Any]] = lambda _: {}
     rows: Callable[[str, int, Any], Tensor | None] = lambda name, rows, config: None
-    shifted: str = "$^"  # a pattern of names
+    shifted: str = "$^"  # pattern of tensor names
     options: Mapping[str, Any] = {}  # of the model's constructor
-    kv_heads: bool = False  # whether heads have a size of their own, and keys and values may have fewer than queries
+    kv_heads: bool = False  # whether there is a separate head size, and possibly fewer heads of keys and values
 
 
 class Metadata:
-    """The metadata of a file, by keys after the architecture. `read` are the keys that were asked for."""
+    """The metadata of a file, by key without the architecture. `read` records the keys that were accessed."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -61,7 +60,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A number above 0."""
+        """A required number above 0, or one with a default."""
         value = self.need(key) if default is None else self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
             raise self.wrong(key, value, "one number above 0")
@@ -77,11 +76,11 @@ class Metadata:
         return name in self.file
 
     def head(self) -> int:
-        """The size of a head: that of keys, or what the heads share of the width."""
+        """The size of a head: that of keys if the file has it, else the width divided by the number of heads."""
         return self.number("attention.key_length") if self.get("attention.key_length") else self.share()
 
     def share(self) -> int:
-        """The width of a head, of which all have as much."""
+        """The width divided by the number of heads."""
         width, heads = self.number("embedding_length"), self.number("attention.head_count")
         if width % heads:
             raise self.wrong("embedding_length", width, f"a multiple of attention.head_count, {heads}")
@@ -103,7 +102,7 @@ def _llama(data: Metadata) -> dict[str, Any]:
 
 
 def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
-    """How positions rotate the first `size` numbers of a head."""
+    """The rotary embedding of the first `size` elements of a head."""
     theta = data.number("rope.freq_base", theta)
     kind = data.get("rope.scaling.type", "linear")  # llama.cpp's default
     factor = data.get("rope.scaling.factor", data.get("rope.scale_linear", 0.0))
@@ -117,7 +116,7 @@ def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
     yarn = _yarn(data, kind, factor, size, theta)
     if data.has_tensor("rope_freqs.weight"):
         if kind == "yarn" or (kind == "linear" and factor != 1):
-            raise data.wrong("rope.scaling.type", kind, "'none' beside the tensor rope_freqs.weight")
+            raise data.wrong("rope.scaling.type", kind, "'none' in a file that has the tensor rope_freqs.weight")
         return {"rope_theta": theta, **_llama3(data, size, theta)}
     if yarn:
         return {"rope_theta": theta, "rope_type": "yarn", "factor": factor, **yarn}
@@ -127,7 +126,7 @@ def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
 
 
 def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> dict[str, Any]:
-    """The parameters of YaRN; nothing of another kind of scaling, which llama.cpp extends by none of them."""
+    """The parameters of YaRN; empty for other kinds of scaling, for which the file must not extrapolate."""
     is_yarn = kind == "yarn"
     extends, attention = data.get("rope.scaling.yarn_ext_factor", -1.0), data.number("rope.scaling.attn_factor", 1.0)
     if extends not in ((-1.0, 1.0) if is_yarn else (-1.0, 0.0)):
@@ -154,8 +153,10 @@ def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> 
 
 
 def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
-    """The scaling of Llama 3.1 to 3.3, of which a file has the divisors of its frequencies. All of them have the same
-    parameters but for the factor, the largest divisor: others are refused."""
+    """The scaling of Llama 3.1 to 3.3, for which a file stores the frequency divisors.
+
+    These models differ only in the factor, which is the largest divisor; other divisors raise ValueError.
+    """
     divisors = data.file["rope_freqs.weight"].to(torch.float64)
     low, high, original = 1.0, 4.0, 8192
     if fits := divisors.shape == (len(range(0, size, 2)),) and size > 0:
@@ -164,7 +165,7 @@ def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
         fits = torch.allclose(divisors, 1 / ((1 - smooth) / divisors.max() + smooth), rtol=1e-3)
     if not fits:
         raise ValueError(
-            f"{data.file.path}: tensor 'rope_freqs.weight' is not that of Llama 3.1 to 3.3, and no other is read"
+            f"{data.file.path}: tensor 'rope_freqs.weight' is not that of Llama 3.1 to 3.3; others are not supported"
         )
     scale = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
     return {"rope_type": "llama3", "factor": float(divisors.max()), **scale}
@@ -182,12 +183,12 @@ def _qwen3(data: Metadata) -> dict[str, Any]:
 def _gemma3(data: Metadata) -> dict[str, Any]:
     blocks = data.number("block_count")
     data.need("attention.key_length")
-    # llama.cpp scales scores by the head's size, but in the model of 27 billion parameters.
+    # llama.cpp scales scores by the head size, except for the model with 27 billion parameters.
     scalar = data.number("embedding_length") // data.number("attention.head_count") if blocks == 62 else data.head()
     return {
         "head_dim": data.head(),
         "query_pre_attn_scalar": scalar,
-        "final_logit_softcapping": data.get("final_logit_softcapping") or None,  # 0 caps nothing
+        "final_logit_softcapping": data.get("final_logit_softcapping") or None,  # 0 means no cap
         "layer_types": _layer_types(data, blocks),
         "rope_parameters": {
             "full_attention": _rope(data, data.head(), 1e6),
@@ -197,7 +198,7 @@ def _gemma3(data: Metadata) -> dict[str, Any]:
 
 
 def _layer_types(data: Metadata, blocks: int) -> list[str]:
-    """Which layers of Gemma 3 have a window: all but every n-th, or those of a list."""
+    """The layer types of Gemma 3: all but every n-th have a window, or the file lists them."""
     key, kinds = "attention.sliding_window_pattern", ("full_attention", "sliding_attention")
     value = data.get(key, 6)
     if isinstance(value, list) and value and all(isinstance(x, bool) for x in cast("list[Any]", value)):
@@ -226,7 +227,7 @@ def _gpt_neox(data: Metadata) -> dict[str, Any]:
 
 
 def _fraction(size: int, head: int) -> float:
-    """A factor of which transformers makes `size`: int(head · factor)."""
+    """The factor for which transformers computes `size` as int(head · factor)."""
     factor = size / head
     return factor if int(head * factor) == size else math.nextafter(factor, 2)
 
@@ -240,7 +241,9 @@ def _bert(data: Metadata) -> dict[str, Any]:
 
 
 def _pairs(name: str, rows: int, config: Any) -> Tensor | None:
-    """Query and key of Llama, whose rotated pairs lie side by side in the file, and half a head apart in the model."""
+    """The row order of Llama's query and key: rotated pairs are adjacent in the file, and half a head apart in the
+    model.
+    """
     match = re.search(r"\.attn_([qk])\.", name)
     if match is None:
         return None
@@ -249,14 +252,16 @@ def _pairs(name: str, rows: int, config: Any) -> Tensor | None:
 
 
 def _heads(name: str, rows: int, config: Any) -> Tensor | None:
-    """Query, key and value of GPT-NeoX: one after the other in the file, head by head in the model."""
+    """The row order of GPT-NeoX's query, key and value: one after another in the file, interleaved by head in the
+    model.
+    """
     if ".attn_qkv." not in name:
         return None
     return torch.arange(rows).view(3, config.num_attention_heads, -1).transpose(0, 1).reshape(-1)
 
 
-def in_rows(tensor: Tensor, order: Tensor) -> Tensor:
-    """The rows of a tensor in an order: tensor[order], of codes and what is stored beside them."""
+def permute_rows(tensor: Tensor, order: Tensor) -> Tensor:
+    """tensor[order], permuting the rows of codes and scales of a quantized tensor."""
     if not isinstance(tensor, QuantizedTensor):
         return tensor.index_select(0, order)
     units = of_buffers(tensor.quantizer, tensor.usages, tensor.dim())
@@ -354,15 +359,15 @@ MODELS = {
         options={"add_pooling_layer": False},
     ),
 }
-"""By general.architecture."""
+"""Models by general.architecture."""
 
 _TABLE = "token_embd.weight"
-_NO_WEIGHTS = {"rope_freqs.weight"}  # the configuration says it
+_NO_WEIGHTS = {"rope_freqs.weight"}  # part of the configuration instead
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
 def model_of(file: GGUFFile) -> Model:
-    """The kind of a file's model."""
+    """The architecture of a file's model."""
     named: Any = file.metadata.get("general.architecture")
     if not isinstance(named, str) or named not in MODELS:
         raise ValueError(
@@ -373,12 +378,13 @@ def model_of(file: GGUFFile) -> Model:
 
 
 def config_of(file: GGUFFile, model: Model) -> Any:
-    """The configuration of transformers that the metadata says.
+    """The transformers configuration from a file's metadata.
 
-    Raises ValueError for metadata that make none, or that count other blocks than the file has."""
+    Raises ValueError if the metadata are invalid, or do not match the number of blocks in the file.
+    """
     data = Metadata(file)
     if not data.has_tensor(_TABLE) or len(file.shape(_TABLE)) != 2:
-        raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; it is no whole model")
+        raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; the model is incomplete")
     known = {field: data.number(key) for key, field in model.fields.items()}
     if model.kv_heads:
         known["num_key_value_heads"] = data.number("attention.head_count_kv", known["num_attention_heads"])
@@ -386,7 +392,7 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     if blocks != set(range(len(blocks))) or known.get("num_hidden_layers") != len(blocks):
         raise ValueError(
             f"load_model: {file.path}: {data.architecture}.block_count is {shown(data.get('block_count'))}, and the "
-            f"file has {len(blocks)} blocks; it is no whole model"
+            f"file has {len(blocks)} blocks; the model is incomplete"
         )
     for field, name in _TOKENS.items():
         data.read.add(key := f"tokenizer.ggml.{name}_token_id")
@@ -398,7 +404,7 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     try:
         config = AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **fields)
     except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        raise ValueError(f"load_model: {file.path}: its metadata make no configuration: {error}") from error
+        raise ValueError(f"load_model: {file.path}: its metadata are not a valid configuration: {error}") from error
     sizes = gguf_keys.Sizes(
         head=data.head() if model.kv_heads else data.share(),
         heads=known["num_attention_heads"],
@@ -411,14 +417,14 @@ def config_of(file: GGUFFile, model: Model) -> Any:
 
 
 def tensors_of(file: GGUFFile, model: Model, config: Any) -> Any:
-    """The tensors by the names that they have in the model, each as the model has it."""
+    """The tensors by their names in the model, converted to its form."""
     for name in file:
         if name in _NO_WEIGHTS:
             continue
         tensor = file[name]
         order = model.rows(name, tensor.shape[0], config)
         if order is not None:
-            tensor = in_rows(tensor, order)
+            tensor = permute_rows(tensor, order)
         if re.search(model.shifted, name):
             tensor = tensor - 1
         yield _renamed(file, name, model.names), tensor

@@ -1,7 +1,7 @@
-"""Programs kept on disk: under which name the next process finds what this one compiled, and where.
+"""Names and folder of compiled programs on disk, so that later processes find them.
 
-A name is a digest of all that a program is made of: the classes of the model's modules with the files of their code,
-their settings, the form of each tensor, the configuration, the versions, the CPU. The numbers are no part of it.
+A name is a digest of everything that a program depends on: the classes of the model's modules with their source files,
+their settings, the form of each tensor, the configuration, versions and CPU. Tensor values are not part of it.
 """
 
 import functools
@@ -25,16 +25,16 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
-# Tensors and submodules are described one by one; forward hooks rule a name out, and those of loading, which are kept
-# under numbers that count up over a process, change no program.
+# Attributes of every module, which are excluded: tensors and submodules are described separately, forward hooks prevent
+# reuse altogether, and loading hooks, whose ids count up within a process, do not affect programs.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 
 
 def folder(given: str | Path | None) -> Path:
-    """The folder of programs, made if need be: the one that is given, or one in that of Inductor.
+    """The folder of programs, created if needed: the given one, or one in Inductor's cache folder.
 
     Raises:
-        PermissionError: it is another user's, or others may write it: machine code is loaded from it.
+        PermissionError: the folder belongs to another user, or others may write to it: machine code is loaded from it.
     """
     path = packages.cache_folder() / "hop_decode" if given is None else Path(given)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,14 +43,17 @@ def folder(given: str | Path | None) -> Path:
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or mode & 0o022):
         raise PermissionError(
             f"compile_decode: the folder of programs, {path}, has owner {status.st_uid} and mode {mode:o}; it must be "
-            f"yours ({os.getuid()}), and no one else may write it, as machine code is loaded from it; give another one"
+            f"yours ({os.getuid()}), and no one else may write to it, as machine code is loaded from it; give "
+            "another one"
         )
     return path
 
 
 def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
-    """The name of the program of a module; None where it depends on what no name can say: hooks, or a forward that an
-    instance has of its own. `rest` is what else it depends on."""
+    """The name of a module's program; `rest` are further values that it depends on.
+
+    None if it depends on something that cannot be digested: hooks, or an instance that overrides forward.
+    """
     modules = list(step.named_modules())
     if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
@@ -62,29 +65,29 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
         sha256.update(f"{value}\0".encode())
     for name, module in modules:
         sha256.update(_code(type(module)))
-        settings = {k: _described(v) for k, v in sorted(module.__dict__.items()) if k not in _OWN}
+        settings = {k: _describe_setting(v) for k, v in sorted(module.__dict__.items()) if k not in _OWN}
         sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())
     return sha256.hexdigest()[:40]
 
 
-def _described(x: Any) -> Any:
-    """A setting of a module, as far as it is a value."""
+def _describe_setting(x: Any) -> Any:
+    """A hashable description of a module's setting; objects are described by their class name only."""
     if isinstance(x, _PLAIN):
         return str(x)
     if isinstance(x, list | tuple):
-        return [_described(v) for v in x]
+        return [_describe_setting(v) for v in x]
     if isinstance(x, dict):
-        return {str(k): _described(v) for k, v in x.items()}
+        return {str(k): _describe_setting(v) for k, v in x.items()}
     if isinstance(x, transformers.PreTrainedConfig):
-        return {**_described(x.to_dict()), "attention": x._attn_implementation}
+        return {**_describe_setting(x.to_dict()), "attention": x._attn_implementation}
     return repr(x) if isinstance(x, Scheme | AttentionScheme | Quantizer) else type(x).__qualname__
 
 
 @functools.cache
 def _code(cls: type) -> bytes:
-    """A class and the file that it is written in."""
+    """A class's name and a hash of its source file."""
     name = f"{cls.__module__}.{cls.__qualname__}".encode()
     try:
         return name + _file(inspect.getsourcefile(cls) or "")

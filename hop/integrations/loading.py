@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to quantized weights, one at a time, as transformers reads them."""
+"""Turn a checkpoint's tensors into quantized weights, one at a time, as transformers reads them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,16 +16,18 @@ from hop.tensor.proto import TensorProto
 
 
 def buffers_of(q: Quantizer, shape: Sequence[int]) -> list[str]:
-    """The names of what a checkpoint may hold of a weight of `shape` by `q`, whose codes may lie densely."""
+    """The names of the buffers that a checkpoint may store for a weight of `shape` by `q`, including those of dense
+    codes.
+    """
     dense = layouts.dense(q.format)
     return list((q if dense is None else replace(q, layout=dense)).buffers(shape))
 
 
 class _Operation(ConversionOps):
-    """A step between a checkpoint and a model.
+    """A conversion step between a checkpoint and a model.
 
     Args:
-        hf_quantizer: whose step it is. Transformers looks for this attribute, and then leaves dtypes as they are.
+        hf_quantizer: the quantizer. If transformers finds this attribute, it leaves dtypes unchanged.
     """
 
     def __init__(self, hf_quantizer: Any) -> None:
@@ -36,7 +38,7 @@ class _Operation(ConversionOps):
 
 
 class Quantize(_Operation):
-    """Float weights become codes."""
+    """Quantizes float weights."""
 
     @torch.no_grad()
     def convert(self, input_dict: dict[str, Any], *args: Any, model: Any = None, **kwargs: Any) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class Quantize(_Operation):
         if layer is None:
             return value
         if value.shape != layer.weight.shape:
-            self.hf_quantizer.mismatched.add(name)  # transformers says so, and makes a new weight if it is told to
+            self.hf_quantizer.mismatched.add(name)  # transformers reports it, or creates a new weight if so configured
             return value
         q = layer.frozen_quantizer()
         assert q is not None
@@ -55,7 +57,7 @@ class Quantize(_Operation):
 
 
 class Assemble(_Operation):
-    """The buffers of a quantized weight become the weight."""
+    """Assembles a quantized weight from its buffers."""
 
     def convert(
         self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
@@ -63,25 +65,27 @@ class Assemble(_Operation):
         layer = weight_of(model, full_layer_name)
         if layer is None:
             raise ValueError(
-                f"{full_layer_name} is quantized in the checkpoint, and no scheme of the quantization_config in "
-                "config.json is for that layer"
+                f"{full_layer_name} is quantized in the checkpoint, but no scheme of the quantization_config in "
+                "config.json matches that layer"
             )
         q: Any = layer.frozen_quantizer()
         buffers = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
         device = next(iter(buffers.values())).device
-        if buffers.keys() > q.buffers(layer.weight.shape).keys():  # those of the high bits, too
+        if buffers.keys() > q.buffers(layer.weight.shape).keys():  # the high bits are stored too
             q = replace(q, layout=layouts.dense(q.format))
         proto = TensorProto(tuple(layer.weight.shape), layer.weight.dtype, device, quantizer=q)
         names = [buffer.name for buffer in proto.buffers()]
         if buffers.keys() != set(names):
-            raise ValueError(f"{full_layer_name}: the checkpoint has its {sorted(buffers)}, and {q} needs {names}")
+            raise ValueError(f"{full_layer_name}: the checkpoint has its {sorted(buffers)}, but {q} needs {names}")
         weight = proto.create_tensor([buffers[name] for name in names])
         return {full_layer_name: nn.Parameter(weight, requires_grad=False)}
 
 
 class Converter(WeightConverter):
-    """Collects the buffers of weights of one name: "x.weight:codes", "x.weight:scale", ... Saving needs no step
-    back: there the state_dict is flat already."""
+    """Collects the buffers of one weight: "x.weight:codes", "x.weight:scale", ...
+
+    Saving needs no reverse step, because the state_dict is flat already.
+    """
 
     __slots__ = ()
 
@@ -90,12 +94,12 @@ class Converter(WeightConverter):
 
 
 def converter(weight: str, names: Sequence[str], hf_quantizer: Any) -> Converter:
-    """What loads weights that are called `weight` and have the buffers `names`."""
+    """The converter for weights with this name and these buffers."""
     return Converter([f"{weight}:{name}" for name in names], weight, [Assemble(hf_quantizer)])
 
 
 def _only(name: str, value: Any) -> Any:
-    """A tensor, of which transformers may make a list of one."""
+    """The tensor, which transformers may wrap in a list of one."""
     if not isinstance(value, list):
         return value
     if len(value) != 1:

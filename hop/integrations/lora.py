@@ -1,4 +1,4 @@
-"""LoRA of PEFT on quantized layers: adapters that merge into floats, and leave again without a trace."""
+"""PEFT's LoRA on quantized layers: adapters that merge into floats, and unmerge without a trace."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,52 +10,51 @@ from hop.nn.convolutions import Conv1d, Conv2d
 from hop.nn.layer import Layer
 from hop.nn.layers import Embedding, Linear
 
-_layer: Any = importlib.import_module("peft.tuners.lora.layer")  # which type checkers may not find
+_layer: Any = importlib.import_module("peft.tuners.lora.layer")  # dynamic because type checkers may not find peft
 _LoraConfig: Any = importlib.import_module("peft").LoraConfig
 
 
-class _Exact:
-    """What merges an adapter into a float layer, of the numbers that the codes stand for: in codes again, a change
-    smaller than half a step would be lost."""
+class _FloatMerge:
+    """Merges adapters into a float copy of the base layer: in codes, changes smaller than half a step would be lost."""
 
     base_layer: Any
     merged_adapters: list[str]
-    _quantized: tuple[Layer, ...] = ()  # the base, while adapters are merged; in a tuple, which is no submodule
+    _quantized: tuple[Layer, ...] = ()  # the base while adapters are merged; in a tuple so that it is no submodule
 
     def merge(self, safe_merge: bool = False, adapter_names: Sequence[str] | None = None) -> None:
-        """Merge adapters: the base layer becomes a float one."""
+        """Merge adapters, replacing the base layer with a float one."""
         base = self.base_layer
         if isinstance(base, Layer):
             floats: Any = base.to_float()
             floats.weight.requires_grad_(False)
-            if getattr(floats, "bias", None) is not None:  # a copy: adapters may have a bias, which is added to it
+            if getattr(floats, "bias", None) is not None:  # a copy, because an adapter's bias is added to it
                 floats.bias = nn.Parameter(floats.bias.detach().clone(), requires_grad=False)
             self._quantized, self.base_layer = (base,), floats
         try:
             super().merge(safe_merge=safe_merge, adapter_names=adapter_names)  # type: ignore[misc]
         finally:
             if not self.merged_adapters:
-                self._bring_back()
+                self._restore_base()
 
     def unmerge(self) -> None:
-        """Bring the quantized base layer back, as it was."""
+        """Restore the quantized base layer."""
         if not self.merged_adapters:
             super().unmerge()  # type: ignore[misc]  # which warns
             return
         self.merged_adapters.clear()
-        self._bring_back()
+        self._restore_base()
 
-    def _bring_back(self) -> None:
+    def _restore_base(self) -> None:
         if self._quantized:
             (self.base_layer,), self._quantized = self._quantized, ()
 
 
-class LoraLinear(_Exact, _layer.Linear):
-    """Of hop.nn.Linear."""
+class LoraLinear(_FloatMerge, _layer.Linear):
+    """A LoRA layer for hop.nn.Linear."""
 
 
-class _Convolution(_Exact):
-    """PEFT makes adapters of a convolution by the class of its base layer, which is to be the float one."""
+class _Convolution(_FloatMerge):
+    """Lets PEFT choose the adapter from the class of the float convolution."""
 
     def update_layer(self, *args: Any, **kwargs: Any) -> None:
         base = self.base_layer
@@ -67,36 +66,36 @@ class _Convolution(_Exact):
 
 
 class LoraConv1d(_Convolution, _layer.Conv1d):
-    """Of hop.nn.Conv1d."""
+    """A LoRA layer for hop.nn.Conv1d."""
 
 
 class LoraConv2d(_Convolution, _layer.Conv2d):
-    """Of hop.nn.Conv2d."""
+    """A LoRA layer for hop.nn.Conv2d."""
 
 
-class LoraEmbedding(_Exact, _layer.Embedding):
-    """Of hop.nn.Embedding."""
+class LoraEmbedding(_FloatMerge, _layer.Embedding):
+    """A LoRA layer for hop.nn.Embedding."""
 
 
 _CLASSES = {Linear: LoraLinear, Conv1d: LoraConv1d, Conv2d: LoraConv2d, Embedding: LoraEmbedding}
 
 
 def register_lora(config: Any) -> Any:
-    """Let adapters on quantized layers merge into floats.
+    """Make adapters on quantized layers merge into floats.
 
-    A merged layer is a float one: its weight is the numbers that the codes stand for, and the change that the adapter
-    learned, both in full. Without this, PEFT adds the change to the codes, and what is smaller than half a step of the
-    format is lost. Training and inference are the same either way. `unmerge` brings back the quantized layer as it was.
+    A merged layer is a float layer whose weight is the dequantized weight plus the adapter's full change. Without this,
+    PEFT adds the change to the codes, and loses whatever is smaller than half a step of the format. Training and
+    inference do not differ. `unmerge` restores the quantized layer.
 
     Args:
         config: a peft.LoraConfig, before get_peft_model or PeftModel.from_pretrained(..., config=config). PEFT does not
-            save what is registered.
+            save this registration.
 
     Returns:
         config.
 
     Raises:
-        TypeError: config is none.
+        TypeError: config is not a peft.LoraConfig.
     """
     if not isinstance(config, _LoraConfig):
         raise TypeError(f"register_lora: config must be a peft.LoraConfig, got {type(config).__name__}")

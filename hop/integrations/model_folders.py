@@ -1,4 +1,4 @@
-"""config.json of a folder of transformers: which class it names, and what transformers would make by its numbers."""
+"""The config.json of a transformers folder: the class that it names, and checks of the sizes that it implies."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -9,14 +9,15 @@ from hop.numerics.spelling import from_json, shown
 
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
 _COUNTS += ("encoder_layers", "decoder_layers", "num_experts", "num_local_experts", "n_routed_experts")
-_FRACTIONS = ("partial_rotary_factor", "rotary_pct")  # of the numbers of a head that are rotated
-_MOST_LABELS = 2**16  # of a classifier, for each of which transformers makes a name
+_FRACTIONS = ("partial_rotary_factor", "rotary_pct")  # fractions of a head's elements that are rotated
+_MOST_LABELS = 2**16  # labels of a classifier; transformers creates a name for each
 
 
-def described(caller: str, folder: Path) -> dict[str, Any]:
-    """What config.json holds.
+def read_config(caller: str, folder: Path) -> dict[str, Any]:
+    """The content of config.json.
 
-    Raises FileNotFoundError where there is none, and ValueError for what is no object of JSON."""
+    Raises FileNotFoundError if there is none, and ValueError if it is not a JSON object.
+    """
     file = folder / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{caller}: {folder} has no config.json; give a folder that transformers saved")
@@ -24,8 +25,9 @@ def described(caller: str, folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(caller: str, folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise ValueError for numbers by which transformers would make more layers or experts than a folder of so many
-    `tensors` has, more labels than any classifier, or more rotated dimensions than a head has."""
+    """Raise ValueError if the configuration implies implausible sizes: more layers or experts than the folder has
+    `tensors`, more labels than any classifier, or more rotated dimensions than a head has.
+    """
     for key, value in _fields(config):
         if key in _FRACTIONS:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
@@ -37,15 +39,17 @@ def check_numbers(caller: str, folder: Path, config: Mapping[str, Any], tensors:
 
 
 def model_class(config: Any, name: Any) -> Any:
-    """The class called `name`, of those that the file of a configuration's kind of models defines; None for others,
-    which transformers would import where it is asked for them."""
+    """The class called `name` in the modeling file that belongs to the configuration; None if it is not there.
+
+    Other names would make transformers import other modules.
+    """
     place = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    found = vars(place).get(name) if isinstance(name, str) else None
-    return found if isinstance(found, type) else None
+    cls = vars(place).get(name) if isinstance(name, str) else None
+    return cls if isinstance(cls, type) else None
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """The keys and values of objects in objects."""
+    """The keys and values of an object and of the objects nested in it."""
     for key, inner in cast("dict[str, Any]", value).items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _fields(inner)

@@ -1,4 +1,4 @@
-"""Which layers of a model of transformers are quantized, and which stay in floats."""
+"""Selection of the layers of a transformers model that are quantized; the others stay in floats."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from hop.numerics.schemes import Scheme
 
 
 def weight_of(model: nn.Module, name: str) -> Layer | Weight | None:
-    """What has the parameter `name` as a quantized weight; None if it is no such weight."""
+    """The layer, or the weight in a holder, whose quantized weight is the parameter `name`; None if there is none."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     holder = holder_of(module)
@@ -28,34 +28,34 @@ def weight_of(model: nn.Module, name: str) -> Layer | Weight | None:
     return None if owner is None or owner.frozen_quantizer() is None else owner
 
 
-def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
-    """The layers that are quantized while a checkpoint of floats is read, as a selector of hop.nn.convert.
+def conversion_filter(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
+    """A selector for hop.nn.convert of the layers to quantize while a float checkpoint is read.
 
     Args:
-        names: those that stay in floats, as transformers matches them; None for the default.
+        names: modules to leave in floats, matched as in transformers; None for the default.
 
     Raises:
         ValueError: a name matches no module.
     """
     modules = [name for name, _ in modules_of(model, every_name=True) if name]
-    kept = model._keep_in_fp32_modules or []  # the model's own wish
+    kept = model._keep_in_fp32_modules or []  # modules that the model requires in float32
     for name in names or ():
         if all(should_convert_module(module, [name]) for module in modules):
             raise ValueError(
-                f"HopConfig: modules_to_not_convert: {name!r} is no module of {type(model).__name__}; its modules are "
-                f"{', '.join(modules)}"
+                f"HopConfig: modules_to_not_convert: {name!r} is not a module of {type(model).__name__}; its modules "
+                f"are {', '.join(modules)}"
             )
     patterns = [*(names or ()), *kept]
     floats = {module for module in modules if not should_convert_module(module, patterns)}
     if names is None:
         floats |= _heads(model)
-    floats |= {name for name, module in modules_of(model, every_name=True) if recomputed(module)}  # as files have them
+    floats |= {name for name, module in modules_of(model, every_name=True) if recomputed(module)}
     floats |= _tied(model, floats)
     return lambda name, module: not any(name == own or name.startswith(f"{own}.") for own in floats)
 
 
 def _heads(model: Any) -> set[str]:
-    """The names of the output embeddings, of the last layer and of what is tied."""
+    """The names of the output embeddings, of the last layer and of all tied modules."""
     output = model.get_output_embeddings()
     heads = {name for name, module in modules_of(model, every_name=True) if output is not None and module is output}
     last = [name for name, _ in model.named_parameters()][-1:]
@@ -63,10 +63,10 @@ def _heads(model: Any) -> set[str]:
 
 
 def _tied(model: Any, names: Iterable[str]) -> set[str]:
-    """The modules that share a weight with one of `names`."""
+    """`names`, and all modules that share a weight with one of them."""
     groups = [{_module(target), _module(source)} for target, source in _ties(model)]
     tied = set(names)
-    for _ in groups:  # each source may be the target of another
+    for _ in groups:  # a source may itself be tied to another module
         for group in groups:
             tied |= group if group & tied else set()
     return tied
@@ -81,7 +81,7 @@ def _module(parameter: str) -> str:
 
 
 def check_ties(model: Any) -> None:
-    """Raise ValueError where tied layers are not quantized alike: one weight has one form."""
+    """Raise ValueError if tied layers have different quantizers, because they share one weight."""
     for target, source in _ties(model):
         pair = (target, source)
         if any(not isinstance(model.get_submodule(_module(name)), nn.Linear | nn.Embedding) for name in pair):
@@ -98,9 +98,11 @@ def _quantizer(layer: Layer | Weight | None) -> Quantizer | None:
     return None if layer is None else layer.frozen_quantizer()
 
 
-def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rule]:
-    """Rules for a model that was saved, perhaps with a head that this one lacks: those that match some module, under
-    its own name, or under the one that it has below or above the head."""
+def rules_with_any_prefix(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rule]:
+    """The rules that match some module, for a model that may have been saved with or without a head.
+
+    A module is matched under its own name, and with the base model's prefix added or removed.
+    """
     prefix = f"{model.base_model_prefix}."
 
     def selector(pattern: str) -> Callable[[str, nn.Module], bool]:
@@ -114,8 +116,9 @@ def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rul
 
 
 def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
-    """Put float layers back in the place of the layers that have these names, and float weights where modules hold
-    quantized ones, and say so in the model's report."""
+    """Replace the named layers by float ones, dequantize weights in holders, and record the reason in the model's
+    report.
+    """
     restored: dict[int, nn.Module] = {}
     names = set(names)
     for name in names:

@@ -1,4 +1,4 @@
-"""HopQuantizer: what transformers asks while it loads and saves a model that has a HopConfig."""
+"""HopQuantizer: transformers' hooks for loading and saving a model with a HopConfig."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,10 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
-from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
+from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, weight_of
 from hop.nn.attention_rules import checked_attention, convert_attention
 from hop.nn.conversion import convert, has_static_scale
+from hop.nn.exact import check_layers, is_exact, make_exact
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
@@ -25,7 +26,7 @@ from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
 
-_Base: Any = HfQuantizer  # whose methods say that they return None
+_Base: Any = HfQuantizer  # Any, because its methods are annotated to return None
 
 
 class HopQuantizer(_Base):
@@ -41,25 +42,25 @@ class HopQuantizer(_Base):
 
     def __init__(self, quantization_config: HopConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.mismatched: set[str] = set()  # weights whose shape in the checkpoint is another
-        self._buffers: dict[str, list[str]] = {}  # of all quantized weights of a name
+        self.mismatched: set[str] = set()  # weights with another shape in the checkpoint
+        self._buffers: dict[str, list[str]] = {}  # buffers of the quantized weights, by parameter name
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         if isinstance(device_map, dict) and "disk" in device_map.values():
             raise ValueError(
-                "HopConfig: device_map has 'disk', to which quantized weights do not go; give their modules a device"
+                "HopConfig: device_map has 'disk', which quantized weights do not support; give their modules a device"
             )
 
     # ---- loading
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         rules: Any = self.quantization_config.rules
-        if self.pre_quantized:  # the checkpoint has codes, or floats, for each of them
-            rules = anywhere(model, rules)
+        if self.pre_quantized:  # the checkpoint determines which layers have codes
+            rules = rules_with_any_prefix(model, rules)
             if rules:
                 convert(model, rules, filter=lambda _, module: not recomputed(module))
         else:
-            convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
+            convert(model, rules, filter=conversion_filter(model, self.quantization_config.modules_to_not_convert))
             check_ties(model)
         self._attend(model)
         self._order(model)
@@ -78,15 +79,15 @@ class HopQuantizer(_Base):
         model.hop_report = replace(report, rows=(*report.rows, *rows))
 
     def _order(self, model: Any) -> None:
-        """Make room for the orders of inputs."""
+        """Allocate the buffers for input orders."""
         listed, prefix = set(self.quantization_config.input_orders), f"{model.base_model_prefix}."
         for name, layer in modules_of(model, every_name=True) if listed else ():
             if listed.isdisjoint((name, prefix + name, name.removeprefix(prefix))):
                 continue
             if not isinstance(layer, Linear):
                 raise ValueError(
-                    f"HopConfig: input_orders: {name!r} is a {type(layer).__name__}, and it must be a Linear that is "
-                    "quantized; leave it out"
+                    f"HopConfig: input_orders: {name!r} is a {type(layer).__name__}, and it must be a quantized "
+                    "Linear; leave it out"
                 )
             layer.input_order = torch.empty(layer.in_features, dtype=torch.int64, device=layer.weight.device)
 
@@ -113,21 +114,27 @@ class HopQuantizer(_Base):
                 layer.take_frozen(False)
                 continue
             if isinstance(layer, ScaledEmbedding):
-                layer.set_scale()  # transformers knows its own class
+                layer.set_scale()  # transformers' initialization only knows its own class
             weight: Any = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
         if any(isinstance(layer, Holder) for layer in layers.values()):
-            model._weight_conversions = []  # saved as it is: there is no way back from codes to a tensor per expert
+            model._weight_conversions = []  # save unchanged: codes cannot be converted back to a tensor per expert
         floats = [name for name, layer in layers.items() if not layer.frozen]
-        restore(model, floats, "the checkpoint has no codes for it" if self.pre_quantized else "it is newly made")
+        restore(
+            model, floats, "the checkpoint has no codes for it" if self.pre_quantized else "it is newly initialized"
+        )
         if any(layer.frozen for layer in layers.values()):
             freeze(model, pack=self.quantization_config.pack)
+        config = self.quantization_config
+        if config.exact:
+            check_layers("HopConfig", model, lambda name, module: isinstance(module, Layer) and module.frozen)
+            make_exact(model, AttentionScheme.parse(config.attention or ""))
         return model
 
     @staticmethod
     def _layers(model: nn.Module) -> dict[str, Layer | Holder]:
-        """The layers whose weights the scheme quantizes, and what holds such weights, under each of their names."""
+        """The layers whose weights the scheme quantizes, and holders of such weights, under each of their names."""
         layers: dict[str, Layer | Holder] = {}
         for name, module in modules_of(model, every_name=True):
             layer = module if isinstance(module, Layer) else holder_of(module)
@@ -144,8 +151,9 @@ class HopQuantizer(_Base):
     def get_state_dict_and_metadata(
         self, model: Any, *args: Any, **kwargs: Any
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The state_dict with codes and scales as plain tensors, once for tied weights, and what describes them for
-        hop.storage.load_file."""
+        """The state_dict with codes and scales as plain tensors, tied weights only once, and its metadata for
+        hop.storage.load_file.
+        """
         state: dict[str, Tensor] = model.state_dict()
         for target, source in getattr(model, "all_tied_weights_keys", {}).items():
             if target in state and source in state and _is_same(state[target], state[source]):
@@ -157,7 +165,7 @@ class HopQuantizer(_Base):
         names = [name for name, m in modules if isinstance(m, Layer) or holder_of(m) is not None]
         restore(model, names, "dequantized")
         model.tie_weights()
-        if isinstance(dtype, str):  # what saving leaves in the config of the model
+        if isinstance(dtype, str):  # saving stores it as text in the model's config
             dtype = spelling.dtype(f"torch.{dtype}")
         return model if dtype is None else model.to(dtype)
 
@@ -166,7 +174,7 @@ class HopQuantizer(_Base):
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters are; the quantized weights are frozen."""
+        """Adapters can be trained; the quantized weights are frozen."""
         return True
 
     @property
@@ -180,27 +188,29 @@ register_quantizer(METHOD)(HopQuantizer)
 def make_serializable(model: Any, pack: bool) -> None:
     """Attach a HopQuantizer and a HopConfig to a model that hop.quantize_ quantized, so that `save_pretrained` works.
 
-    A HopConfig cannot name static scales: a model with such a scheme gets neither, and `save_pretrained` raises.
+    HopConfig does not support static scales: a model with such a scheme gets neither, and `save_pretrained` raises.
     """
-    layers = [(name, layer.scheme) for name, layer in HopQuantizer._layers(model).items()]  # of earlier calls, too
+    layers = [(name, layer.scheme) for name, layer in HopQuantizer._layers(model).items()]  # includes earlier calls
     attention = {row.scheme for row in model.hop_report.rows if isinstance(row.scheme, AttentionScheme)}
     if not layers or len(attention) > 1 or any(has_static_scale(scheme) for _, scheme in layers):
         return
     schemes = {scheme for _, scheme in layers}
     # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.
     rules: Any = schemes.pop() if len(schemes) == 1 else layers
-    config = HopConfig(rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None))
+    config = HopConfig(
+        rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None), exact=is_exact(model)
+    )
     model.hf_quantizer = HopQuantizer(config, pre_quantized=False)
     model.config.quantization_config = config
 
 
 def _weights(layer: Layer | Holder) -> list[tuple[str, Layer | Weight]]:
-    """The quantized weights, by the names of their parameters."""
+    """The quantized weights of a layer or holder, by parameter name."""
     return [(w.name, w) for w in layer.weights()] if isinstance(layer, Holder) else [("weight", layer)]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two quantized tensors hold the same: a layer that packs its weight has a copy of what it is tied to."""
+    """Whether two quantized tensors are equal: a layer that packs its weight has a copy of the tied one."""
     if not isinstance(one, QuantizedTensor) or not isinstance(other, QuantizedTensor):
         return False
     return one.quantizer == other.quantizer and all(

@@ -1,7 +1,7 @@
-"""load_tokenizer: the tokenizer that the metadata of a GGUF file describe, by transformers' converters.
+"""load_tokenizer: the tokenizer in the metadata of a GGUF file, through transformers' converters.
 
-WordPiece, of BERT's files, is written here, for transformers has no converter of it: a file holds pieces that begin a
-word behind U+2581, and others as they are, where a vocabulary of BERT has "##" before these.
+WordPiece, for BERT, is converted here because transformers has no converter for it: a file marks pieces that begin a
+word with U+2581 and leaves others unmarked, where BERT's vocabulary has "##" before the latter.
 """
 
 from pathlib import Path
@@ -16,24 +16,29 @@ from hop.numerics.spelling import shown
 
 _BEGINS, _CONTINUES = "\u2581", "##"
 _CONTROL = 3  # the type of tokens such as [CLS]
-_SPECIAL = {"unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding", "cls_token": "cls"}  # as spelled
+_SPECIAL = {
+    "unk_token": "unknown",
+    "sep_token": "seperator",
+    "pad_token": "padding",
+    "cls_token": "cls",
+}  # "seperator" is the key's spelling
 _SPECIAL |= {"mask_token": "mask"}
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer of a model that `load_model` reads.
+    """Load the tokenizer of a model that `load_model` reads.
 
     Args:
-        path: of a GGUF file, or of a folder with the tokenizer's own files.
+        path: a GGUF file, or a folder with tokenizer files.
 
     Returns:
-        A tokenizer of transformers, with the special tokens and the chat template of the file.
+        A transformers tokenizer, with the special tokens and the chat template of the file.
 
     Raises:
-        TypeError: path is no path.
-        FileNotFoundError: there is no such file or folder.
-        ValueError: the file is damaged, or has no tokenizer, or one of another kind than byte-level BPE (gpt2),
-            sentencepiece (llama), unigram (t5) and WordPiece (bert).
+        TypeError: path is not a path.
+        FileNotFoundError: the file or folder does not exist.
+        ValueError: the file is damaged, or has no tokenizer, or one other than byte-level BPE (gpt2), sentencepiece
+            (llama), unigram (t5) and WordPiece (bert).
     """
     place = checked_path("load_tokenizer", path, "model.gguf")
     if place.is_dir():
@@ -41,14 +46,16 @@ def load_tokenizer(path: str | Path) -> Any:
     metadata = open_gguf(place).metadata
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ValueError(f"load_tokenizer: {place} has no tokenizer.ggml.tokens; take the tokenizer from elsewhere")
+        raise ValueError(f"load_tokenizer: {place} has no tokenizer.ggml.tokens; get the tokenizer from elsewhere")
     if kind == "bert":
         return _word_piece(place, metadata)
     try:
         architecture, described, options = get_gguf_tokenizer(str(place))
         backend, _ = convert_gguf_tokenizer(architecture, described)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"load_tokenizer: {place}: no tokenizer of its metadata: {shown(error)}") from error
+        raise ValueError(
+            f"load_tokenizer: {place}: cannot create a tokenizer from its metadata: {shown(error)}"
+        ) from error
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
@@ -73,5 +80,5 @@ def _word_piece(place: Path, metadata: dict[str, Any]) -> Any:
         at = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(at, int) and 0 <= at < len(pieces):
             special[name] = pieces[at]
-    # Texts are in lower case, as llama.cpp brings them to it for every such file.
+    # llama.cpp converts text to lower case for every such file.
     return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, do_lower_case=True, **special)

@@ -1,4 +1,4 @@
-"""Files of other tools, read as quantized tensors whose numbers are those that the tools read, and written."""
+"""Read other tools' files as quantized tensors with bit-identical values, and write such files."""
 
 from hop.interchange.checkpoints import Checkpoint as Checkpoint
 from hop.interchange.checkpoints import open_checkpoint as open_checkpoint

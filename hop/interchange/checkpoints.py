@@ -1,11 +1,10 @@
-"""Checkpoints of others in safetensors, read by the quantization_config of config.json.
+"""Read other tools' safetensors checkpoints according to the quantization_config in config.json.
 
     for name, tensor in hop.interchange.open_checkpoint("folder").items():
         ...
 
-A quantized weight becomes a QuantizedTensor whose numbers are those that the tool which wrote it gives; other tensors
-stay as they are. Files are mapped into memory, and a tensor is read when it is asked for: floats of a weight are never
-made.
+A quantized weight becomes a QuantizedTensor with the values that the tool which wrote it computes; other tensors are
+unchanged. Files are memory-mapped, and a tensor is read on access, without materializing the weight in floats.
 
 Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
@@ -27,55 +26,55 @@ from hop.tensor.storage import read_tensor
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 
-class Kind(NamedTuple):
-    """A kind of weights: what follows the same beginning in the names of its tensors."""
+class WeightKind(NamedTuple):
+    """A way to store a weight: the suffixes of its tensors' names after a common prefix."""
 
-    needs: tuple[str, ...]
-    may: tuple[str, ...]
-    result: str  # follows it in the name of the weight
+    needs: tuple[str, ...]  # required suffixes
+    may: tuple[str, ...]  # optional suffixes
+    result: str  # the suffix of the weight's name
     read: Callable[[Parts, Config], Weight]
 
 
-_METHODS: dict[str, tuple[Kind, ...]] = {
+_METHODS: dict[str, tuple[WeightKind, ...]] = {
     "compressed-tensors": (
-        Kind(
+        WeightKind(
             ("weight_packed", "weight_scale"),
             ("weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx"),
             "weight",
             compressed_tensors.read_packed,
         ),
-        Kind(("weight", "weight_scale"), ("weight_zero_point",), "weight", compressed_tensors.read_plain),
+        WeightKind(("weight", "weight_scale"), ("weight_zero_point",), "weight", compressed_tensors.read_plain),
     ),
-    "fp8": (Kind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
-    "gptq": (Kind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
-    "awq": (Kind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
+    "fp8": (WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
+    "gptq": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
+    "awq": (WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
     "modelopt": (
-        Kind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
-        Kind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
-        Kind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),
+        WeightKind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
+        WeightKind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
+        WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),
     ),
     "bitsandbytes": (
-        Kind(
+        WeightKind(
             ("", ".quant_state.bitsandbytes__nf4"),
             (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"),
             "",
             float_checkpoints.read_nf4,
         ),
-        Kind(("weight", "SCB"), ("weight_format",), "weight", float_checkpoints.read_int8),
+        WeightKind(("weight", "SCB"), ("weight_format",), "weight", float_checkpoints.read_int8),
     ),
 }
-"""By quant_method."""
+"""The kinds of each quant_method."""
 
-_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")  # the dtypes that codes have, in a file's words
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")  # safetensors' names of the dtypes of codes
 _SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
 _SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name, each read when it is asked for.
+    """The tensors of a checkpoint by name, each read on access.
 
     Attributes:
-        path: of the file or folder, which must not change while this is in use.
+        path: the file or folder, which must not change while this object is in use.
         config: its quantization_config; empty if it has none.
     """
 
@@ -88,7 +87,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._files: dict[str, Any] = {}
         for file in files:
             opened = _opened(file)
-            for name in opened.keys():  # noqa: SIM118  no mapping
+            for name in opened.keys():  # noqa: SIM118  safe_open is not iterable
                 if name in self._files:
                     raise ValueError(f"{path}: tensor {shown(name)} is in two files; leave one out")
                 self._files[name] = opened
@@ -97,13 +96,13 @@ class Checkpoint(Mapping[str, Tensor]):
                 raise ValueError(
                     f"{path}: the index lists tensor {shown(name)}, which no file has; download them again"
                 )
-        self._indexed = compressed_tensors.indexed(self.config, path)
-        self._kinds = _found(self._files, self._methods(self.config))
+        self._indexed = compressed_tensors.with_target_sets(self.config, path)
+        self._kinds = _weights_of_kinds(self._files, self._methods(self.config))
         taken = {name for _, parts in self._kinds.values() for name in parts.values()}
         self._sorted = sorted(self._files)
         self._names = dict.fromkeys([*self._kinds, *(name for name in self._files if name not in taken)])
 
-    def _methods(self, config: Config) -> Iterable[Kind]:
+    def _methods(self, config: Config) -> Iterable[WeightKind]:
         method: Any = config.get("quant_method")
         if not config:
             return ()
@@ -127,7 +126,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._plain(name)
 
     def _scale_of(self, name: str) -> str | None:
-        """A tensor that scales the codes `name`, if they are codes and there is one."""
+        """The name of a tensor that scales the codes in `name`; None if they are not codes or there is none."""
         if self._files[name].get_slice(name).get_dtype() not in _CODES:
             return None
         module, dot, leaf = name.rpartition(".")
@@ -143,10 +142,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return None
 
     def permutation(self, name: str) -> Tensor | None:
-        """The column of the file that each column of a weight is, where its columns were sorted by group; else None.
+        """The file's column of each column of a weight whose columns were sorted by group; None for other weights.
 
-        With p = permutation(name), x @ W.T of the file is x[..., p] @ w.T of what is read, and W is
-        w.dequantize()[:, argsort(p)]."""
+        With p = permutation(name), the file's x @ W.T is x[..., p] @ w.T of the tensor that was read, and W is
+        w.dequantize()[:, argsort(p)].
+        """
         _, names = self._kinds.get(name, (None, {}))
         return self._read(name).permutation if any(end.endswith("g_idx") for end in names) else None
 
@@ -160,7 +160,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def _plain(self, name: str) -> Tensor:
         return read_tensor(self._files[name], name, str(self.path))
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+    def __contains__(self, name: object) -> bool:  # Mapping's version reads the tensor
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -174,21 +174,21 @@ class Checkpoint(Mapping[str, Tensor]):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """A checkpoint in safetensors, whose tensors are read one by one.
+    """Open a safetensors checkpoint, whose tensors are read one by one.
 
     Args:
-        path: of a folder with config.json and safetensors, one or several, or of one such file beside its config.json.
+        path: a folder with config.json and one or several safetensors files, or one such file next to its config.json.
 
     Returns:
-        A mapping from names to tensors: quantized weights as QuantizedTensors that appear in the dtype in which their
-        tool dequantizes them, others as they are, in private memory that the files are mapped into.
+        A mapping from names to tensors: quantized weights as QuantizedTensors that appear in the dtype to which their
+            tool dequantizes them, others unchanged, in private copy-on-write memory.
 
     Raises:
-        TypeError: path is no path.
-        FileNotFoundError: there is no such file or folder, or it has no safetensors.
-        ImportError: safetensors is missing.
-        ValueError: a file is damaged or cut off, or the method of quantization is none that is read; and, when it is
-            asked for, a tensor whose parts do not fit, by its name.
+        TypeError: path is not a path.
+        FileNotFoundError: the file or folder does not exist, or has no safetensors.
+        ImportError: safetensors is not installed.
+        ValueError: a file is damaged or truncated, or the quantization method is not supported; on access, the parts of
+            a tensor do not fit together (the message names it).
     """
     return Checkpoint(checked_path("open_checkpoint", path, "folder"))
 
@@ -202,8 +202,8 @@ def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
     text: Any = model.get("text_config")
     inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None
     quantization: Any = model.get("quantization_config") or inner
-    if not quantization and (beside := folder / "hf_quant_config.json").is_file():  # of ModelOpt
-        quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
+    if not quantization and (modelopt := folder / "hf_quant_config.json").is_file():  # written by ModelOpt
+        quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(modelopt.read_bytes(), str(modelopt))}
     quantization = quantization or {}
     if not isinstance(quantization, dict):
         raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {shown(quantization)}")
@@ -211,7 +211,7 @@ def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
-    """The files of a checkpoint, and the names that its index lists."""
+    """The files of a checkpoint, and the tensor names in its index."""
     if path.is_file():
         return [path], ()
     index = path / "model.safetensors.index.json"
@@ -222,12 +222,12 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
         return files, ()
     weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: weight_map must map names to files beside it, got {shown(weight_map)}")
+        raise ValueError(f"{index}: weight_map must map names to files in the same folder, got {shown(weight_map)}")
     places = cast("dict[str, Any]", weight_map)
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise ValueError(
-                f"{index}: weight_map must map names to files beside it, and {shown(name)} is in {shown(file)}"
+                f"{index}: weight_map must map names to files in the same folder, but {shown(name)} is in {shown(file)}"
             )
     return [path / file for file in sorted(set(places.values()))], places
 
@@ -242,12 +242,14 @@ def _opened(file: Path) -> Any:
     try:
         return safetensors.safe_open(str(file), "pt")
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{file} is no whole file of safetensors: {shown(error)}") from error
+        raise ValueError(f"{file} is not a complete safetensors file: {shown(error)}") from error
 
 
-def _found(names: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, tuple[Kind, dict[str, str]]]:
-    """The weights of these kinds, and the tensors of each by the ends of their names."""
-    weights: dict[str, tuple[Kind, dict[str, str]]] = {}
+def _weights_of_kinds(
+    names: Mapping[str, Any], kinds: Iterable[WeightKind]
+) -> dict[str, tuple[WeightKind, dict[str, str]]]:
+    """The weights of these kinds by name, each with its tensors' names by suffix."""
+    weights: dict[str, tuple[WeightKind, dict[str, str]]] = {}
     for kind in kinds:
         for name in names:
             start = name.removesuffix(kind.needs[0])

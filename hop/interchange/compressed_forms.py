@@ -1,8 +1,8 @@
-"""What compressed-tensors makes of a weight: the format, the arguments of its configuration, and the tensors beside the
-name of the module. hop.interchange.compressed_tensors reads what is written so, and describes it.
+"""Storage of a weight in the compressed-tensors format: the format's name, its arguments and the tensors.
 
-Scales are written in the dtype that a weight appears in if each of them is a number of it, else in float32: the package
-multiplies in the dtype of scales, so that its numbers are those of `hop.dequantize` bit for bit.
+hop.interchange.compressed_tensors reads and describes this format. Scales are written in the weight's dtype if it
+represents each of them exactly, and in float32 otherwise: the package multiplies in the scales' dtype, so that its
+values equal those of `hop.dequantize` bit for bit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hop.interchange.compressed_tensors import NVFP4
-from hop.interchange.gguf import unheld
-from hop.interchange.packed import AT_ONCE, packed_words
+from hop.interchange.gguf import unpack_codes
+from hop.interchange.packed import AT_ONCE, pack_words
 from hop.numerics import blocks
 from hop.numerics.float_rules import Microscaling
 from hop.numerics.formats import E2M1, E4M3
@@ -25,22 +25,23 @@ INTEGERS = ("pack-quantized", "int-quantized")
 
 
 class Form(NamedTuple):
-    """How a weight is written."""
+    """The stored form of a weight: format, arguments and tensors."""
 
     format: str
     args: Mapping[str, Any]  # of the configuration
-    entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # by the ends of names
-    small: Mapping[str, Tensor]  # those tensors that are written at once
-    end: str  # of the codes
-    zero: int  # what is subtracted from a code
+    entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # dtypes and shapes by name suffix
+    small: Mapping[str, Tensor]  # the tensors other than codes, by name suffix
+    end: str  # the name suffix of the codes
+    zero: int  # subtracted from each code
 
 
-def form_of(tensor: QuantizedTensor, wanted: str | None = None) -> Form:
-    """How a weight is written; `wanted` is one of INTEGERS, for weights of integers.
+def storage_form(tensor: QuantizedTensor, wanted: str | None = None) -> Form:
+    """The stored form of a weight; `wanted`, one of INTEGERS, selects the format of integer weights.
 
-    Raises ValueError with the reason for one that the package has no form for."""
+    Raises ValueError, with the reason, if the package cannot represent the weight.
+    """
     q, shape = tensor.quantizer, tuple(tensor.shape)
-    if why := _refused(tensor, q):
+    if why := _unsupported_reason(tensor, q):
         raise ValueError(why)
     buffers = tensor.buffers()
     if q.format.is_integer:
@@ -57,8 +58,8 @@ def form_of(tensor: QuantizedTensor, wanted: str | None = None) -> Form:
     )
 
 
-def rows_of(tensor: QuantizedTensor, form: Form) -> Iterator[tuple[int, Tensor]]:
-    """What is written of codes, some rows at a time, and from which row on."""
+def iterate_rows(tensor: QuantizedTensor, form: Form) -> Iterator[tuple[int, Tensor]]:
+    """The stored codes, a chunk of rows at a time, each with its first row's index."""
     q, buffers, (rows, size) = tensor.quantizer, tensor.buffers(), tensor.shape
     if q.layout is not None and not q.is_dense():
         buffers, q = q.packed(buffers, (rows, size), None), q.plain
@@ -69,39 +70,39 @@ def rows_of(tensor: QuantizedTensor, form: Form) -> Iterator[tuple[int, Tensor]]
         part = slice(first, first + step)
         codes = buffers["codes"][part].detach().cpu()
         if dtype == torch.uint8:
-            yield first, codes  # of 4 bits, as they lie
+            yield first, codes  # two codes of 4 bits per byte, as in the file
             continue
-        block_codes = unheld(codes, None if high is None else high[part].cpu(), q.format.bits, signed)[:, :size]
+        block_codes = unpack_codes(codes, None if high is None else high[part].cpu(), q.format.bits, signed)[:, :size]
         if dtype == torch.float8_e4m3fn:
             yield first, block_codes
         elif dtype == torch.int32:
             unsigned = (block_codes.to(torch.int16) - form.zero).to(torch.uint8)
-            yield first, packed_words(unsigned, form.args["num_bits"])
+            yield first, pack_words(unsigned, form.args["num_bits"])
         else:
             yield first, (block_codes.to(torch.int16) - form.zero).to(torch.int8)
 
 
-def _refused(tensor: QuantizedTensor, q: Quantizer) -> str | None:
-    """Why a weight has no form, whatever its format is."""
+def _unsupported_reason(tensor: QuantizedTensor, q: Quantizer) -> str | None:
+    """The reason why a weight of any format cannot be stored, or None."""
     if tensor.dim() != 2:
-        return f"it has shape {tuple(tensor.shape)}, and the package has matrices"
+        return f"it has shape {tuple(tensor.shape)}, and the package supports matrices only"
     if "rowwise" not in tensor.usages:
-        return "it has no row-wise copy, which is what is written"
+        return "it has no row-wise copy"
     if q.is_decoded():
-        return f"layout={q.layout} holds numbers in the place of codes"
+        return f"layout={q.layout} holds values instead of codes"
     if q.flat:
         return "its blocks run over the flat tensor (flat=True)"
     return None
 
 
 def _has_float_scales(q: Quantizer, buffers: Mapping[str, Tensor]) -> bool:
-    """Whether a float is stored for each block, and is its s."""
+    """Whether each block has a float scale that is stored as it is."""
     stored = q.scale.scale_is_stored or (isinstance(q.scale, StoredScales) and not q.scale.is_compound)
     return stored and "scale" in buffers and buffers["scale"].is_floating_point()
 
 
 def _block(q: Quantizer, shape: tuple[int, ...]) -> tuple[int, int]:
-    """The block of a matrix, -1 for a whole dimension."""
+    """The block of a matrix, with -1 for a whole dimension."""
     rows, columns = (
         -1 if b != 1 and b >= n else b for b, n in zip(blocks.per_dimension(q.block, 2), shape, strict=True)
     )
@@ -109,7 +110,7 @@ def _block(q: Quantizer, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _strategy(block: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The arguments that say which elements share a scale."""
+    """The configuration's description of which elements share a scale."""
     rows, columns = block
     if (rows, columns) == (-1, -1):
         return {"strategy": "tensor"}
@@ -123,11 +124,11 @@ def _strategy(block: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
 
 def _check_groups(group: int, shape: tuple[int, ...]) -> None:
     if shape[1] % group:
-        raise ValueError(f"its rows of {shape[1]} are no whole groups of {group}, as the package has them")
+        raise ValueError(f"its rows of {shape[1]} are not a multiple of its groups of {group}, as the package requires")
 
 
 def _scales(tensor: QuantizedTensor, scale: Tensor, strategy: str) -> Tensor:
-    """Scales in the dtype and shape of the file."""
+    """Scales in the file's dtype and shape."""
     exact = tensor.dtype in (torch.bfloat16, torch.float16) and torch.equal(
         scale.to(tensor.dtype).to(torch.float32).nan_to_num(nan=0.5), scale.to(torch.float32).nan_to_num(nan=0.5)
     )
@@ -145,7 +146,7 @@ def _integers(tensor: QuantizedTensor, block: tuple[int, int], wanted: str | Non
     rule, bits = q.scale, q.format.bits
     if not _has_float_scales(q, buffers) or bits > 8:
         raise ValueError(
-            f"its scales, by {rule}, are not one float for each block of integers of 8 bits at most, without offsets"
+            f"its scales, by {rule}, are not one float per block of integers of at most 8 bits, without offsets"
         )
     scale = buffers["scale"]
     strategy = _strategy(block, shape)
@@ -157,13 +158,13 @@ def _integers(tensor: QuantizedTensor, block: tuple[int, int], wanted: str | Non
     if wanted is None:
         wanted = INTEGERS[1] if bits == 8 and by != "group" else INTEGERS[0]
     if affine and by in ("tensor", "block"):
-        wanted = INTEGERS[1]  # the package packs zero points of rows alone
+        wanted = INTEGERS[1]  # the package packs zero points only if they are per row
     small = {"weight_scale": _scales(tensor, scale, by)}
     if affine:
         zero_points = torch.full(scale.shape, constant) if zeros is None else zeros.detach().cpu()
         zero_points = zero_points.to(torch.int16) - middle
         if wanted == INTEGERS[0]:
-            words = packed_words((zero_points + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
+            words = pack_words((zero_points + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
             small["weight_zero_point"] = words.t().contiguous()
         else:
             small["weight_zero_point"] = zero_points.to(torch.int8).reshape(small["weight_scale"].shape)

@@ -1,11 +1,12 @@
-"""Weights as compressed-tensors writes them, by the tensors beside them and the groups of the configuration.
+"""Read weights in the compressed-tensors format, from their tensors and the groups of the configuration.
 
-    weight_packed int32      pack-quantized: integers of 1 to 8 bits less the least one, with scales and zero points
-    weight_packed uint8      nvfp4-pack-quantized where weight_global_scale divides scales, else mxfp4-pack-quantized
-    weight int8 or float8    int-quantized, float-quantized, naive-quantized; mxfp8 where scales are exponents
+    weight_packed int32      pack-quantized: integers of 1 to 8 bits minus the smallest, with scales and zero points
+    weight_packed uint8      nvfp4-pack-quantized if there is a weight_global_scale, which divides scales, else
+                             mxfp4-pack-quantized
+    weight int8 or float8    int-quantized, float-quantized, naive-quantized; mxfp8 if scales are exponents
 
-A scale of MX whose exponent is 255 is NaN, as the OCP specification has it, and in the package an infinity. Source: the
-package compressed_tensors 0.20, its compressors and lifecycle.forward.
+An MX scale with exponent 255 is NaN, as in the OCP specification; the package reads infinity. Source: the package
+compressed_tensors 0.20, its compressors and lifecycle.forward.
 """
 
 import math
@@ -21,11 +22,11 @@ from hop.interchange.packed import (
     Config,
     Parts,
     Weight,
-    assembled,
-    order_of_groups,
-    quantizer_of,
-    quantizer_of_floats,
-    unpacked,
+    assemble_rows,
+    float_quantizer,
+    integer_quantizer,
+    sorting_permutation,
+    unpack_words,
 )
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
@@ -40,20 +41,23 @@ NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=
 _MOST_GROUPS = 256
 
 
-def indexed(config: Config, where: Any) -> Config:
-    """The configuration with the targets of its groups as sets, since each weight is looked up in all groups.
+def with_target_sets(config: Config, where: Any) -> Config:
+    """The configuration with the targets of its groups as sets, because each weight is looked up in all groups.
 
-    Raises ValueError, with `where` it is, for more groups than a model has kinds of weights."""
-    held: Any = config.get("config_groups")
-    if not isinstance(held, dict):
+    Raises ValueError, mentioning `where`, if there are implausibly many groups.
+    """
+    config_groups: Any = config.get("config_groups")
+    if not isinstance(config_groups, dict):
         return config
-    groups = cast("dict[str, Any]", held)
+    groups = cast("dict[str, Any]", config_groups)
     if len(groups) > _MOST_GROUPS:
-        raise ValueError(f"{where}: config_groups has {len(groups)} groups, and {_MOST_GROUPS} is the most; merge them")
-    return {**config, "config_groups": {name: _indexed(group) for name, group in groups.items()}}
+        raise ValueError(
+            f"{where}: config_groups has {len(groups)} groups, and at most {_MOST_GROUPS} are supported; merge them"
+        )
+    return {**config, "config_groups": {name: _with_target_set(group) for name, group in groups.items()}}
 
 
-def _indexed(group: Any) -> Any:
+def _with_target_set(group: Any) -> Any:
     if not isinstance(group, dict):
         return group
     fields = cast("dict[str, Any]", group)
@@ -63,7 +67,7 @@ def _indexed(group: Any) -> Any:
 
 
 def read_packed(parts: Parts, config: Config) -> Weight:
-    """A weight that is `weight_packed`."""
+    """Read a weight stored as `weight_packed`."""
     packed = parts.get("weight_packed", torch.int32, torch.uint8, ndim=2)
     return _integers(parts, config, packed) if packed.dtype == torch.int32 else _fp4(parts, packed)
 
@@ -74,14 +78,14 @@ def _fp4(parts: Parts, packed: Tensor) -> Weight:
         scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
         outer = parts.get("weight_global_scale", torch.float32)
         outer = parts.fits("weight_global_scale", outer, (1, 1), (1,), ())
-        return Weight(parts.built(NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+        return Weight(parts.assemble(NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
     scale = parts.get("weight_scale", torch.uint8, ndim=2)
-    return Weight(parts.built(MXFP4, shape, torch.bfloat16, codes=packed, scale=scale))
+    return Weight(parts.assemble(MXFP4, shape, torch.bfloat16, codes=packed, scale=scale))
 
 
 def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
-    held = parts.fits("weight_shape", parts.get("weight_shape", torch.int64, torch.int32, ndim=1), (2,))
-    rows, size = cast("list[int]", held.tolist())
+    shape = parts.fits("weight_shape", parts.get("weight_shape", torch.int64, torch.int32, ndim=1), (2,))
+    rows, size = cast("list[int]", shape.tolist())
     if rows != packed.shape[0] or not 0 < size <= 32 * packed.shape[1]:
         raise parts.fail(f"'weight_shape' says ({rows}, {size}), and 'weight_packed' has shape {tuple(packed.shape)}")
     scale = parts.get("weight_scale", *FLOATS)
@@ -90,39 +94,41 @@ def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
     counts = blocks.counts((rows, size), block)
     scales = parts.fits("weight_scale", scale, counts, counts[:1])
     affine = parts.has("weight_zero_point")
-    q, rest = quantizer_of(bits, block, affine), {"scale": scales}
+    q, rest = integer_quantizer(bits, block, affine), {"scale": scales}
     if affine:
         rest["zero_point"] = _zero_points(parts, bits, rows, counts)
     order = None
     if parts.has("weight_g_idx") and block[-1] != -1 and not bool((parts.get("weight_g_idx", torch.int32) < 0).all()):
-        order = order_of_groups(parts, "weight_g_idx", size, block[-1])
+        order = sorting_permutation(parts, "weight_g_idx", size, block[-1])
 
     def codes(start: int, stop: int) -> Tensor:
-        values = unpacked(packed[start:stop], bits, size)
+        values = unpack_words(packed[start:stop], bits, size)
         values = values if order is None else values[:, order]
         return values if affine else (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
 
-    return Weight(assembled(q, (rows, size), scale.dtype, codes, **rest), order)
+    return Weight(assemble_rows(q, (rows, size), scale.dtype, codes, **rest), order)
 
 
 def _zero_points(parts: Parts, bits: int, rows: int, counts: Sequence[int]) -> Tensor:
-    """Zero points of packed integers, unsigned as their codes: packed likewise, or as int8 in the shape of scales."""
+    """Zero points of packed integers, unsigned like the codes. Stored packed as well, or as int8 in the shape of the
+    scales.
+    """
     zero = parts.get("weight_zero_point", torch.int32, torch.int8)
     if zero.dtype == torch.int8:
         zero = parts.fits("weight_zero_point", zero, counts, counts[:1])
         middle = 2 ** (bits - 1)
         if zero.numel() and not -middle <= int(zero.min()) <= int(zero.max()) < middle:
             raise parts.fail(
-                f"'weight_zero_point' has values from {int(zero.min())} to {int(zero.max())}, and must have such of "
-                f"{bits} bits, from {-middle} to {middle - 1}"
+                f"'weight_zero_point' has values from {int(zero.min())} to {int(zero.max())}, and must have {bits} "
+                f"bits, from {-middle} to {middle - 1}"
             )
         return (zero.to(torch.int16) + middle).to(torch.uint8)
     zero = parts.fits("weight_zero_point", zero, (-(-rows * bits // 32), counts[1]))
-    return unpacked(zero.t(), bits, rows).t()
+    return unpack_words(zero.t(), bits, rows).t()
 
 
 def read_plain(parts: Parts, config: Config) -> Weight:
-    """A weight whose elements have a byte each."""
+    """Read a weight with one byte per element."""
     weight = parts.get("weight", torch.int8, *FP8)
     if weight.dim() < 2:
         raise parts.fail(f"'weight' has shape {tuple(weight.shape)}, and must have two dimensions or more")
@@ -130,7 +136,7 @@ def read_plain(parts: Parts, config: Config) -> Weight:
     scale = parts.get("weight_scale", *FLOATS, torch.uint8)
     if scale.dtype == torch.uint8:
         q = Quantizer(format, (1, 32), Microscaling())
-        return Weight(parts.built(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+        return Weight(parts.assemble(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
     _, block = _scheme(parts, config, tuple(weight.shape), scale, lambda bits: True)
     counts = tuple(blocks.counts(weight.shape, block))
     shapes = [counts, counts[:-1], *[()] * (scale.numel() == 1), *[(1,)] * (scale.numel() == 1)]
@@ -138,20 +144,22 @@ def read_plain(parts: Parts, config: Config) -> Weight:
     if weight.dtype != torch.int8:
         if parts.has("weight_zero_point"):
             raise parts.fail("'weight_zero_point' is for integers, and the weight is in floats")
-        q = quantizer_of_floats(weight.dtype, block)
+        q = float_quantizer(weight.dtype, block)
     elif parts.has("weight_zero_point"):
         zero = parts.get("weight_zero_point", torch.int8)
         rest["zero_point"], q = parts.fits("weight_zero_point", zero, *shapes), Quantizer(INT8, block, MinMax())
     else:
         q = Quantizer(INT8, block, Amax())
-    return Weight(parts.built(q, weight.shape, scale.dtype, codes=weight, **rest))
+    return Weight(parts.assemble(q, weight.shape, scale.dtype, codes=weight, **rest))
 
 
 def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor, fits: Any) -> tuple[int, Block]:
-    """The bits and the block of a weight: those of the groups of the configuration which its tensors fit; of those
-    that name its module, if one does."""
-    held: Any = config.get("config_groups")
-    groups = list(cast("dict[str, Any]", held).values()) if isinstance(held, dict) else []
+    """The bits and the block of a weight, from the configuration's group that its tensors fit.
+
+    If a group names the weight's module, only such groups are considered.
+    """
+    config_groups: Any = config.get("config_groups")
+    groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
     name = parts.name.removesuffix(".weight")
     named = [group for group in groups if isinstance(group, dict) and name in cast("dict[str, Any]", group)["targets"]]
     forms: set[tuple[int, Block]] = set()
@@ -178,7 +186,7 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
 
 
 def _block(args: dict[str, Any]) -> Block | None:
-    """The block of a strategy; None for one that weights do not have."""
+    """The block of a strategy; None if weights cannot have it."""
     size, structure, strategy = args.get("group_size"), args.get("block_structure"), args.get("strategy")
     if strategy is None:
         strategy = "block" if structure else "tensor" if size is None else "channel" if size == -1 else "group"

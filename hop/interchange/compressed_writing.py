@@ -1,10 +1,9 @@
-"""Weights written as compressed-tensors has them: safetensors, and the quantization_config of config.json.
+"""Write weights in the compressed-tensors format: safetensors, and the quantization_config in config.json.
 
     hop.interchange.save_compressed_tensors("folder", model)
 
-The tools that read such folders, vLLM and transformers among them, run the weights without hop.
-
-Needs the package `safetensors` to be read, and nothing to be written.
+vLLM, transformers and other tools run such weights without hop. Reading needs the package `safetensors`, writing does
+not.
 """
 
 import json
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from hop.compat.files import whole_folder, write_whole
-from hop.interchange.compressed_forms import INTEGERS, Form, form_of, rows_of
+from hop.interchange.compressed_forms import INTEGERS, Form, iterate_rows, storage_form
 from hop.interchange.safetensors_files import NAMES, Entry, Writer, writer
 from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
@@ -27,12 +26,12 @@ _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _CALLER = "save_compressed_tensors"
 
 
-class _Planned(NamedTuple):
-    """A tensor, and what is written of it."""
+class _PlannedTensor(NamedTuple):
+    """A tensor, and its entries in the file."""
 
     name: str
     entries: tuple[Entry, ...]
-    format: str | None = None  # None for a plain one
+    format: str | None = None  # None for a plain tensor
     args: Mapping[str, Any] = {}
 
     @property
@@ -48,45 +47,46 @@ def save_compressed_tensors(
     integers: str | None = None,
     shard_size: int = 5 * 10**9,
 ) -> None:
-    """Write tensors to a folder in the format of compressed-tensors, each as it is: codes are never quantized again.
+    """Write tensors to a folder in the compressed-tensors format. Codes are written as they are, never quantized again.
 
-    A QuantizedTensor, the weight of a Linear or an Embedding, becomes what the package decompresses to the very numbers
-    of `hop.dequantize`; a plain tensor stays in its dtype:
+    A QuantizedTensor, the weight of a Linear or an Embedding, is stored so that the package decompresses it to exactly
+    the values of `hop.dequantize`; a plain tensor keeps its dtype:
 
-        integers of 1 to 8 bits, scales by groups, rows, tensor or blocks, with zero points or without
+        integers of 1 to 8 bits, scales per group, row, tensor or block, with or without zero points
                                                     pack-quantized, or int-quantized
-        e4m3, scales by rows, groups, tensor or blocks      float-quantized
+        e4m3, scales per row, group, tensor or block        float-quantized
         MXFP4, MXFP8                                mxfp4-pack-quantized, mxfp8-quantized
-        NVFP4 whose scales a float divides          nvfp4-pack-quantized
+        NVFP4 whose scales are divided by a float   nvfp4-pack-quantized
 
-    Weights of MX and NVFP4 have bfloat16 when they are read. Scales are written in the dtype that the weight appears in
-    where it has their numbers, else in float32, in which the weight then appears. How activations are quantized is not
-    written. Each tensor is asked for twice, first for its form, so that a mapping which makes its tensors when they are
-    asked for has one of them in memory at a time.
+    MX and NVFP4 weights are read back in bfloat16. Scales are written in the weight's dtype if it represents them
+    exactly, and otherwise in float32, which the weight then has when read. The quantization of activations is not
+    written. Each tensor is accessed twice, first to plan its storage, so that a lazy mapping has one of its tensors in
+    memory at a time.
 
-    The files are written to a temporary folder in `folder`, and moved into it together, config.json and the index
-    first. Where writing fails, or the process is killed, `folder` has none of them; of several writers to one folder,
-    the first to finish succeeds, and the others get FileExistsError.
+    The files are written to a temporary folder in `folder` and moved together, config.json and the index first. If
+    writing fails or the process is killed, `folder` has none of them. If several processes write to one folder, the
+    first to finish succeeds, and the others raise FileExistsError.
 
     Args:
-        folder: a folder to make, or one without safetensors.
-        tensors: by name, weights as "module.weight"; or a module, of whose parameters and buffers those that are tied
-            are written once.
-        config: the content of config.json but for quantization_config. None for that of the module, where it has one as
-            models of transformers do, else for the config.json that the folder has.
-        integers: "pack-quantized" or "int-quantized" for all integers that have both forms: those with symmetric codes,
-            and affine ones by rows or groups. None for int-quantized of 8 bits by rows, tensor or blocks.
-        shard_size: bytes; one file has at most these, or one tensor.
+        folder: a folder to create, or an existing one without safetensors.
+        tensors: tensors by name, weights as "module.weight"; or a module, whose tied parameters and buffers are written
+            once.
+        config: the content of config.json apart from quantization_config. Default: the module's config, if it has one
+            like models of transformers, else the config.json in the folder.
+        integers: "pack-quantized" or "int-quantized", for integers that both can store: symmetric codes, and affine
+            ones per row or group. Default: int-quantized for 8 bits per row, tensor or block, pack-quantized otherwise.
+        shard_size: the most bytes per file, unless a single tensor is larger.
 
     Raises:
-        TypeError: an argument is of another type.
-        FileExistsError: folder has safetensors, which may be another writer's.
-        OSError: the disk is full, or a file cannot be written for another reason.
-        ValueError: a tensor has no such form, with the reason, or no name that is a weight's. Nothing is written then.
+        TypeError: an argument has the wrong type.
+        FileExistsError: the folder has safetensors, perhaps from another process.
+        OSError: the disk is full, or a file cannot be written.
+        ValueError: the format cannot represent a tensor (the message gives the reason), or a quantized tensor's name is
+            not a weight's. Nothing is written then.
     """
     place, state = _checked(folder, tensors, config, integers, shard_size)
     configuration = _config(place, tensors, config)
-    planned = [_planned(name, state[name], integers) for name in state]  # one of them alive at a time
+    planned = [_plan_tensor(name, state[name], integers) for name in state]  # keeps one tensor alive at a time
     _check_orders([p for p in planned if p.format], state)
     shards, places = _shards(planned, shard_size), dict[str, str]()
     with whole_folder(place, lambda: _check_folder(place), first=(_CONFIG, _INDEX)) as staged:
@@ -116,16 +116,16 @@ def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -
         raise ValueError(f"{_CALLER}: shard_size must be a number of bytes, got {size!r}; give one such as 10**9")
     place = Path(cast("str | os.PathLike[str]", folder))
     _check_folder(place)
-    return place, _of_module(tensors) if isinstance(tensors, nn.Module) else cast("Mapping[str, Tensor]", tensors)
+    return place, _module_tensors(tensors) if isinstance(tensors, nn.Module) else cast("Mapping[str, Tensor]", tensors)
 
 
 def _check_folder(place: Path) -> None:
     if any(place.glob("*.safetensors")) or (place / _INDEX).exists():
-        raise FileExistsError(f"{_CALLER}: folder {place} has safetensors already; give another one, or take them out")
+        raise FileExistsError(f"{_CALLER}: folder {place} has safetensors already; give another one, or remove them")
 
 
-def _of_module(module: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers, each once, by the first of its names."""
+def _module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters and buffers, each once, under its first name."""
     weights: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in cast("Mapping[str, Any]", module.state_dict(keep_vars=True)).items():
         if isinstance(tensor, Tensor):
@@ -134,7 +134,7 @@ def _of_module(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """config.json without a quantization_config."""
+    """The content of config.json without a quantization_config."""
     config_of: Any = getattr(tensors, "config", None)
     if config is not None:
         configuration: Any = dict(config)
@@ -152,10 +152,10 @@ def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict
     return configuration
 
 
-# ---- what is written
+# ---- the tensors
 
 
-def _planned(name: Any, tensor: Any, integers: str | None) -> _Planned:
+def _plan_tensor(name: Any, tensor: Any, integers: str | None) -> _PlannedTensor:
     if not isinstance(name, str):
         raise TypeError(f"{_CALLER}: names of tensors must be text, got {name!r}; rename it")
     if not isinstance(tensor, Tensor) or tensor.is_meta:
@@ -163,39 +163,39 @@ def _planned(name: Any, tensor: Any, integers: str | None) -> _Planned:
     if not isinstance(tensor, QuantizedTensor):
         if tensor.dtype not in NAMES:
             raise ValueError(f"{_CALLER}: tensors[{name!r}] is {tensor.dtype}, which safetensors lacks; convert it")
-        return _Planned(name, (Entry(name, tensor.dtype, tuple(tensor.shape), 0, 0),))
+        return _PlannedTensor(name, (Entry(name, tensor.dtype, tuple(tensor.shape), 0, 0),))
     start, _, end = name.rpartition(".")
     if end != "weight" or not start:
         raise ValueError(
-            f"{_CALLER}: tensors[{name!r}] is quantized, and must be called as a module's weight, such as 'a.weight': "
+            f"{_CALLER}: tensors[{name!r}] is quantized, so its name must be a module's weight, such as 'a.weight': "
             "rename it, or dequantize it"
         )
     form = _form(name, tensor, integers)
     entries = (Entry(f"{start}.{e}", dtype, shape, 0, 0) for e, (dtype, shape) in form.entries.items())
-    return _Planned(name, tuple(entries), form.format, form.args)
+    return _PlannedTensor(name, tuple(entries), form.format, form.args)
 
 
 def _form(name: str, tensor: QuantizedTensor, integers: str | None) -> Form:
     try:
-        return form_of(tensor, integers)
+        return storage_form(tensor, integers)
     except ValueError as error:
         raise ValueError(
-            f"{_CALLER}: tensors[{name!r}] has no form in compressed-tensors: {error}; quantize it otherwise, or "
-            "dequantize it"
+            f"{_CALLER}: tensors[{name!r}] cannot be stored in compressed-tensors: {error}; quantize it differently "
+            "or dequantize it"
         ) from error
 
 
-def _check_orders(quantized: Sequence[_Planned], state: Mapping[str, Tensor]) -> None:
+def _check_orders(quantized: Sequence[_PlannedTensor], state: Mapping[str, Tensor]) -> None:
     for each in quantized:
         if f"{each.name.removesuffix('weight')}input_order" in state:
             raise ValueError(
-                f"{_CALLER}: tensors[{each.name!r}] has columns in an order of their own (input_order), which the "
-                "package has not any more; dequantize the layer"
+                f"{_CALLER}: tensors[{each.name!r}] has permuted columns (input_order), which the package "
+                "no longer supports; dequantize the layer"
             )
 
 
-def _shards(planned: Sequence[_Planned], size: int) -> list[list[_Planned]]:
-    shards: list[list[_Planned]] = [[]]
+def _shards(planned: Sequence[_PlannedTensor], size: int) -> list[list[_PlannedTensor]]:
+    shards: list[list[_PlannedTensor]] = [[]]
     for each in planned:
         if shards[-1] and sum(p.bytes for p in shards[-1]) + each.bytes > size:
             shards.append([])
@@ -203,21 +203,21 @@ def _shards(planned: Sequence[_Planned], size: int) -> list[list[_Planned]]:
     return shards
 
 
-def _write(writer: Writer, each: _Planned, tensor: Tensor, integers: str | None) -> None:
-    if _planned(each.name, tensor, integers) != each:
-        raise ValueError(f"{_CALLER}: tensors[{each.name!r}] is another tensor than when it was first asked for")
+def _write(writer: Writer, each: _PlannedTensor, tensor: Tensor, integers: str | None) -> None:
+    if _plan_tensor(each.name, tensor, integers) != each:
+        raise ValueError(f"{_CALLER}: tensors[{each.name!r}] changed between its first and its second access")
     if not isinstance(tensor, QuantizedTensor):
         writer.write_rows(each.name, 0, tensor)
         return
     form, start = _form(each.name, tensor, integers), each.name.removesuffix("weight")
     for end, part in form.small.items():
         writer.write_rows(start + end, 0, part)
-    for first, part in rows_of(tensor, form):
+    for first, part in iterate_rows(tensor, form):
         writer.write_rows(start + form.end, first, part)
 
 
-def _groups(planned: Sequence[_Planned]) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
-    """The formats and arguments that there are, and the modules of each."""
+def _groups(planned: Sequence[_PlannedTensor]) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
+    """The distinct formats and arguments, each with the modules that use it."""
     groups: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
     for each in planned:
         if each.format is not None:
@@ -226,7 +226,7 @@ def _groups(planned: Sequence[_Planned]) -> Iterator[tuple[str, Mapping[str, Any
     yield from groups.values()
 
 
-def _quantization(planned: Sequence[_Planned]) -> dict[str, Any]:
+def _quantization(planned: Sequence[_PlannedTensor]) -> dict[str, Any]:
     groups = list(_groups(planned))
     formats = {format for format, _, _ in groups}
     return {

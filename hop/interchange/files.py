@@ -1,4 +1,4 @@
-"""Paths to files that are read, and the memory of tensors that are written."""
+"""Check paths of input files, and access the memory of tensors to write."""
 
 import os
 from pathlib import Path
@@ -10,22 +10,22 @@ from hop.numerics.spelling import shown
 
 
 def checked_path(caller: str, path: Any, example: str, folders: bool = True) -> Path:
-    """A path to a file that is there, or with `folders` a folder.
+    """Return an existing file, or with `folders` also a folder, as a Path.
 
     Raises:
-        TypeError: it is no path.
-        FileNotFoundError: nothing is there.
+        TypeError: `path` is not a path.
+        FileNotFoundError: nothing exists there.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{caller}: path must be text or a Path, got {shown(path)}; give one such as {example!r}")
     place = Path(cast("str | os.PathLike[str]", path))
     if not (place.exists() if folders else place.is_file()):
         kind = "file or folder" if folders else "file"
-        raise FileNotFoundError(f"{caller}: path must be a {kind} that is there, got {str(path)!r}; download it first")
+        raise FileNotFoundError(f"{caller}: path must be an existing {kind}, got {str(path)!r}; download it first")
     return place
 
 
-def view_of(data: Tensor) -> memoryview:
+def memory_of(data: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
     array = data.numpy()
     return memoryview(array)  # type: ignore[arg-type]

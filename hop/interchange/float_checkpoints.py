@@ -1,13 +1,12 @@
-"""Weights in fp8 with blocks, as DeepSeek and transformers write them; ModelOpt's NVFP4 and FP8; bitsandbytes' NF4 and
+"""Read fp8 weights in blocks, as DeepSeek and transformers write them; ModelOpt's NVFP4 and FP8; bitsandbytes' NF4 and
 int8.
 
-    fp8             weight (N, K), weight_scale_inv for each of its blocks, a float or a power of two
-    ModelOpt        weight (N, K / 2), weight_scale in e4m3 for 16, times weight_scale_2
-    NF4             codes of the flat tensor, the first in the highest bits; absmax, or codes of it by a map in blocks
+    fp8             weight (N, K), weight_scale_inv per block, a float or a power of two
+    ModelOpt        weight (N, K / 2), weight_scale in e4m3 per 16 elements, times weight_scale_2
+    NF4             codes of the flat tensor, the first in the high bits; absmax, or codes of it with a map per block
     int8            weight (N, K) and SCB, the amax of each row
 
-Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional; of NF4, Dettmers et al. 2023,
-"QLoRA".
+Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional.
 """
 
 import math
@@ -16,23 +15,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, number, quantizer_of_floats
+from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, float_quantizer, number
 from hop.numerics import blocks, spelling
-from hop.numerics.formats import E2M1, E4M3, INT8, Codebook
+from hop.numerics.formats import E2M1, E4M3, INT8, NF4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 from hop.numerics.stored_scales import StoredScales
 
 _NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
 
-_MOST_DIMENSIONS = 64  # of PyTorch's tensors
-_QUANTILES = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-NF4 = Codebook("nf4", 4, torch.uint8, _QUANTILES)
-spelling.register_constant(NF4.name, NF4)
+_MOST_DIMENSIONS = 64  # PyTorch's limit
 
 
 def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
@@ -52,8 +44,8 @@ def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
     scale_of = parts.fits("_scale_inv", scale, blocks.counts(weight.shape, block), *ones)
     s = torch.exp2(scale_of.to(torch.float32) - 127) if scale.dtype == torch.uint8 else scale_of.to(torch.float32)
     dtype = scale.dtype if scale.dtype in FLOATS else torch.bfloat16
-    q = quantizer_of_floats(weight.dtype, block, powers=scale.dtype not in FLOATS)
-    return Weight(parts.built(q, weight.shape, dtype, codes=weight, scale=s))
+    q = float_quantizer(weight.dtype, block, powers=scale.dtype not in FLOATS)
+    return Weight(parts.assemble(q, weight.shape, dtype, codes=weight, scale=s))
 
 
 def read_nvfp4(parts: Parts, config: Config) -> Weight:
@@ -61,7 +53,7 @@ def read_nvfp4(parts: Parts, config: Config) -> Weight:
     scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
     outer = parts.fits("weight_scale_2", parts.get("weight_scale_2", torch.float32), (1, 1), (1,), ())
     shape = (packed.shape[0], 2 * packed.shape[1])
-    return Weight(parts.built(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+    return Weight(parts.assemble(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
 
 
 def read_fp8(parts: Parts, config: Config) -> Weight:
@@ -69,8 +61,8 @@ def read_fp8(parts: Parts, config: Config) -> Weight:
     block = (-1, -1)
     scale = parts.get("weight_scale", torch.float32)
     scale = parts.fits("weight_scale", scale, blocks.counts(weight.shape, block), (1,), ())
-    q = quantizer_of_floats(weight.dtype, block)
-    return Weight(parts.built(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+    q = float_quantizer(weight.dtype, block)
+    return Weight(parts.assemble(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
 
 
 def read_nf4(parts: Parts, config: Config) -> Weight:
@@ -79,28 +71,28 @@ def read_nf4(parts: Parts, config: Config) -> Weight:
         state = spelling.from_json(bytes(raw.tolist()), "'.quant_state.bitsandbytes__nf4'")
     except ValueError as error:
         raise parts.fail(str(error)) from error
-    shape, dtype = _described(parts, state)
+    shape, dtype = _shape_and_dtype(parts, state)
     block, count = number(parts, state, "blocksize", 1, 2**20), math.prod(shape)
     codes = parts.get("", torch.uint8)
     if codes.numel() != -(-count // 2):
         raise parts.fail(f"it has {codes.numel()} bytes of codes, and shape {shape} has {count} elements")
     book = parts.get(".quant_map", torch.float32)
     if not torch.equal(book, torch.tensor(NF4.book)):
-        raise parts.fail("'.quant_map' must be the numbers of NF4")
+        raise parts.fail("'.quant_map' must be the values of NF4")
     scale = _absmax(parts, state, -(-count // block))
     q = Quantizer(NF4, (block,), Amax(), flat=True)
     unpacked_codes = torch.empty(codes.numel(), dtype=torch.uint8)
     flat = codes.reshape(-1)
     for start in range(0, flat.numel(), AT_ONCE):
         part = flat[start : start + AT_ONCE]
-        unpacked_codes[start : start + AT_ONCE] = (part >> 4) | (part << 4)  # the first is the lowest of ours
+        unpacked_codes[start : start + AT_ONCE] = (part >> 4) | (part << 4)  # our first code is in the low bits
     if count % 2:
         unpacked_codes[-1] &= 15
-    return Weight(parts.built(q, shape, dtype, codes=unpacked_codes, scale=scale))
+    return Weight(parts.assemble(q, shape, dtype, codes=unpacked_codes, scale=scale))
 
 
-def _described(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype of a weight."""
+def _shape_and_dtype(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype of a weight, from its state."""
     shape: Any = state.get("shape")
     sizes = cast("list[int]", shape) if isinstance(shape, list) else [-1]
     dtype = {str(d).removeprefix("torch."): d for d in FLOATS}.get(str(state.get("dtype")))
@@ -113,7 +105,7 @@ def _described(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], to
 
 
 def _absmax(parts: Parts, state: dict[str, Any], count: int) -> Tensor:
-    """The scales of the blocks, float32."""
+    """The float32 scales of the blocks."""
     if not parts.has(".nested_absmax"):
         return parts.fits(".absmax", parts.get(".absmax", torch.float32), (count,))
     codes = parts.fits(".absmax", parts.get(".absmax", torch.uint8), (count,))
@@ -126,11 +118,14 @@ def _absmax(parts: Parts, state: dict[str, Any], count: int) -> Tensor:
 
 
 def read_int8(parts: Parts, config: Config) -> Weight:
-    """bitsandbytes multiplies codes by the amax, and the product by float32(1 / 127): its numbers differ from these,
-    whose scale is float32(amax / 127), by two units in the last place at most."""
+    """Read bitsandbytes' int8 weights.
+
+    bitsandbytes multiplies codes by the amax, and the product by float32(1 / 127). With our scale, float32(amax / 127),
+    values differ by at most two units in the last place.
+    """
     weight = parts.get("weight", torch.int8, ndim=2)
     if parts.has("weight_format") and bool((parts.get("weight_format", torch.uint8) != 0).any()):
         raise parts.fail("'weight_format' must be 0, for rows in order; save it by a newer bitsandbytes")
     amax = parts.fits("SCB", parts.get("SCB", torch.float32), (weight.shape[0], 1), (weight.shape[0],))
     scale = (amax.to(torch.float64) / 127).to(torch.float32)
-    return Weight(parts.built(Quantizer(INT8, (1, -1)), weight.shape, torch.float32, codes=weight, scale=scale))
+    return Weight(parts.assemble(Quantizer(INT8, (1, -1)), weight.shape, torch.float32, codes=weight, scale=scale))

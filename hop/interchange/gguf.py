@@ -1,11 +1,11 @@
-"""GGUF files, as llama.cpp writes and reads them.
+"""Read GGUF files, as llama.cpp writes and reads them.
 
     for name, tensor in hop.interchange.load_gguf("model.gguf"):
         ...
 
-A quantized tensor becomes a QuantizedTensor whose numbers are, bit for bit, those that gguf.quants.dequantize gives; a
-plain one becomes a tensor. The file is mapped into memory, and a tensor is read when it is asked for, some blocks at a
-time: its codes and scales are brought into our order, and its floats are never made.
+A quantized tensor becomes a QuantizedTensor whose values equal those of gguf.quants.dequantize bit for bit; a plain one
+becomes a tensor. The file is memory-mapped, and a tensor is read on access, some blocks at a time: codes and scales are
+rearranged into our layout without materializing floats.
 """
 
 import mmap
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.interchange.files import checked_path
-from hop.interchange.gguf_container import Entry, Header, read_header, type_name
+from hop.interchange.gguf_container import GGUFEntry, Header, read_header, type_name
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
 from hop.numerics.packing import PACKED
 from hop.numerics.quantizer import Quantizer
@@ -27,13 +27,13 @@ from hop.tensor import QuantizedTensor
 
 __all__ = ["GGUFFile", "load_gguf", "open_gguf"]
 
-_AT_ONCE = 2**20  # elements that are unpacked to bytes of their own
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)  # as llama.cpp calls the files of a model
-_MOST_FILES = 2**16 - 1  # which split.count, of 16 bits, can say
+_AT_ONCE = 2**20  # elements that are unpacked to bytes at a time
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)  # llama.cpp's names of a split model's files
+_MOST_FILES = 2**16 - 1  # the largest value of split.count, which has 16 bits
 
 
 class _Shard:
-    """A file that is mapped into memory."""
+    """A memory-mapped file."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
@@ -42,19 +42,19 @@ class _Shard:
         self.data = torch.frombuffer(self.map, dtype=torch.uint8)
 
     def release(self, start: int, stop: int) -> None:
-        """Give back the memory of pages of the file that were read; those at the ends, which others share, stay."""
+        """Release the memory of pages that have been read, except those at the ends, which other tensors may share."""
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and first < last:
             self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class GGUFFile(Mapping[str, Tensor]):
-    """The tensors of a GGUF file by name, in the file's order, each read when it is asked for.
+    """The tensors of a GGUF file by name, in the file's order, each read on access.
 
     Attributes:
-        path: of the file, which must not change while this is in use; of a model in several, the first.
-        metadata: keys of the file and their values: numbers, texts, and lists of these. Of a model in several files
-            those of the first, without the keys of the split.
+        path: the file, or the first of several; it must not change while this object is in use.
+        metadata: the file's keys and values: numbers, texts, and lists of these. For a split model, those of the first
+            file without the keys of the split.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,19 +82,19 @@ class GGUFFile(Mapping[str, Tensor]):
         return _quantized(raw, entry, known, shard.release)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, which is not read."""
+        """The shape of a tensor, without reading it."""
         return self._entries[name][1].shape
 
     def type(self, name: str) -> str:
-        """The type of a tensor in ggml's words, such as "Q4_K", or its dtype; it is not read."""
+        """The type of a tensor, in ggml's terms such as "Q4_K", or its dtype, without reading it."""
         return type_name(self._entries[name][1].type)
 
     def stored_value(self, key: str) -> bytes:
-        """The type and the value of a key of the metadata, as the file has them."""
+        """The bytes of a metadata key's type and value in the file."""
         start, stop = self._places[key]
         return bytes(self._first[start:stop].numpy())
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+    def __contains__(self, name: object) -> bool:  # Mapping's version reads the tensor
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
@@ -108,7 +108,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
 
 def _headers(path: Path) -> list[tuple[Path, Header]]:
-    """The files of a model and their headers: the one file, or all of a split, from the first."""
+    """The files of a model and their headers: a single file, or all of a split, given the first."""
     first = read_header(path)
     count, number = (first.metadata.get(f"split.{key}", 0) for key in ("count", "no"))
     if type(count) is not int or type(number) is not int or not 0 <= number < max(count, 1) <= _MOST_FILES:
@@ -133,7 +133,7 @@ def _headers(path: Path) -> list[tuple[Path, Header]]:
         found = tuple(header.metadata.get(f"split.{key}") for key in ("no", "count"))
         if found != (i, count):
             raise ValueError(
-                f"{place}: split.no and split.count are {shown(found)}, and must be {(i, count)} beside {path.name!r}; "
+                f"{place}: split.no and split.count are {shown(found)}, not {(i, count)} next to {path.name!r}; "
                 "download the files of one model"
             )
         result.append((place, header))
@@ -142,7 +142,7 @@ def _headers(path: Path) -> list[tuple[Path, Header]]:
 
 
 def _check_tensors(path: Path, files: list[tuple[Path, Header]]) -> None:
-    """Raise for a tensor that is in two of the files, and where there are more or fewer than the first file counts."""
+    """Raise ValueError if a tensor is in two files, or if their number differs from the first file's count."""
     places: dict[str, Path] = {}
     for place, header in files:
         for name in header.entries:
@@ -160,52 +160,53 @@ def _check_tensors(path: Path, files: list[tuple[Path, Header]]) -> None:
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """A GGUF file, or a model that is split into several, whose tensors are read one by one.
+    """Open a GGUF file, or a model split into several, whose tensors are read one by one.
 
     Args:
-        path: of the file; of several the first, NAME-00001-of-0000N.gguf, with the others beside it.
+        path: the file; for a split model the first, NAME-00001-of-0000N.gguf, with the others in the same folder.
 
     Returns:
         A mapping from names to tensors: quantized ones as QuantizedTensors that appear in float32, plain ones in their
-        dtype, in private memory that the file is mapped into. Shapes are PyTorch's, with rows last.
+            dtype, in private copy-on-write memory. Shapes are in PyTorch's order, with rows last.
 
     Raises:
-        TypeError: path is no path.
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or cut off, or is no GGUF file of version 2 or 3; of several files it is not the
-            first, or one is missing; and, when it is asked for, a tensor of a type that is not read.
+        TypeError: path is not a path.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged or truncated, or is not a GGUF file of version 2 or 3; it is not the first of
+            several, or one of them is missing; or, on access, a tensor has an unsupported type.
     """
     return GGUFFile(checked_path("open_gguf", path, "m.gguf", folders=False))
 
 
 def load_gguf(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """The name and the tensor of each tensor of a GGUF file, in its order, each read when it is asked for.
+    """Iterate over the names and tensors of a GGUF file, in its order; each tensor is read when it is reached.
 
-    Arguments, results and errors are those of `open_gguf`; the header is checked at once."""
+    Arguments and errors are those of `open_gguf`; the header is checked immediately.
+    """
     return iter(open_gguf(path).items())
 
 
-def _plain(raw: Tensor, entry: Entry) -> Tensor:
+def _plain(raw: Tensor, entry: GGUFEntry) -> Tensor:
     dtype = PLAIN[entry.type]
     aligned = entry.start % dtype.itemsize == 0
     return (raw if aligned else raw.clone()).view(dtype).reshape(entry.shape)
 
 
-def _quantized(raw: Tensor, entry: Entry, known: BlockType, release: Callable[[int, int], None]) -> QuantizedTensor:
+def _quantized(raw: Tensor, entry: GGUFEntry, known: BlockType, release: Callable[[int, int], None]) -> QuantizedTensor:
     q = known.quantizer
     buffers = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in q.buffers(entry.shape).items()}
     blocks = raw.reshape(-1, known.bytes)
     for start in range(0, len(blocks), step := max(_AT_ONCE // known.elements, 1)):
         some = blocks[start : start + step]
-        for name, part in held(q, known.read(some)).items():
+        for name, part in buffers_from_parts(q, known.read(some)).items():
             rows = buffers[name].view(len(blocks), -1)
             rows[start : start + len(some)] = part.view(len(some), -1)
         release(entry.start + start * known.bytes, entry.start + (start + len(some)) * known.bytes)
     return QuantizedTensor(buffers, q, entry.shape, torch.float32)
 
 
-def held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
-    """What a tensor by `q` holds of blocks, which begin and end with a byte of each buffer."""
+def buffers_from_parts(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
+    """The buffers of a tensor by `q`, from blocks that fill whole bytes of each buffer."""
     codes, layout = parts["codes"], q.layout
     if q.is_dense() and codes.shape[1] % 8 == 0:
         return parts | dict(zip(("codes", "high_codes"), planes(codes, q.format.bits), strict=True))
@@ -215,48 +216,52 @@ def held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """What the layout Planes holds of codes of 3, 5 or 6 bits, (n, m) bytes; m is a multiple of 8.
+    """The buffers of codes of 3, 5 or 6 bits in the layout Planes; (n, m) bytes, with m a multiple of 8.
 
-    As its `arrange` and `beside` give it, in few passes: codes are gathered inside words, in little-endian order."""
+    The result equals that of the layout's `arrange` and `beside`, in fewer passes: codes are gathered within words, in
+    little-endian order.
+    """
     raw = codes.contiguous().view(torch.uint8)
     low = 2 if bits == 3 else 4
-    return _gathered(raw & (2**low - 1), low), _gathered((raw >> low) & (2 ** (bits - low) - 1), bits - low)
+    return _pack_fields(raw & (2**low - 1), low), _pack_fields((raw >> low) & (2 ** (bits - low) - 1), bits - low)
 
 
-def _gathered(fields: Tensor, bits: int) -> Tensor:
-    """(n, m) bytes with a field of 1, 2 or 4 bits each -> (n, m · bits / 8) bytes of fields, the first in the lowest
-    bits."""
+def _pack_fields(fields: Tensor, bits: int) -> Tensor:
+    """Pack (n, m) bytes with one field of 1, 2 or 4 bits each into (n, m · bits / 8) bytes, the first field in the low
+    bits.
+    """
     if bits == 4:
         x = fields.view(torch.int16)
         return (x | (x >> 4)).to(torch.uint8)
     if bits == 2:
         x = fields.view(torch.int32)
         return (x | (x >> 6) | (x >> 12) | (x >> 18)).to(torch.uint8)
-    # Σ bit[i] 2^(8 i) · Σ 2^(7 k), k from 1 to 8, has bit[i] at 56 + i, and nothing else there.
+    # Σ bit[i] 2^(8 i) · Σ 2^(7 k), k from 1 to 8, has bit[i] at position 56 + i, and nothing else from 56 up.
     return ((fields.view(torch.int64) * 0x0102040810204080) >> 56).to(torch.uint8)
 
 
-def unheld(codes: Tensor, high_codes: Tensor | None, bits: int, signed: bool) -> Tensor:
-    """(n, m) bytes of what is held -> (n, elements and what fills the last byte) codes: the inverse of `held`, in few
-    passes.
+def unpack_codes(codes: Tensor, high_codes: Tensor | None, bits: int, signed: bool) -> Tensor:
+    """Unpack (n, m) bytes of buffers into (n, elements and padding of the last byte) codes, the inverse of
+    `buffers_from_parts`, in few passes.
 
     Args:
-        codes, high_codes: in the plain form, or in that of hop.layouts.Planes.
-        bits, signed: of a code."""
+        codes, high_codes: in the plain layout, or in hop.layouts.Planes.
+        bits, signed: of a code.
+    """
     raw = codes.contiguous().view(torch.uint8)
     if high_codes is not None:
         low = 2 if bits == 3 else 4
-        below, above = _spread(raw, low), _spread(high_codes, bits - low)
-        size = min(below.shape[1], above.shape[1])  # the last byte of each may have more
+        below, above = _unpack_fields(raw, low), _unpack_fields(high_codes, bits - low)
+        size = min(below.shape[1], above.shape[1])  # their last bytes may have different padding
         result = below[:, :size] | (above[:, :size] << low)
     else:
-        result = _spread(raw, bits) if bits in PACKED else raw
+        result = _unpack_fields(raw, bits) if bits in PACKED else raw
     if not signed:
         return result
     result = result.view(torch.int8)
     return result if bits == 8 else (result << (8 - bits)) >> (8 - bits)
 
 
-def _spread(raw: Tensor, bits: int) -> Tensor:
-    """(n, m) bytes -> (n, 8 m / bits) fields, the lowest bits first."""
+def _unpack_fields(raw: Tensor, bits: int) -> Tensor:
+    """Unpack (n, m) bytes into (n, 8 m / bits) fields, the low bits first."""
     return torch.stack([(raw >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 2).flatten(1)

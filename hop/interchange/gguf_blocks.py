@@ -1,12 +1,11 @@
-"""Blocks of GGUF as bytes, from codes and what is stored beside them: the inverse of what the readers of
-hop.interchange.gguf_types do.
+"""Encode GGUF blocks as bytes from codes and scales, the inverse of the readers in hop.interchange.gguf_types.
 
-An encoder takes codes, (n, elements), and scales, (n, count), as a QuantizedTensor by the type's quantizer holds them,
-and gives blocks, (n, bytes) uint8. A reader of the type gives the same parts again. Where several bytes stand for one
-number, a block has one of them:
+An encoder takes codes, (n, elements), and scales, (n, count), in the form of a QuantizedTensor with the type's
+quantizer, and returns blocks, (n, bytes) uint8, from which the reader restores the same parts. If several bytes encode
+the same value, one of them is written:
 
-    MXFP4, NVFP4    the code 8 of e2m1, -0, is read as 0; NVFP4's scale 0x7F too, and others without the highest bit
-    TQ1_0           the byte that ggml writes for five digits; of the 13 others some are read as the same digits
+    MXFP4, NVFP4    the code 8 of e2m1, -0, is read as 0; NVFP4's scale 0x7F too, and others without the high bit
+    TQ1_0           the byte that ggml writes for five digits; some of the 13 unused bytes are read as the same digits
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +19,10 @@ from hop.interchange.gguf_types import Parts
 
 
 def _joined(fields: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
-    """(n, m · len(shifts) · width) fields -> (n, m · width) bytes: of `width` bytes first the fields at the first
-    shift."""
+    """Pack (n, m · len(shifts) · width) fields into (n, m · width) bytes, inverse of gguf_types._fields.
+
+    For every `width` bytes, the fields at the first shift come first.
+    """
     cut = fields.view(torch.uint8).unflatten(1, (-1, len(shifts), width))
     out = cut[:, :, 0] << shifts[0]
     for i, shift in enumerate(shifts[1:], 1):
@@ -32,36 +33,35 @@ def _joined(fields: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
 _HALVES, _QUARTERS, _EIGHTHS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 
 
-def _of_bits(bits: Tensor) -> Tensor:
-    """(n, 8 m) bits -> (n, m) bytes, the first the lowest."""
+def _pack_bits(bits: Tensor) -> Tensor:
+    """Pack (n, 8 m) bits into (n, m) bytes, the first in the lowest bit."""
     return _joined(bits, 1, _EIGHTHS)
 
 
 def _unsigned(codes: Tensor, zero: int) -> Tensor:
-    """int8 plus `zero`, uint8."""
+    """int8 plus `zero`, as uint8."""
     return (codes + zero).view(torch.uint8)
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """(n, count) floats or bytes -> (n, bytes)."""
+    """The bytes of (n, count) floats or bytes."""
     return x.contiguous().view(torch.uint8)
 
 
 def _negated(x: Tensor) -> Tensor:
-    """The bytes of -x, of float16, without a look at the number."""
+    """The bytes of -x for float16, by flipping the sign bit, which also works for NaN."""
     return _bytes(x.contiguous().view(torch.int16) ^ -(2**15))
 
 
 def _cat(*parts: Tensor) -> Tensor:
-    """(n, count) bytes, one after the other; two at once where counts are even, which takes a tenth of torch.cat's
-    time."""
+    """Concatenate (n, count) bytes. Copies two bytes at a time if counts are even, in a tenth of torch.cat's time."""
     sizes = [part.shape[1] for part in parts]
     out = torch.empty((len(parts[0]), sum(sizes)), dtype=torch.uint8)
-    wide = torch.int16 if not any(n % 2 for n in sizes) else torch.uint8
+    unit = torch.int16 if not any(n % 2 for n in sizes) else torch.uint8
     for to, part in zip(
-        out.view(wide).split([n * out.itemsize // wide.itemsize for n in sizes], 1), parts, strict=True
+        out.view(unit).split([n * out.itemsize // unit.itemsize for n in sizes], 1), parts, strict=True
     ):
-        to.copy_(part.contiguous().view(wide))
+        to.copy_(part.contiguous().view(unit))
     return out
 
 
@@ -77,7 +77,7 @@ def _q4_1(p: Parts) -> Tensor:
 
 
 def _five(codes: Tensor) -> Tensor:
-    return _cat(_of_bits(codes >> 4), _joined(codes & 15, 16, _HALVES))
+    return _cat(_pack_bits(codes >> 4), _joined(codes & 15, 16, _HALVES))
 
 
 def _q5_0(p: Parts) -> Tensor:
@@ -93,12 +93,12 @@ def _q8_0(p: Parts) -> Tensor:
 
 
 def _nibbles(p: Parts) -> Tensor:
-    """Scales, then codes of 4 bits, the first half in the lower ones."""
+    """Scales, then codes of 4 bits, the first half of a block in the low bits."""
     return _cat(_bytes(p["scale"]), _joined(p["codes"], 16, _HALVES))
 
 
 def _nvfp4(p: Parts) -> Tensor:
-    scale = torch.where(p["scale"] == 0x7F, 0xFF, p["scale"])  # as 0x7F it would be read as 0
+    scale = torch.where(p["scale"] == 0x7F, 0xFF, p["scale"])  # 0x7F would be read as 0
     return _cat(scale, _joined(p["codes"], 8, _HALVES))
 
 
@@ -118,7 +118,7 @@ def _q3_k(p: Parts) -> Tensor:
 
 
 def _six_bits(p: Parts) -> Tensor:
-    """The scales and offsets of Q4_K and Q5_K: eight of 6 bits each in 12 bytes, under two floats."""
+    """The scales and offsets of Q4_K and Q5_K: eight of 6 bits each in 12 bytes, after the two outer floats."""
     (scale, scale_4), (offset, offset_4) = (p[name].unflatten(1, (2, 4)).unbind(1) for name in ("scale", "offset"))
     low, middle = scale | ((scale_4 & 48) << 2), offset | ((offset_4 & 48) << 2)
     high = (scale_4 & 15) | ((offset_4 & 15) << 4)
@@ -148,7 +148,9 @@ def _iq4_xs(p: Parts) -> Tensor:
 
 
 def _tq1_0(p: Parts) -> Tensor:
-    """Digits d of base 3 as ceil(256/243 · Σ d[k] 3^(4 - k)), the last four ones with a fifth of 0."""
+    """Digits d in base 3 as ceil(256/243 · Σ d[k] 3^(4 - k)); the bytes of the last four digits have a fifth digit of
+    0.
+    """
     digits, parts = p["codes"].to(torch.int32), list[Tensor]()
     for start, stop, width, count in ((0, 160, 32, 5), (160, 240, 16, 5), (240, 256, 4, 4)):
         cut = digits[:, start:stop].unflatten(1, (count, width))
@@ -179,4 +181,4 @@ ENCODERS: dict[int, Callable[[Parts], Tensor]] = {
     39: _nibbles,
     40: _nvfp4,
 }
-"""By ggml's numbers, as TYPES."""
+"""Encoders by ggml's type number, as in TYPES."""

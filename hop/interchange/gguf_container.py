@@ -1,13 +1,13 @@
-"""The header of a GGUF file: metadata, and where each tensor lies. Little-endian, versions 2 and 3.
+"""The header of a GGUF file: metadata, and the location of each tensor. Little-endian, versions 2 and 3.
 
     "GGUF"  version u32  tensors u64  keys u64
     keys times      key: string, type: u32, value
     tensors times   name: string, dimensions: u32, sizes: u64 each, type: u32, offset: u64
-    padding to a multiple of general.alignment, then the data, in which offsets count
+    padding to a multiple of general.alignment, then the data, to which offsets are relative
 
-A string is its length, u64, and UTF-8. Sizes come last dimension first. Nothing is believed: each length is compared
-with what is left of the file before anything of that length is read, and tensors share no bytes. So what is read takes
-memory and time in proportion to the file. Source: docs/gguf.md of ggml.
+A string is its length, u64, and UTF-8. Sizes are in reverse order, the last dimension first. The file is not trusted:
+each length is compared with the remaining bytes before anything of that length is read, and tensors must not overlap,
+so that memory and time stay proportional to the file's size. Source: docs/gguf.md of ggml.
 """
 
 import math
@@ -22,46 +22,47 @@ from hop.numerics.spelling import shown
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-_LEAST_KEY, _LEAST_TENSOR = 13, 24  # bytes
-_DEEPEST = 4  # arrays in arrays
+_LEAST_KEY, _LEAST_TENSOR = 13, 24  # smallest sizes in bytes
+_DEEPEST = 4  # most levels of nested arrays
 MOST_DIMENSIONS = 4
 _LARGEST = 2**63 - 1
 
 
-class Entry(NamedTuple):
-    """A tensor of a file."""
+class GGUFEntry(NamedTuple):
+    """The location of a tensor in a file."""
 
     name: str
     shape: tuple[int, ...]
     type: int
-    start: int  # in the file
-    bytes: int  # 0 for a type that is not known
+    start: int  # offset in the file
+    bytes: int  # 0 for an unknown type
 
 
 class Header(NamedTuple):
     metadata: dict[str, Any]
-    entries: dict[str, Entry]
-    places: dict[str, tuple[int, int]]  # of the type and value of each key in the file
+    entries: dict[str, GGUFEntry]
+    places: dict[str, tuple[int, int]]  # the file's byte range of each key's type and value
 
 
 def read_header(path: Path) -> Header:
-    """The metadata and the tensors of a file.
+    """Read the metadata and the tensor locations of a file.
 
-    Raises ValueError, with the path and where it has one the tensor's name, for what is no whole GGUF file."""
+    Raises ValueError, with the path and, where it applies, the tensor's name, if the file is not a complete GGUF file.
+    """
     size = os.path.getsize(path)
     if size < 24:
-        raise ValueError(f"{path} is no GGUF file: it has {size} bytes, fewer than a header")
+        raise ValueError(f"{path} is not a GGUF file: it has {size} bytes, fewer than a header")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Reader(path, data).header()
 
 
 def is_alignment(value: Any) -> bool:
-    """Whether tensors may begin at multiples of it."""
+    """Whether `value` is a valid alignment."""
     return type(value) is int and 1 <= value <= 2**20 and value & (value - 1) == 0
 
 
 def type_name(number: int) -> str:
-    """A type in words."""
+    """The name of a type number."""
     if number in TYPES:
         return TYPES[number].name
     return str(PLAIN[number]) if number in PLAIN else OTHERS.get(number, f"number {number}")
@@ -90,7 +91,7 @@ class _Reader:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"has a text that is no UTF-8, before byte {self.at}") from error
+            raise self.error(f"has a text that is not UTF-8, before byte {self.at}") from error
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind in SCALARS:
@@ -110,7 +111,7 @@ class _Reader:
         return [self.value(inner, depth + 1) for _ in range(count)]
 
     def strings(self, count: int) -> list[str]:
-        """`count` texts: `string` in one loop, since vocabularies have hundreds of thousands."""
+        """Read `count` texts. A loop without calls of `string`, because vocabularies have hundreds of thousands."""
         data, at, end, strings = self.data, self.at, len(self.data), list[str]()
         size_at = struct.Struct("<Q").unpack_from
         try:
@@ -121,12 +122,12 @@ class _Reader:
                     raise self.error(f"needs more bytes for a text than the file has, {end} in all")
                 strings.append(str(data[start:at], "utf-8"))
         except UnicodeDecodeError as error:
-            raise self.error(f"has a text that is no UTF-8, before byte {at}") from error
+            raise self.error(f"has a text that is not UTF-8, before byte {at}") from error
         self.at = at
         return strings
 
     def check_count(self, count: int, least: int) -> None:
-        """Raise for more items, of `least` bytes at least, than the rest of the file can hold."""
+        """Raise if the rest of the file cannot contain `count` items of at least `least` bytes."""
         if count * least > len(self.data) - self.at:
             left = len(self.data) - self.at
             raise self.error(f"counts {count} items of {least} bytes and more, and {left} bytes are left")
@@ -153,10 +154,10 @@ class _Reader:
         self.what = "the list of tensors"
         self.check_count(tensors, _LEAST_TENSOR)
         entries = [self.tensor(i) for i in range(tensors)]
-        return Header(metadata, self.placed(entries, metadata.get("general.alignment", 32)), places)
+        return Header(metadata, self.locate(entries, metadata.get("general.alignment", 32)), places)
 
-    def tensor(self, i: int) -> Entry:
-        """A tensor, its start counted in the data, its bytes not yet."""
+    def tensor(self, i: int) -> GGUFEntry:
+        """Read a tensor's entry, with its start relative to the data and its size still unknown."""
         self.what = f"tensor {i}"
         name = self.string()
         self.what = f"tensor {shown(name)}"
@@ -166,34 +167,34 @@ class _Reader:
         shape = tuple(self.scalar("Q") for _ in range(ndim))[::-1]
         if math.prod(max(n, 1) for n in shape) > _LARGEST:
             raise self.error(f"has sizes {shape}, more elements than 63 bits count")
-        return Entry(name, shape, self.scalar("I"), self.scalar("Q"), 0)
+        return GGUFEntry(name, shape, self.scalar("I"), self.scalar("Q"), 0)
 
-    def placed(self, unplaced: list[Entry], alignment: Any) -> dict[str, Entry]:
-        """The tensors by name, each where it lies in the file."""
+    def locate(self, relative: list[GGUFEntry], alignment: Any) -> dict[str, GGUFEntry]:
+        """The tensors by name, with their locations in the file."""
         self.what = "key 'general.alignment' of the metadata"
         if not is_alignment(alignment):
             raise self.error(f"must be a power of two up to 2^20, got {shown(alignment)}")
         data = -(-self.at // alignment) * alignment
-        entries: dict[str, Entry] = {}
-        for entry in unplaced:
+        entries: dict[str, GGUFEntry] = {}
+        for entry in relative:
             self.what = f"tensor {shown(entry.name)}"
             if entry.name in entries:
                 raise self.error("is there twice")
             if entry.start % alignment:
-                raise self.error(f"begins at {entry.start}, which is no multiple of the alignment, {alignment}")
+                raise self.error(f"begins at {entry.start}, which is not a multiple of the alignment, {alignment}")
             count = self.size(entry)
             start = data + entry.start
             if start + count > max(len(self.data), data):
                 raise self.error(
-                    f"of sizes {entry.shape} and type {type_name(entry.type)} lies at bytes {start} to "
+                    f"of sizes {entry.shape} and type {type_name(entry.type)} is at bytes {start} to "
                     f"{start + count}, and the file ends at {len(self.data)}"
                 )
             entries[entry.name] = entry._replace(start=start, bytes=count)
         self.check_overlap(list(entries.values()))
         return entries
 
-    def check_overlap(self, entries: list[Entry]) -> None:
-        """Raise for tensors that share bytes: a small file could have many of the size of the file."""
+    def check_overlap(self, entries: list[GGUFEntry]) -> None:
+        """Raise if tensors overlap: otherwise a small file could expand to many tensors of its size."""
         end, before = 0, ""
         for entry in sorted((e for e in entries if e.bytes), key=lambda e: e.start):
             self.what = f"tensor {shown(entry.name)}"
@@ -201,8 +202,8 @@ class _Reader:
                 raise self.error(f"begins at byte {entry.start}, within tensor {shown(before)}, which ends at {end}")
             end, before = entry.start + entry.bytes, entry.name
 
-    def size(self, entry: Entry) -> int:
-        """The bytes of a tensor; 0 for a type that is not known."""
+    def size(self, entry: GGUFEntry) -> int:
+        """The bytes of a tensor; 0 for an unknown type."""
         count = math.prod(entry.shape)
         if entry.type in PLAIN:
             return count * PLAIN[entry.type].itemsize

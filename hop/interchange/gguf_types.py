@@ -1,9 +1,8 @@
-"""The block types of GGUF: how many elements and bytes a block has, the quantizer that says what it means, and where
-its parts lie in its bytes.
+"""The block types of GGUF: elements and bytes per block, the quantizer, and the reader of a block's parts.
 
-A reader takes blocks, (n, bytes) uint8, to codes, (n, elements), and to what is stored beside them, (n, count): what a
-QuantizedTensor by the quantizer holds of n blocks in a row. Source: the block formats of ggml, which the package gguf
-describes in its quants.py; names and numbers are ggml's.
+A reader splits blocks, (n, bytes) uint8, into codes, (n, elements), and scales and offsets, (n, count), in the form of
+a QuantizedTensor with n consecutive blocks. Source: the block formats of ggml, which the package gguf describes in its
+quants.py; names and numbers are ggml's.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +33,10 @@ class BlockType(NamedTuple):
 
 
 def _fields(x: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
-    """(n, m · width) bytes -> (n, m · len(shifts) · width) fields as wide as the distance of the shifts: of `width`
-    bytes first those at the first shift."""
+    """Unpack (n, m · width) bytes into (n, m · len(shifts) · width) fields, as wide as the distance between shifts.
+
+    For every `width` bytes, the fields at the first shift come first.
+    """
     mask = 2 ** (shifts[1] - shifts[0]) - 1
     cut = x.unflatten(1, (-1, width))
     return torch.stack([(cut >> shift) & mask for shift in shifts], 2).flatten(1)
@@ -45,17 +46,17 @@ _HALVES, _QUARTERS, _EIGHTHS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 
 
 def _half(x: Tensor, at: int) -> Tensor:
-    """The float16 at a place of each block."""
+    """The float16 at byte `at` of each block."""
     return x[:, at : at + 2].contiguous().view(torch.float16)
 
 
 def _bits(x: Tensor) -> Tensor:
-    """(n, m) bytes -> (n, 8 m) bits, the lowest first."""
+    """Unpack (n, m) bytes into (n, 8 m) bits, the lowest first."""
     return torch.stack([(x >> shift) & 1 for shift in _EIGHTHS], 2).flatten(1)
 
 
 def _signed(x: Tensor, zero: int) -> Tensor:
-    """Fields below 128 less `zero`, int8."""
+    """Fields below 128 minus `zero`, as int8."""
     return x.to(torch.int8) - zero
 
 
@@ -93,13 +94,13 @@ def _mxfp4(b: Tensor) -> Parts:
 
 
 def _nvfp4(b: Tensor) -> Parts:
-    """Blocks of 64 with four scales, of which 0x7F is 0, and the highest bit counts for nothing else."""
+    """Blocks of 64 with four scales; a scale of 0x7F means 0, and the high bit is ignored."""
     scale = torch.where(b[:, :4] == 0x7F, 0, b[:, :4] & 0x7F)
     return {"codes": _one_zero(_fields(b[:, 4:], 8, _HALVES)), "scale": scale}
 
 
 def _one_zero(codes: Tensor) -> Tensor:
-    """Codes of e2m1; 8 is 0, and not -0."""
+    """Codes of e2m1 with 8, -0, replaced by 0."""
     return torch.where(codes == 8, 0, codes)
 
 
@@ -120,7 +121,7 @@ def _q3_k(b: Tensor) -> Parts:
 
 
 def _six_bits(b: Tensor) -> Parts:
-    """The scales and offsets of Q4_K and Q5_K: eight of 6 bits each in 12 bytes, under two floats."""
+    """The scales and offsets of Q4_K and Q5_K: eight of 6 bits each in 12 bytes, after the two outer floats."""
     low, middle, high = (b[:, at : at + 4] for at in (4, 8, 12))
     scale = torch.cat([low & 63, (high & 15) | ((low >> 2) & 48)], 1)
     offset = torch.cat([middle & 63, (high >> 4) | ((middle >> 2) & 48)], 1)
@@ -150,7 +151,9 @@ def _iq4_xs(b: Tensor) -> Parts:
 
 
 def _tq1_0(b: Tensor) -> Parts:
-    """Five numbers of 0 to 2 in a byte, four in the last ones: the first digits of byte · 3^k / 256."""
+    """Five digits of base 3 per byte, four in the last ones: digit k is the integer part of 3 · (byte · 3^k mod 256) /
+    256.
+    """
     parts = []
     for start, stop, width, count in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
         cut = b[:, start:stop].unflatten(1, (-1, width))
@@ -166,7 +169,7 @@ def _tq2_0(b: Tensor) -> Parts:
 # ---- the types
 
 
-_SCALE, _OFFSET = StoredScales(), StoredScales(offset=True)  # a float16 for each block, or two
+_SCALE, _OFFSET = StoredScales(), StoredScales(offset=True)  # one float16 per block, or two
 
 
 def _type(
@@ -177,13 +180,13 @@ def _type(
     read: Callable[[Tensor], Parts],
     rule: StoredScales = _SCALE,
 ) -> BlockType:
-    """A type of `size` elements and bytes, `group` elements of which share a scale."""
+    """A type with blocks of `size` = (elements, bytes), where `group` elements share a scale."""
     planes = Planes() if format.bits in (3, 5, 6) else None
     return BlockType(name, *size, Quantizer(format, (1, group), rule, layout=planes), read)
 
 
-def _under(scale: formats.Format, offset: bool = False) -> StoredScales:
-    """Codes of scales under a float16 of each superblock."""
+def _superblock_scales(scale: formats.Format, offset: bool = False) -> StoredScales:
+    """Quantized scales with a float16 scale per superblock."""
     return StoredScales(scale, outer=(1, 256), offset=offset)
 
 
@@ -193,19 +196,19 @@ TYPES: dict[int, BlockType] = {
     6: _type("Q5_0", (32, 22), formats.INT5, 32, _q5_0),
     7: _type("Q5_1", (32, 24), formats.UINT5, 32, _q5_1, _OFFSET),
     8: _type("Q8_0", (32, 34), formats.INT8, 32, _q8_0),
-    10: _type("Q2_K", (256, 84), formats.UINT2, 16, _q2_k, _under(formats.UINT4, offset=True)),
-    11: _type("Q3_K", (256, 110), formats.INT3, 16, _q3_k, _under(formats.INT6)),
-    12: _type("Q4_K", (256, 144), formats.UINT4, 32, _q4_k, _under(formats.UINT6, offset=True)),
-    13: _type("Q5_K", (256, 176), formats.UINT5, 32, _q5_k, _under(formats.UINT6, offset=True)),
-    14: _type("Q6_K", (256, 210), formats.INT6, 16, _q6_k, _under(formats.INT8)),
+    10: _type("Q2_K", (256, 84), formats.UINT2, 16, _q2_k, _superblock_scales(formats.UINT4, offset=True)),
+    11: _type("Q3_K", (256, 110), formats.INT3, 16, _q3_k, _superblock_scales(formats.INT6)),
+    12: _type("Q4_K", (256, 144), formats.UINT4, 32, _q4_k, _superblock_scales(formats.UINT6, offset=True)),
+    13: _type("Q5_K", (256, 176), formats.UINT5, 32, _q5_k, _superblock_scales(formats.UINT6, offset=True)),
+    14: _type("Q6_K", (256, 210), formats.INT6, 16, _q6_k, _superblock_scales(formats.INT8)),
     20: _type("IQ4_NL", (32, 18), formats.IQ4_NL, 32, _iq4_nl),
-    23: _type("IQ4_XS", (256, 136), formats.IQ4_NL, 32, _iq4_xs, _under(formats.INT6)),
+    23: _type("IQ4_XS", (256, 136), formats.IQ4_NL, 32, _iq4_xs, _superblock_scales(formats.INT6)),
     34: _type("TQ1_0", (256, 54), formats.UTERNARY, 256, _tq1_0),
     35: _type("TQ2_0", (256, 66), formats.UTERNARY, 256, _tq2_0),
     39: _type("MXFP4", (32, 17), E2M1_DOUBLED, 32, _mxfp4, StoredScales(E8M0_HALF)),
     40: _type("NVFP4", (64, 36), E2M1_DOUBLED, 16, _nvfp4, StoredScales(UE4M3_HALF)),
 }
-"""By ggml's numbers."""
+"""Block types by ggml's type number."""
 
 PLAIN = {
     0: torch.float32,
@@ -217,8 +220,8 @@ PLAIN = {
     28: torch.float64,
     30: torch.bfloat16,
 }
-"""The types of plain tensors."""
+"""The dtypes of plain tensors, by ggml's type number."""
 
 OTHERS = {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"}
 OTHERS |= {29: "IQ1_M", 41: "Q1_0"}
-"""Types that are known by name alone."""
+"""Types that are known by name only."""

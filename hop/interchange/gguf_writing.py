@@ -1,9 +1,9 @@
-"""Tensors written to a GGUF file, version 3, as llama.cpp and the package gguf read it.
+"""Write tensors to a GGUF file, version 3, as llama.cpp and the package gguf read it.
 
     hop.interchange.save_gguf("model.gguf", tensors, {"general.architecture": "llama"})
 
-A file that was read and is written again, with `like` itself, has the same bytes but where several bytes stand for one
-number (hop.interchange.gguf_blocks).
+Reading a file and writing it again, with `like` set to that file, reproduces its bytes except where several bytes
+encode the same value (hop.interchange.gguf_blocks).
 """
 
 import math
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hop.compat.files import WholeFile, whole_file
-from hop.interchange.files import view_of
-from hop.interchange.gguf import GGUFFile, unheld
+from hop.interchange.files import memory_of
+from hop.interchange.gguf import GGUFFile, unpack_codes
 from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
 from hop.interchange.gguf_types import PLAIN, TYPES
@@ -28,8 +28,8 @@ from hop.tensor import QuantizedTensor
 
 __all__ = ["gguf_quantizer", "save_gguf"]
 
-_AT_ONCE = 2**20  # elements that are encoded at once
-_LONGEST_NAME = 63  # bytes; llama.cpp reads no longer one
+_AT_ONCE = 2**20  # elements to encode at a time
+_LONGEST_NAME = 63  # bytes; llama.cpp's limit
 _NUMBERS = {dtype: number for number, dtype in PLAIN.items()}
 _UINT32, _INT32, _FLOAT32, _BOOL, _UINT64, _INT64 = 4, 5, 6, 7, 10, 11
 _DTYPES = {
@@ -47,7 +47,7 @@ _DTYPES = {
 }
 
 
-class _Planned(NamedTuple):
+class _PlannedTensor(NamedTuple):
     """A tensor of the file."""
 
     name: str
@@ -63,34 +63,34 @@ def save_gguf(
     *,
     like: GGUFFile | None = None,
 ) -> None:
-    """Write tensors to a GGUF file, each as it is: codes are never quantized again.
+    """Write tensors to a GGUF file. Codes are written as they are, never quantized again.
 
-    A QuantizedTensor becomes blocks of the type whose quantizer it has (`gguf_quantizer` gives those of all), in any
-    layout that becomes codes again; a plain tensor stays in its dtype. The numbers that others read are those of
-    `hop.dequantize`, bit for bit, but that MXFP4 and NVFP4 have one zero: -0 becomes 0. The file is written beside its
-    place and put there when it is whole and on disk. Each tensor is asked for twice, first for its form, so that a
-    mapping which makes its tensors when they are asked for, such as a GGUFFile, has one of them in memory at a time.
+    A QuantizedTensor is written as the block type with its quantizer (see `gguf_quantizer`), from any layout that can
+    be converted back to codes; a plain tensor keeps its dtype. Readers get the values of `hop.dequantize` bit for bit,
+    except that -0 becomes 0 in MXFP4 and NVFP4. The file is written under a temporary name and renamed once it is
+    complete and on disk. Each tensor is accessed twice, first to plan its storage, so that a lazy mapping such as a
+    GGUFFile has one of its tensors in memory at a time.
 
     Args:
-        path: of the file, in a folder that is there; a file of that name is replaced, a GGUFFile of it stays whole.
-        tensors: by the names that the file is to have; of one to four dimensions, of which the last is a whole number
-            of blocks (32 elements, of NVFP4 64, and 256 of the types named K, XS and TQ).
-        metadata: keys and values: bool, int, float, text, lists of one of these, or tensors of up to one dimension,
-            whose dtype is the type in the file. An int is a uint32, if it is negative or in a list an int32, and of 64
-            bits where it has to be; a float is a float32. llama.cpp asks for "general.architecture" and the keys of
-            that architecture.
-        like: a file from which types are taken: of keys that it has too, and of tensors by the same name which two
-            types fit (TQ1_0 and TQ2_0; the latter without this).
+        path: the file, in an existing folder. A file of that name is replaced; a GGUFFile that has it open stays valid.
+        tensors: tensors by their names in the file, with one to four dimensions. The last is a multiple of the block:
+            32 elements, 64 for NVFP4, and 256 for the types named K, XS and TQ.
+        metadata: keys and values: bool, int, float, text, lists of one of these, or tensors with at most one dimension,
+            whose dtype is the type in the file. An int is stored as uint32, as int32 if negative or in a list, and with
+            64 bits if needed; a float as float32. llama.cpp requires "general.architecture" and the keys of that
+            architecture.
+        like: a file that determines the types of its keys, and of its tensors if two types fit (TQ1_0 and TQ2_0; the
+            default is the latter).
 
     Raises:
-        TypeError: an argument is of another type.
-        FileNotFoundError: the folder of the file is not there.
-        ValueError: a tensor is by a quantizer that is none of the types', or has sizes that they have not; a name, a
-            key or a value cannot be written. Nothing is written then.
+        TypeError: an argument has the wrong type.
+        FileNotFoundError: the folder does not exist.
+        ValueError: no GGUF type has a tensor's quantizer or allows its sizes, or a name, key or value cannot be
+            written. Nothing is written then.
     """
     place = _checked(path, tensors, like)
-    known = _known()
-    planned = [_planned(name, tensors[name], like, known) for name in tensors]  # one of them alive at a time
+    known = _types_by_meaning()
+    planned = [_plan_tensor(name, tensors[name], like, known) for name in tensors]  # keeps one tensor alive at a time
     values = b"".join(_key(name, value, like) for name, value in (metadata or {}).items())
     alignment = (metadata or {}).get("general.alignment", 32)
     if not is_alignment(alignment):
@@ -110,10 +110,10 @@ def save_gguf(
 
 
 def gguf_quantizer(name: str) -> Quantizer:
-    """The quantizer of a type of GGUF's blocks, by which `save_gguf` writes that type.
+    """Return the quantizer of a GGUF block type.
 
     Args:
-        name: of the type, such as "Q4_0" or "Q6_K".
+        name: the type, such as "Q4_0" or "Q6_K".
 
     Raises:
         ValueError: there is no such type.
@@ -132,30 +132,30 @@ def _checked(path: Any, tensors: Any, like: Any) -> Path:
             f"save_gguf: tensors must be a mapping from names to tensors, got {shown(tensors)}; give one such as a dict"
         )
     if like is not None and not isinstance(like, GGUFFile):
-        raise TypeError(f"save_gguf: like must be what open_gguf gives, or None; got {shown(like)}; open the file")
+        raise TypeError(f"save_gguf: like must be a GGUFFile or None, got {shown(like)}; use open_gguf")
     place = Path(cast("str | os.PathLike[str]", path))
     if not place.parent.is_dir():
-        raise FileNotFoundError(f"save_gguf: path must lie in a folder that is there, got {str(path)!r}; make it first")
+        raise FileNotFoundError(f"save_gguf: path must be in an existing folder, got {str(path)!r}; create it first")
     return place
 
 
 # ---- tensors
 
 
-def _known() -> dict[Any, int]:
-    """The types by what a quantizer means; of two the last."""
+def _types_by_meaning() -> dict[Any, int]:
+    """The type numbers by the quantizers' meaning; of two types with the same meaning, the last."""
     return {_meaning(t.quantizer): number for number, t in TYPES.items()}
 
 
 def _meaning(q: Quantizer) -> Any:
-    """What codes and scales by a quantizer mean: nothing of how they were found, or are laid out."""
+    """The fields of a quantizer that determine the values of codes; not how scales were computed, or the layout."""
     sizes = list(q.block)
     while len(sizes) > 1 and sizes[0] == 1:
         sizes.pop(0)
     return q.format, tuple(sizes), q.scale, q.flat, q.hadamard
 
 
-def _planned(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, int]) -> _Planned:
+def _plan_tensor(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, int]) -> _PlannedTensor:
     if not isinstance(name, str) or len(_text(name)) > 8 + _LONGEST_NAME:
         raise ValueError(
             f"save_gguf: names of tensors must be text of {_LONGEST_NAME} bytes at most, got {name!r}; shorten it"
@@ -170,18 +170,18 @@ def _planned(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, 
         )
     number = _type(name, tensor, like, known)
     if number in PLAIN:
-        return _Planned(name, shape, number, math.prod(shape) * PLAIN[number].itemsize)
+        return _PlannedTensor(name, shape, number, math.prod(shape) * PLAIN[number].itemsize)
     t = TYPES[number]
     if shape[-1] % t.elements:
         raise ValueError(
             f"save_gguf: tensors[{name!r}] has shape {shape}, and rows of type {t.name} are multiples of {t.elements}; "
             "fill them up, or take another type"
         )
-    return _Planned(name, shape, number, math.prod(shape) // t.elements * t.bytes)
+    return _PlannedTensor(name, shape, number, math.prod(shape) // t.elements * t.bytes)
 
 
 def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> int:
-    """The number of a tensor's type."""
+    """The type number of a tensor."""
     if not isinstance(tensor, QuantizedTensor):
         if tensor.dtype not in _NUMBERS:
             dtypes = ", ".join(str(d) for d in _NUMBERS)
@@ -189,35 +189,37 @@ def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, 
         return _NUMBERS[tensor.dtype]
     q = tensor.quantizer
     if "rowwise" not in tensor.usages:
-        raise ValueError(f"save_gguf: tensors[{name!r}] has no row-wise copy, which a file holds; quantize it with one")
+        raise ValueError(
+            f"save_gguf: tensors[{name!r}] has no row-wise copy, which the file needs; quantize it with one"
+        )
     number = known.get(_meaning(q))
     if number is None or q.is_decoded():
-        why = (
-            "it holds numbers in the place of codes" if q.is_decoded() else "no type of GGUF means its codes and scales"
-        )
+        why = "it holds values instead of codes" if q.is_decoded() else "no type of GGUF has such codes and scales"
         raise ValueError(
-            f"save_gguf: tensors[{name!r}] is by {q}: {why}; quantize it by one that "
-            "hop.interchange.gguf_quantizer gives, or dequantize it"
+            f"save_gguf: tensors[{name!r}] is quantized by {q}: {why}; use a quantizer of "
+            "hop.interchange.gguf_quantizer, or dequantize it"
         )
     if like is not None and name in like:
-        said = next((n for n, t in TYPES.items() if t.name == like.type(name)), None)
-        if said is not None and _meaning(TYPES[said].quantizer) == _meaning(q):
-            return said
+        preferred = next((n for n, t in TYPES.items() if t.name == like.type(name)), None)
+        if preferred is not None and _meaning(TYPES[preferred].quantizer) == _meaning(q):
+            return preferred
     return number
 
 
-def _write(file: WholeFile, each: _Planned, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> None:
-    if _planned(each.name, tensor, like, known) != each:
-        raise ValueError(f"save_gguf: tensors[{each.name!r}] is another tensor than when it was first asked for")
+def _write(
+    file: WholeFile, each: _PlannedTensor, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]
+) -> None:
+    if _plan_tensor(each.name, tensor, like, known) != each:
+        raise ValueError(f"save_gguf: tensors[{each.name!r}] changed between its first and its second access")
     if isinstance(tensor, QuantizedTensor):
         for part in _blocks(each.name, tensor, each.type):
-            file.write(view_of(part))
+            file.write(memory_of(part))
     elif tensor.numel():
-        file.write(view_of(tensor.detach().cpu().contiguous().flatten().view(torch.uint8)))
+        file.write(memory_of(tensor.detach().cpu().contiguous().flatten().view(torch.uint8)))
 
 
 def _blocks(name: str, tensor: QuantizedTensor, number: int) -> Iterator[Tensor]:
-    """The blocks of a tensor, some at a time."""
+    """The blocks of a tensor, a chunk at a time."""
     t, q, buffers = TYPES[number], tensor.quantizer, tensor.buffers()
     if q.layout not in (None, t.quantizer.layout) or q.is_dense() != t.quantizer.is_dense():
         buffers = q.packed(buffers, tuple(tensor.shape), t.quantizer.layout)
@@ -227,9 +229,11 @@ def _blocks(name: str, tensor: QuantizedTensor, number: int) -> Iterator[Tensor]
     format = t.quantizer.format
     for start in range(0, count, step := max(_AT_ONCE // t.elements, 1)):
         some = {key: data[start : start + step] for key, data in rows.items()}
-        codes = unheld(some["codes"], some.pop("high_codes", None), format.bits, format.dtype.is_signed)
+        codes = unpack_codes(some["codes"], some.pop("high_codes", None), format.bits, format.dtype.is_signed)
         if t.name == "TQ1_0" and bool((codes > 2).any()):
-            raise ValueError(f"save_gguf: tensors[{name!r}] has codes above 2, which TQ1_0 has not; leave like out")
+            raise ValueError(
+                f"save_gguf: tensors[{name!r}] has codes above 2, which TQ1_0 cannot store; leave like out"
+            )
         yield ENCODERS[number](some | {"codes": codes})
 
 
@@ -240,12 +244,12 @@ def _text(text: str) -> bytes:
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"save_gguf: {text!r} is no text that UTF-8 has; take the surrogates out") from error
+        raise ValueError(f"save_gguf: {text!r} cannot be encoded as UTF-8; remove the surrogates") from error
     return struct.pack("<Q", len(raw)) + raw
 
 
 def _key(key: Any, value: Any, like: GGUFFile | None) -> bytes:
-    """A key, the type of its value, and the value."""
+    """The bytes of a key, its value's type, and the value."""
     if not isinstance(key, str):
         raise TypeError(f"save_gguf: keys of metadata must be text, got {key!r}; rename it")
     stored = like.stored_value(key) if like is not None and key in like.metadata else None
@@ -262,7 +266,7 @@ def _key(key: Any, value: Any, like: GGUFFile | None) -> bytes:
 
 
 def _stored_kinds(stored: bytes) -> list[int]:
-    """The types of a value as a file has it, without the counts of its lists."""
+    """The types in a stored value, outermost first, without the lengths of its lists."""
     kinds = [*struct.unpack("<I", stored[:4])]
     while kinds[-1] == ARRAY:
         kinds += struct.unpack_from("<I", stored, 4 + 12 * (len(kinds) - 1))
@@ -274,7 +278,7 @@ def _equal(stored: Any, value: Any) -> bool:
 
 
 def _kinds(value: Any) -> list[int]:
-    """The type of a value, and where it is a list that of its items, and of theirs."""
+    """The types of a value, outermost first: ARRAY for each level of lists, then the items' type."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or value.dtype not in _DTYPES:
             raise TypeError(f"it is {value.dtype} of {tuple(value.shape)}")
@@ -293,7 +297,7 @@ def _kinds(value: Any) -> list[int]:
 
 
 def _kind(items: list[Any], integer: int) -> int:
-    """The type of numbers or texts; `integer` for integers that fit it, and are not negative if it has no sign."""
+    """The type of numbers or texts. `integer` is preferred for integers if they fit."""
     types = {type(item) for item in items}
     if types == {bool}:
         return _BOOL

@@ -1,10 +1,10 @@
-"""Weights as GPTQ and AWQ write them: transposed, integers of 2, 3, 4 or 8 bits in words of 32.
+"""Read GPTQ and AWQ weights: transposed, integers of 2, 3, 4 or 8 bits in 32-bit words.
 
     GPTQ    qweight (K · bits / 32, N), qzeros (groups, N · bits / 32), scales (groups, N), g_idx (K,)
     AWQ     qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N): the packing of its gemm kernel
 
-x ≈ (code - zero point) · scale, of the group that g_idx says, else in the order of columns. Zero points of GPTQ's
-first form are stored less 1; those of symmetric codes are 2^(bits - 1) whatever the form. Sources: AutoGPTQ's and
+x ≈ (code - zero point) · scale, with the group from g_idx, or in the order of columns if there is none. Zero points in
+GPTQ's first form are stored minus 1; those of symmetric codes are 2^(bits - 1) in every form. Sources: AutoGPTQ's and
 GPTQModel's qlinear modules, AutoAWQ's packing_utils.
 """
 
@@ -19,16 +19,16 @@ from hop.interchange.packed import (
     Config,
     Parts,
     Weight,
-    assembled,
+    assemble_rows,
+    integer_quantizer,
     number,
-    order_of_groups,
-    quantizer_of,
-    unpacked,
+    sorting_permutation,
+    unpack_words,
 )
 from hop.numerics.spelling import shown
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ's columns in a word
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of AWQ's columns in a word
 
 
 def read_gptq(parts: Parts, config: Config) -> Weight:
@@ -38,29 +38,29 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
     words = parts.get("qweight", torch.int32, ndim=2)
     size, rows = 32 * words.shape[0] // bits, words.shape[1]
     if size * bits != 32 * words.shape[0]:
-        raise parts.fail(f"'qweight' has {words.shape[0]} rows of words, which is no multiple of {bits}")
+        raise parts.fail(f"'qweight' has {words.shape[0]} rows of words, which is not a multiple of {bits}")
     group, scales = _scales(parts, config, rows, size)
     zero = parts.get("qzeros", torch.int32, ndim=2)
     zero = parts.fits("qzeros", zero, (scales.shape[0], -(-rows * bits // 32)))
     zeros = _zero_points(parts, config, zero, bits, rows)
-    order = order_of_groups(parts, "g_idx", size, group) if parts.has("g_idx") else None
+    order = sorting_permutation(parts, "g_idx", size, group) if parts.has("g_idx") else None
 
     def codes(start: int, stop: int) -> Tensor:
-        values = unpacked(words[:, start:stop].t(), bits, size)
+        values = unpack_words(words[:, start:stop].t(), bits, size)
         return values if order is None else values[:, order]
 
     return _built(bits, group, codes, scales, zeros, size, order)
 
 
 def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: int) -> Tensor:
-    """(groups, N) zero points, by the configuration's form and symmetry and by the stored values."""
-    form, stored = _form(parts, config), unpacked(words, bits, rows)
+    """(groups, N) zero points, from the configuration's form and symmetry and the stored values."""
+    form, stored = _form(parts, config), unpack_words(words, bits, rows)
     if (middle := _middle(parts, config, form, stored, bits)) is not None:
         return torch.full_like(stored, middle)
     if form == "gptq_v2":
         return stored
-    if bits in _ONES:  # the carry of a field goes into the next, as its borrow came from there
-        return unpacked(_sum(words, _ONES[bits]), bits, rows)
+    if bits in _ONES:  # adding 1 per field carries into the next field, undoing the borrow of the stored subtraction
+        return unpack_words(_sum(words, _ONES[bits]), bits, rows)
     if "gptqmodel" in json.dumps(config.get("meta"), default=str).lower():
         raise parts.fail(
             "zero points of 3 bits in the form 'gptq' by gptqmodel are not those of AutoGPTQ; save it as 'gptq_v2'"
@@ -69,7 +69,7 @@ def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: i
 
 
 def _form(parts: Parts, config: Config) -> str | None:
-    """ "gptq", which stores zero points less 1, or "gptq_v2"; None if the configuration names none."""
+    """ "gptq", which stores zero points minus 1, or "gptq_v2"; None if the configuration names neither."""
     named = {key: config[key] for key in ("checkpoint_format", "format") if config.get(key) is not None}
     for key, form in named.items():
         if form not in ("gptq", "gptq_v2"):
@@ -132,7 +132,7 @@ def read_awq(parts: Parts, config: Config) -> Weight:
             )
     elif config.get("zero_point"):
         raise parts.fail(
-            "the file lacks 'qzeros' beside it, and the configuration's zero_point is true; set it to false if the "
+            "the file lacks its 'qzeros', and the configuration's zero_point is true; set it to false if the "
             "codes are symmetric"
         )
     else:
@@ -146,12 +146,12 @@ def read_awq(parts: Parts, config: Config) -> Weight:
 
 
 def _columns(words: Tensor) -> Tensor:
-    """(m, w) words -> (m, 8 w) codes in the order of columns."""
-    return unpacked(words, 4, 8 * words.shape[1]).unflatten(1, (-1, 8))[:, :, _PLACES].flatten(1)
+    """Unpack (m, w) words into (m, 8 w) codes in the order of columns."""
+    return unpack_words(words, 4, 8 * words.shape[1]).unflatten(1, (-1, 8))[:, :, _PLACES].flatten(1)
 
 
 def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Tensor]:
-    """The size of a group, and its scales, (groups, N)."""
+    """The group size and the scales, (groups, N)."""
     given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
     group = size if given <= 0 else min(given, size)
     scales = parts.get("scales", *FLOATS, ndim=2)
@@ -159,6 +159,6 @@ def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Te
 
 
 def _built(bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None) -> Weight:
-    q = quantizer_of(bits, (1, -1 if group == size else group), affine=True)
+    q = integer_quantizer(bits, (1, -1 if group == size else group), affine=True)
     shape = (scales.shape[1], size)
-    return Weight(assembled(q, shape, scales.dtype, codes, scale=scales.t(), zero_point=zeros.t()), order)
+    return Weight(assemble_rows(q, shape, scales.dtype, codes, scale=scales.t(), zero_point=zeros.t()), order)

@@ -1,6 +1,4 @@
-"""What readers of checkpoints share: the tensors that make a weight, integers that lie densely in words, and columns
-that are sorted by group.
-"""
+"""Shared code of the checkpoint readers: a weight's tensors, integers packed into words, columns sorted by group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.interchange.gguf import held
+from hop.interchange.gguf import buffers_from_parts
 from hop.numerics.blocks import Block
 from hop.numerics.formats import E4M3, E5M2, INT4, INT8, UINT2, UINT4, UINT5, UINT6, UINT8, Integer
 from hop.numerics.layouts import Planes
@@ -19,7 +17,7 @@ from hop.tensor import QuantizedTensor
 
 Config = Mapping[str, Any]
 
-AT_ONCE = 2**20  # elements that are unpacked to bytes of their own
+AT_ONCE = 2**20  # elements that are unpacked to bytes at a time
 
 FP8 = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 
@@ -27,18 +25,18 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Weight(NamedTuple):
-    """A weight, and the column of the file that each of its own is; None where that is the same."""
+    """A weight, and the file's column of each of its columns; None if the order is the same."""
 
     tensor: QuantizedTensor
     permutation: Tensor | None = None
 
 
 class Parts:
-    """The tensors that make a weight, by the ends of their names.
+    """The tensors of one weight, by name suffix.
 
     Args:
-        name: of the weight.
-        tensors: those that there are.
+        name: the weight's name.
+        tensors: the tensors that the file has.
     """
 
     def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -51,9 +49,9 @@ class Parts:
         return end in self._tensors
 
     def get(self, end: str, *dtypes: torch.dtype, ndim: int | None = None) -> Tensor:
-        """A tensor of one of these dtypes, of any number of dimensions or `ndim`."""
+        """A tensor, which must have one of these dtypes and, if given, `ndim` dimensions."""
         if end not in self._tensors:
-            raise self.fail(f"the file lacks {end!r} beside it")
+            raise self.fail(f"the file lacks its {end!r}")
         t = self._tensors[end]
         if t.dtype not in dtypes or ndim not in (None, t.dim()):
             wanted = " or ".join(str(d) for d in dtypes) + ("" if ndim is None else f" of {ndim} dimensions")
@@ -61,47 +59,50 @@ class Parts:
         return t
 
     def fits(self, end: str, t: Tensor, *shapes: Sequence[int]) -> Tensor:
-        """`t` in the first of the shapes, if it has one of them."""
+        """`t` reshaped to the first of the shapes; it must have one of them."""
         if tuple(t.shape) not in [tuple(s) for s in shapes]:
             wanted = " or ".join(str(tuple(s)) for s in shapes)
             raise self.fail(f"{end!r} has shape {tuple(t.shape)}, and must have {wanted}")
         return t.reshape(tuple(shapes[0]))
 
-    def built(self, quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, **buffers: Tensor) -> Any:
-        """The tensor of buffers; their shapes are those that the quantizer says."""
+    def assemble(self, quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, **buffers: Tensor) -> Any:
+        """A QuantizedTensor of the buffers, whose shapes must be those that the quantizer requires."""
         for name, (wanted, _) in quantizer.buffers(shape).items():
             buffers[name] = self.fits(name, buffers[name], wanted).contiguous()
         return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
 
 
-def integers(bits: int) -> Integer:
-    """The format of `bits` bits from 0 up."""
+def unsigned_format(bits: int) -> Integer:
+    """The unsigned integer format of `bits` bits."""
     known = {2: UINT2, 4: UINT4, 5: UINT5, 6: UINT6, 8: UINT8}
     return known.get(bits) or Integer(f"uint{bits}", bits, torch.uint8, 0, 2**bits - 1)
 
 
-def signed(bits: int) -> Integer:
-    """The format of `bits` bits whose zero is in the middle."""
+def signed_format(bits: int) -> Integer:
+    """The signed integer format of `bits` bits."""
     known = {4: INT4, 8: INT8}
     return known.get(bits) or Integer(f"int{bits}", bits, torch.int8, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def quantizer_of(bits: int, block: Block, affine: bool) -> Quantizer:
-    """The quantizer of integers with scales, and zero points if it is affine."""
-    format, rule = (integers(bits), MinMax()) if affine else (signed(bits), Amax())
+def integer_quantizer(bits: int, block: Block, affine: bool) -> Quantizer:
+    """The quantizer of integers with scales and, if affine, zero points."""
+    format, rule = (unsigned_format(bits), MinMax()) if affine else (signed_format(bits), Amax())
     return Quantizer(format, block, rule, layout=Planes() if bits in (3, 5, 6) else None)
 
 
-def quantizer_of_floats(dtype: torch.dtype, block: Block, powers: bool = False) -> Quantizer:
-    """The quantizer of 8-bit floats with scales in float32. `powers` says that these are powers of two, on which
-    kernels rely where the rule says so."""
+def float_quantizer(dtype: torch.dtype, block: Block, powers: bool = False) -> Quantizer:
+    """The quantizer of 8-bit floats with float32 scales. With `powers`, scales are powers of two, which some kernels
+    rely on.
+    """
     rule = BlockScaling(power_of_two=powers) if min(block) > 1 else CurrentScaling()
     return Quantizer(FP8[dtype], block, rule)
 
 
-def unpacked(words: Tensor, bits: int, size: int) -> Tensor:
-    """(n, w) int32 -> (n, size) uint8: integers of `bits` bits, one after the other from the lowest bit of the first
-    word, some in two words."""
+def unpack_words(words: Tensor, bits: int, size: int) -> Tensor:
+    """Unpack (n, w) int32 words into (n, size) uint8 integers of `bits` bits, from the lowest bit of the first word on.
+
+    An integer may straddle two words.
+    """
     raw = words.contiguous().view(torch.uint8)
     if bits == 8:
         return raw[:, :size].contiguous()
@@ -109,13 +110,13 @@ def unpacked(words: Tensor, bits: int, size: int) -> Tensor:
         fields = torch.stack([(raw >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 2)
         return fields.flatten(1)[:, :size].contiguous()
     at = torch.arange(size) * bits
-    raw = torch.nn.functional.pad(raw, (0, 1)).to(torch.int16)  # the last one may have nothing behind it
+    raw = torch.nn.functional.pad(raw, (0, 1)).to(torch.int16)  # the last integer may end with the last byte
     pair = raw[:, at // 8] + raw[:, at // 8 + 1].bitwise_left_shift(8)
     return ((pair >> (at % 8)) & (2**bits - 1)).to(torch.uint8)
 
 
-def packed_words(codes: Tensor, bits: int) -> Tensor:
-    """(n, size) uint8 -> (n, words) int32: the inverse of `unpacked`; what is beyond the last integer is 0."""
+def pack_words(codes: Tensor, bits: int) -> Tensor:
+    """Pack (n, size) uint8 into (n, words) int32, the inverse of `unpack_words`; unused bits are 0."""
     rows, size = codes.shape
     words = -(-size * bits // 32)
     if bits in (1, 2, 4, 8):
@@ -133,14 +134,14 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
     return raw.contiguous().view(torch.int32).reshape(rows, words)
 
 
-def assembled(
+def assemble_rows(
     quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, codes: Callable[[int, int], Tensor], **rest: Tensor
 ) -> QuantizedTensor:
-    """A matrix whose codes are made some rows at a time.
+    """A matrix whose codes are computed a chunk of rows at a time.
 
     Args:
-        codes: of rows from one to another, an integer of the format for each element.
-        rest: what is stored beside the codes, in its shape.
+        codes: a function from a range of rows (start, stop) to their codes, one integer of the format per element.
+        rest: the buffers other than codes.
     """
     rows, size = shape
     buffers: dict[str, Tensor] = {}
@@ -150,25 +151,25 @@ def assembled(
         )
     for start in range(0, rows, step := max(AT_ONCE // max(size, 1), 1)):
         stop = min(start + step, rows)
-        for name, part in held(quantizer, {"codes": codes(start, stop)}).items():
+        for name, part in buffers_from_parts(quantizer, {"codes": codes(start, stop)}).items():
             buffers[name][start:stop] = part
     return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
 
 
-def order_of_groups(parts: Parts, end: str, size: int, group: int) -> Tensor | None:
-    """The order in which columns of `size` stand group by group, of the group of each; None if they do."""
+def sorting_permutation(parts: Parts, end: str, size: int, group: int) -> Tensor | None:
+    """The permutation that sorts columns by group, given the group of each; None if they are sorted."""
     groups = parts.fits(end, parts.get(end, torch.int32, torch.int64), (size,)).to(torch.int64)
     wanted = torch.arange(size) // group
     if torch.equal(groups, wanted):
         return None
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order], wanted):
-        raise parts.fail(f"{end!r} must name each group of {group} columns as often as it has columns")
+        raise parts.fail(f"{end!r} must assign {group} columns to each group")
     return order
 
 
 def number(parts: Parts, config: Config, key: str, least: int, most: int, default: int | None = None) -> int:
-    """An integer of a configuration."""
+    """An integer of a configuration. Raises if it is not within the limits."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise parts.fail(f"the configuration's {key} is {shown(value)}, and must be an integer from {least} to {most}")

@@ -1,8 +1,8 @@
-"""Files of safetensors read and written in pieces: what the package itself does with whole tensors.
+"""Read and write safetensors files in pieces; the package itself handles whole tensors only.
 
     length u64, little-endian; JSON of that length: {name: {"dtype", "shape", "data_offsets"}, "__metadata__"}; data
 
-The package opens each file first, and so checks its header. Source: the format's README.
+The package opens each file first, which validates its header. Source: the format's README.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.files import WholeFile, whole_file
-from hop.interchange.files import view_of
+from hop.interchange.files import memory_of
 from hop.numerics.spelling import shown
 
 DTYPES = {
@@ -34,11 +34,11 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_PIECE = 2**24  # bytes that are copied at once
+_PIECE = 2**24  # bytes to copy at a time
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: bytes from `start` to `end` of it."""
+    """A tensor of a file: its bytes `start` to `end`."""
 
     name: str
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file has."""
+    """A file and its tensors."""
 
     path: Path
     entries: Mapping[str, Entry]  # in the order of the data
@@ -62,14 +62,14 @@ class Header(NamedTuple):
         return sum(e.bytes for e in self.entries.values())
 
     def rows(self, entry: Entry, first: int, last: int) -> Tensor:
-        """Some rows of a tensor."""
+        """Rows `first` to `last` of a tensor."""
         row = entry.bytes // max(entry.shape[0], 1)
         data = torch.empty((last - first) * row, dtype=torch.uint8)
         self._read(entry.start + first * row, data)
         return data.view(entry.dtype).reshape(last - first, *entry.shape[1:])
 
     def raw(self, entry: Entry) -> Iterator[tuple[int, Tensor]]:
-        """The bytes of a tensor, and where in it they begin, a piece at a time."""
+        """The bytes of a tensor, a piece at a time, each with its offset in the tensor."""
         for start in range(0, entry.bytes, _PIECE):
             data = torch.empty(min(_PIECE, entry.bytes - start), dtype=torch.uint8)
             self._read(entry.start + start, data)
@@ -78,7 +78,7 @@ class Header(NamedTuple):
     def _read(self, start: int, into: Tensor) -> None:
         with open(self.path, "rb", buffering=0) as file:
             file.seek(start)
-            view, at = view_of(into), 0
+            view, at = memory_of(into), 0
             while at < len(view):
                 count = file.readinto(view[at:])
                 if not count:
@@ -87,19 +87,19 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """The tensors of a file. Raises ValueError for one that is not whole."""
+    """Read the tensor entries of a file. Raises ValueError if it is not complete."""
     import safetensors
 
     try:
-        with safetensors.safe_open(str(path), "np"):  # maps the file to be read alone, which "pt" does not
+        with safetensors.safe_open(str(path), "np"):  # "np" maps the file read-only, "pt" does not
             pass
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no whole file of safetensors: {shown(error)}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {shown(error)}") from error
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        held: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, Any] = json.loads(file.read(length))
     entries: list[Entry] = []
-    for name, entry in held.items():
+    for name, entry in header.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in DTYPES:
@@ -116,12 +116,12 @@ class Writer(NamedTuple):
     entries: Mapping[str, Entry]
 
     def write(self, name: str, start: int, data: Tensor) -> None:
-        """Write bytes of a tensor, from byte `start` of it."""
+        """Write bytes of a tensor, from its byte `start` on."""
         self.file.seek(self.entries[name].start + start)
-        self.file.write(view_of(data))
+        self.file.write(memory_of(data))
 
     def write_rows(self, name: str, first: int, data: Tensor) -> None:
-        """Write rows of a tensor, from row `first`."""
+        """Write rows of a tensor, from row `first` on."""
         entry = self.entries[name]
         row = entry.bytes // max(entry.shape[0], 1) if entry.shape else entry.bytes
         if data.numel():
@@ -130,15 +130,16 @@ class Writer(NamedTuple):
 
 @contextmanager
 def writer(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[Writer]:
-    """A Writer of a file with these tensors, by hop.compat.files.whole_file.
+    """Yield a Writer of a file with these tensors, which appears atomically (hop.compat.files.whole_file).
 
     Args:
+        path: the file.
         entries: names, dtypes and shapes.
         metadata: texts.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
-    for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # each then begins at a multiple of its size
+    for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # so that each is aligned to its element size
         header[e.name] = {
             "dtype": NAMES[e.dtype],
             "shape": list(e.shape),

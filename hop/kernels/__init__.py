@@ -1,1 +1,1 @@
-"""Fast implementations: of PyTorch's operators (aten), native ones for the CPU (cpu), and for GPUs (gpu)."""
+"""Fast implementations: from PyTorch's operators (aten), native CPU code (cpu), and GPU kernels (gpu)."""

@@ -1,26 +1,26 @@
-"""Layers that compute in low precision, and train through it.
+"""Layers that compute in low precision, and train in it.
 
 contexts.py     which scheme a layer computes in
 static.py       scales that are calibrated or learned
 delayed.py      scales from the amaxes of earlier steps
-layer.py        what all layers share; stored.py the form of their weights
-layers.py       Linear, Embedding; transforms.py what Linear does to its input before
+layer.py        base class of layers; stored.py: how they store and load weights
+layers.py       Linear, Embedding; transforms.py: transforms of Linear's input
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 functions.py    LayerNorm, RMSNorm, GELU, SiLU, Sigmoid, Tanh, Hardswish, Hardsigmoid, LeakyReLU, Softmax
 attention.py    MultiheadAttention; masks.py merges its masks
-kv_cache.py     KVCache, keys and values as codes
-kinds.py        which layer takes the place of which
-conversion.py   from a float model to a quantized one, and back
-calibration.py  static scales from data
-report.py       what became of each of a model's parameters
+kv_cache.py     KVCache: keys and values as codes
+kinds.py        which quantized layer replaces which float module
+conversion.py   convert a float model, and back
+calibration.py  find static scales from data
+report.py       how each parameter of a model was handled
 folded.py       batch norms that layers compute; folding.py finds them
-freezing.py     weights as codes
-reminder.py     a word to somebody who forgot that
-sharing.py      inputs that several layers read, quantized once; siblings.py finds such layers
-quantizing.py   all of it in one call: hop.quantize_
-holding.py      codes of weights, kept over microbatches
-schedule.py     training in stages
-master.py       float weights that FSDP2 gathers as codes; gathering.py prepares a model for it
+freezing.py     replace weights by codes
+reminder.py     warns about a model that was not frozen
+sharing.py      quantize an input of several layers once; siblings.py finds such layers
+quantizing.py   hop.quantize_: all steps in one call
+holding.py      keep the codes of weights over microbatches
+schedule.py     train in stages
+master.py       float weights that FSDP2 gathers as codes; gathering.py prepares a model
 """
 
 from torch import nn as _nn
@@ -125,8 +125,10 @@ __all__ = [
 
 
 def prepare(model: _nn.Module) -> None:
-    """Build the state of scales that the active scheme needs, in all layers of `model`: what a compiled program cannot
-    do itself. Layers in eager mode do it in their forward."""
+    """Build the scale state that the active scheme needs, in all layers of `model`.
+
+    Compiled programs cannot do so themselves. In eager mode layers do it in their forward.
+    """
     if not isinstance(model, _nn.Module):
         raise not_a_model("prepare", model)
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""Attention in low precision, of modules that stay what they are: which have a scheme, and what they compute then.
+"""Low-precision attention for modules that keep their class: the scheme of each, and the computation.
 
-Who knows modules that attend enters a Kind in KINDS.
+A package that defines attention modules registers a Kind in KINDS.
 """
 
 from collections.abc import Callable
@@ -20,32 +20,32 @@ from hop.tensor import QuantizedTensor
 
 aten = torch.ops.aten
 
-_OWN = "hop_attention"  # the attribute of a module
+_OWN = "hop_attention"  # the module attribute with its scheme
 
 
 class Kind(NamedTuple):
-    """Modules that attend."""
+    """A kind of attention modules."""
 
-    knows: Callable[[nn.Module], bool]  # whether a module is one
-    declines: Callable[[nn.Module], str | None]  # why its attention stays in floats
-    install: Callable[[nn.Module, AttentionScheme], None]  # makes it ask for its scheme when it is called
+    knows: Callable[[nn.Module], bool]  # whether a module is of this kind
+    declines: Callable[[nn.Module], str | None]  # why its attention stays in floats; None if it can be quantized
+    install: Callable[[nn.Module, AttentionScheme], None]  # makes the module read its scheme when called
 
 
 KINDS: list[Kind] = []
 
 
 def own_scheme(module: nn.Module) -> AttentionScheme | None:
-    """In which a module attends; None for floats."""
+    """The attention scheme set on a module; None for floats."""
     return module.__dict__.get(_OWN)
 
 
 def scheme_of(module: nn.Module) -> AttentionScheme | None:
-    """In which a module attends now; None for floats."""
+    """The attention scheme active for a module now; None for floats."""
     return None if asks_for_floats() else own_scheme(module)
 
 
 def take(module: nn.Module, scheme: AttentionScheme | None) -> None:
-    """Let a module attend in a scheme; None for floats."""
+    """Set the attention scheme of a module; None for floats."""
     if scheme is None:
         module.__dict__.pop(_OWN, None)
     else:
@@ -63,16 +63,15 @@ def attend(
     scale: float | None = None,
     rotated: bool | None = None,
 ) -> Tensor:
-    """Attention in a scheme, its result in the dtype of the query.
+    """Compute attention in a scheme, with the result in the dtype of the query.
 
     Args:
-        scheme: None where key and value are quantized: the query is then quantized too, by hop.presets.INT8_ROW beside
-            integers, by FP8_ROW beside floats.
+        scheme: None if key and value are already quantized. The query is then quantized by hop.presets.INT8_ROW for
+            integer keys and by FP8_ROW for float keys.
         query: (N, H, L, E), float.
-        key, value: (N, G, S, E) and (N, G, S, V), of G heads that divide H, float or quantized.
-        mask, is_causal, scale: as ATen's.
-        rotated: whether a key that comes quantized was rotated before, so that the query is to be; None for as the
-            scheme says.
+        key, value: (N, G, S, E) and (N, G, S, V), where G divides H; float or quantized.
+        mask, is_causal, scale: as for aten.scaled_dot_product_attention.
+        rotated: whether a quantized key was rotated before, so that the query must be too; None: as the scheme says.
     """
     rotates = (scheme is not None and scheme.rotated) if rotated is None else rotated
     if scheme is None:
@@ -87,11 +86,12 @@ def attend(
 
 
 def prepared(q: Quantizer | None, x: Tensor, rotated: bool = False) -> Tensor:
-    """x (..., width) as attention takes it: by a quantizer, in floats of its dtype where there is none; transformed
-    before, in float32, if it is to be rotated.
+    """Quantize x (..., width) for attention, after a Hadamard transform in float32 if `rotated`.
+
+    With q=None the result is a float tensor of x's dtype.
 
     Raises:
-        ValueError: no transform is of this width.
+        ValueError: no transform fits this width.
     """
     if not rotated:
         return x if q is None else quantize(q, x)
@@ -99,11 +99,11 @@ def prepared(q: Quantizer | None, x: Tensor, rotated: bool = False) -> Tensor:
 
 
 def rotated_size(width: int) -> int:
-    """How many elements of a head of `width` are transformed together. Raises ValueError where none are."""
+    """The number of elements of a head that are transformed together. Raises ValueError if no size divides `width`."""
     size = largest_size(width)
     if size is None:
         raise ValueError(
-            f"attention: rotated=True transforms {', '.join(map(str, SIZES))} elements of a head together, and none of "
-            f"these divides its width, {width}; take a scheme with rotated=False"
+            f"attention: rotated=True transforms {', '.join(map(str, SIZES))} elements of a head at once, and none of "
+            f"these divides its width, {width}; use a scheme with rotated=False"
         )
     return size

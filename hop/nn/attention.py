@@ -1,8 +1,7 @@
-"""MultiheadAttention, with a scheme: its four projections compute in it, and what lies between them in floats, or in an
-AttentionScheme (attending.py).
+"""MultiheadAttention in low precision: its four projections, and optionally the attention between them (attending.py).
 
-The Parameters are PyTorch's, under its names. InputProjection is a Linear layer without any of its own: it computes
-with the attention's. So all that is done with layers is done with it: calibrating, freezing, holding.
+The Parameters are PyTorch's, under its names. InputProjection is a Linear layer without Parameters: it uses those of
+the attention. So it can be calibrated, frozen and held like any other layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ aten = torch.ops.aten
 
 
 class OutputProjection(Linear):
-    """The last Linear of an attention, to which PyTorch gives a class of its own."""
+    """The output Linear of an attention, for which PyTorch has a separate class."""
 
     float_type = NonDynamicallyQuantizableLinear
 
@@ -39,8 +38,8 @@ class InputProjection(Linear):
 
     Args:
         owner: the attention.
-        weight_name: which of its Parameters.
-        part: which rows of its in_proj_bias, of embed_dim each: those from the first to before the second.
+        weight_name: the name of the Parameter.
+        part: the range of the in_proj_bias to use, in units of embed_dim rows: (first, end).
     """
 
     owner: Any
@@ -49,7 +48,8 @@ class InputProjection(Linear):
 
     def __init__(self, owner: Any, weight_name: str, part: tuple[int, int], scheme: Scheme, learn_scales: bool) -> None:
         nn.Module.__init__(self)
-        self.__dict__.update(owner=owner, weight_name=weight_name, part=part)  # beside PyTorch's list of submodules
+        # bypasses PyTorch's registration of submodules
+        self.__dict__.update(owner=owner, weight_name=weight_name, part=part)
         self.out_features, self.in_features = self.weight.shape
         self._begin(scheme, learn_scales)
         self.train(owner.training)
@@ -70,13 +70,13 @@ class InputProjection(Linear):
             super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, state)  # the owner, which may have no Parameters yet, lays them out
+        nn.Module.__setstate__(self, state)  # the owner packs the weight, and may have no Parameters yet
 
     def weight_owner(self) -> tuple[nn.Module, str]:
         return self.owner, self.weight_name
 
     def forward(self, input: Tensor, rows: tuple[int, int] | None = None) -> Tensor:
-        """The product with all rows of the weight, or with those from the first to before the second."""
+        """The product with all rows of the weight, or with the rows from the first to before the second of `rows`."""
         return self._compute(input, rows)
 
     def _call(self, x: Tensor, rows: tuple[int, int] | None = None) -> tuple[OpOverload, tuple[Any, ...]]:
@@ -86,7 +86,7 @@ class InputProjection(Linear):
         return aten.linear.default, (x, weight, bias)
 
     def cuts(self) -> bool:
-        """Whether products with some rows of the weight give the bits that those with all of them give."""
+        """Whether a product with some rows of the weight gives the same bits as these rows of the whole product."""
         weight, plan = self.weight, self.plan()
         if self._computes_floats(plan):
             return True
@@ -100,7 +100,7 @@ class InputProjection(Linear):
 
 
 def _has_rows(q: Quantizer, count: int) -> bool:
-    """Whether `count` rows of a matrix have codes and scales of their own."""
+    """Whether each range of `count` rows has separate codes and scales."""
     layout: Any = q.layout
     fits = layout is None or (q.is_tiled() and not layout.columns and count % layout.panel == 0)
     stored = q.stored().values()
@@ -108,7 +108,7 @@ def _has_rows(q: Quantizer, count: int) -> bool:
 
 
 def _cut(weight: Any, start: int, stop: int) -> Any:
-    """Some rows of a weight."""
+    """Rows start to stop of a weight."""
     if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
         return weight[start:stop]
     buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
@@ -119,16 +119,16 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention whose projections compute in low precision, and the attention between them in floats,
-    or in low precision too: hop.quantize_(model, scheme, attention="int8").
+    """torch.nn.MultiheadAttention with low-precision projections.
 
-    It has the Parameters of PyTorch's, under their names. An input that is query, key and value at once is quantized
-    once, and multiplied once. It never takes PyTorch's fused form, which reads float weights. Nested tensors are
-    refused.
+    The attention between them is computed in floats, or in low precision with hop.quantize_(model, scheme,
+    attention="int8"). The Parameters are PyTorch's, under its names. An input that is query, key and value at once is
+    quantized and multiplied once. PyTorch's fused path, which reads float weights, is never used. Nested tensors raise
+    TypeError.
 
     Args:
         args, kwargs: those of torch.nn.MultiheadAttention.
-        scheme: how the projections compute.
+        scheme: the scheme of the projections.
         learn_scales: as for Linear.
 
     Raises:
@@ -141,15 +141,15 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
-        """An attention with the very Parameters, hooks and settings of `module`.
+        """Create a quantized attention with the Parameters, hooks and settings of `module`.
 
         Raises:
-            TypeError: module is not exactly torch.nn.MultiheadAttention: a subclass may compute something else.
+            TypeError: module is a subclass of torch.nn.MultiheadAttention, which may compute something else.
             ValueError: the projections cannot run in this scheme.
         """
         if type(module) is not nn.MultiheadAttention:
             raise TypeError(
-                "MultiheadAttention.from_float: module must be a torch.nn.MultiheadAttention itself, whose forward is "
+                "MultiheadAttention.from_float: module must be a plain torch.nn.MultiheadAttention, whose forward is "
                 f"known; got {type(module).__name__}"
             )
         result = of_class(cls, module)
@@ -166,7 +166,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             self.add_module(name, projection)
 
     def to_float(self) -> nn.Module:
-        """The float attention, as Layer.to_float has it."""
+        """The float attention, under the rules of Layer.to_float."""
         result = of_class(nn.MultiheadAttention, self)
         take(result, None)
         for projection in self.projections():
@@ -178,12 +178,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         return result
 
     def projections(self) -> list[InputProjection]:
-        """Those of the input: one of all three, or one for each."""
+        """The input projections: one for query, key and value together, or one for each."""
         return [m for m in self.children() if isinstance(m, InputProjection)]
 
     @property
     def scheme(self) -> Scheme:
-        """How the projections of the input compute, outside of `with hop.nn.scheme(...)`."""
+        """The scheme of the input projections outside of `with hop.nn.scheme(...)`."""
         return self.projections()[0].scheme
 
     @scheme.setter
@@ -193,7 +193,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """The Parameters that are quantized."""
+        """The names of the quantized Parameters."""
         return tuple(projection.weight_name for projection in self.projections())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -213,15 +213,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch.nn.MultiheadAttention."""
+        """Compute as torch.nn.MultiheadAttention does."""
         if any(x.is_nested for x in (query, key, value)):
             raise TypeError(
-                "hop.nn.MultiheadAttention: query, key and value must be no nested tensors; pad them, and pass "
+                "hop.nn.MultiheadAttention: query, key and value must not be nested tensors; pad them, and pass "
                 "key_padding_mask"
             )
         if is_causal and attn_mask is None:
             raise ValueError(
-                "hop.nn.MultiheadAttention: is_causal=True says that attn_mask is the causal one, and attn_mask is "
+                "hop.nn.MultiheadAttention: is_causal=True describes attn_mask as causal, but attn_mask is "
                 "None; pass it too"
             )
         batched = query.dim() == 3
@@ -247,7 +247,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return self.out_proj(y), weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values. Inputs that are one tensor are multiplied at once."""
+        """Queries, keys and values. Arguments that are the same tensor share one product."""
         first, *others = self.projections()
         if others:
             return [_floats(p(x)) for p, x in zip((first, *others), (query, key, value), strict=True)]
@@ -264,13 +264,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         return result
 
     def _in_batches(self, x: Tensor, batched: bool) -> Tensor:
-        """(N, L, E)."""
+        """Bring x to the shape (N, L, E)."""
         if not batched:
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keys and values with those that are learned, and with zeros; and how many there are more."""
+        """Append learned bias keys and values, and zero attention. Returns keys, values and how many were added."""
         added, n = 0, k.shape[0]
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([x, b.to(x.dtype).expand(n, 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
@@ -280,7 +280,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             added += 1
         return k, v, added
 
-    # ---- files, and other devices
+    # ---- files, and moving to other devices
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -310,15 +310,15 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _check_whole(need_weights: bool, chance: float) -> None:
-    """Raise for what attention in a scheme does not give."""
+    """Raise ValueError for options that attention in a scheme does not support."""
     if need_weights:
         raise ValueError(
-            "hop.nn.MultiheadAttention: need_weights=True asks for the weights of all scores, which attention in a "
+            "hop.nn.MultiheadAttention: need_weights=True asks for all attention weights, which attention in a "
             "scheme does not keep; give need_weights=False, or convert with attention=None"
         )
     if chance > 0:
         raise ValueError(
-            f"hop.nn.MultiheadAttention: dropout={chance} drops scores in training, and attention in a scheme drops "
+            f"hop.nn.MultiheadAttention: dropout={chance} drops scores in training, but attention in a scheme drops "
             "none; set dropout=0, or call eval()"
         )
 
@@ -328,7 +328,7 @@ def _floats(y: Tensor) -> Tensor:
 
 
 def _with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chance: float) -> tuple[Tensor, Tensor]:
-    """The attention, and its weights as it has used them."""
+    """The attention's result, and its weights after dropout."""
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), chance)
     return weights @ v, weights
@@ -337,7 +337,7 @@ def _with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chance: 
 def _declines(module: nn.Module) -> str | None:
     if isinstance(module, MultiheadAttention):
         return None
-    return "its projections stay in floats, and PyTorch's own forward computes it; give them a scheme too"
+    return "its projections stay in floats, so PyTorch's own forward computes it; give them a scheme too"
 
 
 KINDS.append(Kind(lambda module: isinstance(module, nn.MultiheadAttention), _declines, lambda module, scheme: None))

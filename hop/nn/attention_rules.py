@@ -1,5 +1,7 @@
-"""Rules that say in which schemes the modules of a model attend. Those of other packages are looked for where the
-package is imported."""
+"""Rules that give the modules of a model an attention scheme.
+
+Integrations for other packages are imported once the package itself is imported.
+"""
 
 import importlib
 import sys
@@ -15,22 +17,23 @@ from hop.nn.report import Conversion
 from hop.nn.selectors import Selector, check_selector, matches
 from hop.numerics.attention_schemes import AttentionScheme, named
 
-_PACKAGES = {"transformers.modeling_utils": "hop.integrations.attention"}  # whose modules attend; who knows them
+# a package with attention modules: our module that registers their Kinds
+_PACKAGES = {"transformers.modeling_utils": "hop.integrations.attention"}
 
 Spelled = AttentionScheme | str | None
 AttentionRules = Spelled | Mapping[Selector, Spelled] | Sequence[tuple[Selector, Spelled]]
 
 
 def checked_attention(rules: AttentionRules) -> list[tuple[Selector, AttentionScheme | None]]:
-    """Rules as pairs of a selector and a scheme. Raises TypeError or ValueError for what is none."""
+    """Convert rules to pairs of a selector and a scheme. Raises TypeError or ValueError for invalid ones."""
     one = rules is None or isinstance(rules, AttentionScheme | str)
     pairs: Any = [("*", rules)] if one else list(rules.items()) if isinstance(rules, Mapping) else rules
     result: list[tuple[Selector, AttentionScheme | None]] = []
     for pair in pairs if isinstance(pairs, Sequence) else [pairs]:
         if not isinstance(pair, tuple) or len(cast(tuple[Any, ...], pair)) != 2:
             raise TypeError(
-                "convert: attention must be a hop.attention_schemes.AttentionScheme, its name, None, or such by "
-                f"selectors in a dict or in pairs; got {pair!r}; give one such as 'int8'"
+                "convert: attention must be a hop.attention_schemes.AttentionScheme, its name, None, or several by "
+                f"selector in a dict or in pairs; got {pair!r}; give one such as 'int8'"
             )
         selector, scheme = cast(tuple[Any, Any], pair)
         check_selector("attention: a selector", selector)
@@ -45,11 +48,13 @@ def checked_attention(rules: AttentionRules) -> list[tuple[Selector, AttentionSc
 
 
 def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, AttentionScheme | None]]) -> list[Conversion]:
-    """Let modules attend in the schemes of the first rules that match. A row for each module that attends, and for each
-    that seems to, by its name, and that nobody here knows.
+    """Give modules the attention scheme of the first rule that matches.
+
+    Returns a row for each attention module, and for each module that seems to be one by its name, but is of no known
+    Kind.
 
     Raises:
-        ValueError: a scheme is none that attention takes; or a selector matches no module that attends.
+        ValueError: attention cannot run in a scheme, or a selector matches no attention module.
     """
     for package, ours in _PACKAGES.items():
         if package in sys.modules:
@@ -63,7 +68,7 @@ def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, Attentio
             known = ", ".join(f"{name or '(model)'} ({type(m).__name__})" for name, m in modules) or "none"
             raise ValueError(
                 f"convert: attention: no module that attends matches {selector!r}; those of the model are {known}; "
-                "leave the rule out, or mend its selector"
+                "leave the rule out, or correct its selector"
             )
     rows: list[Conversion] = []
     for name, module in modules:
@@ -81,7 +86,7 @@ def convert_attention(model: nn.Module, pairs: Sequence[tuple[Selector, Attentio
 
 
 def _unknown(model: nn.Module, known: Sequence[nn.Module]) -> list[Conversion]:
-    """Rows for modules whose class is called an attention, and that neither are known ones nor have or are in some."""
+    """Rows for modules that are called attention but are of no known Kind, and are not inside another row's module."""
     seen = {id(part) for module in known for part in module.modules()}
     rows: list[Conversion] = []
     for name, module in modules_of(model):
@@ -93,7 +98,7 @@ def _unknown(model: nn.Module, known: Sequence[nn.Module]) -> list[Conversion]:
 
 
 def _check(scheme: AttentionScheme) -> None:
-    """Raise ValueError unless attention takes it."""
+    """Raise ValueError unless attention can run in this scheme."""
     example = torch.zeros(1, 1, 2, 128)
     try:
         attend(scheme, example, example, example)

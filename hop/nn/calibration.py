@@ -1,4 +1,4 @@
-"""calibrate: static scales of activations, from what passes through the layers of a model."""
+"""calibrate: find static activation scales by running a model over data."""
 
 import inspect
 import sys
@@ -19,7 +19,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST
 
 KEPT = 2**20
-"""The most elements of an activation that are kept for a method other than amax."""
+"""Upper bound on the elements of an activation that are kept for methods other than amax."""
 
 Method = Callable[..., dict[str, Tensor]]
 
@@ -31,33 +31,33 @@ def calibrate(
     steps: int | None = None,
     progress: bool = True,
 ) -> Any:
-    """Run `model` over `batches`, in eval mode and without gradients, and set the static scales of the inputs and
-    outputs of its layers from what they see, in the scheme that is active.
+    """Run `model` over `batches`, and set the static scales of the inputs and outputs of its layers.
 
-    While it runs, layers that have such scales compute in floats, and the others as always. Static scales of weights
-    are found from the weights, where they are not set. A layer that no batch reaches stays as it is.
+    The model runs in eval mode and without gradients. Scales are those of the active scheme. Meanwhile layers with such
+    scales compute in floats, and the others as usual. Static scales of weights that are not set are found from the
+    weights. A layer that no batch reaches is left unchanged.
 
     Args:
-        batches: inputs: a tensor is model(x), a tuple or list model(*x), a mapping model(**x).
-        method: of hop.calibration, or your own with the same arguments. amax needs the range alone, and moving_average
-            those of the calls; for any other, at most KEPT = 2^20 elements of each activation are kept, evenly spread
-            over all that was seen.
-        steps: how many batches to take, None for all.
-        progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
+        batches: an iterable of inputs. A tensor is passed as model(x), a tuple or list as model(*x), a mapping as
+            model(**x).
+        method: a function of hop.calibration, or your own with the same arguments. amax needs only the range, and
+            moving_average the range of each call; for any other, at most KEPT = 2^20 elements of each activation are
+            kept, evenly spread over all calls.
+        steps: the number of batches to read; None for all.
+        progress: whether to show a progress bar on a terminal; needs tqdm: pip install 'torch-hop[progress]'.
 
     Returns:
         model.
 
     Raises:
-        TypeError: batches is one tensor, or a batch is none that the model takes.
-        ValueError: there is no batch, or no quantized layer; a layer has seen no finite number. No scale of an
-            activation is set then.
+        TypeError: batches is a single tensor, or the model does not accept a batch.
+        ValueError: there is no batch or no quantized layer, or a layer saw no finite value. No activation scale is set.
     """
     layers = _checked(model, batches, method, steps)
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
-    function = getattr(method, "func", method)  # of a functools.partial
+    function = getattr(method, "func", method)  # unwrap functools.partial
     collector = {calibration.amax: _Range, calibration.moving_average: _Ranges}.get(function, _Sample)
     collected = [collector() for _ in watched]
     count = 0
@@ -69,7 +69,7 @@ def calibrate(
             run(model, batch, count)
             count += 1
     if not count:
-        raise ValueError("calibrate: batches is empty, and must hold an input; give one input of the model or more")
+        raise ValueError("calibrate: batches is empty, and must contain an input; give at least one")
     for (layer, role, _), seen in zip(watched, collected, strict=True):
         if seen.has_only_others():
             name = next(name for name, module in modules_of(model) if module is layer)
@@ -86,28 +86,28 @@ def calibrate(
 
 
 def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
-    """The quantized layers of the model. Raises for arguments that `calibrate` does not take."""
+    """The quantized layers of the model. Raises for invalid arguments of `calibrate`."""
     if not isinstance(model, nn.Module):
         raise not_a_model("calibrate", model)
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
-        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
+        got = f"a tensor of shape {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
         raise TypeError(f"calibrate: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
     if not callable(method):
-        raise TypeError(f"calibrate: method must be a function, got {method!r}; take one of hop.calibration")
+        raise TypeError(f"calibrate: method must be a function, got {method!r}; use one of hop.calibration")
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         error = ValueError if isinstance(steps, int) else TypeError
         raise error(f"calibrate: steps must be 1 or more, an int, got {steps}; give None for all batches")
     layers = [m for m in model.modules() if isinstance(m, Layer)]
     if not layers:
         raise ValueError(
-            f"calibrate: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
+            f"calibrate: model ({type(model).__name__}) has no quantized layers; call hop.nn.convert first"
         )
     return layers
 
 
 @contextmanager
 def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
-    """The model in eval mode and without gradients, while its layers compute in floats and are seen."""
+    """Run a block with the model in eval mode, without gradients, while layers compute in floats and are observed."""
     training = {module: module.training for module in model.modules()}
     floats = {layer: layer.in_floats for layer, _, _ in watched}
     handles = [_observe(layer, role, seen) for layer, role, seen in watched]
@@ -127,7 +127,7 @@ def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Ite
 
 
 def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
-    """The static scales of activations that the active scheme uses."""
+    """The static activation scales that the active scheme uses."""
     for role, _ in layer.plan().needs:
         state = layer.scales[role] if role in (INPUT, OUTPUT) and role in layer.roles else None
         if isinstance(state, StaticScale):
@@ -135,7 +135,7 @@ def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
 
 
 def _observe(layer: Layer, role: str, seen: Any) -> Any:
-    """A handle of the hook that shows `seen` the activation."""
+    """Register a hook that passes the activation to `seen.add`, and return its handle."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.add(layer.transformed(args[0] if args else kwargs["input"]))
@@ -146,7 +146,7 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
 
 
 def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> Any:
-    """What the model makes of the `number`-th batch that `caller` is given. Raises TypeError where it takes none."""
+    """Call the model with a batch. Raises TypeError, naming `caller` and `number`, if forward does not accept it."""
     given, how = (batch,), "model(batch)"
     named: Mapping[str, Any] = {}
     if isinstance(batch, Mapping):
@@ -158,14 +158,14 @@ def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") ->
         inspect.signature(model.forward).bind(*given, **named)
     except TypeError as error:
         raise TypeError(
-            f"{caller}: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
-            f"{error}; leave out what is no input, as in (x for x, y in loader)"
+            f"{caller}: batch {number} is passed as {how}, which {type(model).__name__}.forward does not accept: "
+            f"{error}; leave out everything that is not an input, as in (x for x, y in loader)"
         ) from error
     return model(*given, **named)
 
 
 def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
-    """`taken`, with a bar where one can be seen."""
+    """Wrap `taken` in a progress bar if stderr is a terminal and tqdm is installed."""
     if not progress or not sys.stderr.isatty():
         return taken
     try:
@@ -177,11 +177,12 @@ def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, prog
 
 
 class _Range:
-    """The least and the largest number."""
+    """Collects the minimum and maximum of all calls."""
 
     def __init__(self) -> None:
         self._ends: Tensor | None = None
-        self._finite: Tensor | None = None  # whether any was; on its device, not to wait for it in each step
+        # whether any element was finite; a tensor, so that no step waits for the device
+        self._finite: Tensor | None = None
 
     def add(self, x: Tensor) -> None:
         if x.numel():
@@ -193,16 +194,16 @@ class _Range:
             self._ends = torch.stack([both.amin(), both.amax()])
 
     def has_only_others(self) -> bool:
-        """Whether all that was seen is NaN or infinite."""
+        """Whether there was data, and all of it NaN or infinite."""
         return self._finite is not None and not bool(self._finite)
 
     def values(self) -> Tensor | None:
-        """Numbers with that range; None if nothing was seen."""
+        """The minimum and the maximum as a tensor of two elements; None without data."""
         return self._ends
 
 
 class _Ranges:
-    """The least and the largest number of each call."""
+    """Collects the minimum and maximum of each call."""
 
     def __init__(self) -> None:
         self._calls: list[_Range] = []
@@ -216,13 +217,16 @@ class _Ranges:
         return bool(self._calls) and all(call.has_only_others() for call in self._calls)
 
     def values(self) -> tuple[Tensor, ...] | None:
-        """Numbers with these ranges; None if nothing was seen."""
+        """Minimum and maximum of each call, each a tensor of two elements; None without data."""
         return tuple(ends for call in self._calls if (ends := call.values()) is not None) or None
 
 
 class _Sample:
-    """Every n-th element of all that was seen, at most KEPT. n is a power of 3, which shares no factor with sizes that
-    are powers of 2, or else the sample would hold some channels alone."""
+    """Keeps every n-th element of all calls, at most KEPT elements.
+
+    n is a power of 3: it shares no factor with sizes that are powers of 2, which would restrict the sample to some
+    channels.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
@@ -237,9 +241,9 @@ class _Sample:
             self._step *= 3
 
     def has_only_others(self) -> bool:
-        """Whether all of the sample is NaN or infinite."""
+        """Whether there was data, and all of the sample is NaN or infinite."""
         return self._seen > 0 and not any(bool(part.isfinite().any()) for part in self._parts)
 
     def values(self) -> Tensor | None:
-        """The sample; None if nothing was seen."""
+        """The sample; None without data."""
         return torch.cat(self._parts) if self._seen else None

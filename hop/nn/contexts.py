@@ -1,7 +1,7 @@
-"""Which scheme a layer computes in: its own, or that of the innermost `with hop.nn.scheme(...)` of this thread.
+"""The scheme a layer computes in: its own, or that of the innermost `with hop.nn.scheme(...)` of this thread.
 
-What a layer reads in its forward is a SchemeNeeds: a scheme, and which of its roles need state. It is made once,
-outside of compiled programs, which guard on what they read of it and so are compiled anew for another scheme.
+Layers read a SchemeNeeds in their forward: a scheme, and the roles that need scale state. It is created outside of
+compiled programs, which guard on it and recompile for another scheme.
 """
 
 import threading
@@ -14,24 +14,24 @@ from hop.numerics.schemes import QUANTIZED, STE, Scheme
 
 INPUT, WEIGHT, OUTPUT, GRADIENT = ROLES = ("input", "weight", "output", "gradient")
 FIELDS: dict[str, str] = dict(zip(ROLES, ("lhs", "rhs", "output", "grad"), strict=True))
-"""The field of Scheme, and of Scales, that each role stands for."""
+"""The field of Scheme and of Scales for each role."""
 
 Choice = Callable[[str], Quantizer | None]
-"""From a role to its quantizer."""
+"""A function from a role to its quantizer."""
 
 
 @dataclass(frozen=True)
 class SchemeNeeds:
-    """A scheme as layers read it."""
+    """A scheme in the form layers read."""
 
     scheme: Scheme | None  # None: floats
-    settled: Scheme | None  # the same without random bits: what eval mode and frozen layers compute in
+    settled: Scheme | None  # without random bits: used in eval mode and by frozen layers
     quantizes_weight: bool
-    needs: tuple[tuple[str, str], ...]  # the roles whose quantizers find no scale themselves, and their spellings
+    needs: tuple[tuple[str, str], ...]  # roles whose quantizers do not find scales, with the text of each
 
     @staticmethod
     def of(scheme: Scheme | None) -> "SchemeNeeds":
-        """Those of `scheme`."""
+        """Create one from `scheme`."""
         if scheme is None:
             return SchemeNeeds(None, None, False, ())
         quantizers = [(role, getattr(scheme, field)) for role, field in FIELDS.items()]
@@ -40,32 +40,33 @@ class SchemeNeeds:
 
 
 class _Here(threading.local):
-    """The schemes of the contexts that this thread is in, the innermost last."""
+    """The contexts that this thread is in, the innermost last."""
 
     def __init__(self) -> None:
-        self.plans: tuple[SchemeNeeds, ...] = ()  # of the instance, for compiled programs to guard on it
+        self.plans: tuple[SchemeNeeds, ...] = ()  # on the instance, so that compiled programs guard on it
 
 
 _here = _Here()
 
 
 class scheme:
-    """A context in which layers compute in another scheme than their own. Contexts nest; each thread has its own.
+    """Context manager in which layers compute in another scheme than their own. Contexts nest, and belong to one
+    thread.
 
         with hop.nn.scheme(hop.recipes.FP8_HYBRID):
             loss = model(x).sum()
 
-    A backward runs as its forward was. What is computed again in the backward, by activation checkpointing, is computed
-    in the scheme that is active then: pass checkpoint(..., use_reentrant=False, context_fn=hop.nn.same_scheme).
+    A backward uses the scheme of its forward. Activation checkpointing recomputes the forward in the scheme that is
+    active during the backward, unless you pass checkpoint(..., use_reentrant=False, context_fn=hop.nn.same_scheme).
 
     Args:
-        choice: a Scheme; or a function from a role, "input", "weight", "output" or "gradient", to its Quantizer, or to
-            None to leave it in floats. It is called once for each role. With a quantizer for "gradient" the backward
-            multiplies codes, without one it is that of fake quantization; None for all four means floats.
+        choice: a Scheme; or a function from a role ("input", "weight", "output" or "gradient") to its Quantizer, or to
+            None to leave it in floats. It is called once per role. With a quantizer for "gradient" the backward
+            multiplies codes; without one it is the backward of fake quantization. None for all four means floats.
 
     Raises:
-        TypeError: choice is neither, or returns something else.
-        ValueError: the quantizers make no scheme.
+        TypeError: choice has another type, or returns something else.
+        ValueError: the quantizers do not form a valid scheme.
     """
 
     def __init__(self, choice: Scheme | Choice) -> None:
@@ -79,23 +80,25 @@ class scheme:
 
 
 def active(own: SchemeNeeds) -> SchemeNeeds:
-    """The plan of a layer whose own is `own`."""
+    """The SchemeNeeds to use now, for a layer whose own is `own`."""
     return _here.plans[-1] if _here.plans else own
 
 
 def asks_for_floats() -> bool:
-    """Whether the innermost context of this thread asks for floats."""
+    """Whether the innermost context of this thread selects floats."""
     return bool(_here.plans) and _here.plans[-1].scheme is None
 
 
 def same_scheme() -> tuple[Any, Any]:
-    """What torch.utils.checkpoint takes as context_fn: contexts for the forward and for its recomputation, in which the
-    scheme is the one that is active now."""
+    """Capture the active scheme for torch.utils.checkpoint: pass this function as its context_fn.
+
+    Returns two contexts, for the forward and for its recomputation.
+    """
     return _Plans(_here.plans), _Plans(_here.plans)
 
 
 class _Plans:
-    """A context with these plans."""
+    """Context manager that activates these plans."""
 
     def __init__(self, plans: tuple[SchemeNeeds, ...]) -> None:
         self._plans = plans

@@ -1,4 +1,4 @@
-"""convert: quantized layers in the place of a model's float ones."""
+"""convert: replace the float layers of a model by quantized ones."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -41,40 +41,42 @@ def convert(
     functions: bool = False,
     attention: AttentionRules = None,
 ) -> Any:
-    """Put quantized layers in the place of the Linear, Embedding, Conv1d to 3d, ConvTranspose1d to 3d and
-    MultiheadAttention of `model`, in place.
+    """Replace the float layers of `model` by quantized ones, in place.
 
-    They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
-    places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
-    alone, for they may compute something else. Weights that hooks of torch.nn.utils.prune, weight_norm and
-    spectral_norm compute are quantized as computed; layers of torch.nn.utils.parametrize are left alone, and can be
-    parametrized once they are converted. The last projection of an attention has a rule of its own, or else that
-    of the attention. Siblings that read one input, as query, key and value do, will quantize it once
-    (hop.nn.share_input). Experts of transformers' mixtures stay the modules that they are, and
-    compute in the scheme. Norms, activations and softmax are converted where the scheme quantizes outputs.
+    Converted are Linear, Embedding, Conv1d to 3d, ConvTranspose1d to 3d and MultiheadAttention.
+
+    Quantized layers keep the same Parameters, so optimizers stay valid and tied weights stay tied; a module used in
+    several places is converted once. A layer that is already quantized gets the new scheme, and keeps its learn_scales.
+    Subclasses are left alone, because they may compute something else. Weights computed by hooks of
+    torch.nn.utils.prune, weight_norm and spectral_norm are quantized as computed; layers of torch.nn.utils.parametrize
+    are left alone, and can be parametrized after conversion. An attention's output projection follows its own rule, or
+    else that of the attention. Sibling layers that read one input, such as query, key and value, quantize it once
+    (hop.nn.share_input). Experts of transformers' mixtures keep their class, and compute in the scheme. Norms,
+    activations and softmax are converted if the scheme quantizes outputs.
 
     Args:
-        model: its root may be such a layer itself: what takes its place is returned.
+        model: if it is such a layer itself, its replacement is returned.
         rules: for all layers a Scheme, its name, such as "int8", or a Quantizer of weights; or several of them by
-            selectors, as a dict or as pairs, of which the first that matches counts. Their schemes may be None, to
-            leave a layer alone. A selector is a module type, a pattern for the name such as "decoder.*.proj", or a
-            function (name, module) -> bool. Layers that none matches are left alone.
+            selector, as a dict or as pairs, of which the first match applies. A scheme of None leaves the layer alone.
+            A selector is a module type, a pattern for the name such as "decoder.*.proj", or a function
+            (name, module) -> bool. Layers that match no selector are left alone.
         learn_scales: whether static scales are Parameters.
         filter: a selector of the layers that rules apply to; None for all.
-        functions: whether norms and activations are converted by other schemes too: their results are floats then, of
-            functions that are correctly rounded and sums without an order, the same bits on every route.
+        functions: whether norms and activations are also converted when the scheme does not quantize outputs. Their
+            results are then floats, from correctly rounded functions and order-independent sums: the same bits on every
+            route.
         attention: how query, key and value are multiplied: a hop.attention_schemes.AttentionScheme, its name, such as
-            "int8", or several by selectors, as rules are. For hop.nn.MultiheadAttention, and for modules of
-            transformers that take their attention from its AttentionInterface. None leaves attention as it is.
+            "int8", or several by selector, like rules. Applies to hop.nn.MultiheadAttention, and to modules of
+            transformers that use its AttentionInterface. None leaves attention unchanged.
 
     Returns:
-        The model. Its `hop_report` is a Report: a row for each layer, with its scheme or why it has none.
+        The model. Its `hop_report` is a Report: a row for each layer, with its scheme or the reason it has none.
 
     Raises:
-        TypeError: rules, a selector or a scheme is none, or model is no module.
-        ValueError: a selector matches no layer, or no scheme has this name; the model is then as it was.
+        TypeError: rules, a selector, a scheme or model has the wrong type.
+        ValueError: a selector matches no layer, or a scheme's name is unknown. The model is not changed then.
 
-    Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
+    Warns if no layer was converted although a rule has a scheme, or if learn_scales finds no scale to learn.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("convert", model)
@@ -90,16 +92,17 @@ def convert(
     _check_before_loading(model)
     unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
     report = Report(counted(model, rows), unused)
-    model.hop_report = report  # type: ignore[assignment]  # a plain attribute
+    model.hop_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
     _warn(model, report, any(scheme is not None for _, scheme in pairs), learn_scales)
     return model
 
 
 def settle_weights(model: nn.Module, rules: Rules, filter: Selector | None = None) -> None:
-    """Make Parameters of the weights that hooks or parametrizations compute, in the layers that `convert` would
-    convert, in place: for those who quantize weights for good, and do not train what computes them.
+    """Make Parameters of weights that hooks or parametrizations compute, in the layers that `convert` would convert.
 
-    Raises as `convert` does, and the model is then as it was."""
+    In place. For callers that quantize weights permanently and do not train what computes them. Raises as `convert`
+    does, before the model is changed.
+    """
     if not isinstance(model, nn.Module):
         raise not_a_model("convert", model)
     pairs = checked(rules, filter)
@@ -114,13 +117,13 @@ def settle_weights(model: nn.Module, rules: Rules, filter: Selector | None = Non
 
 
 def _warn(model: nn.Module, report: Report, has_schemes: bool, learn_scales: bool) -> None:
-    """Warn the caller of `convert` if no layer was converted, or has a scale to learn."""
+    """Warn the caller of `convert` if no layer was converted, or learn_scales had no effect."""
     has_functions = any(isinstance(m, Function) for m in model.modules())
     if not (report.converted or has_functions) and has_schemes:
         warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=3)
     elif learn_scales and not any(has_static_scale(row.scheme) for row in report.rows):
         warnings.warn(
-            "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
+            "convert: learn_scales=True makes static scales Parameters, but no scheme has one; use one with "
             "hop.scale_rules.Static, such as hop.schemes.INT8_STATIC",
             stacklevel=3,
         )
@@ -129,7 +132,7 @@ def _warn(model: nn.Module, report: Report, has_schemes: bool, learn_scales: boo
 def _walked(
     model: nn.Module, pairs: Sequence[Rule], learn_scales: bool
 ) -> tuple[nn.Module, list[Conversion], set[int]]:
-    """The model with quantized layers, a row for each layer, and the places of the pairs that matched one."""
+    """Convert layers. Returns the model, a row for each layer, and the indices of the rules that matched one."""
     done: dict[int, tuple[nn.Module, Conversion]] = {}
     rows: list[Conversion] = []
     matched: set[int] = set()
@@ -153,7 +156,8 @@ def _walked(
                     row = Conversion(name, row.type, None, str(error))
             done[id(module)] = new, row
             rows.append(row)
-        if new is not module or isinstance(module, OutputProjection.float_type):  # an attention has brought another
+        # converting an attention replaced its out_proj
+        if new is not module or isinstance(module, OutputProjection.float_type):
             model = _put(model, name, new)
     return model, rows, matched
 
@@ -161,8 +165,11 @@ def _walked(
 def _converted_functions(
     model: nn.Module, pairs: Sequence[Rule], options: tuple[bool, bool], matched: set[int]
 ) -> tuple[nn.Module, list[Conversion]]:
-    """The model with ours in the place of norms and activations whose schemes ask for it, or all that have a scheme,
-    and a row for each. Options: learn_scales, and whether all."""
+    """Convert norms and activations. Returns the model and a row for each.
+
+    Those whose scheme quantizes outputs are converted, or all that have a scheme. `options`: learn_scales, and whether
+    to convert all.
+    """
     done: dict[int, Any] = {}
     rows: list[Conversion] = []
     learn_scales, every = options
@@ -174,7 +181,7 @@ def _converted_functions(
         if scheme is None or not (every or scheme.output is not None):
             continue
         of_report = None if scheme.output is None else Scheme(None, None, scheme.output)
-        reason = "" if of_report is not None else "floats, by functions that are correctly rounded"
+        reason = "" if of_report is not None else "floats, by correctly rounded functions"
         try:
             if isinstance(function, Function):
                 function.scheme = scheme
@@ -194,8 +201,7 @@ def _asks_for_functions(pairs: Sequence[Rule], every: bool) -> bool:
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state_dict of the float model: without the state of scales, and with frozen weights as the numbers that they
-    stand for."""
+    """The state_dict of the float model: without scale state, and with frozen weights dequantized."""
     if not isinstance(model, nn.Module):
         raise not_a_model("float_state_dict", model)
     layers = {name: m for name, m in modules_of(model, every_name=True) if isinstance(m, Layer)}
@@ -212,15 +218,15 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def checked(rules: Any, filter: Any = None) -> list[Rule]:
-    """Rules as pairs of a selector and a Scheme or None. Raises as `convert` does."""
+    """Convert rules to pairs of a selector and a Scheme or None. Raises as `convert` does."""
     if isinstance(rules, Scheme | Quantizer | str):
         pairs: Any = [("*", rules)]
     else:
         pairs = list(cast(Any, rules).items()) if isinstance(rules, Mapping) else rules
     if not isinstance(pairs, Sequence) or not pairs:
         raise TypeError(
-            "convert: rules must be a hop.Scheme, its name, a Quantizer of weights, or such by selectors in a dict or "
-            f"in pairs (selector, Scheme or None); got {rules!r}; give one such as 'int8'"
+            "convert: rules must be a hop.Scheme, its name, a Quantizer of weights, or several by selector in a dict "
+            f"or in pairs (selector, Scheme or None); got {rules!r}; give one such as 'int8'"
         )
     result: list[Rule] = []
     for rule in cast(Sequence[Any], pairs):
@@ -252,7 +258,7 @@ def _scheme(selector: Any, scheme: Any) -> Scheme | None:
 
 
 class _Except:
-    """The selector of all layers that `filter` does not select."""
+    """Selects all layers that `filter` does not select."""
 
     def __init__(self, filter: Selector) -> None:
         self.filter = filter
@@ -265,7 +271,7 @@ class _Except:
 
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> None:
-    """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
+    """Raise ValueError for selectors that match no layer, such as misspelled names or types that do not occur."""
     asks = _asks_for_functions(rules, functions)
     layers = [
         (name, module)
@@ -274,7 +280,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
     ]
     asked, matched = set[int](), set[int]()
     for name, module in layers:
-        for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone
+        for i, (selector, _) in enumerate(rules):  # function selectors see only real layers that earlier rules left
             is_plain = isinstance(selector, str | type)
             if not is_plain and isinstance(module, tuple(LEFT)):
                 continue
@@ -286,7 +292,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         selector
         for i, (selector, _) in enumerate(rules)
         if i not in matched
-        and type(selector) is not _Except  # a filter may leave out nothing
+        and type(selector) is not _Except  # a filter may exclude nothing
         and (
             not any(matches(selector, *layer) for layer in layers)
             if isinstance(selector, str | type)
@@ -297,12 +303,18 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         known = ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
         raise ValueError(
             f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}"
-            "; leave the rule out, or mend its selector"
+            "; leave the rule out, or correct its selector"
         )
 
 
+def takes(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:
+    """Whether `convert` by these rules puts a quantized layer in the place of a module, or changes its scheme."""
+    known = isinstance(module, Layer) or layer_of(module) is not None
+    return known and _choice(rules, name, module, set())[0] is not None
+
+
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:
-    """The scheme of the first rule that matches, or why there is none."""
+    """The scheme of the first rule that matches, or the reason why there is none."""
     for i, (selector, scheme) in enumerate(rules):
         if matches(selector, name, module):
             matched.add(i)
@@ -311,16 +323,16 @@ def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[in
 
 
 def _of_output(attention: nn.Module, scheme: Scheme | None, reason: str) -> tuple[Scheme | None, str]:
-    """The scheme of the last projection of an attention, which has that of the others where no rule matches it."""
+    """The scheme of an attention's output projection: that of the attention if no rule matches."""
     if isinstance(attention, MultiheadAttention):
         return (attention.scheme, "") if reason == _NO_RULE else (scheme, reason)
     if isinstance(attention, nn.MultiheadAttention):
-        return None, "the attention that it belongs to reads its weight, and is left in floats"
+        return None, "its attention reads the weight directly, and is left in floats"
     return scheme, reason
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether it is a layer, or holds weights as experts do."""
+    """Whether a module is a layer we can convert, or has weights in a Holder, as experts do."""
     return isinstance(module, (*LAYERS, Layer)) or kind_of(module) is not None
 
 
@@ -338,7 +350,7 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
 
 
 def _check_weights(module: nn.Module) -> None:
-    """Raise ValueError for a weight that is computed in each call, unless by a hook that a layer can keep."""
+    """Raise ValueError for a weight that is recomputed in each call, unless by a hook that a layer can keep."""
     keeps_hooks = type(module) in LAYERS and not isinstance(module, nn.MultiheadAttention)
     for each in recomputed(module):
         if each.remove is None or not keeps_hooks:
@@ -346,13 +358,13 @@ def _check_weights(module: nn.Module) -> None:
 
 
 def has_static_scale(scheme: Any) -> bool:
-    """Whether a scheme has scales that are found once, from data."""
+    """Whether a scheme has static scales, which are found once from data."""
     quantizers = (scheme.lhs, scheme.rhs, scheme.output) if isinstance(scheme, Scheme) else ()
     return any(q is not None and q.scale.is_static for q in quantizers)
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """The model, with `new` in the place `name`."""
+    """Set the submodule `name` of `model` to `new`, and return the model."""
     if not name:
         return new
     path, _, attribute = name.rpartition(".")
@@ -361,7 +373,7 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 
 def _share_inputs(model: nn.Module) -> None:
-    """Let siblings that read one input quantize it once."""
+    """Let sibling layers that read one input quantize it once."""
     for group in siblings(model):
         layers = [layer for layer in group if isinstance(layer, Linear)]
         if len(layers) > 1:
@@ -369,7 +381,7 @@ def _share_inputs(model: nn.Module) -> None:
 
 
 def _check_before_loading(model: nn.Module) -> None:
-    """Check the weights of all layers before the first is loaded."""
+    """Check the weights of all layers before the first one is loaded."""
     remove_load_hooks(model, lambda hook: hook is _check_loaded)
     model.register_load_state_dict_pre_hook(_check_loaded)
 
@@ -388,7 +400,7 @@ def _check_loaded(
 
 
 def _unfuse(model: nn.Module) -> None:
-    """Make torch's encoders call their layers: their fused form reads the weights itself."""
+    """Make PyTorch's encoders call their layers, because their fused path reads the weights directly."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, Layer) for m in module.modules()):
             module.activation_relu_or_gelu = 0

@@ -1,4 +1,4 @@
-"""Convolutions, plain and transposed, with a scheme."""
+"""Convolutions, plain and transposed, in low precision."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class _Convolution(Layer, ConvNd):
-    """What Conv1d, Conv2d and Conv3d share."""
+    """Base class of Conv1d, Conv2d and Conv3d."""
 
     op: OpOverload
 
@@ -27,7 +27,7 @@ class _Convolution(Layer, ConvNd):
         if self.padding_mode != "zeros":
             x = functional.pad(x, sides, mode=self.padding_mode)
             padding = [0] * len(padding)
-        elif sides[::2] != sides[1::2]:  # "same" may pad one more at the end
+        elif sides[::2] != sides[1::2]:  # "same" may pad one more element at the end
             x = functional.pad(x, sides)
             padding = [0] * len(padding)
         options = (list(self.stride), list(padding), list(self.dilation), self.groups)
@@ -75,9 +75,9 @@ class Conv3d(_Convolution, nn.Conv3d):
 
 
 class _Transposed(Layer, ConvTransposeNd):
-    """What ConvTranspose1d, 2d and 3d share."""
+    """Base class of ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
 
-    is_packable = False  # the native kernels have none
+    is_packable = False  # there are no native kernels
     channels_dim = 1
     op: OpOverload
 
@@ -90,7 +90,8 @@ class _Transposed(Layer, ConvTransposeNd):
         return self.op, (x, self.weight, self.bias, *lists, self.groups, list(self.dilation))
 
     def _sample(self) -> Tensor:
-        return self._empty(1, self.in_channels, *(2 * p + 1 for p in self.padding))  # a result of one element at least
+        # the result has at least one element
+        return self._empty(1, self.in_channels, *(2 * p + 1 for p in self.padding))
 
     def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
         lists = (self.stride, self.padding, self.dilation, self.kernel_size, self.output_padding)
@@ -102,8 +103,10 @@ class _Transposed(Layer, ConvTransposeNd):
 
 
 class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
-    """torch.nn.ConvTranspose1d in low precision. Arguments and errors as for Linear; groups share the scales of the
-    weight. It is not packed, for no kernel reads it so."""
+    """torch.nn.ConvTranspose1d in low precision. Arguments and errors as for Linear.
+
+    All groups share the weight's scales. The weight is never packed, because no kernel reads a packed one.
+    """
 
     float_type = nn.ConvTranspose1d
     example_dims = 2

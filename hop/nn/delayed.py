@@ -1,8 +1,8 @@
 """AmaxHistory: the state of delayed scaling, hop.scale_rules.Delayed.
 
-Within a step all calls are quantized by the amax in use, and record the largest magnitude that they saw, in the forward
-or, of gradients, in the backward. Recording it twice changes nothing, so activation checkpointing may compute a layer
-again, and a step may have several microbatches. `advance` ends the step.
+Within a step all calls use the same amax, and record the largest magnitude they see: in the forward, or in the backward
+for gradients. Recording the same tensor twice changes nothing, so activation checkpointing may recompute a layer, and a
+step may have several microbatches. `advance` ends the step.
 
 Source: NVIDIA Transformer Engine, delayed scaling.
 """
@@ -19,14 +19,15 @@ from hop.numerics.scale_rules import Delayed
 
 
 class AmaxHistory(Float32State):
-    """The amaxes of the last steps, for one role of a layer.
+    """The amax values of recent steps, for one role of a layer.
+
+    Buffers, float32: `history`, where index 0 is the current step and 1 the one before; and `amax`, of shape (), the
+    one in use. It starts with the value that makes the scale factor 1. With the attribute `frozen` neither changes
+    (hop.nn.Schedule).
 
     Args:
-        quantizer: whose rule is hop.scale_rules.Delayed.
-        device: where the buffers lie.
-
-    Buffers, float32: `history`, of which 0 is the current step and 1 the one before; and `amax`, of shape (), the one
-    in use, at first such that the factor S is 1. With the attribute `frozen` neither changes (hop.nn.Schedule).
+        quantizer: a quantizer with the rule hop.scale_rules.Delayed.
+        device: the device of the buffers.
     """
 
     history: Tensor
@@ -41,23 +42,25 @@ class AmaxHistory(Float32State):
         self.register_buffer("amax", torch.tensor(rule.top(quantizer.format), device=device))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The amax in use; that of x is recorded in training, where gradients are."""
+        """Return the amax in use. Records the amax of x in training with gradients enabled."""
         if x is not None and self.records():
             _record(self.history, x.detach())
-        return self.amax.clone()  # a backward may come after `advance`
+        return self.amax.clone()  # a copy, because a backward may run after `advance`
 
     def watch(self, y: Tensor) -> Tensor:
-        """y, the amax of whose gradient is recorded in the backward."""
+        """Return y, with the amax of its gradient recorded in the backward."""
         return _watched(y, self.history) if self.records() else y
 
     def records(self) -> bool:
-        """Whether a call counts."""
+        """Whether a call is recorded."""
         return self.training and torch.is_grad_enabled() and not self.frozen
 
     @torch.no_grad()
     def advance(self) -> None:
-        """End the step: use the largest of the history, or the most recent, unless it is 0, infinite or NaN; and make
-        room for the next. Where it is frozen, nothing changes."""
+        """End the step: set `amax` from the history, and start a new entry. Does nothing if frozen.
+
+        The new value is the largest of the history, or the most recent one, unless it is 0, infinite or NaN.
+        """
         if self.frozen:
             return
         amax = self.history[0] if self.most_recent else self.history.amax()
@@ -70,12 +73,12 @@ class AmaxHistory(Float32State):
 
 
 def advance(model: nn.Module, group: Any = None) -> None:
-    """End the step of delayed scaling in all layers of `model`. To be called once after each optimizer step.
+    """End the step of delayed scaling in all layers of `model`. Call it once after each optimizer step.
 
     Args:
-        group: the process group, or mesh of one dimension, of the processes that train on parts of a batch: the amaxes
-            of the step become the largest that one of them saw, by one collective for all layers. None for one process;
-            what tensor parallelism spreads over processes is combined by the layers themselves.
+        group: the process group, or one-dimensional mesh, of data-parallel processes. Each amax of the step becomes the
+            largest of all processes, with one collective for all layers. None for a single process. Layers combine
+            tensor-parallel shards themselves.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"advance: model must be a torch.nn.Module, got {model!r}; give the model first")
@@ -87,7 +90,7 @@ def advance(model: nn.Module, group: Any = None) -> None:
 
 
 def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any = None) -> Any:
-    """Call `advance(model, group)` after each step of `optimizer`. Returns a handle, whose remove() ends it."""
+    """Call `advance(model, group)` after each step of `optimizer`. Returns a handle; its remove() stops that."""
 
     def hook(*_: Any) -> None:
         advance(model, group)
@@ -97,14 +100,14 @@ def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any
 
 @torch.no_grad()
 def _combine(histories: list[Tensor], group: Any) -> None:
-    """The largest current amax of a group of processes for each history."""
+    """Replace the current amax of each history by the largest in a group of processes."""
     seen = torch.stack([h[0] for h in histories])
     for history, amax in zip(histories, process_groups.combined_over(seen, "max", group), strict=True):
         history[0].copy_(amax)
 
 
 def _record(history: Tensor, x: Tensor) -> None:
-    """history[0] = max(history[0], largest |x|), NaN ignored."""
+    """Set history[0] to max(history[0], largest |x|), ignoring NaN."""
     if tracing.known_equal(x.numel(), 0):
         return
     magnitude = x.abs()
@@ -114,7 +117,7 @@ def _record(history: Tensor, x: Tensor) -> None:
 
 
 class _Watch(torch.autograd.Function):
-    """The identity, whose backward records the gradient."""
+    """The identity; its backward records the gradient's amax."""
 
     @staticmethod
     def forward(y: Tensor, history: Tensor) -> Tensor:
@@ -122,7 +125,7 @@ class _Watch(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.history = inputs[1]  # not saved: another backward of the same step may write to it before
+        ctx.history = inputs[1]  # not a saved tensor, because another backward of the same step may write to it first
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:  # type: ignore[override]

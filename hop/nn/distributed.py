@@ -1,9 +1,8 @@
-"""hop.distributed: layers of hop.nn on several processes. `import hop` does not import this module, which imports
-torch.distributed.
+"""hop.distributed: tensor parallelism for layers of hop.nn. `import hop` does not import this module.
 
-PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that
-keeps scales (those of the rules hop.scale_rules.Static and Delayed) has a submodule for them, which those styles do not
-expect; the styles here do, and take any layer of hop.nn or PyTorch.
+PyTorch's parallelize_module styles accept layers of hop.nn whose scales are found in each call. Layers with scale state
+(the rules hop.scale_rules.Static and Delayed) have a submodule for it that those styles do not expect. The styles of
+this module accept both, and PyTorch's layers.
 """
 
 from collections.abc import Mapping
@@ -23,8 +22,10 @@ __all__ = ["ColwiseParallel", "RowwiseParallel", "gloo"]
 
 class _Style(PlacesLayers):
     def is_placed(self, module: nn.Module, mesh: Any, placements: Mapping[str, Placement]) -> bool:
-        """Whether `module` is a layer of hop.nn, whose parameters are then placed, or a submodule with its scales,
-        which distribute_module then puts on every process."""
+        """Shard the parameters of a hop.nn layer and return True, also for its submodules of scales.
+
+        distribute_module then replicates the parameters of those submodules.
+        """
         if isinstance(module, Layer):
             style: Any = self
             for name, placement in placements.items():
@@ -37,18 +38,22 @@ class _Style(PlacesLayers):
 
 
 class ColwiseParallel(_Style, parallel.ColwiseParallel):
-    """torch.distributed.tensor.parallel.ColwiseParallel for layers of hop.nn too: each process has some of the output
-    features of a Linear, or some of the columns of an Embedding; the scales that it keeps are on every process.
-    Arguments are PyTorch's."""
+    """torch.distributed.tensor.parallel.ColwiseParallel that also accepts layers of hop.nn.
+
+    Each process gets some output features of a Linear, or some columns of an Embedding; stored scales are replicated.
+    Arguments are PyTorch's.
+    """
 
     linear = MappingProxyType({"weight": Shard(0), "bias": Shard(0)})
     embedding = MappingProxyType({"weight": Shard(1)})
 
 
 class RowwiseParallel(_Style, parallel.RowwiseParallel):
-    """torch.distributed.tensor.parallel.RowwiseParallel for layers of hop.nn too: each process has some of the input
-    features of a Linear, or some of the rows of an Embedding; the scales that it keeps are on every process. Arguments
-    are PyTorch's."""
+    """torch.distributed.tensor.parallel.RowwiseParallel that also accepts layers of hop.nn.
+
+    Each process gets some input features of a Linear, or some rows of an Embedding; stored scales are replicated.
+    Arguments are PyTorch's.
+    """
 
     linear = MappingProxyType({"weight": Shard(1), "bias": Replicate()})
     embedding = MappingProxyType({"weight": Shard(0)})
@@ -58,18 +63,18 @@ _BACKEND = "hop_gloo"
 
 
 def gloo() -> str:
-    """The name of a backend for `init_process_group` and `new_group`: Gloo with one thread for each group.
+    """Register a Gloo backend with one thread per group, and return its name for `init_process_group` and `new_group`.
 
-    PyTorch 2.13's own has two, which note the name of the collective that they completed in one string without a lock.
-    Where two of them end together, as codes and scales do, that string's memory is freed twice, and the process may
-    crash. Collectives of one group run one after the other here; the environment variable GLOO_SOCKET_IFNAME is read as
-    PyTorch reads it.
+    PyTorch 2.13's Gloo backend has two threads per group. Both write the name of the last completed collective to one
+    string without a lock. If two collectives end together, as those of codes and scales do, the string's memory is
+    freed twice and the process may crash. With one thread, collectives of a group run one after another. The
+    environment variable GLOO_SOCKET_IFNAME is read as in PyTorch.
 
     Raises:
         RuntimeError: PyTorch was built without Gloo.
     """
     if not dist.is_gloo_available():
-        raise RuntimeError("gloo: this build of PyTorch has no Gloo; take another backend")
+        raise RuntimeError("gloo: this build of PyTorch has no Gloo; use another backend")
     if not hasattr(dist.Backend, _BACKEND.upper()):
         dist.Backend.register_backend(_BACKEND, gloo_of_one_thread, devices=["cpu"])
     return f"cpu:{_BACKEND}"

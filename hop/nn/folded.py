@@ -1,16 +1,18 @@
-"""FoldedBatchNorm: a batch norm that the layer before it computes, so that both train in the arithmetic of one layer.
+"""FoldedBatchNorm: a batch norm that the layer before it computes, so that both train as one layer.
 
     m = gamma / sqrt(var + eps)         w_fold = w · m         b_fold = (b - mean) · m + beta
 
-each operation rounded to the dtype of the statistics, float32. Quotients and roots, rather than rsqrt, for these are
-correctly rounded everywhere. Once the statistics are frozen, and in eval mode, a layer multiplies w_fold, quantized,
-and adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains with the mean and variance
-of the batch, those of the product of floats. The running ones take their step first, and
+Each operation is rounded to float32, the dtype of the statistics. Quotients and roots are used instead of rsqrt because
+they are correctly rounded everywhere.
+
+With frozen statistics, and in eval mode, a layer multiplies the quantized w_fold and adds b_fold: bit for bit what the
+frozen and exported layer computes. Before that, it trains with the mean and variance of the batch, taken from the float
+product. The running statistics are updated first, then
 
     y = op(x, w · (gamma / sigma_running)) · (sigma_running / sigma_batch) + shift
     shift = (b - mean_batch) · (gamma / sigma_batch) + beta
 
-of which the product is the scheme's. The weight that is quantized changes with the running statistics alone.
+where the product is computed in the scheme. The quantized weight thus changes only with the running statistics.
 
 Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference"; Krishnamoorthi 2018, section 3.2.
@@ -34,8 +36,10 @@ FOLDABLE: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Batc
 
 
 class FoldedBatchNorm(nn.Module):
-    """In the place of a batch norm whose work the layer before it does: it holds the parameters and the statistics,
-    under their names, and returns its input. `hop.nn.fold_batch_norms` makes it.
+    """Replaces a batch norm that is computed by the layer before it.
+
+    It has the parameters and statistics under the same names, and its forward returns the input unchanged. Created by
+    `hop.nn.fold_batch_norms`.
 
     Args:
         norm: a BatchNorm1d, 2d or 3d, whose Parameters and buffers it takes over.
@@ -68,16 +72,16 @@ class FoldedBatchNorm(nn.Module):
         return input
 
     def freeze_statistics_(self) -> "FoldedBatchNorm":
-        """Train with the running statistics from now on, which stay as they are."""
+        """Keep the running statistics from now on, and train with them."""
         self.statistics_frozen = True
         return self
 
     def takes_batch(self) -> bool:
-        """Whether a call in training takes the statistics of its batch: unless they are frozen, or in eval mode."""
+        """Whether a call in training uses the statistics of its batch."""
         return self.training and not self.statistics_frozen and not self.ended
 
     def end(self) -> None:
-        """Hold nothing more: the layer is frozen, with all of it in its weight and bias."""
+        """Drop all tensors: the frozen layer's weight and bias include them."""
         self.ended = True
         for name in ("weight", "bias"):
             self.register_parameter(name, None)
@@ -85,23 +89,22 @@ class FoldedBatchNorm(nn.Module):
             self.register_buffer(name, None)
 
     def extra_repr(self) -> str:
-        phase = "frozen with the layer" if self.ended else "frozen" if self.statistics_frozen else "of batches"
+        phase = "frozen with the layer" if self.ended else "frozen" if self.statistics_frozen else "from batches"
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, statistics={phase}"
 
     # ---- the arithmetic
 
     def weight_of(self, weight: Tensor, dim: int) -> Tensor:
-        """The weight of the layer with this norm in it, for output channels along `dim`; its dtype stays."""
+        """The layer's weight multiplied by this norm, for output channels along `dim`. Keeps its dtype."""
         m = self._multiplier(self._running_sigma())
         return (weight.to(m.dtype) * _along(m, weight.dim(), dim, weight)).to(weight.dtype)
 
     def bias_of(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The bias of the layer with this norm in it."""
+        """The layer's bias with this norm applied."""
         return self._shift(bias, self.running_mean, self._multiplier(self._running_sigma())).to(dtype)
 
     def of_batch(self, y: Tensor, features: int) -> Tensor:
-        """The batch norm of what a layer of floats gives, with the statistics of the batch, which the running ones
-        follow."""
+        """Batch-normalize the result of a float layer with the statistics of the batch, and update the running ones."""
         mean, sigma = self._observed(y, features)
         m = self._multiplier(sigma)
         at = y.dim() - features
@@ -120,12 +123,12 @@ class FoldedBatchNorm(nn.Module):
         features: int,
         watched: Callable[[Any], Any],
     ) -> Any:
-        """The result of a layer, of an input, its own weight and bias, with the statistics of the batch.
+        """The result of a layer with its own weight and bias, normalized with the statistics of the batch.
 
         Args:
-            dim: of the weight, along which its output channels are.
-            features: how many dimensions one example of a result has, the first its channels.
-            watched: what sees the result of the product, and returns it.
+            dim: the weight's dimension of output channels.
+            features: the number of dimensions of one example of the result, of which the first is the channels.
+            watched: called with the result of the product, which it returns.
         """
         x, weight, bias, *options = args
         seen = dequantize(x) if isinstance(x, QuantizedTensor) else x
@@ -150,26 +153,26 @@ class FoldedBatchNorm(nn.Module):
         return torch.sqrt(self.running_var + self.eps)
 
     def _multiplier(self, sigma: Tensor) -> Tensor:
-        """gamma / sigma."""
+        """The multiplier of each channel, gamma / sigma."""
         return 1 / sigma if self.weight is None else self.weight.to(sigma.dtype) / sigma
 
     def _shift(self, bias: Tensor | None, mean: Tensor, m: Tensor) -> Tensor:
-        """(b - mean) · m + beta."""
+        """The shift of each channel, (b - mean) · m + beta."""
         result = (-mean if bias is None else bias.to(m.dtype) - mean) * m
         return result if self.bias is None else result + self.bias.to(m.dtype)
 
     def _observed(self, y: Tensor, features: int) -> tuple[Tensor, Tensor]:
-        """The mean of a batch and the root of its variance and eps. The running statistics take their step."""
+        """The batch's mean and sqrt(variance + eps). Updates the running statistics."""
         at = y.dim() - features
         if at != 1:
             raise ValueError(
-                f"hop.nn.FoldedBatchNorm: with the statistics of batches an input must have one dimension of examples, "
+                f"hop.nn.FoldedBatchNorm: with batch statistics an input must have exactly one batch dimension, "
                 f"got {at}; give a batch, or freeze_statistics_() before"
             )
         count = y.numel() // max(y.shape[at], 1)
         if count < 2:
             raise ValueError(
-                "hop.nn.FoldedBatchNorm: the statistics of a batch need two values of each channel or more, got "
+                "hop.nn.FoldedBatchNorm: batch statistics need at least two values per channel, got "
                 f"{count} in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
             )
         dims = [d for d in range(y.dim()) if d != at]
@@ -186,26 +189,30 @@ class FoldedBatchNorm(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.statistics_frozen and not self.ended:  # or else the keys are those of the batch norm
+        if self.statistics_frozen and not self.ended:  # otherwise the keys are those of the batch norm
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
             self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"
-        if self.num_batches_tracked is not None and count not in state_dict:  # of files before PyTorch counted them
+        # from a version of PyTorch that did not count batches
+        if self.num_batches_tracked is not None and count not in state_dict:
             state_dict[count] = self.num_batches_tracked
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _spread(t: Tensor, ndim: int, dim: int) -> Tensor:
-    """A number for each channel, as it broadcasts to a tensor whose channels are along `dim`."""
+    """Reshape a vector over channels so that it broadcasts to a tensor whose channels are dimension `dim`."""
     return t.reshape([-1 if d == dim else 1 for d in range(ndim)])
 
 
 def _along(m: Tensor, ndim: int, dim: int, weight: Tensor) -> Tensor:
-    """The same for a weight. One of a transposed convolution, (I, O / groups, *kernel), has the channels of its groups
-    one after the other along its inputs."""
+    """The same for a weight.
+
+    The weight of a transposed convolution, (I, O / groups, *kernel), has the channels of its groups one after another
+    along its inputs.
+    """
     if m.numel() == weight.shape[dim]:
         return _spread(m, ndim, dim)
     groups = m.numel() // weight.shape[1]

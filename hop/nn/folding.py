@@ -1,7 +1,6 @@
-"""fold_batch_norms: quantized layers train together with the batch norms after them (folded.py).
+"""fold_batch_norms: train quantized layers together with the batch norms after them (folded.py).
 
-Which norm follows which layer is not guessed: torch.fx traces the forward, in training and in eval mode, or the caller
-names the pairs.
+The norm of a layer is not guessed: torch.fx traces the forward in training and in eval mode, or the caller names pairs.
 """
 
 from collections.abc import Sequence
@@ -17,27 +16,28 @@ from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.master import MasterWeight
 
-_DIMS: dict[type[nn.Module], int] = dict(zip(FOLDABLE, (0, 2, 3), strict=True))  # of BatchNorm1d: 0 or 1
+# dimensions after the channels; for BatchNorm1d 0 or 1
+_DIMS: dict[type[nn.Module], int] = dict(zip(FOLDABLE, (0, 2, 3), strict=True))
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What became of one batch norm."""
+    """The result for one batch norm."""
 
     norm: str
-    layer: str  # into which it was folded; "" for none
-    reason: str = ""  # why not
+    layer: str  # the layer it was folded into; "" if none
+    reason: str = ""  # why it was not folded
 
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What `fold_batch_norms` did: a row for each batch norm of the model; str() is a table."""
+    """The result of `fold_batch_norms`: a row for each batch norm of the model. str() formats it as a table."""
 
     rows: tuple[Fold, ...]
 
     @property
     def folded(self) -> int:
-        """How many batch norms."""
+        """The number of batch norms that were folded."""
         return sum(not row.reason for row in self.rows)
 
     def __str__(self) -> str:
@@ -50,21 +50,21 @@ class FoldReport:
 
 
 def fold_batch_norms(model: nn.Module, pairs: Sequence[tuple[str, str]] | None = None) -> FoldReport:
-    """Let quantized layers of `model` do the work of the batch norms after them, in place: they train in the arithmetic
-    of one layer, with the statistics of batches until `freeze_statistics_`, with the running ones from then on.
+    """Let quantized layers of `model` compute the batch norms after them, in place.
 
-    To be called after hop.nn.convert. In the place of a batch norm there is a FoldedBatchNorm with its Parameters and
-    buffers, under their names. It fits Linear, Conv1d to 3d and ConvTranspose1d to 3d.
+    Layer and norm then train as one layer, with the statistics of each batch until `freeze_statistics_`, and the
+    running statistics after it. Call it after hop.nn.convert. A FoldedBatchNorm with the same Parameters and buffers
+    replaces each folded batch norm. Supported layers: Linear, Conv1d to 3d and ConvTranspose1d to 3d.
 
     Args:
-        pairs: names of a layer and of the batch norm that reads its result, and nothing else does. None: they are
-            found by torch.fx, which must be able to trace the model.
+        pairs: names of a layer and of the batch norm that alone reads its result. None: find them with torch.fx, which
+            must be able to trace the model.
 
     Returns:
-        A row for each batch norm: the layer that it was folded into, or why it was left.
+        A row for each batch norm: the layer it was folded into, or why it was not.
 
     Raises:
-        ValueError: the model cannot be traced; or one of `pairs` cannot be folded. No layer is changed then.
+        ValueError: the model cannot be traced, or one of `pairs` cannot be folded. No layer is changed then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("fold_batch_norms", model)
@@ -89,40 +89,41 @@ def fold_batch_norms(model: nn.Module, pairs: Sequence[tuple[str, str]] | None =
 
 
 def freeze_statistics_(model: nn.Module) -> nn.Module:
-    """Let the batch norms that are folded into layers of `model` keep their running statistics from now on: training
-    then computes what eval mode does, and what is frozen and exported, to the bit. Call it when the statistics have
-    settled, with some epochs left.
+    """Keep the running statistics of folded batch norms from now on, in place.
+
+    Training then computes bit for bit what eval mode and the frozen and exported model compute. Call it once the
+    statistics have settled, with some epochs left.
 
     Returns:
         model.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the model has no folded batch norm.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("freeze_statistics_", model)
     norms = [m for m in model.modules() if isinstance(m, FoldedBatchNorm)]
     if not norms:
         raise ValueError(
-            f"freeze_statistics_: model={type(model).__name__} has no batch norms that are folded; call "
-            "hop.nn.fold_batch_norms(model) before"
+            f"freeze_statistics_: model={type(model).__name__} has no folded batch norms; call "
+            "hop.nn.fold_batch_norms(model) first"
         )
     for norm in norms:
         norm.freeze_statistics_()
     return model
 
 
-_UNNAMED = "pairs do not name it"
+_UNNAMED = "it is not in pairs"
 
 
 def _named(modules: dict[str, nn.Module], pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """From the name of a norm to that of its layer."""
+    """The layer's name for each norm's name."""
     layers: dict[str, str] = {}
     seen = set[int]()
     for layer, norm in pairs:
         for name in (layer, norm):
             if name not in modules:
-                raise ValueError(f"fold_batch_norms: pairs: the model has no module {name!r}; mend its name")
+                raise ValueError(f"fold_batch_norms: pairs: the model has no module {name!r}; correct the name")
             if id(modules[name]) in seen:
                 raise ValueError(f"fold_batch_norms: pairs: {name!r} is in two of them; leave one out")
             seen.add(id(modules[name]))
@@ -131,7 +132,9 @@ def _named(modules: dict[str, nn.Module], pairs: Sequence[tuple[str, str]]) -> d
 
 
 def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, str], dict[str, str]]:
-    """The layers whose results the norms read, and why others have none: what holds in training and in eval mode."""
+    """For each norm, the layer whose result it reads in training and in eval mode; and the reasons for norms without
+    one.
+    """
     modes = {module: module.training for module in model.modules()}
     graphs: list[fx.Graph] = []
     try:
@@ -139,7 +142,7 @@ def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, st
             for module in modes:
                 module.training = training
             graphs.append(fx.Tracer().trace(model))
-    except Exception as error:  # whatever the forward of a model raises on proxies
+    except Exception as error:  # the model's forward may raise anything on proxies
         raise ValueError(
             f"fold_batch_norms: torch.fx cannot trace model={type(model).__name__} ({error}); give pairs=[(layer, norm)"
             ", ...] of names"
@@ -164,7 +167,7 @@ def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, st
 
 
 def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Any) -> tuple[str, str]:
-    """The layer whose result a norm reads in a graph, or why there is none."""
+    """The layer whose result a norm reads in a graph, or the reason why there is none."""
     at = calls.get(norm, [])
     if len(at) != 1:
         return "", f"it is called {len(at)} times"
@@ -181,12 +184,12 @@ def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Any) -> tuple[s
 
 
 def _why_not(layer: Any, norm: Any) -> str | None:
-    """Why a layer cannot do the work of the norm."""
+    """The reason why a layer cannot compute the norm; None if it can."""
     if type(norm) not in FOLDABLE:
-        return f"{type(norm).__name__} is none of BatchNorm1d, BatchNorm2d and BatchNorm3d"
+        return f"{type(norm).__name__} is not BatchNorm1d, BatchNorm2d or BatchNorm3d"
     if type(layer) is not Linear and type(layer) not in CONVOLUTIONS:
         hint = ", which hop.nn.convert has not converted" if not isinstance(layer, Layer) else ""
-        return f"{type(layer).__name__} is no quantized linear layer or convolution{hint}"
+        return f"{type(layer).__name__} is not a quantized linear layer or convolution{hint}"
     if norm.running_mean is None:
         return "track_running_stats=False has no running statistics to fold"
     if layer.frozen:

@@ -1,4 +1,4 @@
-"""freeze: the weights of quantized layers as codes."""
+"""freeze: replace the weights of quantized layers by codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,28 +16,29 @@ from hop.numerics.quantizer import Quantizer
 
 
 def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
-    """Replace the weights of quantized layers by QuantizedTensors, without gradients, in place: the forward gives the
-    same bits as in eval mode, in less memory. Each is quantized by the scheme that is active, and that is then the
-    layer's own; what rounds at random rounds to the nearest. From then on the layer draws no random bits.
+    """Replace the weights of quantized layers by QuantizedTensors without gradients, in place.
+
+    The forward gives the same bits as in eval mode, with less memory. Each weight is quantized by the active scheme,
+    which becomes the layer's own; stochastic rounding becomes rounding to nearest, so the layer draws no random bits
+    any more.
 
     Layers whose scheme leaves the weight in floats are not changed. Layers that share a weight, a quantizer and a scale
-    share the frozen one. The float weights go one by one, the small ones first, so that little more memory is taken
-    than before. Weights that torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute are quantized as
-    computed in eval mode, and computed no more.
+    share the frozen weight. Float weights are replaced one at a time, the smallest first, so peak memory hardly grows.
+    Weights that torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute are quantized as computed in
+    eval mode, and are not recomputed any more.
 
     Args:
-        pack: whether weights lie in the layout that products read fastest on this machine (hop.pack), which takes the
-            time of bringing them to it out of each call. A layer that is frozen already is brought to the form that
-            `pack` says. state_dicts hold the plain form in any case, and a layer packs what it loads for the machine
-            that it runs on. Embeddings stay plain, but for those that share their weight with a product: they look up
-            rows of the packed one.
+        pack: whether to convert weights to the layout that products read fastest on this machine (hop.pack), which
+            saves that conversion in each call. Layers that are frozen already are converted too. state_dicts contain
+            the plain form in any case, and a layer packs what it loads for the machine it runs on. Embeddings stay
+            plain, except those that share their weight with a product: they look up rows of the packed one.
 
     Returns:
         model.
 
     Raises:
-        ValueError: there is no quantized layer, a static scale is not set, or a hook that is not known computes a
-            weight. No layer is changed then.
+        ValueError: there is no quantized layer, a static scale is not set, or an unknown hook computes a weight. No
+            layer is changed then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("freeze", model)
@@ -46,7 +47,7 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
     holders = list(holders_of(model))
     if not holders and not any(isinstance(m, Layer) for m in model.modules()):
         raise ValueError(
-            f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) before"
+            f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) first"
         )
     layers = [m for m in model.modules() if isinstance(m, Layer) and (m.plan().quantizes_weight or m.frozen)]
     _check_computed(model, layers, holders)
@@ -57,7 +58,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
     for owner in [*(layer.weight_owner()[0] for layer in layers), *layers, *(holder.module for holder in holders)]:
         settle(owner)
     products = {_identity(layer) for layer in layers if layer.is_packable}
-    frozen: dict[Any, nn.Parameter] = {}  # by what they are made of; weights of the model keep their ids meanwhile
+    # keyed by what they depend on; the model keeps these objects alive, so ids stay unique
+    frozen: dict[Any, nn.Parameter] = {}
     for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
         identity = _identity(layer)
         packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))
@@ -72,7 +74,7 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
 
 
 def _check_computed(model: nn.Module, layers: Sequence[Layer], holders: Sequence[Holder]) -> None:
-    """Raise for weights that are computed in each call, and cannot be made Parameters, or are frozen."""
+    """Raise for weights that are recomputed in each call and either cannot become Parameters or are frozen already."""
     own = {layer: layer.frozen for layer in layers} | {holder.module: holder.frozen for holder in holders}
     own |= {layer.weight_owner()[0]: layer.frozen for layer in layers}
     for name, module in modules_of(model):
@@ -87,7 +89,7 @@ def _quantizer(layer: Layer) -> Quantizer:
 
 
 def _state(layer: Layer) -> Any:
-    """Where the scale of the weight is kept; None for one that is found from the weight."""
+    """The state with the weight's scale; None if the scale is found from the weight."""
     return layer.scales[WEIGHT] if _quantizer(layer).scale.missing() is not None else None
 
 
@@ -100,7 +102,7 @@ def _check_scale(layer: Layer) -> None:
 
 
 def _identity(layer: Layer) -> tuple[Any, ...]:
-    """What layers have in common that share a frozen weight."""
+    """Key of a frozen weight: layers with equal keys share it."""
     if layer.frozen:
         return (id(layer.weight),)
     state = _state(layer)
@@ -109,7 +111,7 @@ def _identity(layer: Layer) -> tuple[Any, ...]:
 
 
 def quantized_weight(layer: Layer) -> Any:
-    """The weight that `freeze` gives a layer: a QuantizedTensor of the nearest codes."""
+    """The frozen weight of a layer: a QuantizedTensor, rounded to nearest."""
     given: dict[str, Any] = {}
     state = _state(layer)
     if isinstance(state, AmaxHistory):

@@ -1,8 +1,8 @@
-"""Norms, activations and softmax: what stands between products, computed as hop.scaled computes it.
+"""Norms, activations and softmax, computed by hop.scaled.
 
-Their functions are correctly rounded and their sums have no order (docs/numerics.md), so that results are the same bits
-on every route. They are quantized where the scheme quantizes outputs. Where hop.quantize_ has fused them, codes of
-float results are found in the same pass, and left for the layers that read them (sharing.py).
+Functions are correctly rounded and sums do not depend on the order (docs/numerics.md), so results have the same bits on
+every route. They are quantized if the scheme quantizes outputs. After hop.quantize_(fuse=True), they also quantize
+their float results in the same pass, for the layers that read them (sharing.py).
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,9 @@ aten = torch.ops.aten
 
 
 class Function(Layer):
-    """A module without products. Of a scheme it reads `output`: the quantizer of its result, None for floats in the
-    dtype of the input."""
+    """Base class of modules without products. It reads one field of a scheme, `output`: the quantizer of its result, or
+    None for floats in the input's dtype.
+    """
 
     roles = (OUTPUT,)
     is_packable = False
@@ -38,7 +39,7 @@ class Function(Layer):
         super()._begin(scheme, learn_scales)
 
     def fuse(self) -> None:
-        """Leave codes for the quantized layers that read the result, from when they have asked for them."""
+        """Also emit quantized results once a consuming layer has requested them."""
         self.source = Source()
 
     def plan(self) -> SchemeNeeds:
@@ -48,7 +49,7 @@ class Function(Layer):
         return None
 
     def _function(self) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
-        """The operator, and its arguments after the input."""
+        """The operator, its arguments after the input, and its keyword arguments."""
         raise NotImplementedError
 
     def _compute(self, x: Tensor, *options: Any) -> Any:
@@ -56,7 +57,7 @@ class Function(Layer):
         plan = active(self._own)
         if plan.scheme is None or self.in_floats:
             if self.scales and not torch.compiler.is_compiling():
-                self.scales.to(x.device)  # a module without parameters lies nowhere until it is called
+                self.scales.to(x.device)  # a module without parameters has no device until its first call
             return op(x, *args, **kwargs)
         q = plan.scheme.output
         if q is not None:
@@ -78,7 +79,7 @@ class Function(Layer):
         return one
 
     def _check(self, scheme: Scheme) -> None:
-        pass  # every function takes every quantizer of outputs that a Scheme takes
+        pass  # every function supports every output quantizer of a Scheme
 
     @property
     def _device(self) -> torch.device:
@@ -86,11 +87,11 @@ class Function(Layer):
 
 
 class LayerNorm(Function, nn.LayerNorm):
-    """torch.nn.LayerNorm; args and kwargs are its own.
+    """torch.nn.LayerNorm in low precision. Other arguments are those of torch.nn.LayerNorm.
 
     Args:
-        scheme: whose `output` quantizes the result.
-        learn_scales: whether a static scale of it is a Parameter.
+        scheme: its `output` quantizes the result.
+        learn_scales: whether a static output scale is a Parameter.
     """
 
     float_type = nn.LayerNorm
@@ -122,7 +123,7 @@ class GELU(_Unweighted, nn.GELU):
 
 
 class LeakyReLU(_Unweighted, nn.LeakyReLU):
-    """torch.nn.LeakyReLU. Arguments as for LayerNorm; `inplace` changes nothing: the result is a new tensor."""
+    """torch.nn.LeakyReLU. Arguments as for LayerNorm; `inplace` is ignored: the result is a new tensor."""
 
     float_type = nn.LeakyReLU
 
@@ -131,7 +132,7 @@ class LeakyReLU(_Unweighted, nn.LeakyReLU):
 
 
 class Softmax(_Unweighted, nn.Softmax):
-    """torch.nn.Softmax, of a stated dim. Arguments as for LayerNorm."""
+    """torch.nn.Softmax with an explicit dim. Arguments as for LayerNorm."""
 
     float_type = nn.Softmax
 
@@ -140,7 +141,7 @@ class Softmax(_Unweighted, nn.Softmax):
 
     def _check(self, scheme: Scheme) -> None:
         if self.dim is None:
-            raise ValueError("hop.nn.Softmax: dim must be the dimension that is summed over, got None; give it")
+            raise ValueError("hop.nn.Softmax: dim must be the dimension to normalize over, got None; pass dim=")
 
 
 class _OfElements(_Unweighted):
@@ -151,7 +152,7 @@ class _OfElements(_Unweighted):
 
 
 class SiLU(_OfElements, nn.SiLU):
-    """torch.nn.SiLU. Arguments as for LayerNorm; `inplace` changes nothing: the result is a new tensor."""
+    """torch.nn.SiLU. Arguments as for LayerNorm; `inplace` is ignored: the result is a new tensor."""
 
     float_type, op = nn.SiLU, aten.silu.default
 
@@ -169,13 +170,13 @@ class Tanh(_OfElements, nn.Tanh):
 
 
 class Hardswish(_OfElements, nn.Hardswish):
-    """torch.nn.Hardswish. Arguments as for LayerNorm; `inplace` changes nothing: the result is a new tensor."""
+    """torch.nn.Hardswish. Arguments as for LayerNorm; `inplace` is ignored: the result is a new tensor."""
 
     float_type, op = nn.Hardswish, aten.hardswish.default
 
 
 class Hardsigmoid(_OfElements, nn.Hardsigmoid):
-    """torch.nn.Hardsigmoid. Arguments as for LayerNorm; `inplace` changes nothing: the result is a new tensor."""
+    """torch.nn.Hardsigmoid. Arguments as for LayerNorm; `inplace` is ignored: the result is a new tensor."""
 
     float_type, op = nn.Hardsigmoid, aten.hardsigmoid.default
 

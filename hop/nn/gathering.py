@@ -1,4 +1,4 @@
-"""gather_as_codes: the weights of layers travel between the processes of FSDP2 as codes and scales."""
+"""gather_as_codes: let FSDP2 send the weights of layers as codes and scales."""
 
 import weakref
 from collections.abc import Sequence
@@ -21,21 +21,20 @@ from hop.tensor.distributed import fsdp
 
 
 def gather_as_codes(model: nn.Module) -> list[str]:
-    """Let FSDP2 gather the weights of quantized layers as codes and scales. To be called before fully_shard, and after
-    parallelize_module.
+    """Let FSDP2 gather the weights of quantized layers as codes and scales.
 
-    The weights stay float Parameters, for optimizers, checkpoints and all else. Where fully_shard gathers one, each
-    process quantizes its part, by the scheme of the layer, with the scales of the whole weight: the codes are those of
-    one process, quantized in the dtype of the Parameter. The layer multiplies them; they appear in the param_dtype of
-    the MixedPrecisionPolicy, and so do the gradients. With backward="quantized" and blocks along rows that are not
-    square (MX formats), the column-wise copy that the backward reads is gathered too.
+    Call it after parallelize_module and before fully_shard. The weights stay float Parameters for optimizers and
+    checkpoints. When fully_shard gathers one, each process quantizes its shard by the layer's scheme, with the scales
+    of the whole weight: the codes are those of a single process that quantizes in the Parameter's dtype. The gathered
+    weight and its gradient have the param_dtype of the MixedPrecisionPolicy. With backward="quantized" and blocks along
+    rows that are not square (MX formats), the column-wise copy that the backward reads is gathered too.
 
     Returns:
-        The names of the layers. Those whose scheme leaves weights in floats, and frozen ones, are left as they are.
+        The names of the layers. Frozen layers, and those whose scheme leaves weights in floats, are left alone.
 
     Raises:
-        ValueError: a scheme that needs more than the codes of the weight, or a weight that a layer shares with a module
-            that is not quantized so. No layer is changed then.
+        ValueError: a scheme needs more than the codes of the weight, or a layer shares its weight with a module that is
+            not quantized in the same way. No layer is changed then.
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("gather_as_codes", model)
@@ -53,15 +52,15 @@ def gather_as_codes(model: nn.Module) -> list[str]:
             masters[id(layer.weight)] = (q, _master(name, layer, q))
         elif known[0] != q or q.scale.missing() is not None:
             raise ValueError(
-                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
-                f"and itself by {q}; give both one scheme, whose weight quantizer finds its scale"
+                f"gather_as_codes: layer {name!r} shares its weight with another layer, which uses {known[0]}, "
+                f"while it uses {q}; give both one scheme, whose weight quantizer finds its scale"
             )
     owners = [layer.weight_owner() for layer in layers.values()]
     for name, module in modules_of(model):
         for own, parameter in module.named_parameters(recurse=False):
             if id(parameter) in masters and (module, own) not in owners:
                 raise ValueError(
-                    f"gather_as_codes: {type(module).__name__} {name!r} shares its {own} with a quantized layer, and "
+                    f"gather_as_codes: {type(module).__name__} {name!r} shares its {own} with a quantized layer, but "
                     "would get codes; convert it too, or give it a Parameter of its own"
                 )
     for layer in layers.values():
@@ -70,10 +69,11 @@ def gather_as_codes(model: nn.Module) -> list[str]:
 
 
 def bytes_gathered(layer: Layer, processes: int) -> int:
-    """The bytes that the processes of a group together send where FSDP2 gathers the weight of a layer once.
+    """Total bytes that all processes of a group send when FSDP2 gathers the layer's weight once.
 
     Raises:
-        ValueError: the weight is not one that gather_as_codes has prepared."""
+        ValueError: gather_as_codes has not prepared the weight.
+    """
     weight = layer.weight
     local = dtensor.own_part(weight)
     if not isinstance(local, MasterWeight):
@@ -86,31 +86,31 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
 
 
 def _quantizer(name: str, layer: Layer) -> Quantizer:
-    """The quantizer of the weight, if its codes are all that the layer needs."""
+    """The quantizer of the weight. Raises ValueError if the layer needs more than the weight's codes."""
     scheme = layer.plan().scheme
     assert scheme is not None and scheme.rhs is not None
     q, why = layer.weight_quantizer(scheme.rhs), None
     state = layer.scales[WEIGHT] if q.scale.missing() is not None else None
     if scheme.backward == ORIGINAL:
-        why = 'backward="original" multiplies the weight before it was quantized; take "ste" or "quantized"'
+        why = 'backward="original" reads the unquantized weight; use "ste" or "quantized"'
     elif q.stochastic:
-        why = f"its weight is rounded at random ({q}); take a quantizer that rounds to the nearest"
+        why = f"its weight is rounded at random ({q}); use a quantizer that rounds to nearest"
     elif q.gradient is not None:
-        why = f"gradient={q.gradient} reads the weight itself; take a quantizer with gradient=None"
+        why = f"gradient={q.gradient} reads the unquantized weight; use a quantizer with gradient=None"
     elif type(q) is not Quantizer:
-        why = f"{type(q).__name__} may read other statistics than processes combine; take a hop.Quantizer"
+        why = f"{type(q).__name__} may need statistics that processes do not combine; use a hop.Quantizer"
     elif isinstance(state, StaticScale) and state.learn:
-        why = "a scale of the weight that learns needs the weight itself; take learn_scales=False"
+        why = "a learned weight scale needs the unquantized weight; use learn_scales=False"
     elif isinstance(layer, Linear) and layer.save_original:
-        why = "save_original=True needs the weight itself; take save_original=False"
+        why = "save_original=True needs the unquantized weight; use save_original=False"
     elif isinstance(layer.weight, MasterWeight):
-        why = "it is prepared already; call it once"
+        why = "it is prepared already; call gather_as_codes once"
     elif layer.norm is not None:
         why = "it quantizes its weight with a batch norm folded in; call fully_shard without gather_as_codes"
     elif computed := recomputed(layer.weight_owner()[0]):
         why = remedied(computed[0])
     elif layer.weight.dim() < 2:
-        why = f"its weight has no rows, {tuple(layer.weight.shape)}"
+        why = f"its weight must have two or more dimensions, got {tuple(layer.weight.shape)}"
     if why is not None:
         raise ValueError(f"gather_as_codes: layer {name!r}: {why}")
     return q
@@ -131,8 +131,8 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
         outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if as_columns else [q], weight))
         if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
             raise ValueError(
-                f"gather_as_codes: layer {name!r}: its static scale, one for each block ({q}), is not spread as its "
-                "weight, a DTensor; take one scale for the tensor, or a quantizer that finds its scales"
+                f"gather_as_codes: layer {name!r}: its static scale, one per block ({q}), is not sharded like its "
+                "weight, a DTensor; use one scale for the tensor, or a quantizer that finds its scales"
             )
     gathering = Gathering(q, tuple(local.shape), as_columns, outer, weakref.ref(layer), masks)
     master: Any = MasterWeight(local, gathering)
@@ -143,7 +143,7 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
 
 
 def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:
-    """For each axis of the mesh of a DTensor the dimension that it cuts."""
+    """For each mesh axis of a DTensor weight, the dimension it shards; None if it is replicated."""
     result = tuple(p.dim if p.is_shard() else None for p in weight.placements)
     for axis, (p, d) in enumerate(zip(weight.placements, result, strict=True)):
         size = weight.device_mesh.size(axis)
@@ -152,6 +152,6 @@ def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> 
         if p.is_partial() or not whole:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
-                f"processes, which have no equal parts of whole blocks ({quantizers[0]}); change the size or scheme"
+                f"processes, which gives no equal shards of whole blocks ({quantizers[0]}); change the size or scheme"
             )
     return result

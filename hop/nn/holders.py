@@ -1,8 +1,8 @@
-"""Holder: the weights of a module that is no layer of ours and stays what it is, such as experts in 3-D parameters.
+"""Holder: quantized weights of a module that keeps its class, such as experts with 3-D parameters.
 
-A weight is a stack of matrices (E, R, K), or (E, K, R) where products sum over their first dimension. Each is
-quantized by itself. Who knows such modules enters a subclass in KINDS; those of other packages are looked for where the
-package is imported.
+A weight is a stack of matrices (E, R, K), or (E, K, R) where products sum over the first matrix dimension. Each matrix
+is quantized separately. A package that defines such modules registers a subclass in KINDS; integrations for other
+packages are imported once the package itself is imported.
 """
 
 import importlib
@@ -23,19 +23,19 @@ from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 KINDS: list[type["Holder"]] = []
-_PACKAGES = {"transformers.integrations.moe": "hop.integrations.experts"}  # whose modules have weights; who knows them
-_OWN = "hop_weights"  # the attribute of a module
+_PACKAGES = {"transformers.integrations.moe": "hop.integrations.experts"}  # a package: our module for it
+_OWN = "hop_weights"  # the module attribute with its Holder
 
 
 class Holder:
-    """How the weights of a module are quantized, and in which form they lie.
+    """Quantizes the weights of a module and converts their layout.
 
     Args:
-        module: what has them.
-        scheme: how it computes.
+        module: the module with the weights.
+        scheme: the scheme of its products.
 
     Raises:
-        ValueError: the scheme has scales that are not found in each call, random bits, or a quantized result.
+        ValueError: the scheme needs static or delayed scales, random bits or quantized outputs.
     """
 
     label: ClassVar[str]
@@ -51,17 +51,17 @@ class Holder:
 
     @classmethod
     def weights_of(cls, module: nn.Module) -> tuple[str, ...]:
-        """The names of its weights; none where it is no such module."""
+        """The names of the module's weights; empty if it is of another kind."""
         raise NotImplementedError
 
     @classmethod
     def sums_first(cls, module: nn.Module) -> bool:
-        """Whether products sum over the first dimension of the matrices."""
+        """Whether products sum over the first dimension of each matrix."""
         raise NotImplementedError
 
     @property
     def scheme(self) -> Scheme:
-        """How it computes outside of `with hop.nn.scheme(...)`."""
+        """The scheme used outside of `with hop.nn.scheme(...)`."""
         result = self._own.scheme
         assert result is not None
         return result
@@ -71,24 +71,24 @@ class Holder:
         own = SchemeNeeds.of(scheme)
         if own.needs or scheme.is_stochastic() or scheme.output is not None:
             raise ValueError(
-                f"{self.label} take scales that are found in each call, no random bits and no quantizer of results; "
-                f"got scheme={scheme}; take one such as 'int8'"
+                f"{self.label} need scales that are found in each call, no random bits and no output quantizer; "
+                f"got scheme={scheme}; use one such as 'int8'"
             )
         if self.frozen and scheme.rhs != self.scheme.rhs:
-            raise ValueError(f"{self.label} are frozen, by {self.scheme.rhs}; convert the float model")
+            raise ValueError(f"{self.label} are frozen with {self.scheme.rhs}; convert the float model instead")
         self._own = own
 
     def plan(self) -> Scheme | None:
-        """What it computes in now; None for floats."""
+        """The scheme that is active now; None for floats."""
         return active(self._own).scheme
 
     def frozen_quantizer(self) -> Quantizer | None:
-        """By which a weight is quantized: each matrix by the scheme's. None where it stays in floats."""
+        """The quantizer of a whole weight, which applies the scheme's to each matrix; None if it stays in floats."""
         q = self.scheme.rhs
         return None if q is None else (q.transposed(2) if self.columns else q).of_batch(2)
 
     def laid_out(self, weight: QuantizedTensor, packs: bool) -> QuantizedTensor:
-        """A quantized weight as products read it fastest where it lies; or plain."""
+        """A quantized weight in the layout that products read fastest on its device if `packs`, else plain."""
         layout = self._layout(weight) if packs else None
         if weight.quantizer.layout == layout:
             return weight
@@ -102,7 +102,7 @@ class Holder:
         return Stacked(self.columns) if tiles is not None and tiles.columns == self.columns else None
 
     def freeze(self, packs: bool) -> None:
-        """Replace the weights by their codes, or bring codes to another layout."""
+        """Replace the weights by their codes, or convert codes to another layout."""
         q = self.frozen_quantizer()
         if q is None:
             return
@@ -114,17 +114,17 @@ class Holder:
         self.frozen, self.packs = True, packs
 
     def take_frozen(self, packs: bool) -> bool:
-        """Whether all weights are codes, which were put in the place of floats; the module computes with them then."""
+        """After loading, check whether all weights are codes. Returns that, and stores it as `frozen`."""
         self.frozen = all(isinstance(dtensor.own_part(w.weight), QuantizedTensor) for w in self.weights())
         self.packs = packs
         return self.frozen
 
     def weights(self) -> list["Weight"]:
-        """All of them."""
+        """All weights of the module."""
         return [Weight(self, name) for name in self.names]
 
     def thaw(self) -> None:
-        """Bring back floats, the numbers that the codes stand for, and forget the scheme."""
+        """Replace codes by dequantized floats, and remove the scheme."""
         for name in self.names:
             weight: Any = getattr(self.module, name)
             part = dtensor.own_part(weight).detach()
@@ -138,7 +138,7 @@ class Holder:
 
 
 def _placed(part: Tensor, own: Any) -> Tensor:
-    """The part of a weight in the form of the weight: a DTensor where that is one."""
+    """`part` in the form of the whole weight: a DTensor if `own` is one."""
     if not dtensor.is_dtensor(own):
         return part
     at = dtensor.Sharding([], own.device_mesh, own.placements, own.shape, own.stride())
@@ -146,23 +146,23 @@ def _placed(part: Tensor, own: Any) -> Tensor:
 
 
 class Weight(NamedTuple):
-    """One weight of a holder."""
+    """One weight of a Holder."""
 
     holder: Holder
     name: str
 
     @property
     def weight(self) -> Any:
-        """The parameter."""
+        """The Parameter, or its replacement."""
         return getattr(self.holder.module, self.name)
 
     def frozen_quantizer(self) -> Quantizer | None:
-        """By which it is quantized; None where the scheme leaves it in floats."""
+        """The weight's quantizer; None if the scheme leaves it in floats."""
         return self.holder.frozen_quantizer()
 
 
 def kind_of(module: nn.Module) -> type[Holder] | None:
-    """Who knows the weights of a module that is no layer."""
+    """The Holder class for a module that is not a layer of ours; None if there is none."""
     for package, ours in _PACKAGES.items():
         if package in sys.modules and ours not in sys.modules:
             importlib.import_module(ours)
@@ -170,17 +170,19 @@ def kind_of(module: nn.Module) -> type[Holder] | None:
 
 
 def holder_of(module: nn.Module) -> Holder | None:
-    """What holds the quantized weights of a module."""
+    """The Holder of a module, or None."""
     return module.__dict__.get(_OWN)
 
 
 def holders_of(model: nn.Module) -> Iterator[Holder]:
-    """Those of all modules of a model."""
+    """The Holders of all modules of a model."""
     return (holder for module in model.modules() if (holder := holder_of(module)) is not None)
 
 
 def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
-    """The module, whose weights are quantized by `scheme` from now on. Raises ValueError as Holder does."""
+    """Quantize the products of a module by `scheme` from now on, and return the module. Raises ValueError as Holder
+    does.
+    """
     holder, kind = holder_of(module), kind_of(module)
     if holder is not None:
         holder.scheme = scheme
@@ -190,7 +192,7 @@ def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
     return module
 
 
-# ---- files: plain codes, which each machine lays out for itself
+# ---- files contain plain codes; each machine packs them for itself
 
 
 def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -1,4 +1,4 @@
-"""Codes of weights that are kept over microbatches."""
+"""hold_weights: keep the codes of weights over microbatches."""
 
 from types import TracebackType
 
@@ -10,7 +10,7 @@ from hop.nn.recomputed import check_plain
 
 
 class hold_weights:
-    """A context in which each Linear of a model quantizes its weight once, for all microbatches of a step.
+    """Context manager in which each Linear of a model quantizes its weight once, for all microbatches of a step.
 
         with hop.nn.hold_weights(model):
             for batch in microbatches:
@@ -18,11 +18,11 @@ class hold_weights:
         optimizer.step()
 
     Args:
-        model: whose layers of type hop.nn.Linear keep the codes of their weights.
+        model: its layers of type hop.nn.Linear keep the codes of their weights.
 
     Raises:
-        RuntimeError: on leaving, if a weight was changed inside, as by optimizer.step(): the codes that were used after
-            it were those before; also where such contexts for one layer are nested.
+        RuntimeError: on exit, if a weight was changed inside, for example by optimizer.step(), because calls after the
+            change used the old codes; on entry, if such contexts are nested for one layer.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Which layer takes the place of which."""
+"""Tables of float modules and the quantized layers that replace them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +15,16 @@ LAYERS: dict[type[nn.Module], Any] = {
     **{layer.float_type: layer for layer in (Linear, Embedding, OutputProjection, *CONVOLUTIONS)},
     nn.MultiheadAttention: MultiheadAttention,
 }
-"""From a float layer to the quantized one."""
+"""From a float layer's class to the quantized one."""
 
 
 def layer_of(module: nn.Module) -> Any:
-    """The class of the quantized layer that takes the place of a float one, parametrized or not; None if there is
-    none."""
+    """The quantized class that replaces a float layer, parametrized or not; None if there is none."""
     return ScaledEmbedding if ScaledEmbedding.takes(module) else LAYERS.get(type_before_parametrizations(module))
 
 
 FUNCTION_OF: dict[type[nn.Module], Any] = {function.float_type: function for function in FUNCTIONS}
-"""From a norm or an activation to ours."""
+"""From the class of a norm or activation to ours."""
 
 
 def _rms_norm(module: Any) -> nn.Module:
@@ -44,11 +43,11 @@ _SAME: dict[str, Callable[[Any], nn.Module]] = {
     "transformers.activations.SiLUActivation": lambda _: nn.SiLU(),
     **{f"transformers.models.{name}RMSNorm": _rms_norm for name in _NORMS},
 }
-"""Modules of other packages, by their class, as those of PyTorch that compute the same but for roundings."""
+"""Modules of other packages, by class name: the PyTorch module that computes the same, except for rounding."""
 
 
 def function_of(module: nn.Module) -> nn.Module | None:
-    """A norm or an activation as the module of PyTorch of which we have one of our own; None for any other."""
+    """A norm or activation as a PyTorch module that FUNCTION_OF can replace; None if it is not one."""
     if type(module) in FUNCTION_OF:
         return module
     same = _SAME.get(f"{type(module).__module__}.{type(module).__qualname__}")
@@ -61,4 +60,4 @@ LEFT: dict[type[nn.Module], str] = {
     nn.RNNCellBase: "its products are inside one operator of PyTorch, and hop has none for it; to quantize them, write "
     "the cell with Linear layers",
 }
-"""Modules whose own parameters are weights of products, and why they stay in floats."""
+"""Modules whose own parameters are weights of products, and the reason why they stay in floats."""

@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of tokens that an attention has seen, as codes and scales in buffers of fixed shape."""
+"""KVCache: keys and values of past tokens, as codes and scales in buffers of fixed shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,29 +18,29 @@ _TOKENS = 2  # the dimension of tokens
 
 
 class KVCache(Float32State):
-    """Keys and values of an attention, as codes: (batch, heads, length, head_dim), of which the first tokens are held.
+    """A quantized key-value cache of shape (batch, heads, length, head_dim), filled from its first token on.
 
-    Each token is quantized when it comes, by itself, and never again. Its buffers are those of `quantizer`, named
-    `key_codes`, `key_scale`, ..., `value_codes`, ..., and `length`, int64 of shape (): how many tokens have come. All
-    have fixed shapes and change in place, so that a compiled or exported program stays the same while it fills. What is
-    not held has a scale of 0. Gradients do not pass.
+    Each token is quantized once, when it is appended, independently of the others. The buffers are those of
+    `quantizer`, named `key_codes`, `key_scale`, ..., `value_codes`, ..., and `length`, int64 of shape (): the number of
+    tokens so far. All have fixed shapes and change in place, so a compiled or exported program does not change as the
+    cache fills. Unused entries have a scale of 0. Gradients do not flow through the cache.
 
     Args:
         shape: (batch, heads, length, head_dim) of the keys.
-        quantizer: of the keys: integers or floats, whose scales belong to one token each, or to a part of one:
+        quantizer: the quantizer of the keys: integers or floats, with scales that belong to one token or part of one:
             hop.presets.INT8_ROW, INT4_32, FP8_ROW, MXFP8, ...
-        value_quantizer: of the values; None for the same.
+        value_quantizer: the quantizer of the values; None for the same.
         value_dim: the width of the values; None for head_dim.
-        rotated: whether keys are transformed before they are quantized, as by an AttentionScheme that says so; queries
-            have to be, too, as `forward` does. A state_dict then has `rotation`, how many elements are transformed
-            together.
-        dtype: the floating-point dtype in which they appear.
-        device: where the buffers lie.
+        rotated: whether keys are transformed before they are quantized, as for an AttentionScheme with rotated=True.
+            Queries must be transformed too, which `forward` does. The state_dict then contains `rotation`, the number
+            of elements that are transformed together.
+        dtype: the floating-point dtype the keys and values appear in.
+        device: the device of the buffers.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: a token's codes would depend on others, or on a scale that the caller gives; or keys and values are
-            not both integers, or both floats.
+        TypeError: an argument has the wrong type.
+        ValueError: a token's codes would depend on other tokens or on a scale from the caller, or keys and values are
+            not both integers or both floats.
     """
 
     length: Tensor
@@ -63,14 +63,14 @@ class KVCache(Float32State):
         if len(sizes) != 4:
             raise ValueError(f"KVCache: shape must be (batch, heads, length, head_dim), got {sizes}; give four sizes")
         if dtype not in copies.APPEARANCES:
-            raise TypeError(f"KVCache: dtype must be floating point, got {dtype!r}; take one such as torch.bfloat16")
+            raise TypeError(f"KVCache: dtype must be floating point, got {dtype!r}; use one such as torch.bfloat16")
         values = quantizer if value_quantizer is None else value_quantizer
         _check("quantizer", quantizer)
         _check("value_quantizer", values)
         if quantizer.format.is_integer != values.format.is_integer:
             raise ValueError(
-                f"KVCache: quantizer and value_quantizer must both be of integers, or both of floats, as attention "
-                f"takes them; got {quantizer} and {values}"
+                f"KVCache: quantizer and value_quantizer must both have integer formats, or both float formats, as "
+                f"attention takes them; got {quantizer} and {values}"
             )
         if not isinstance(rotated, bool):
             raise TypeError(f"KVCache: rotated must be True or False, got {rotated!r}; give one of them")
@@ -92,52 +92,54 @@ class KVCache(Float32State):
 
     @property
     def key(self) -> QuantizedTensor:
-        """All keys, those included that are not there yet: a view of the buffers. Of a rotated cache rotated ones."""
+        """All keys as a view of the buffers, including unused entries; rotated ones in a rotated cache."""
         return self._tensor("key", {name: getattr(self, f"key_{name}") for name in self.parts["key"]})
 
     @property
     def value(self) -> QuantizedTensor:
-        """All values, likewise."""
+        """All values as a view of the buffers, including unused entries."""
         return self._tensor("value", {name: getattr(self, f"value_{name}") for name in self.parts["value"]})
 
     @torch.no_grad()
     def append(
         self, key: Tensor, value: Tensor, positions: Tensor | None = None
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Quantize the keys and values of further tokens, and write them at their positions.
+        """Quantize the keys and values of more tokens, and write them at their positions.
 
         Args:
             key: (batch, heads, T, head_dim), floating point.
             value: (batch, heads, T, value_dim).
-            positions: int64 (T,), from 0 to below `length`, without gaps before them; None for those that follow.
+            positions: int64 (T,), each at least 0 and less than `length`, without gaps before them; None for the next
+                positions.
 
         Returns:
-            All keys and all values, as `key` and `value` have them.
+            All keys and all values, like the attributes `key` and `value`.
 
         Raises:
-            ValueError: a shape does not fit; or, in eager mode on the CPU, a position.
+            ValueError: a shape does not fit; or, in eager mode on the CPU, a position is out of range.
         """
         new = self._quantized(key, value)
         return self._written(new, *self._places(key.shape[_TOKENS], positions))
 
     @torch.no_grad()
     def slide(self, key: Tensor, value: Tensor, size: int | None = None) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """As `append`, of a window of the last `size` tokens, None for as many as there is room for: the token at
-        position p lies in slot p modulo size.
+        """Append to a sliding window of the last `size` tokens, None for the cache's length.
+
+        The token at position p is stored in slot p modulo size.
 
         Returns:
-            Keys and values of the tokens that were held and of the new ones, (batch, heads, size + T, ...), from the
-            first of them on; of which the last are not there where there was room.
+            Keys and values of the stored and the new tokens, (batch, heads, size + T, ...), in order. If the window was
+            not full, the last entries are unused.
 
         Raises:
-            ValueError: a shape does not fit; or size is above the length.
+            ValueError: a shape does not fit; or size exceeds the length.
         """
         new, device, count = self._quantized(key, value), self.length.device, key.shape[_TOKENS]
         size = self.shape[_TOKENS] if size is None else size
         if not 0 <= size <= self.shape[_TOKENS]:
-            raise ValueError(f"KVCache: size must be from 0 to the length, {self.shape[_TOKENS]}, got {size}")
+            raise ValueError(f"KVCache: size must be from 0 to the cache's length, {self.shape[_TOKENS]}, got {size}")
         if self._is_known() and (at := int(self.length)) + count <= size and size + count <= self.shape[_TOKENS]:
-            self._written(new, at, at + count)  # no token moves
+            self._written(new, at, at + count)  # the window has room: no token moves
             key_of, value_of = ({n: self._first(of, n, size + count) for n in buffers} for of, buffers in new.items())
             return self._tensor("key", key_of), self._tensor("value", value_of)
         kept, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
@@ -158,16 +160,17 @@ class KVCache(Float32State):
 
     @torch.no_grad()
     def put(self, key: Tensor, value: Tensor, slots: Tensor, count: int) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Quantize tokens, and write them where the caller says; `length` stays as it is. For programs whose caller
-        counts, and reads no more than there is.
+        """Quantize tokens and write them to slots that the caller chooses, without changing `length`.
+
+        For programs whose caller counts tokens, and reads only the slots in use.
 
         Args:
             key, value: as for append.
-            slots: int64 (T,), below `length` of the shape.
-            count: how many slots are read.
+            slots: int64 (T,), each less than the cache's length.
+            count: the number of slots to return.
 
         Returns:
-            Keys and values of the first `count` slots, as they lie: views of the buffers.
+            Keys and values of the first `count` slots, as views of the buffers.
         """
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in self._quantized(key, value).items():
@@ -180,8 +183,10 @@ class KVCache(Float32State):
         return whole["key"], whole["value"]
 
     def mask(self, positions: Tensor, window: int | None = None) -> Tensor:
-        """Which tokens queries see: bool (T, length), True for those up to their own positions, int64 (T,); with a
-        window, for the last so many of them."""
+        """The causal mask, bool (T, length): True up to each query's own position, int64 (T,).
+
+        With a window, only for the last `window` tokens of these.
+        """
         slots, queries = torch.arange(self.shape[_TOKENS], device=positions.device), positions.unsqueeze(-1)
         seen = slots <= queries
         return seen if window is None else seen & (slots > queries - window)
@@ -196,16 +201,16 @@ class KVCache(Float32State):
         mask: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        """Append, and attend: each token to those up to itself.
+        """Append tokens, and let each attend to all tokens up to itself.
 
         Args:
-            query: (batch, heads of queries, T, head_dim), which the cache's heads divide.
+            query: (batch, query heads, T, head_dim); the number of query heads is a multiple of the cache's heads.
             key, value, positions: as for append.
-            mask: bool, broadcastable to (batch, heads, T, length): False for what is hidden besides, such as padding.
-            scale: of the scores, None for 1 / sqrt(head_dim).
+            mask: bool, broadcastable to (batch, heads, T, length): False hides further entries, such as padding.
+            scale: the factor of the scores, None for 1 / sqrt(head_dim).
 
         Returns:
-            (batch, heads of queries, T, value_dim), in the dtype of query.
+            (batch, query heads, T, value_dim), in the dtype of query.
         """
         with torch.no_grad():
             new, count = self._quantized(key, value), key.shape[_TOKENS]
@@ -219,7 +224,7 @@ class KVCache(Float32State):
 
     @torch.no_grad()
     def crop(self, length: int | Tensor) -> None:
-        """Forget the tokens from position `length` on."""
+        """Remove the tokens from position `length` on."""
         self.length.clamp_(max=length)
         gone = torch.arange(self.shape[_TOKENS], device=self.length.device) >= self.length
         for name in self._names():
@@ -227,7 +232,9 @@ class KVCache(Float32State):
 
     @torch.no_grad()
     def select(self, indices: Tensor) -> None:
-        """Let each sequence of the batch be the one that `indices`, int64, name: in place where their number stays."""
+        """Reorder the batch: sequence i becomes the one at indices[i] (int64). In place if the batch size stays the
+        same.
+        """
         for name in self._names():
             buffer: Tensor = getattr(self, name)
             selected = buffer.index_select(0, indices.to(buffer.device))
@@ -237,7 +244,7 @@ class KVCache(Float32State):
                 setattr(self, name, selected)
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Remove all tokens."""
         self.crop(0)
 
     def extra_repr(self) -> str:
@@ -250,24 +257,24 @@ class KVCache(Float32State):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
         is_rotated = f"{prefix}rotation" in state_dict
-        if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
+        if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # also with strict=False
             *_, messages = args
             messages.append(
-                f"KVCache: {prefix}key_codes are {'' if is_rotated else 'not '}rotated, and this cache has rotated="
+                f"KVCache: {prefix}key_codes are {'' if is_rotated else 'not '}rotated, but this cache has rotated="
                 f"{self.rotated}; make one with rotated={is_rotated}"
             )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
-    # ---- parts
+    # ---- helpers
 
     def _names(self) -> list[str]:
-        """The buffers of codes and of what stands beside them."""
+        """The names of all buffers with codes, scales and zero points."""
         return [f"{of}_{name}" for of, names in self.parts.items() for name in names]
 
     def _tensor(self, of: str, buffers: dict[str, Tensor]) -> QuantizedTensor:
         q, codes = self.quantizers[of], buffers["codes"]
         shape = (*codes.shape[:3], self.widths[of])
-        if torch.compiler.is_compiling():  # Dynamo knows the class
+        if torch.compiler.is_compiling():  # Dynamo can trace the constructor
             return QuantizedTensor(buffers, q, shape, self.dtype)
         if codes.is_cpu and q.per_byte() == 1 and codes.is_contiguous() and eager.is_plain_eager():
             return QuantizedTensor.fresh(tuple(buffers), tuple(buffers.values()), q, shape, self.dtype)
@@ -279,7 +286,7 @@ class KVCache(Float32State):
         return buffer if buffer.shape[_TOKENS] == count else buffer.narrow(_TOKENS, 0, count)
 
     def _is_known(self) -> bool:
-        """Whether the length is a number at no cost."""
+        """Whether reading the length as an int needs no synchronization or tracing."""
         return not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.is_cpu
 
     def _written(
@@ -289,7 +296,7 @@ class KVCache(Float32State):
         for of, buffers in new.items():
             stored = {name: getattr(self, f"{of}_{name}") for name in buffers}
             for name, t in buffers.items():
-                if isinstance(places, int):  # a copy to a view takes half the time of one by index
+                if isinstance(places, int):  # twice as fast as a copy by index
                     stored[name].narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
                 else:
                     _bytes(stored[name]).index_copy_(_TOKENS, places, _bytes(t))
@@ -312,7 +319,9 @@ class KVCache(Float32State):
 
     def _check_new(self, of: str, x: Any, key: Tensor, batch: int, heads: int) -> None:
         if not isinstance(x, Tensor) or isinstance(x, QuantizedTensor):
-            raise TypeError(f"KVCache: {of} must be a plain tensor, got {shown(x)}; give floats, which it quantizes")
+            raise TypeError(
+                f"KVCache: {of} must be a plain tensor, got {shown(x)}; pass floats, which the cache quantizes"
+            )
         count = key.shape[_TOKENS] if key.dim() == 4 else None
         if x.dim() != 4 or tuple(x.shape) != (batch, heads, count, self.widths[of]):
             raise ValueError(
@@ -321,8 +330,10 @@ class KVCache(Float32State):
             )
 
     def _places(self, count: int, positions: Tensor | None) -> tuple[Tensor | int, Tensor | int]:
-        """The positions of `count` tokens, and the length with them; as numbers, the first one's and the length, where
-        these are known and the tokens follow each other."""
+        """The positions of `count` tokens, and the length after them.
+
+        As ints (the first position, and the length) if these are known on the host and the tokens are consecutive.
+        """
         size, known = self.key_codes.shape[_TOKENS], self._is_known()
         if positions is None:
             if known:
@@ -355,11 +366,11 @@ def _check(name: str, q: Any) -> None:
     whole = any(blocks.per_dimension(block, 4)[:3] != (1, 1, 1) for _, block in q.stored().values())
     if q.flat or q.layout is not None or q.is_random() or q.format.is_codebook or q.scale.missing() or whole:
         raise ValueError(
-            f"KVCache: {name} must quantize each token by itself, in the plain form, with scales that its rule finds, "
+            f"KVCache: {name} must quantize each token by itself, in the plain form, with scales found by its rule, "
             f"to integers or floats; got {q}; give one such as hop.presets.INT8_ROW, INT4_32 or FP8_ROW"
         )
 
 
 def _bytes(t: Tensor) -> Tensor:
-    """t, or its bytes where it is of 8-bit floats, which some operators lack."""
+    """t, or its bytes if it has an 8-bit float dtype, for which some operators are missing."""
     return t.view(torch.uint8) if t.is_floating_point() and t.itemsize == 1 else t

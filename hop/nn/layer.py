@@ -1,4 +1,4 @@
-"""Layer: what quantized layers share: a scheme, and the one call of their operator."""
+"""Layer: the base class of quantized layers, with a scheme and one call of their operator."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
@@ -24,21 +24,21 @@ from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
-_runs: set[Any] = set()  # operators, schemes and forms of operands that were checked
+_runs: set[Any] = set()  # operators, schemes and operand forms that passed Layer._check
 
 
 def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str, nn.Module]]:
-    """The modules of `model` and their names: each once, or under every name that it has."""
+    """The modules of `model` with their names: each once, or once per name."""
     return tuple(cast(Iterable[tuple[str, nn.Module]], model.named_modules(remove_duplicate=not every_name)))
 
 
 def not_a_model(function: str, given: Any) -> TypeError:
-    """What a function says that takes a model, and was given something else."""
+    """TypeError for a `model` that is not an nn.Module."""
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
 
 def of_class(cls: type[nn.Module], module: nn.Module, without: Sequence[str] = ()) -> Any:
-    """A module of a class with the very Parameters, hooks and settings of `module`."""
+    """Create an instance of `cls` that shares the Parameters, hooks and settings of `module`, except `without`."""
     result = cls.__new__(cls)
     for name, value in module.__dict__.items():
         if name not in without:
@@ -47,13 +47,13 @@ def of_class(cls: type[nn.Module], module: nn.Module, without: Sequence[str] = (
 
 
 class Layer(ScaleState):
-    """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
+    """A float layer that computes in low precision. Subclasses define their operator and call `_compute`."""
 
-    float_type: type[nn.Module]  # what it is made from
-    is_packable: ClassVar[bool] = True  # whether products read the weight
-    reads_packed: ClassVar[bool] = False  # whether it takes the packed weight of a layer that it shares one with
-    channels_dim: ClassVar[int] = 0  # the dimension of the weight that the output channels lie along
-    # Its attributes beside those of the float layer.
+    float_type: type[nn.Module]  # the float layer it replaces
+    is_packable: ClassVar[bool] = True  # whether products read the weight, so that packing helps
+    reads_packed: ClassVar[bool] = False  # whether it can read the packed weight of a layer it shares it with
+    channels_dim: ClassVar[int] = 0  # the weight's dimension of output channels
+    # Attributes that the float layer does not have.
     added: ClassVar[tuple[str, ...]] = tuple(
         "learn_scales frozen in_floats packs shared_input scales _own _norms".split()
     )
@@ -67,15 +67,15 @@ class Layer(ScaleState):
 
     @classmethod
     def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
-        """A layer with the very Parameters, hooks and settings of `module`.
+        """Create a quantized layer with the Parameters, hooks and settings of `module`.
 
         Raises:
-            TypeError: module is not exactly of the float type: a subclass may compute something else.
+            TypeError: module is a subclass of the float type, which may compute something else.
             ValueError: the operator cannot run in this scheme.
         """
         if not cls.takes(module):
             raise TypeError(
-                f"{cls.__name__}.from_float: module must be a torch.nn.{cls.float_type.__name__} itself, whose forward "
+                f"{cls.__name__}.from_float: module must be a plain torch.nn.{cls.float_type.__name__}, whose forward "
                 f"is known; got {type(module).__name__}"
             )
         result = of_class(cls, module)
@@ -84,20 +84,20 @@ class Layer(ScaleState):
 
     @classmethod
     def takes(cls, module: nn.Module) -> bool:
-        """Whether `from_float` takes a module."""
+        """Whether `from_float` accepts a module."""
         return type(module) is cls.float_type
 
     def to_float(self) -> nn.Module:
-        """The float layer, with the very Parameters, hooks and settings of this one; in the place of a frozen weight a
-        new Parameter of the numbers that it stands for. The state of scales is left out.
+        """The float layer, with the same Parameters, hooks and settings.
+
+        A frozen weight is replaced by a new Parameter of its dequantized values. The state of scales is dropped.
 
         Raises:
-            RuntimeError: a batch norm is folded into it, without which it computes something else, or it is
-                parametrized.
+            RuntimeError: a batch norm is folded into the layer, or it is parametrized.
         """
         if self.norm is not None:
             raise RuntimeError(
-                f"hop.nn.{type(self).__name__}: a batch norm is folded into it, which the float layer would lack; call "
+                f"hop.nn.{type(self).__name__}: it has a folded batch norm, which the float layer would lack; call "
                 "hop.nn.freeze(model) before, or load hop.nn.float_state_dict(model) into the float model"
             )
         for each in recomputed(self) if is_parametrized(self) else ():
@@ -112,31 +112,32 @@ class Layer(ScaleState):
         return result
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
-        """What follows the constructor of the float layer: the attributes that `added` lists."""
+        """Initialize the attributes that `added` lists, after the float layer's constructor."""
         self.learn_scales, self.frozen, self.in_floats, self.packs = learn_scales, False, False, False
         self.shared_input: SharedInput | None = None
-        self._norms: tuple[FoldedBatchNorm, ...] = ()  # in a tuple, for it is a module in another place of the model
+        # a tuple, because the module is registered elsewhere in the model
+        self._norms: tuple[FoldedBatchNorm, ...] = ()
         self.scales = {}
         self.scheme = scheme
 
     @property
     def norm(self) -> FoldedBatchNorm | None:
-        """The batch norm that is folded into it."""
+        """The batch norm folded into this layer, or None."""
         return self._norms[0] if self._norms else None
 
     def fold(self, norm: FoldedBatchNorm) -> None:
-        """Compute what `norm` makes of the result, too."""
+        """Apply `norm` to the result from now on, too."""
         self._norms = (norm,)
-        self.forget_scales((WEIGHT,))  # it was that of the weight alone
+        self.forget_scales((WEIGHT,))  # the scale of the weight without the norm is no longer valid
 
     def folded_weight(self) -> Any:
-        """The weight that it quantizes: with the batch norm that is folded into it, by the running statistics."""
+        """The weight that is quantized: multiplied by the folded batch norm, from the running statistics."""
         norm = self.norm
         return self.weight if norm is None else norm.weight_of(self.weight, self.channels_dim)
 
     @property
     def scheme(self) -> Scheme:
-        """How it computes outside of `with hop.nn.scheme(...)`. Setting it builds the state of scales that differ."""
+        """The scheme used outside of `with hop.nn.scheme(...)`. Setting it builds the scale state that it needs."""
         result = self._own.scheme
         assert result is not None
         return result
@@ -158,29 +159,31 @@ class Layer(ScaleState):
         super().__setattr__(name, value)
 
     def check_assigned(self, weight: Any) -> None:
-        """Raise for a float weight where it is frozen."""
+        """Raise RuntimeError if the layer is frozen and `weight` is a float tensor."""
         is_float = isinstance(weight, Tensor) and not isinstance(dtensor.own_part(weight), QuantizedTensor)
         if is_float and self.__dict__.get("frozen"):
             raise RuntimeError(
-                f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {weight.dtype} would bring floats "
-                "back; fold batch norms, prune or merge before hop.nn.freeze, or give a QuantizedTensor"
+                f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {weight.dtype} would replace it by "
+                "floats; fold batch norms, prune or merge before hop.nn.freeze, or give a QuantizedTensor"
             )
 
     def weight_owner(self) -> tuple[nn.Module, str]:
-        """The module that has the weight among its Parameters, and the name that it has there."""
+        """The module that owns the weight's Parameter, and its name there."""
         return self, WEIGHT
 
     def plan(self) -> SchemeNeeds:
-        """What it computes in now."""
+        """The scheme that is active now."""
         return active(self._own)
 
     def prepare(self) -> None:
-        """Build the state that the scheme needs which is active now."""
+        """Build the scale state that the active scheme needs."""
         self._build(self.plan())
 
     def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
-        """Compute with `weight`, quantized, from now on, in the scheme that is active, outside of its context too.
-        `packs` says whether it is to lie as products read it fastest, wherever the layer goes."""
+        """Compute with the quantized `weight` from now on, in the scheme that is active now.
+
+        `packs` says whether the weight is kept in the layout that products read fastest, on any device it moves to.
+        """
         if self.norm is not None:
             self._take_bias(self.norm.bias_of(self.bias, self.weight.dtype).detach())
         if not self.frozen:
@@ -190,7 +193,7 @@ class Layer(ScaleState):
             del self.scales[WEIGHT]
 
     def _take_bias(self, bias: Tensor) -> None:
-        """Be the layer that it has become with its batch norm, which is one no longer."""
+        """Replace the folded batch norm by `bias`; the weight already includes the norm."""
         norm = self.norm
         assert norm is not None
         norm.end()
@@ -200,11 +203,11 @@ class Layer(ScaleState):
     def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
         bias = state_dict.get(f"{key.removesuffix(WEIGHT)}bias")
         if self.norm is not None and assigns and isinstance(state_dict.get(key), QuantizedTensor) and bias is not None:
-            self._take_bias(bias)  # the file is of a layer that was frozen with its batch norm
+            self._take_bias(bias)  # the checkpoint is of a layer frozen with its batch norm
         super().prepare_loading(state_dict, key, assigns)
 
     def frozen_quantizer(self) -> Quantizer | None:
-        """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
+        """The quantizer that freezing uses for the weight; None if the scheme leaves it in floats."""
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
 
@@ -218,19 +221,19 @@ class Layer(ScaleState):
     # ---- computing
 
     def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, tuple[Any, ...]]:
-        """The operator and its arguments, for an input and what else `_compute` is given."""
+        """The operator and its arguments, for the arguments of `_compute`."""
         raise NotImplementedError
 
     def _sample(self) -> Tensor:
-        """A small input."""
+        """A small example input."""
         raise NotImplementedError
 
     def _empty(self, *shape: int) -> Tensor:
-        """A plain tensor, where a weight may be quantized."""
+        """An empty plain tensor of the weight's dtype and device, also if the weight is quantized."""
         return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
 
     def _compute(self, x: Tensor, *options: Any) -> Any:
-        """The result for x, in the scheme that is active."""
+        """The result for x in the active scheme."""
         op, args = self._call(x, *options)
         plan, norm = self.plan(), self.norm
         if norm is not None:
@@ -267,21 +270,21 @@ class Layer(ScaleState):
         return self._watched(y, given)
 
     def _watched(self, y: Any, given: Scales) -> Any:
-        """The result of a product. The amax of its gradient is recorded, where the scheme asks for that."""
+        """The result of a product. If the scheme has delayed scaling of gradients, record the amax of its gradient."""
         gradient = None if given.grad is None else self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
-        """The result of the operator in a scheme that is not None."""
+        """Run the operator in a scheme."""
         return quantized(op, scheme, *args, scales=None if scales is NO_SCALES else scales)
 
     def _batch_norm(self) -> FoldedBatchNorm | None:
-        """The batch norm that is folded into it, where it takes the statistics of the batch."""
+        """The folded batch norm if it uses the statistics of the batch in this call, else None."""
         norm = self.norm
         return norm if norm is not None and self.training and norm.takes_batch() else None
 
     def _check_normed(self, x: Tensor) -> None:
-        """Raise where a batch norm would not see the output channels of the layer as its own."""
+        """Raise ValueError if a batch norm would not find the output channels in the expected dimension."""
         if x.dim() != self.example_dims + 1:
             raise ValueError(
                 f"hop.nn.{type(self).__name__}: with a batch norm folded into it the input must have "
@@ -292,18 +295,18 @@ class Layer(ScaleState):
         return plan.scheme is None or self.in_floats
 
     def _check_has_floats(self) -> None:
-        """Raise where the weight came as codes: their numbers are not those of the float weight."""
+        """Raise RuntimeError if the weight was gathered as codes, which have lost the float values."""
         if isinstance(self.weight, QuantizedTensor) and not self.frozen:
             raise RuntimeError(
-                "hop.nn: this scheme computes with the float weight, which FSDP2 has gathered as codes "
+                "hop.nn: this scheme computes with the float weight, but FSDP2 gathered it as codes "
                 "(hop.nn.gather_as_codes); calibrate, or evaluate in floats, before fully_shard"
             )
 
     def _check(self, scheme: Scheme) -> None:
-        """Raise unless the operator runs in `scheme`: on tensors without data, once for layers of one form."""
+        """Raise unless the operator runs in `scheme`. Runs it on meta tensors, once for all layers of the same form."""
         if scheme.lhs is None and scheme.rhs is None:
             raise ValueError(
-                f"hop.nn.{type(self).__name__}: scheme={scheme} quantizes results alone, and a product takes codes; "
+                f"hop.nn.{type(self).__name__}: scheme={scheme} quantizes only results, but a product needs codes; "
                 "give lhs or rhs too"
             )
         op, args = self._call(self._sample())
@@ -324,7 +327,7 @@ class Layer(ScaleState):
 
 
 def _form(argument: Any) -> Any:
-    """What a check sees of an argument, as a value."""
+    """The properties of an argument that `_check` depends on, as a hashable value."""
     if isinstance(argument, Tensor):
         return str(getattr(argument, "quantizer", "")), tuple(argument.shape), argument.dtype
     return tuple(cast(list[Any], argument)) if isinstance(argument, list) else argument
@@ -334,6 +337,6 @@ profiling.LAYERS.append(Layer)
 
 
 def spelled(scheme: Scheme | AttentionScheme) -> str:
-    """The name of `scheme` in hop.schemes, hop.recipes or hop.attention_schemes, if it has one."""
+    """The name of `scheme` in hop.schemes, hop.recipes or hop.attention_schemes, or else its text."""
     named = {**SCHEMES, **RECIPES, **ATTENTION_SCHEMES}
     return next((name for name, value in named.items() if value == scheme), str(scheme))

@@ -1,4 +1,4 @@
-"""Linear and Embedding, with a scheme."""
+"""Linear and Embedding in low precision."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -26,20 +26,22 @@ aten = torch.ops.aten
 class Linear(Layer, nn.Linear):
     """torch.nn.Linear in low precision.
 
-    Its backward reads codes that the forward left, and nothing is saved that no gradient needs; see docs/training.md.
-    Where the weight has an attribute `main_grad`, a floating-point tensor of its shape, the gradient of the weight is
-    added to that instead of `weight.grad`.
+    The backward reads the codes that the forward saved, and saves only what gradients need; see docs/training.md.
 
-    Where it has an `input_order`, int64 (in_features,), column i of its weight is for feature input_order[i] of the
-    input, which is gathered in that order once: the weight's own order is the one in which its groups lie side by side.
-    `to_float` has the columns in the order of features.
+    If the weight has an attribute `main_grad`, a floating-point tensor of its shape, the weight's gradient is added to
+    it instead of to `weight.grad`.
+
+    If the layer has an `input_order`, int64 (in_features,), column i of the weight belongs to input feature
+    input_order[i]. The input is gathered in this order before the product, so that the weight's groups are contiguous.
+    `to_float` restores the original column order.
 
     Args:
         args, kwargs: those of torch.nn.Linear.
-        scheme: how it computes.
-        learn_scales: whether static scales, those of quantizers with the rule Static, are Parameters.
-        save_original: whether the input and the weight are saved as they are, and quantized again in the backward:
-            memory for the input where it is not alive anyway, and a gradient that can be differentiated.
+        scheme: the quantizers of the product, and how its gradient is computed.
+        learn_scales: whether static scales (quantizers with the rule Static) are Parameters.
+        save_original: whether the forward saves the float input and weight, and the backward quantizes them again.
+            Takes
+            memory for the input unless it is alive anyway; the gradient is then differentiable.
 
     Raises:
         ValueError: the operator cannot run in this scheme.
@@ -74,7 +76,7 @@ class Linear(Layer, nn.Linear):
         return self._compute(self.transformed(input))
 
     def _multiplied(self, x: Any) -> Any:
-        """What `_compute` gives of codes where nothing watches the call, in fewer steps of Python."""
+        """Short form of `_compute` for frozen layers, when no mode, hook or gradient observes the call."""
         needs, weight = active(self._own), self._parameters.get(WEIGHT)
         scheme, rare = needs.settled, needs.needs or self._norms or self.in_floats
         if scheme is None or weight is None or scheme.output is not None or rare:
@@ -91,12 +93,12 @@ class Linear(Layer, nn.Linear):
         return scaled(aten.linear.default, x.dtype, x, weight, self._parameters["bias"])
 
     def _codes_of(self, q: Quantizer, x: Any) -> Any:
-        """x as others have quantized it, or will; or itself."""
+        """x as a QuantizedTensor if its producer or a sibling layer quantizes it, else x."""
         codes, shared = Source.codes(q, x), self.shared_input
         return codes if codes is not None else x if shared is None else shared.codes(self, q, x)
 
     def transformed(self, x: Tensor) -> Tensor:
-        """The input as it is quantized."""
+        """The input after reordering and InputTransform, as it is quantized."""
         x = x if self.input_order is None else x.index_select(-1, self.input_order)
         return x if self.input_transform is None else self.input_transform(x)
 
@@ -106,21 +108,23 @@ class Linear(Layer, nn.Linear):
         return result
 
     def transform_input(self, transform: InputTransform) -> None:
-        """Compute the same, but for roundings, of a transformed input and with a transformed weight, from now on. A
-        static scale of the input has to be found again.
+        """Apply a transform to the input and its inverse to the weight from now on.
+
+        The result is the same except for rounding. A static scale of the input has to be calibrated again.
 
         Raises:
-            ValueError: the layer is frozen, or has a transform that this one cannot follow, or as many channels as
-                the factor has not."""
+            ValueError: the layer is frozen or recomputes its weight, its existing transform cannot be followed by this
+                one, or the number of channels does not match.
+        """
         factor = transform.factor
         if self.frozen:
-            raise ValueError("hop.nn.Linear: weight is frozen, and cannot be transformed; transform before freezing")
+            raise ValueError("hop.nn.Linear: weight is frozen and cannot be transformed; transform before freezing")
         for each in recomputed(self):
             raise ValueError(f"hop.nn.Linear: {remedied(each)}")
         if factor is not None and factor.shape != (self.in_features,):
             raise ValueError(
-                f"hop.nn.Linear: the factor must be of {(self.in_features,)}, got {tuple(factor.shape)}; give one "
-                "number for each channel of the input"
+                f"hop.nn.Linear: the factor must have the shape {(self.in_features,)}, got {tuple(factor.shape)}; give "
+                "one number for each channel of the input"
             )
         block = 1 if transform.hadamard is None else len(transform.hadamard.signs)
         if self.in_features % block:
@@ -134,7 +138,7 @@ class Linear(Layer, nn.Linear):
         self.forget_scales((INPUT, WEIGHT))
 
     def float_weight(self, weight: Tensor) -> Tensor:
-        """What the float layer has in the place of a weight of this one: of the input as it comes."""
+        """The float layer's weight for `weight`: without the input transform and the input order."""
         weight = weight if self.input_transform is None else self.input_transform.undone(weight)
         return weight if self.input_order is None else weight.index_select(1, self.input_order.argsort())
 
@@ -148,26 +152,27 @@ class Linear(Layer, nn.Linear):
             for key, value in state_dict.items()
             if key.startswith(transform_prefix)
         }
-        if (loaded := InputTransform.loaded(state)) is not None:  # the weight of the file goes with it
+        if (loaded := InputTransform.loaded(state)) is not None:  # a checkpoint's weight is for its transform
             self.input_transform = loaded if self.weight.is_meta else loaded.to(self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def hold_weight(self, holds: bool) -> None:
-        """Keep the codes of the weight from the next call on, or forget them."""
+        """Keep the weight's codes from the next call on (True), or drop them (False)."""
         self.holds, self._held = holds, (None, [])
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
-        if self.frozen:  # nothing to save for a gradient of the weight
+        if self.frozen:  # no gradient of the weight, so nothing to save
             x, *others = args
             q = scheme.lhs
             if q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
                 x = self._codes_of(q, x)
             return super()._run(op, scheme, (x, *others), scales)
-        if self.norm is not None or scheme.adds_noise():  # what is multiplied is made anew, and its gradient goes on
+        # the multiplied weight is a new tensor; its gradient flows on to the Parameter
+        if self.norm is not None or scheme.adds_noise():
             if getattr(self.weight, "main_grad", None) is not None:
                 raise RuntimeError(
-                    "hop.nn.Linear: main_grad takes the gradient of what is multiplied, which is the weight with its "
-                    f"{'noise' if self.norm is None else 'batch norm folded in'}; leave main_grad out"
+                    "hop.nn.Linear: main_grad would get the gradient of the tensor that is multiplied, the weight with "
+                    f"its {'noise' if self.norm is None else 'batch norm folded in'}; leave main_grad out"
                 )
             return super()._run(op, scheme, args, scales)
         of, held = self._held
@@ -194,8 +199,10 @@ class Linear(Layer, nn.Linear):
 
 
 class Embedding(Layer, nn.Embedding):
-    """torch.nn.Embedding of low-precision rows. Arguments and errors as for Linear; where the scheme leaves weights in
-    floats, so is the layer. Its gradient is dense: sparse=True is refused."""
+    """torch.nn.Embedding with quantized rows. Arguments and errors as for Linear.
+
+    If the scheme leaves weights in floats, so does the layer. Its gradient is dense: sparse=True raises ValueError.
+    """
 
     float_type = nn.Embedding
     is_packable = False
@@ -206,9 +213,7 @@ class Embedding(Layer, nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         if self.max_norm is not None:
             if self.frozen:
-                raise RuntimeError(
-                    "hop.nn.Embedding: max_norm changes rows of the weight, which is frozen; set it to None"
-                )
+                raise RuntimeError("hop.nn.Embedding: max_norm would change rows of the frozen weight; set it to None")
             with torch.no_grad():
                 torch.embedding_renorm_(self.weight, input.contiguous(), self.max_norm, self.norm_type)
         return self._compute(input)
@@ -235,8 +240,10 @@ class Embedding(Layer, nn.Embedding):
 
 
 class ScaledEmbedding(Embedding):
-    """An Embedding whose rows are multiplied by the buffer `embed_scale`: transformers' subclass in models such as
-    Gemma 3. Arguments and errors as for Embedding."""
+    """An Embedding whose rows are multiplied by the buffer `embed_scale`, as in transformers' Gemma 3.
+
+    Arguments and errors as for Embedding.
+    """
 
     added = (*Embedding.added, "float_type")
     scaled: ClassVar[tuple[str, ...]] = ("transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",)
@@ -258,5 +265,5 @@ class ScaledEmbedding(Embedding):
 
     @torch.no_grad()
     def set_scale(self) -> None:
-        """Write the scale to its buffer, which no checkpoint holds."""
+        """Fill the scale buffer, which checkpoints do not contain."""
         self.embed_scale.fill_(self.scalar_embed_scale)

@@ -1,5 +1,7 @@
-"""Which weights of a state_dict quantized layers take: codes of their own quantizer. Floats, and codes of other
-quantizers, they take from hop.nn.load_state_dict(..., requantize=True) alone."""
+"""Check that a state_dict's weights have the quantizer of the layer.
+
+hop.nn.load_state_dict(..., requantize=True) also accepts floats, and codes of other quantizers.
+"""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -15,14 +17,15 @@ _requantizes: ContextVar[bool] = ContextVar("requantizes", default=False)
 
 
 def check_loaded(key: str, frozen: bool, q: Quantizer | None, new: Any, assigns: bool) -> None:
-    """Raise RuntimeError for a weight of a state_dict that means something else than the layer's own.
+    """Raise RuntimeError for a state_dict's weight that is quantized differently from the layer's.
 
     Args:
-        key: of the weight in the state_dict.
-        frozen: whether the layer's own is codes.
-        q: by which it is, or would be, quantized; None for floats.
-        new: the weight of the state_dict.
-        assigns: whether it takes the place of the layer's own."""
+        key: the weight's key in the state_dict.
+        frozen: whether the layer's weight is quantized.
+        q: the quantizer that it has, or would get; None for floats.
+        new: the state_dict's weight.
+        assigns: whether it replaces the layer's weight rather than being copied into it.
+    """
     part = dtensor.own_part(new)
     found = part.quantizer.plain if isinstance(part, QuantizedTensor) else None
     if _requantizes.get() or found == q or (not frozen and (found is None or not assigns)):
@@ -30,8 +33,8 @@ def check_loaded(key: str, frozen: bool, q: Quantizer | None, new: Any, assigns:
     what = f"floats of {part.dtype}" if found is None else f"codes of {found}"
     own = "floats" if q is None else f"{'frozen ' * frozen}codes of {q}"
     raise RuntimeError(
-        f"load_state_dict: {key!r} holds {what}, and the layer has {own}; load the state of a model that was quantized "
-        "alike, or call hop.nn.load_state_dict(model, state_dict, requantize=True) to quantize it anew"
+        f"load_state_dict: {key!r} holds {what}, and the layer has {own}; load the state of a model quantized "
+        "in the same way, or call hop.nn.load_state_dict(model, state_dict, requantize=True) to quantize it anew"
     )
 
 
@@ -43,15 +46,15 @@ def load_state_dict(
     strict: bool = True,
     assign: bool = False,
 ) -> Any:
-    """As model.load_state_dict, for models with quantized layers.
+    """Call model.load_state_dict for a model with quantized layers.
 
     Args:
-        requantize: whether frozen layers quantize floats, and codes of other quantizers, by their own: for codes a
-            second rounding. Otherwise such weights are refused, as model.load_state_dict refuses them.
-        strict, assign: as model.load_state_dict has them.
+        requantize: whether frozen layers quantize float weights, and requantize codes of other quantizers, which rounds
+            those a second time. If False such weights raise RuntimeError, as in model.load_state_dict.
+        strict, assign: as for model.load_state_dict.
 
     Returns:
-        What model.load_state_dict returns.
+        The result of model.load_state_dict.
 
     Raises:
         RuntimeError: as model.load_state_dict.

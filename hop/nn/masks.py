@@ -1,4 +1,4 @@
-"""The masks of an attention, as one that is added to its scores."""
+"""Merge the masks of an attention into one additive mask."""
 
 import math
 
@@ -10,16 +10,20 @@ from torch.nn import functional
 def merged(
     attention: Tensor | None, padding: Tensor | None, q: Tensor, heads: int, keys: int, added: int
 ) -> Tensor | None:
-    """The sum of both masks, (N or 1, heads or 1, L, keys + added), in the dtype of q; None where there is none.
+    """The sum of both masks as an additive mask, in the dtype of q; None if there is none.
 
     Args:
-        attention: attn_mask, (L, keys) or (N · heads, L, keys): bool, where True leaves out, or added as it is.
-        padding: key_padding_mask, (N, keys), or (keys,) without a batch, likewise.
+        attention: attn_mask, (L, keys) or (N · heads, L, keys): bool, where True masks out, or float to be added.
+        padding: key_padding_mask, (N, keys), or (keys,) without a batch; same dtypes.
         q: (N, L, E).
-        added: how many keys follow that no mask leaves out.
+        added: how many keys follow that are never masked.
+
+    Returns:
+        (N or 1, heads or 1, L, keys + added).
 
     Raises:
-        ValueError, TypeError: a mask has another shape or dtype.
+        ValueError: a mask has another shape.
+        TypeError: a mask has another dtype.
     """
     n, length = q.shape[:2]
     masks: list[Tensor] = []
@@ -47,7 +51,7 @@ def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers that are added to scores."""
+    """Convert a mask to floats that are added to scores: -inf where a bool mask is True."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)

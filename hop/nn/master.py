@@ -1,7 +1,7 @@
 """MasterWeight: a float weight that FSDP2 gathers as codes.
 
-Each process quantizes its part of the weight, with the scales of the whole, before the parts are gathered; the layer
-multiplies the QuantizedTensor that comes of it, whose gradient is a plain tensor, which FSDP2 sums in floats.
+Each process quantizes its shard of the weight with the scales of the whole weight, before the all-gather. The layer
+multiplies the gathered QuantizedTensor, whose gradient is a plain tensor that FSDP2 reduces in floating point.
 """
 
 import math
@@ -32,15 +32,16 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Gathering:
-    """How a weight is gathered.
+    """The settings with which FSDP2 gathers one weight.
 
     Args:
-        quantizer: of the weight.
-        shape: of all that FSDP2 gathers: the weight, or its part in this process where it is a DTensor before.
-        turned: whether the column-wise copy, which the backward reads, is gathered too.
-        outer: the mesh of that DTensor and for each of its axes the dimension that it cuts, None for none.
-        layer: whose weight it is, and which has the scale where the quantizer's rule finds none.
-        masks: whether the gradient of an element that was clipped is 0."""
+        quantizer: the quantizer of the weight.
+        shape: the shape of everything FSDP2 gathers: the weight, or this process's part where it was already a DTensor.
+        as_columns: whether the column-wise copy, which the backward reads, is gathered too.
+        outer: the mesh of that earlier DTensor, and for each mesh axis the dimension it shards (None: not sharded).
+        layer: the layer that owns the weight. It has the scale where the quantizer's rule finds none.
+        masks: whether the gradient of clipped elements is 0.
+    """
 
     quantizer: Quantizer
     shape: tuple[int, ...]
@@ -50,12 +51,12 @@ class Gathering:
     masks: bool
 
     def quantizers(self) -> list[Quantizer]:
-        """Of the tensors that are gathered: the weight, and its column-wise copy, in the rows of the weight."""
+        """Quantizers of the gathered tensors: the weight, and its column-wise copy in terms of the weight's rows."""
         q = self.quantizer
         return [q, q.transposed(len(self.shape))] if self.as_columns else [q]
 
     def owner(self) -> Any:
-        """The layer."""
+        """The layer that owns the weight. Raises RuntimeError if it no longer exists."""
         result = self.layer()
         if result is None:
             raise RuntimeError("the layer of this weight is gone; call hop.nn.gather_as_codes for the one that has it")
@@ -63,10 +64,10 @@ class Gathering:
 
 
 class MasterWeight(Tensor):
-    """A float tensor, which is gathered as codes where it is a part of a parameter of FSDP2.
+    """A float tensor that FSDP2 gathers as codes when it is a shard of a parameter.
 
-    For all else it is its `data_`: operators run on that. What FSDP2 and modules make of it, its views and copies, new
-    tensors like it, is a MasterWeight; other results are plain tensors. It is saved as a plain tensor.
+    In every other respect it behaves like `data_`: operators run on that tensor. Views, copies and new tensors like it,
+    which FSDP2 and modules create, are MasterWeights; other results are plain tensors. It is saved as a plain tensor.
     """
 
     data_: Tensor
@@ -109,10 +110,10 @@ class MasterWeight(Tensor):
         plain: Any = parameter_like(self, self.data_)
         return plain.__reduce_ex__(protocol)
 
-    # ---- what FSDP2 calls
+    # ---- called by FSDP2
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], list[Sent]]:
-        """What this process sends: the codes and scales of its part, as bytes."""
+        """Quantize this process's shard and return the bytes of its codes and scales to send."""
         gathering = self.gathering
         parts, rank = Parts(gathering.shape[0], mesh.size()), mesh.get_local_rank()
         if tuple(self.shape) != (parts.length(rank), *gathering.shape[1:]):
@@ -136,7 +137,7 @@ class MasterWeight(Tensor):
     def fsdp_post_all_gather(
         self, gathered: tuple[Tensor, ...], sent: list[Sent], dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """The weight as a QuantizedTensor that appears in `dtype`; or `out` filled again."""
+        """Return the weight as a QuantizedTensor that appears in `dtype`, or fill `out`."""
         count = len(gathered) // len(sent)
         new = fsdp.receive(sent[0], gathered[:count], dtype)
         if len(sent) > 1:
@@ -170,7 +171,7 @@ def _data(t: MasterWeight) -> Tensor:
 
 
 def gathered_like(weight: Any, new: Any) -> Any:
-    """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
+    """Wrap `new`, a state_dict entry for `weight`, as a MasterWeight if `weight` is one and `new` can replace it."""
     own: Any
     part: Any
     own, part = (dtensor.own_part(t) for t in (weight, new))
@@ -187,15 +188,17 @@ def gathered_like(weight: Any, new: Any) -> Any:
 
 
 def parameter_like(old: Tensor, new: Tensor) -> Tensor:
-    """`new`, as a Parameter where `old` is one."""
+    """Wrap `new` as a Parameter if `old` is one, with its requires_grad."""
     if not isinstance(old, torch.nn.Parameter):
         return new.detach().requires_grad_(old.requires_grad)
     return torch.nn.Parameter(new, old.requires_grad)
 
 
 def _mask_gradient(weight: Any, inside: Callable[[], Tensor]) -> None:
-    """Make the gradient of a sharded parameter 0 where its elements are not `inside`, which says so for the codes that
-    were gathered last. The sum of masked gradients is the masked sum: all processes clip the same elements."""
+    """Zero a sharded parameter's gradient outside `inside()`, the mask of elements not clipped in the last gather.
+
+    Masking the reduced gradient equals reducing masked ones, because all processes clip the same elements.
+    """
     first = not hasattr(weight, "inside_")
     weight.inside_ = inside
     if first:
@@ -207,11 +210,11 @@ def _apply_mask(weight: Any) -> None:
     grad.masked_fill_(~weight.inside_(), 0.0)
 
 
-# ---- a DTensor of codes
+# ---- DTensors of codes
 
 
 class _Opened(torch.autograd.Function):
-    """A DTensor, whose parts are QuantizedTensors, as a QuantizedTensor, whose buffers are DTensors."""
+    """Rewrite DTensor(QuantizedTensor) as QuantizedTensor(DTensor buffers)."""
 
     @staticmethod
     def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
@@ -239,18 +242,18 @@ class _Opened(torch.autograd.Function):
 
 
 def opened(weight: Any) -> Any:
-    """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
+    """The weight a layer multiplies: `weight`, or a QuantizedTensor of DTensors if it is a DTensor of codes."""
     if dtensor.is_dtensor(weight) and isinstance(dtensor.own_part(weight), QuantizedTensor):
         return cast(Any, _Opened.apply(weight))
     return weight
 
 
-# ---- a part, quantized with the scales of the whole
+# ---- quantizing a shard with the scales of the whole weight
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows that a process has of a weight."""
+    """The rows of a weight that one process has."""
 
     gathering: Gathering
     quantizer: Quantizer
@@ -259,7 +262,11 @@ class _Part:
     mesh: Any
 
     def quantized(self, x: Tensor) -> tuple[dict[str, Tensor], Callable[[], Tensor]]:
-        """Of each buffer the units that begin in this part, and a function that says which elements are not clipped."""
+        """Quantize x, this process's rows.
+
+        Returns, for each buffer, the units that begin in this shard, and a function that computes the mask of elements
+        that are not clipped.
+        """
         frame, length = self._frame(x), x.shape[0]
         scale, zero_point = self._given(x, frame)
         buffers = self._buffers(frame, scale, zero_point)
@@ -280,16 +287,16 @@ class _Part:
 
     @property
     def _unit(self) -> int:
-        """The rows of a block, 1 where it is all of them."""
+        """Rows per block; 1 if a block spans all rows."""
         return max(1, *fsdp.row_units(self.quantizer, len(self.gathering.shape)).values())
 
     @property
     def _first(self) -> int:
-        """The first row of the block in which the part begins."""
+        """The first row of the block in which the shard begins."""
         return self.parts.start(self.rank) // self._unit * self._unit
 
     def _frame(self, x: Tensor) -> Tensor:
-        """x in whole blocks, NaN, which no scale rule reads, where rows of other processes are; never empty."""
+        """x extended to whole blocks, with NaN (ignored by scale rules) for rows of other processes. Never empty."""
         start, length = self.parts.start(self.rank), x.shape[0]
         last = min(-(-(start + length) // self._unit) * self._unit, self.parts.rows)
         if length and (start, start + length) == (self._first, last):
@@ -306,14 +313,16 @@ class _Part:
         return dict(zip(names, buffers, strict=True))
 
     def _is_cut(self) -> bool:
-        """Whether blocks have elements in other processes."""
+        """Whether a block spans several processes."""
         ndim, outer = len(self.gathering.shape), self.gathering.outer
         grids = [blocks.per_dimension(block, ndim) for _, block in self.quantizer.stored().values()]
         by_rows = self.parts.processes > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
         return by_rows or (outer is not None and any(d is not None and g[d] == -1 for g in grids for d in outer[1]))
 
     def _combined(self, values: Tensor, op: str, block: Block) -> Tensor:
-        """A statistic of each block of the frame, of the whole blocks. It is 0 where there are no numbers."""
+        """Combine a per-block statistic of the frame over the processes that share blocks. It is 0 where there are no
+        elements.
+        """
         if block[0] == -1:
             values = process_groups.combined_over(values, op, self.mesh, 0)
         elif self.parts.size % block[0]:
@@ -324,11 +333,11 @@ class _Part:
         return self._combined_outside(values, op, block)
 
     def _combined_outside(self, values: Tensor, op: str, block: Block) -> Tensor:
-        """The same over the processes between which the weight was cut before."""
+        """Combine it over the processes among which the weight was already sharded."""
         return values if self.gathering.outer is None else reduction(*self.gathering.outer)(values, op, block)
 
     def _given(self, x: Tensor, frame: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What takes the place of a rule that finds no scale, for the blocks of the frame."""
+        """The scale and zero point of the frame's blocks, for a rule that finds none from x."""
         if self.quantizer.scale.missing() is None:
             return None, None
         state = self.gathering.owner().scales[WEIGHT]
@@ -336,7 +345,7 @@ class _Part:
             magnitude = frame.abs()
             amax = torch.where(magnitude == magnitude, magnitude, 0.0).amax().reshape([1] * x.dim())
             amax = self._combined(amax.to(torch.float32), "max", (-1,) * x.dim())
-            with torch.enable_grad():  # FSDP2 gathers without gradients, for layers that train
+            with torch.enable_grad():  # FSDP2 gathers under no_grad, even when the layer trains
                 return state(amax).expand(amax.shape), None
         if not state.ready:
             raise RuntimeError(
@@ -346,7 +355,7 @@ class _Part:
         return self._own_rows(state.scale, frame), self._own_rows(state.zero_point, frame)
 
     def _own_rows(self, given: Tensor | None, frame: Tensor) -> Tensor | None:
-        """The part of a given scale, for the whole weight, that serves the frame."""
+        """The blocks of `given`, the scale of the whole weight, that the frame covers."""
         if given is None:
             return None
         q, unit = self.quantizer, fsdp.row_units(self.quantizer, frame.dim())["scale"]

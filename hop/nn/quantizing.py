@@ -1,4 +1,4 @@
-"""quantize_: a model, quantized in one call."""
+"""quantize_: quantize a model in one call."""
 
 import importlib
 import logging
@@ -10,9 +10,11 @@ from torch import nn
 
 from hop.nn.attention_rules import AttentionRules, checked_attention
 from hop.nn.calibration import calibrate as set_scales
-from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights
+from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights, takes
+from hop.nn.exact import check_layers, check_schemes, make_exact
 from hop.nn.freezing import freeze
 from hop.nn.functions import Function
+from hop.nn.layer import Layer
 from hop.nn.report import Report
 from hop.nn.selectors import Selector
 from hop.numerics.schemes import Scheme
@@ -29,47 +31,55 @@ def quantize_(
     pack: bool = True,
     fuse: bool = False,
     attention: AttentionRules = None,
+    exact: bool = False,
 ) -> Any:
-    """Quantize a model, in place: convert its layers, find static scales where the scheme has some, and replace the
-    float weights by their codes, in the layout that this machine reads fastest.
+    """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
 
-    It prints nothing; the logger "hop" gets a summary, at the level INFO, and `model.hop_report` is a table of what
-    became of every parameter. The steps by themselves are hop.nn.convert, calibrate and freeze. Weights that
-    torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute are quantized as computed in eval mode, and
-    become plain Parameters before.
+    It prints nothing; the logger "hop" gets a summary at level INFO, and `model.hop_report` is a table of how every
+    parameter was handled. The steps are also available as hop.nn.convert, calibrate and freeze. Weights that
+    torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute first become plain Parameters, with their
+    values in eval mode.
 
     Args:
-        model: a float model, on any device. On "meta" there is nothing to quantize yet, and
-            load_state_dict(..., assign=True) gives it the weights of a model that was quantized alike and saved.
+        model: a float model on any device. On "meta" only the structure is converted; load_state_dict(..., assign=True)
+            then loads the weights of a saved model that was quantized in the same way.
         scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
-            for weights alone; or several by selectors, such as {"lm_head": "int8", "*": "int4"}, None to leave layers
-            in floats, of which the first that matches counts. See hop.nn.convert.
+            for weights only; or several by selector, such as {"lm_head": "int8", "*": "int4"}, of which the first
+            match applies. None leaves layers in floats. See hop.nn.convert.
         filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
-            all that hop.nn.convert knows.
-        calibrate: batches of inputs, as hop.nn.calibrate takes them, for schemes with static scales of activations;
-            they are not read for others.
-        pack: whether weights are laid out for the kernels of this machine. False keeps the plain form, which is what
-            programs for other machines should hold. state_dicts are plain in any case.
-        fuse: whether norms and activations are converted too (hop.nn.convert, functions=True), and find the codes of
-            their results for the layers that read them, in the pass that computes them: in eager mode, without
-            gradients, on CPUs that the kernels know. The bits are those of the model without that.
-        attention: how query, key and value are multiplied, such as "int8"; None for as before (hop.nn.convert).
+            all that hop.nn.convert supports.
+        calibrate: batches of inputs, as for hop.nn.calibrate. Read only for schemes with static activation scales.
+        pack: whether to store weights in the layout that this machine's kernels read fastest. Use False for programs
+            that are exported for other machines. state_dicts are plain in any case.
+        fuse: whether to convert norms and activations too (hop.nn.convert, functions=True), and let them quantize their
+            results for the next layers in the same pass. This happens in eager mode without gradients, on CPUs with
+            native kernels. Results have the same bits as without.
+        attention: how query, key and value are multiplied, such as "int8"; None for no change (hop.nn.convert).
+        exact: whether the model gives the same bits on every route and CPU level, in any batch and with any number of
+            threads. hop.scaled then computes the functions and sums that its forward calls, and attention is "int8"
+            unless `attention` says otherwise. hop.export.check_exact lists operators whose results may still differ.
 
     Returns:
-        The model; another one where its root was a layer itself.
+        The model; a new module if the model was itself a layer.
 
     Raises:
-        ValueError: as convert; or the scheme has static scales, and calibrate is None.
+        ValueError: as convert; the scheme has static scales and calibrate is None; or exact=True, and the products of a
+            scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(pack=pack, fuse=fuse)  # before anything is converted
-    static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
+    _check_flags(pack=pack, fuse=fuse, exact=exact)  # before anything is converted
+    rules = checked(scheme, filter)
+    static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
-            f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
-            "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
+            f"quantize_: calibrate=None, but the scheme {static[0]} has static scales, which are found from data; pass "
+            "calibrate=batches of inputs, or use a dynamic scheme such as 'int8'"
         )
-    checked_attention(attention)
+    if exact:
+        attention = "int8" if attention is None else attention
+        check_schemes("quantize_", (s for _, s in rules), (s for _, s in checked_attention(attention)))
+        check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
+    attends = checked_attention(attention)
     settle_weights(model, scheme, filter)
     converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
@@ -81,14 +91,16 @@ def quantize_(
         for module in converted.modules():
             if isinstance(module, Function):
                 module.fuse()
-    if _is_of_transformers(converted):  # by name, as that package is above this one
+    if exact and not isinstance(converted, Layer):
+        make_exact(converted, next((s for _, s in attends), None))
+    if _is_of_transformers(converted):  # imported by name, because that package is on a higher level
         importlib.import_module("hop.integrations.quantizer").make_serializable(converted, pack)
     log.info("quantize_: %s layers; %s", report.converted, report.summary)
     return converted
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is a model of transformers; imports nothing."""
+    """Whether the model is one of transformers. Does not import transformers."""
     module = sys.modules.get("transformers.modeling_utils")
     return module is not None and isinstance(model, module.PreTrainedModel)
 

@@ -1,5 +1,7 @@
-"""Weights that are computed anew in each call: by the hooks of torch.nn.utils.prune, weight_norm and spectral_norm, by
-torch.nn.utils.parametrize, or by hooks that are not known here."""
+"""Find weights that are recomputed in each call.
+
+Known sources are hooks of torch.nn.utils.prune, weight_norm and spectral_norm, and torch.nn.utils.parametrize.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,16 +18,16 @@ from hop.compat import modules
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A tensor of a module that is computed anew in each call."""
+    """A tensor of a module that is recomputed in each call."""
 
     name: str
-    by: str  # what computes it
-    remedy: str  # how to make a Parameter of it
-    remove: Callable[[], Any] | None  # the same as a function, None where it is not known
+    by: str  # the name of what computes it
+    remedy: str  # how to turn it into a Parameter
+    remove: Callable[[], Any] | None  # does the same; None if unknown
 
 
 def recomputed(module: nn.Module) -> list[Recomputed]:
-    """The tensors of `module` itself that are computed anew, in the order in which they become Parameters again."""
+    """The recomputed tensors of `module` itself, in the order in which they must become Parameters."""
     result: list[Recomputed] = []
     for hook in modules.forward_pre_hooks(module):
         if isinstance(hook, prune.BasePruningMethod):
@@ -44,8 +46,8 @@ def recomputed(module: nn.Module) -> list[Recomputed]:
     for name, value in module.__dict__.items():
         if isinstance(value, Tensor) and name in _PARAMETERS and name not in known:
             remedy = f"remove the hook, and set module.{name} to a torch.nn.Parameter"
-            result.append(Recomputed(name, "a hook that is not known, or is a plain tensor", remedy, None))
-    # a hook on "weight_v" before the one that makes "weight" of it
+            result.append(Recomputed(name, "an unknown hook, or is a plain tensor", remedy, None))
+    # A hook on "weight_v" comes before the one that computes "weight" from it.
     return sorted(result, key=lambda each: -len(each.name))
 
 
@@ -57,7 +59,7 @@ def _by(module: nn.Module, name: str, by: str, function: str, remove: Callable[[
 
 
 def _remove_spectral_norm(module: nn.Module, name: str) -> None:
-    """As PyTorch's function, which leaves the hook that looks for the parts of the weight in a state_dict."""
+    """As PyTorch's function, and also remove the hook that looks for the weight's parts in a state_dict."""
     remove_spectral_norm(module, name)
     modules.remove_load_hooks(
         module, lambda hook: isinstance(hook, SpectralNormLoadStateDictPreHook) and hook.fn.name == name
@@ -65,12 +67,12 @@ def _remove_spectral_norm(module: nn.Module, name: str) -> None:
 
 
 def remedied(each: Recomputed) -> str:
-    """What is computed, by what, and what to do."""
+    """Error text: the tensor, what computes it, and the remedy."""
     return f"its {each.name} is computed in each call by {each.by}; {each.remedy} before"
 
 
 def check_plain(caller: str, modules: Iterable[tuple[str, nn.Module]], unknown: bool = False) -> None:
-    """Raise ValueError for a recomputed tensor, or for those alone that `settle` leaves."""
+    """Raise ValueError for a recomputed tensor; with `unknown`, only for one that `settle` cannot handle."""
     for name, module in modules:
         for each in recomputed(module):
             if each.remove is None or not unknown:
@@ -78,24 +80,27 @@ def check_plain(caller: str, modules: Iterable[tuple[str, nn.Module]], unknown: 
 
 
 def settle(module: nn.Module) -> None:
-    """Make Parameters of the recomputed tensors of `module` itself, of the values that they have in eval mode. Their
-    parts, which other modules may share, keep their values. Those that hooks compute which are not known stay."""
+    """Make Parameters of the recomputed tensors of `module` itself, with their values of eval mode.
+
+    Their source tensors, which other modules may share, keep their values. Tensors computed by unknown hooks are left
+    alone.
+    """
     for each in recomputed(module):
         if each.remove is None:
             continue
         parametrized = parametrize.is_parametrized(module, each.name)
         parts: Any = module.parametrizations[each.name] if parametrized else None  # type: ignore[index]
         for owner, name in ((module, f"{each.name}_orig"), (parts, "original")):
-            if owner is not None and (own := owner._parameters.get(name)) is not None:  # which the removal writes to
+            if owner is not None and (own := owner._parameters.get(name)) is not None:  # the removal would write to it
                 owner._parameters[name] = nn.Parameter(own.detach().clone(), own.requires_grad)
         inner = [] if parts is None else [(m, m.training) for m in parts.modules()]
         for m, _ in inner:
             m.training = False
-        with torch.enable_grad():  # without which it would become a buffer
+        with torch.enable_grad():  # without gradients it would become a buffer
             each.remove()
         for m, mode in inner:
             m.training = mode
         value = getattr(module, each.name)
-        if not isinstance(value, nn.Parameter):  # its parts need no gradient
+        if not isinstance(value, nn.Parameter):  # no source tensor requires a gradient
             module._buffers.pop(each.name)
             module.register_parameter(each.name, nn.Parameter(value.detach(), requires_grad=False))

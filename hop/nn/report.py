@@ -1,4 +1,4 @@
-"""Report: what became of the weights of a model that was converted."""
+"""Report: how each weight of a converted model was handled."""
 
 from dataclasses import dataclass, replace
 
@@ -13,43 +13,44 @@ from hop.numerics.schemes import Scheme
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of one layer, or of a parameter that belongs to none."""
+    """The result for one layer, or for a parameter outside of all known layers."""
 
     name: str
-    type: str  # of the layer before, or of the module that holds the parameter
-    scheme: Scheme | AttentionScheme | None  # None: it was left in floats
-    reason: str = ""  # why
-    parameters: int = 0  # its own, floating point; 0 where another row has counted them
-    quantized: int = 0  # how many of them are quantized: a bias stays in floats
+    type: str  # of the float layer, or of the module that owns the parameter
+    scheme: Scheme | AttentionScheme | None  # None: left in floats
+    reason: str = ""  # why it was left in floats, or another remark
+    parameters: int = 0  # floating-point parameters of this row; 0 if another row counts them
+    quantized: int = 0  # how many of them are quantized (a bias never is)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `convert` did, as `model.hop_report`; str() is a table.
+    """The result of `convert`, available as `model.hop_report`. str() formats it as a table.
 
-    Every floating-point parameter is in a row: those of layers in theirs, others in one of their own."""
+    Every floating-point parameter is counted in exactly one row: its layer's, or one for the parameter alone.
+    """
 
     rows: tuple[Conversion, ...]
-    unused: tuple[str, ...]  # selectors of which earlier rules took every layer
+    unused: tuple[str, ...]  # selectors whose layers were all matched by earlier rules
 
     @property
     def converted(self) -> int:
-        """How many layers."""
+        """The number of converted layers."""
         return sum(row.scheme is not None for row in self.rows)
 
     @property
     def parameters(self) -> int:
-        """How many floating-point parameters the model has."""
+        """The number of floating-point parameters of the model."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def quantized(self) -> int:
-        """How many of them are weights that are quantized."""
+        """The number of parameters that are quantized."""
         return sum(row.quantized for row in self.rows)
 
     @property
     def summary(self) -> str:
-        """One line: how many parameters of all."""
+        """One line with the number and share of quantized parameters."""
         of = self.parameters
         return f"{self.quantized:,} of {of:,} parameters quantized ({_share(self.quantized, of)})"
 
@@ -58,7 +59,7 @@ class Report:
         table += [(r.name or "(model)", r.type, self._counted(r), _said(r)) for r in self.rows]
         widths = [max(len(row[i]) for row in table) for i in range(3)]
         lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in table]
-        lines += [f"earlier rules take every layer that {selector} matches" for selector in self.unused]
+        lines += [f"earlier rules apply to every layer that {selector} matches" for selector in self.unused]
         return "\n".join([*lines, self.summary])
 
     def _counted(self, row: Conversion) -> str:
@@ -66,7 +67,7 @@ class Report:
 
 
 def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
-    """The rows of layers with the sizes of their weights, and rows for the parameters that are in none of them."""
+    """Add parameter counts to the rows of layers, and a row for each parameter outside of them."""
     modules, seen = dict(modules_of(model, every_name=True)), set[int]()
     result: list[Conversion] = []
     names = {row.name for row in rows}
@@ -82,21 +83,20 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
         seen |= {id(p) for p in own.values()}
         holder = holder_of(module)
         weights = getattr(module, "weight_names", (WEIGHT,)) if holder is None else holder.names
-        starts = tuple(start for name in weights for start in (f"{name}_", f"parametrizations.{name}."))  # its parts
+        # names of a recomputed weight's parts
+        starts = tuple(start for name in weights for start in (f"{name}_", f"parametrizations.{name}."))
         made = [name for name in sizes if name in weights or name.startswith(starts)]
         quantized = sum(sizes[name] for name in made) if is_quantized else 0
         result.append(replace(row, parameters=sum(sizes.values()), quantized=quantized))
     for name, p in model.named_parameters():
         if id(p) not in seen and p.is_floating_point():
             module = modules[name.rpartition(".")[0]]
-            result.append(
-                Conversion(name, type(module).__name__, None, "no weight of a layer that is known", p.numel())
-            )
+            result.append(Conversion(name, type(module).__name__, None, "not the weight of a known layer", p.numel()))
     return tuple(result)
 
 
 def _row_of(parameter: str, names: set[str]) -> str:
-    """Which of the modules `names` a parameter is in: the innermost."""
+    """The innermost module of `names` that contains a parameter."""
     path = parameter.rpartition(".")[0]
     while path and path not in names:
         path = path.rpartition(".")[0]

@@ -1,9 +1,9 @@
-"""ScaleState: a layer's scales, for roles whose quantizers find none themselves.
+"""ScaleState: a layer's scales for roles whose quantizers do not find scales in each call.
 
-    scales.input.scale, scales.input.zero_point        of a quantizer with the rule Static: StaticScale
-    scales.weight.history, scales.weight.amax          of one with the rule Delayed: AmaxHistory
+    scales.input.scale, scales.input.zero_point        quantizer with the rule Static: StaticScale
+    scales.weight.history, scales.weight.amax          quantizer with the rule Delayed: AmaxHistory
 
-are the entries of a state_dict beside those of the float layer.
+These state_dict entries are added to those of the float layer.
 """
 
 import math
@@ -26,26 +26,26 @@ NO_SCALES = Scales()
 
 
 class ScaleState(StoredWeight):
-    """A module with a scheme, whose static and delayed scales lie in `scales`, a module for each role."""
+    """A module with a scheme, whose static and delayed scales are in `scales`, a submodule per role."""
 
-    roles: ClassVar[tuple[str, ...]] = ROLES  # those that its operator has
-    learn_scales: bool  # whether static ones are Parameters
-    example_dims: int  # the dimensions of one example of its input
+    roles: ClassVar[tuple[str, ...]] = ROLES  # the roles of its operator
+    learn_scales: bool  # whether static scales are Parameters
+    example_dims: int  # dimensions of one example of its input
 
     def folded_weight(self) -> Any:
-        """The weight that it quantizes."""
+        """The weight that is quantized."""
         return self.weight
 
     def weight_quantizer(self, q: Quantizer) -> Quantizer:
-        """The quantizer of the weight, for the one of a scheme."""
+        """The weight's quantizer for the one given in a scheme."""
         return q
 
     def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
-        """The shape of what becomes of one example, of shape `one`."""
+        """The shape of the result for one example of shape `one`."""
         raise NotImplementedError
 
     def forget_scales(self, roles: Sequence[str]) -> None:
-        """Let the static scales of `roles` be found again: what they are for has changed."""
+        """Mark the static scales of `roles` as not set, because the tensors they describe have changed."""
         for role in roles:
             state = dict(self.scales).get(role)
             if isinstance(state, StaticScale):
@@ -53,7 +53,7 @@ class ScaleState(StoredWeight):
         self.set_weight_scale()
 
     def set_weight_scale(self) -> None:
-        """Find the static scale of the weight, if it has one that is not set."""
+        """Find the weight's static scale if it has one that is not set."""
         if WEIGHT not in self.scales or self.weight.is_meta:
             return
         state = self.scales[WEIGHT]
@@ -62,7 +62,7 @@ class ScaleState(StoredWeight):
             state.set(**calibration.amax(q, self.folded_weight().detach()))
 
     def _given(self, plan: SchemeNeeds, x: Tensor) -> Scales:
-        """What the quantizers take that find no scale themselves."""
+        """The scales and zero points for quantizers that do not find them."""
         if not plan.needs:
             return NO_SCALES
         given: dict[str, Tensor | None] = {}
@@ -86,7 +86,7 @@ class ScaleState(StoredWeight):
         return Scales(**given)
 
     def _sharing(self, role: str, x: Tensor) -> float:
-        """How many elements share a learned scale: of a weight, or the features of one example."""
+        """The number of elements that share a learned scale: elements of the weight, or features of one example."""
         if role == WEIGHT:
             state: Any = self.scales[WEIGHT]
             return self.weight.numel() / state.scale.numel()
@@ -94,11 +94,11 @@ class ScaleState(StoredWeight):
         return math.prod(one if role == INPUT else self._output_shape(one))
 
     def _keeps(self, role: str) -> bool:
-        """Whether `role` has state where its quantizer needs it."""
+        """Whether `role` has state if its quantizer needs it."""
         return role in self.roles and not (role == WEIGHT and self.frozen)
 
     def _unbuilt(self, plan: SchemeNeeds) -> list[tuple[str, str]]:
-        """The roles, and their quantizers, for which there is no state, or that of another quantizer."""
+        """The roles, with their quantizers, that have no state, or the state of another quantizer."""
         return [
             (role, text)
             for role, text in plan.needs
@@ -106,10 +106,10 @@ class ScaleState(StoredWeight):
         ]
 
     def _build(self, plan: SchemeNeeds) -> None:
-        """Make what is missing. State that the plan does not use stays for the schemes that do."""
+        """Create missing state. State that the plan does not use is kept for schemes that do."""
         missing = self._unbuilt(plan)
         if missing and not isinstance(self.scales, nn.ModuleDict):
-            self.scales = nn.ModuleDict()  # not before: a layer without state is one module, as the float layer is
+            self.scales = nn.ModuleDict()  # created late: a layer without state has no submodules, like the float layer
         for role, text in missing:
             self.scales[role] = self._made(role, Quantizer.parse(text)).train(self.training)
         self.set_weight_scale()
@@ -126,13 +126,13 @@ class ScaleState(StoredWeight):
         if q.scale.is_delayed:
             if role == OUTPUT:
                 raise ValueError(
-                    f"hop.nn: output={q} needs the amax of results before they are quantized, which nothing returns; "
-                    "take a quantizer with the rule Static, or one that finds its scale"
+                    f"hop.nn: output={q} needs the amax of unquantized results, which the operator does not return; "
+                    "use a quantizer with the rule Static, or one that finds its scale"
                 )
             return AmaxHistory(q, device)
         if any(size != -1 for size in q.block):
             raise ValueError(
-                f"hop.nn: the static scale of the role {role!r} is one for the whole tensor, and {q} has blocks of "
-                f"{q.block}; take block=(-1, -1), or a rule that finds the scales"
+                f"hop.nn: the static scale of the role {role!r} is one for the whole tensor, but {q} has blocks of "
+                f"{q.block}; use block=(-1, -1), or a rule that finds the scales"
             )
         return StaticScale(q, (1,), self.learn_scales, device)

@@ -1,6 +1,6 @@
-"""Schedule: quantization-aware training in stages: floats first, then codes, then fewer bits, then fixed scales.
+"""Schedule: quantization-aware training in stages: floats, then codes, then fewer bits, then fixed scales.
 
-Each stage is a state of the model's layers, which a compiled program guards on: it is compiled anew for each, and never
+A stage changes the state of the model's layers. Compiled programs guard on it: they recompile for each stage and never
 within one.
 """
 
@@ -27,23 +27,22 @@ from hop.numerics.schemes import Scheme
 
 @dataclass(frozen=True)
 class Stage:
-    """What changes at a step, and stays from then on. What is None or False stays as it was.
+    """A change at one step, which stays in effect. Fields that are None or False change nothing.
 
     Args:
-        step: before which step of training, counted from 0.
-        quantize: False to let all quantized layers compute in floats, True to let them compute in their schemes.
-        rules: schemes for layers, as hop.nn.convert takes them; of layers that are quantized already. Static scales go
-            over to another format of the same blocks: their ranges stay, and so do Parameters.
-        gradient: the estimator of all quantizers of activations and weights, such as
-            hop.estimators.SoftRounding(10.0), or hop.estimators.NoiseInjection(), which results, that are passed on as
-            codes, do not get; hop.estimators.STE() to go back, to real codes too.
-        freeze_scales: whether scales stay as they are: learned ones get no gradients any more, and delayed ones
-            record nothing.
-        freeze_statistics: whether batch norms that are folded into layers keep their running statistics
+        step: the training step before which the stage begins, counted from 0.
+        quantize: False: quantized layers compute in floats; True: they compute in their schemes.
+        rules: schemes for layers, as for hop.nn.convert; only for layers that are quantized already. Static scales are
+            converted to another format with the same blocks: ranges and Parameters stay.
+        gradient: the estimator of all quantizers of activations and weights, such as hop.estimators.SoftRounding(10.0)
+            or hop.estimators.NoiseInjection(); hop.estimators.STE() restores the default. NoiseInjection is not applied
+            to outputs, which are passed on as codes.
+        freeze_scales: whether scales stop changing: learned ones get no gradient, and delayed ones record no amax.
+        freeze_statistics: whether batch norms folded into layers keep their running statistics
             (`hop.nn.freeze_statistics_`).
-        calibrate: batches of inputs, by which static scales of activations are found when the stage begins
-            (hop.nn.calibrate): all, those that are set too.
-        method: how, one of hop.calibration.
+        calibrate: batches of inputs from which all static activation scales are found anew when the stage begins
+            (hop.nn.calibrate).
+        method: the calibration method, a function of hop.calibration.
     """
 
     step: int
@@ -58,7 +57,7 @@ class Stage:
     def __post_init__(self) -> None:
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 0:
             raise ValueError(
-                f"Stage: step must be an int, 0 or more, got {self.step!r}; give the step that it begins at"
+                f"Stage: step must be an int, 0 or more, got {self.step!r}; give the step at which it begins"
             )
         for name in ("quantize", "freeze_scales", "freeze_statistics"):
             flag = getattr(self, name)
@@ -70,13 +69,13 @@ class Stage:
             )
         if self.rules is not None and any(scheme is None for _, scheme in checked(self.rules)):
             raise ValueError(
-                "Stage: rules: a rule says None, and layers cannot become float ones in training; name the layers that "
-                "change alone"
+                "Stage: rules: a scheme is None, but layers cannot return to float layers in training; name only the "
+                "layers that change"
             )
 
 
 class Schedule:
-    """The stages of a training. Call `step` after each step of the optimizer, as of a learning rate's schedule.
+    """The stages of a training run. Call `step` after each optimizer step, like a learning-rate scheduler.
 
         schedule = hop.nn.Schedule(model, [Stage(0, quantize=False), Stage(1000, quantize=True), ...])
         for x, y in data:
@@ -85,13 +84,13 @@ class Schedule:
             schedule.step()
 
     Args:
-        model: with quantized layers (hop.nn.convert). Those that read one input keep sharing its codes.
-        stages: by rising steps. What begins at step 0 begins here.
+        model: a model with quantized layers (hop.nn.convert). Layers that share an input's codes keep sharing them.
+        stages: in order of rising steps. A stage of step 0 begins immediately.
 
     Raises:
-        TypeError: model is no module, or a stage is none.
-        ValueError: there is no stage, steps do not rise, the model has no quantized layers; or a stage asks for what
-            the model has not. A stage that raises when it begins says its step, and what of it came first stays.
+        TypeError: model is not a module, or a stage is not a Stage.
+        ValueError: there is no stage, steps do not rise, the model has no quantized layers, or a stage needs something
+            the model does not have. An error while a stage begins names its step; changes made before the error stay.
     """
 
     def __init__(self, model: nn.Module, stages: Sequence[Stage]) -> None:
@@ -101,7 +100,7 @@ class Schedule:
             raise TypeError(f"Schedule: stages must be hop.nn.Stage values, got {stages!r}; give one such as Stage(0)")
         steps = [stage.step for stage in stages]
         if not steps or any(b <= a for a, b in pairwise(steps)):
-            raise ValueError(f"Schedule: the steps of stages must rise, and there must be one; got {steps}; sort them")
+            raise ValueError(f"Schedule: stages must not be empty, and their steps must rise; got {steps}; sort them")
         if not any(isinstance(m, Layer) for m in model.modules()):
             raise ValueError(
                 f"Schedule: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) "
@@ -114,34 +113,37 @@ class Schedule:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage that training is in; None before the first."""
+        """The current stage; None before the first one."""
         begun = [stage for stage in self.stages if stage.step <= self.steps]
         return begun[-1] if begun else None
 
     def step(self) -> bool:
-        """Count a step. Returns whether a stage begins with the next one."""
+        """Count a step, and return whether a stage begins with the next one."""
         self.steps += 1
         return self._begin_all(self.steps, self.steps)
 
     def state_dict(self) -> dict[str, int]:
-        """How many steps were counted."""
+        """The number of steps counted, as {"steps": int}."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go to the step of a state_dict: what begins up to there begins, without calibrating, as the scales are those
-        that the model's own state_dict brings. So load the schedule first, then the model, then the optimizer.
+        """Continue at the step of a state_dict: begin all stages up to it, without calibrating.
 
-        Raises ValueError if it is no such state, or if this schedule has come further."""
+        Scales come from the model's own state_dict, so load the schedule first, then the model, then the optimizer.
+
+        Raises:
+            ValueError: state_dict is invalid, or this schedule is already further.
+        """
         steps = state_dict.get("steps")
         if not isinstance(steps, int) or steps < self.steps:
             raise ValueError(
-                f"Schedule.load_state_dict: steps must be an int from {self.steps} on, got {steps!r}; load into a new "
-                "schedule, of a model as it was before training"
+                f"Schedule.load_state_dict: steps must be an int of at least {self.steps}, got {steps!r}; load into a "
+                "new schedule, of a model as it was before training"
             )
         first, self.steps = self.steps + 1, steps
         self._begin_all(first, steps, calibrates=False)
 
-    # ---- what begins
+    # ---- beginning a stage
 
     def _layers(self) -> list[tuple[str, Layer]]:
         return [(name, module) for name, module in modules_of(self.model) if isinstance(module, Layer)]
@@ -149,7 +151,7 @@ class Schedule:
     def _check(self, stage: Stage) -> None:
         if stage.freeze_statistics and not any(isinstance(m, FoldedBatchNorm) for m in self.model.modules()):
             raise ValueError(
-                f"Schedule: the stage of step {stage.step} freezes statistics, and no batch norm is folded into a "
+                f"Schedule: the stage of step {stage.step} freezes statistics, but no batch norm is folded into a "
                 "layer of the model; call hop.nn.fold_batch_norms(model) before, or leave it out"
             )
         for selector, _ in [] if stage.rules is None else checked(stage.rules):
@@ -184,7 +186,7 @@ class Schedule:
                 module.freeze_statistics_()
 
     def _change(self, stage: Stage, name: str, layer: Layer) -> None:
-        """The scheme of a layer in a stage."""
+        """Apply a stage's scheme to a layer."""
         scheme = layer.scheme
         if stage.rules is not None:
             schemes = (own for selector, own in checked(stage.rules) if matches(selector, name, layer))
@@ -203,14 +205,14 @@ class Schedule:
         layer.scheme = scheme
         if any(id(p) not in before for p in layer.parameters()):
             raise ValueError(
-                f"layer {name!r} would learn scales that no optimizer knows, as its scheme before has none of their "
-                "form; begin with a scheme whose quantizers have the same rule and blocks"
+                f"layer {name!r} would learn scales that no optimizer has, because its previous scheme has none of "
+                "their form; begin with a scheme whose quantizers have the same rule and blocks"
             )
 
 
 def _with_gradient(scheme: Scheme, gradient: Estimator) -> Scheme:
     own = None if type(gradient) in (Estimator, STE) else gradient
-    # Results are passed on as codes, which no noise is added to.
+    # Outputs are passed on as codes, to which no noise can be added.
     fields = ("lhs", "rhs") if gradient.adds_noise else ("lhs", "rhs", "output")
     changed = {field: replace(q, gradient=own) for field in fields if (q := getattr(scheme, field)) is not None}
     return replace(scheme, **changed)

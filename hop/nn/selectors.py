@@ -1,4 +1,4 @@
-"""Which modules a rule is for."""
+"""Selectors: which modules a rule applies to."""
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -11,14 +11,14 @@ Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 
 
 def matches(selector: Selector, name: str, module: nn.Module) -> bool:
-    """Whether a selector selects the module of this name."""
+    """Whether a selector matches the module of this name."""
     if isinstance(selector, str):
         return fnmatchcase(name, selector)
     return isinstance(module, selector) if isinstance(selector, type) else bool(selector(name, module))
 
 
 def check_selector(name: str, selector: Any) -> None:
-    """Raise TypeError unless it is one."""
+    """Raise TypeError unless `selector` is a Selector."""
     if not isinstance(selector, str) and not callable(selector):
         raise TypeError(
             f"convert: {name} must be a module type, a name pattern or a function (name, module) -> bool; got "

@@ -1,7 +1,7 @@
-"""SharedInput: the codes of an input that several layers read, found once.
+"""SharedInput: quantize an input that several layers read only once.
 
-The first layer that is called leaves its codes for the others. What they compute are the same bits: codes are handed on
-for the very tensor, unchanged, and once to each layer.
+The first layer called keeps the codes for the others. Results have the same bits: codes are passed on only for the same
+tensor, unchanged, and once to each layer.
 """
 
 import weakref
@@ -14,36 +14,38 @@ from hop.numerics.quantizer import Quantizer
 
 
 class _Codes(NamedTuple):
-    """What one layer found, for the others."""
+    """The codes that one layer computed for the others."""
 
-    of: Any  # a weak reference to the input
-    version: int | None  # of the input; None where PyTorch counts none
+    of: Any  # weak reference to the input
+    version: int | None  # version counter of the input; None in inference mode
     quantizer: Quantizer
     codes: Any
-    taken: set[int]  # the layers that have had them
+    taken: set[int]  # ids of layers that have read the codes
 
     def fits(self, x: Tensor, q: Quantizer) -> bool:
-        """Whether they are those of x as it is now."""
+        """Whether these are the codes of x in its current version."""
         return self.of() is x and self.version == version(x) and self.quantizer == q
 
 
 class SharedInput:
-    """The codes of the input that layers have in common.
+    """The codes of an input that several layers read.
 
     Args:
-        size: how many layers.
+        size: the number of layers.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._last: _Codes | None = None  # replaced as a whole: threads may run a model at once
+        self._last: _Codes | None = None  # replaced as a whole, because threads may run a model at once
 
-    def __reduce__(self) -> Any:  # a copy of a model holds no codes of the original
+    def __reduce__(self) -> Any:  # a copied model keeps no codes of the original
         return SharedInput, (self.size,)
 
     def codes(self, layer: nn.Module, q: Quantizer, x: Tensor) -> Tensor:
-        """hop.quantize(q, x): what another layer found of this very tensor, or found now. x itself where something
-        watches or transforms the call, and the layer quantizes by itself."""
+        """hop.quantize(q, x), reusing the result of another layer for the same tensor.
+
+        Returns x itself where a mode, hook or transform observes the call; the layer then quantizes it.
+        """
         if not is_plain(q, x):
             return x
         last = self._last
@@ -57,12 +59,12 @@ class SharedInput:
         return codes
 
     def _forget(self, of: Any) -> None:
-        """Drop the codes of an input that is no more."""
+        """Drop the codes of an input that was freed."""
         last = self._last
         if last is not None and last.of is of:
             self._last = None
 
 
 def version(x: Tensor) -> int | None:
-    """How often x was changed in place; None in inference mode, where PyTorch does not count."""
+    """PyTorch's count of in-place changes of x; None in inference mode, where it does not count."""
     return None if x.is_inference() else x._version

@@ -1,5 +1,7 @@
-"""Layers that read one input, as query, key and value of an attention do, and gate and up projection of a gated MLP:
-found by their names, and told to quantize it once (sharing.py)."""
+"""Find layers that read one input, and let them quantize it once (sharing.py).
+
+Such layers are query, key and value of an attention, or gate and up projection of a gated MLP. They are found by name.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,29 +21,29 @@ SIBLINGS = (
     ("wi_0", "wi_1"),
     ("w1", "w3"),
 )
-"""The names of layers of one module that read one tensor, as in transformers, diffusers and Llama's own code."""
+"""Names of sibling layers that read one tensor, as in transformers, diffusers and Llama's own code."""
 
 
 def share_input(layers: Sequence[Any]) -> None:
-    """Let quantized layers that read one tensor, in one forward, quantize it once.
+    """Let quantized layers that read one tensor in one forward quantize it once.
 
     Args:
-        layers: hop.nn.Linear layers. Nothing may change the tensor in place between their calls in inference mode,
-            where PyTorch does not count changes.
+        layers: hop.nn.Linear layers. In inference mode, where PyTorch does not count changes, nothing may change the
+            tensor in place between their calls.
 
     Raises:
-        TypeError: one of them is none.
+        TypeError: one of them is not a hop.nn.Linear.
     """
     for layer in layers:
         if not isinstance(layer, Linear):
-            raise TypeError(f"share_input: layers must be hop.nn.Linear, got {layer!r}; call hop.nn.convert before")
+            raise TypeError(f"share_input: layers must be hop.nn.Linear, got {layer!r}; call hop.nn.convert first")
     shared = SharedInput(len(layers))
     for layer in layers:
         layer.shared_input = shared
 
 
 def siblings(model: nn.Module) -> Iterable[list[nn.Module]]:
-    """The children of one module, of SIBLINGS' names, that are there."""
+    """For each module, the children whose names are in one row of SIBLINGS, if there are at least two."""
     for module in model.modules():
         children = dict(module.named_children())
         for names in SIBLINGS:

@@ -1,4 +1,4 @@
-"""Source: where the codes of an input come from, if what computes the input finds them too."""
+"""Source: lets the producer of a layer's input emit it in quantized form, too."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from hop.numerics.quantizer import Quantizer
 
 
 class _Left(NamedTuple):
-    """What a source has left with its result."""
+    """The attribute that a source attaches to its result."""
 
-    of: Any  # a weak reference to the result, for a copy has the attribute too
-    version: int | None  # of the result
+    of: Any  # weak reference to the result, because copies get the attribute too
+    version: int | None  # version counter of the result
     source: "Source"
-    quantizer: Quantizer | None  # None: nothing, but it takes orders
+    quantizer: Quantizer | None  # None: no codes, but the source accepts requests
     codes: Any
 
     def __reduce__(self) -> Any:  # type: ignore[override]
@@ -24,11 +24,11 @@ class _Left(NamedTuple):
 
 
 def _nothing() -> None:
-    """A reference to nothing."""
+    """A substitute for a dead weak reference."""
 
 
 class Source:
-    """Who computes an input of layers, and its codes in the same pass if they were asked for after the last one."""
+    """Lets a norm or activation emit quantized output once a consumer has requested it."""
 
     def __init__(self) -> None:
         self._wanted: Quantizer | None = None
@@ -38,17 +38,17 @@ class Source:
         return Source, ()
 
     def wanted(self) -> Quantizer | None:
-        """The quantizer that a reader asked for; None again after codes that nobody read."""
+        """The quantizer a reader requested; reset to None if the last codes were not read."""
         if self._unread:
             self._wanted, self._unread = None, False
         return self._wanted
 
     def offer(self, y: Tensor) -> Tensor:
-        """y, whose readers may ask for codes."""
+        """Mark y as a tensor whose readers may request codes."""
         return self._with(y, None, None)
 
     def leave(self, q: Quantizer, y: Tensor, codes: Tensor) -> Tensor:
-        """y, with the codes that hop.quantize(q, y) gives."""
+        """Attach the codes hop.quantize(q, y) to y."""
         self._unread = True
         return self._with(y, q, codes)
 
@@ -58,7 +58,7 @@ class Source:
 
     @staticmethod
     def codes(q: Quantizer, x: Any) -> Tensor | None:
-        """hop.quantize(q, x), if what has computed x has left it; or else it is asked to, from the next time on."""
+        """hop.quantize(q, x) if the producer of x attached it; else request it for the next call, and return None."""
         left: _Left | None = getattr(x, "_hop_left", None)
         if left is None or not is_plain(q, x) or left.of() is not x:
             return None

@@ -1,17 +1,18 @@
-"""Products of rows that are sorted by group with the matrix of their group, and their gradients, on GPUs: one kernel
-for all groups of each (hop.impls.scaled.gpu_groups). The host learns no sizes.
+"""Grouped products and their gradients on GPUs: one kernel for all groups (hop.impls.scaled.gpu_groups).
 
-    y  = x · wᵀ             groups of rows
-    dx = q(dy · s_w) · w    groups of rows; s_w the scales of w's rows, which its codes are then without
-    dw = q(dy · s_x)ᵀ · x   groups of what is summed
+Rows are sorted by group, and each is multiplied with its group's matrix. The sizes of groups stay on the device.
 
-as hop.impls.quantized.gradient has them for a scheme with backward="quantized". Codes and scales are those that each
-group has by itself, bit for bit, and sums of integers too:
+    y  = x · wᵀ             grouped by rows
+    dx = q(dy · s_w) · w    grouped by rows; s_w are the scales of w's rows, applied to dy instead of to w's codes
+    dw = q(dy · s_x)ᵀ · x   grouped along the summed dimension
 
-    scales of rows           each row's own
-    one scale for a matrix   each row gets the amax of its group as one element more
-    the rows of dyᵀ          each element gets the amax of its column in its group beside it, as a block of two
-    blocks of 128 of xᵀ      groups are moved apart, so that each begins with a block; zeros between them add nothing
+This is what hop.impls.quantized.gradient computes for backward="quantized". Codes, scales and integer sums are bit for
+bit those of each group alone:
+
+    scales of rows            computed for each row
+    one scale per matrix      the amax of its group is appended to each row
+    the rows of dyᵀ           each element is paired with the amax of its column in its group, as a block of two
+    blocks of 128 of xᵀ       groups are padded with zeros so that each begins with a block
 """
 
 import functools
@@ -39,39 +40,41 @@ REALS = (torch.bfloat16, torch.float16, torch.float32)
 BLOCK = gpu_groups.BLOCK
 _BY_AMAX = (Amax, CurrentScaling, BlockScaling)  # rules that find a scale from an amax alone
 _CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_BESIDE = 16  # elements that hold the amax of a group in a row, so that rows still begin at multiples of 16 bytes
+_BESIDE = 16  # elements appended to a row for its group's amax; 16 keeps rows aligned to 16 bytes
 
 
 class Stack(NamedTuple):
-    """What the rows of a group are multiplied by: of a stack the matrix, and the bias, of the group."""
+    """A stack of matrices and biases, one for each group."""
 
-    weight: Any  # (E, R, K), float or quantized; where products sum over the first dimension (E, K, R)
+    weight: Any  # (E, R, K), float or quantized; (E, K, R) where products sum over the first dimension
     bias: Tensor | None  # (E, R), float
 
 
 class Groups(NamedTuple):
-    """Which rows are together."""
+    """The assignment of rows to groups."""
 
     ends: Tensor  # int64 (E,), ascending
-    rows: Tensor  # int64 (S,), the group of each; the last one for those in none
+    rows: Tensor  # int64 (S,): the group of each row; the last group for rows outside of all
 
     @classmethod
     def of(cls, ends: Tensor, count: int) -> "Groups":
-        """Those of `count` rows."""
+        """The groups of `count` rows."""
         at = torch.arange(count, device=ends.device)
         return cls(ends, torch.searchsorted(ends, at, right=True).clamp(max=len(ends) - 1))
 
     def reduced(self, x: Tensor, how: str) -> Tensor:
-        """(S, N) -> (E, N), the "max" of what is at least 0, or the "sum", of each column of each group."""
+        """Reduce the columns of each group: (S, N) -> (E, N), by "max" of non-negative values, or by "sum"."""
         offsets = torch.nn.functional.pad(self.ends, (1, 0))
         return torch.segment_reduce(x, how, offsets=offsets, axis=0, unsafe=True, initial=0)
 
     def amax(self, x: Tensor) -> Tensor:
-        """The largest magnitude of each column of each group; NaN counts for nothing."""
+        """The largest magnitude of each column of each group, ignoring NaN."""
         return self.reduced(torch.where(x == x, x.abs(), 0.0), "max")
 
     def apart(self, x: Tensor) -> Tensor:
-        """(S, N) -> (P, N): the rows, each group from a multiple of BLOCK on, and zeros. P follows from S and E."""
+        """Pad groups with zeros so that each starts at a multiple of BLOCK: (S, N) -> (P, N). P depends only on S and
+        E.
+        """
         starts = self.moved() - self._blocks()
         at = torch.arange(len(x), device=x.device)
         before = torch.nn.functional.pad(self.ends, (1, 0))[self.rows]
@@ -80,7 +83,7 @@ class Groups(NamedTuple):
         return x.new_zeros(count + 1, x.shape[1]).index_copy_(0, place, x)[:-1]
 
     def moved(self) -> Tensor:
-        """Where the groups of `apart` end."""
+        """The ends of the groups in the result of `apart`."""
         return self._blocks().cumsum(0)
 
     def _blocks(self) -> Tensor:
@@ -93,19 +96,21 @@ class Groups(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def is_by_rows(q: Quantizer) -> bool:
-    """Whether what is stored of a row of a matrix depends on that row alone."""
+    """Whether each row of a matrix is quantized independently of the others."""
     return not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in q.stored().values())
 
 
 @functools.lru_cache(maxsize=1024)
 def is_by_group(q: Quantizer) -> bool:
-    """Whether rows of a group share one scale, which `of_rows` finds."""
+    """Whether rows of a group share one scale that `of_rows` can find."""
     return type(q.scale) in _BY_AMAX and not q.flat and q.shares_scale() and q.per_byte() == 1 and not q.is_random()
 
 
 def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTensor, Tensor | None]:
-    """The codes of rows of one scale each, and where all rows of a group share one those, (E, 1). The groups may be
-    left out where each row is by itself."""
+    """Quantize rows. If all rows of a group share one scale, also return these scales, (E, 1).
+
+    `groups` may be None where each row is quantized independently.
+    """
     if is_by_rows(q):
         return quantize(q, x), None
     assert groups is not None
@@ -118,8 +123,10 @@ def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTe
 
 
 def of_columns(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The codes of x, (S, N), whose columns are the rows that q quantizes, by themselves in each group; and the scales,
-    (E, N), or (E, 1) where all of a group share one."""
+    """Quantize the columns of x, (S, N), in each group separately, as q quantizes rows.
+
+    Returns the codes, and the scales: (E, N), or (E, 1) where all columns of a group share one.
+    """
     if not is_by_rows(q):
         codes, scale = of_rows(q, x, groups)
         assert scale is not None
@@ -130,19 +137,22 @@ def of_columns(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]
 
 
 def _scale(q: Quantizer, amax: Tensor) -> Tensor:
-    """The scales of blocks of this amax."""
+    """The scales of blocks with this amax."""
     return quantize(q, amax).scale
 
 
 def _numbers(codes: QuantizedTensor, shape: tuple[int, ...], block: tuple[int, ...]) -> QuantizedTensor:
-    """Codes as numbers: with a scale of 1, of `shape`."""
+    """Replace the scale of `codes` by ones of `shape`, so that products use plain code values."""
     q = replace(codes.quantizer, block=block, scale=Static())
     return codes.rebuilt({"codes": codes.codes, "scale": codes.scale.new_ones(shape)}, quantizer=q)
 
 
 def of_weight(x: Tensor, weight: Any, scheme: Scheme, columns: bool) -> Any:
-    """A stack of matrices in codes: itself, or quantized matrix by matrix; floats where kernels do not read such codes,
-    or results have another dtype than the rows x."""
+    """Quantize a stack of matrices, each separately.
+
+    Returned unchanged if it is quantized already, if kernels do not read such codes, or if results have another dtype
+    than x.
+    """
     q = scheme.rhs
     if isinstance(weight, QuantizedTensor) or q is None or not _are_read(q) or _dtype(x, weight) != x.dtype:
         return weight
@@ -150,31 +160,31 @@ def of_weight(x: Tensor, weight: Any, scheme: Scheme, columns: bool) -> Any:
 
 
 def _are_read(q: Quantizer) -> bool:
-    """Whether kernels read the codes, and finding them draws nothing."""
+    """Whether kernels read codes of this quantizer, and it draws no random bits."""
     return q.format.dtype in _CODES and q.format.bits == 8 and not q.format.zero and not q.is_random()
 
 
 def _dtype(x: Tensor, weight: Any) -> torch.dtype:
-    """Of results."""
+    """The dtype of results."""
     return calls.default_dtype((x, weight))
 
 
 def stack_quantizer(q: Quantizer, columns: bool) -> Quantizer:
-    """Which quantizes each matrix of a stack by q, whose rows are what is summed."""
+    """The quantizer of a stack whose matrices are quantized by q, with the summed dimension as rows."""
     return (q.transposed(2) if columns else q).of_batch(2)
 
 
-# ---- what kernels are asked for
+# ---- requests to kernels
 
 
 def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> dict[str, Any]:
-    """All that a GPU is asked for, or Declined, for rows x, (S, K): the product, and the gradients."""
+    """Plans of the product and its gradients for rows x, (S, K), or Declined with the reason."""
     names, q = ["product", "gradient of x", "gradient of weight"], None if scheme is None else scheme.lhs
     grad = x.new_zeros(len(x), stack.weight.shape[2 if columns else 1])
     if not gpu.takes(x):
         elsewhere = f"for GPUs, in eager mode and in programs for this process; x is on {x.device}"
         return dict.fromkeys(names, Declined(elsewhere))
-    found: dict[str, Any] = {names[0]: Declined("for rows that are quantized, each or group by group")}
+    found: dict[str, Any] = {names[0]: Declined("for rows that are quantized one by one or group by group")}
     if scheme is not None and q is not None and (is_by_rows(q) or is_by_group(q)):
         rows, _ = of_rows(q, x, Groups.of(ends, len(x)))
         codes = of_weight(x, stack.weight, scheme, columns)
@@ -187,14 +197,14 @@ def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns:
 def product(
     x: QuantizedTensor, weight: Any, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
 ) -> Any:
-    """The product, (S, R), or Declined."""
+    """The plan of the product, (S, R), or Declined."""
     if not isinstance(weight, QuantizedTensor):
         return Declined("the matrices are floats")
     return _ROWS.match((operand(x), operand(weight), ends, bias, dtype, columns))
 
 
 def _prepare(asked: Callable[..., Any], call: tuple[Any, ...]) -> Plan:
-    """The plan of a product, which takes no arguments."""
+    """The plan of a product; it takes no arguments."""
     product = asked(*call)
     decline(gpu.declines(product))
     return lambda: gpu.run(product)
@@ -212,7 +222,7 @@ def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool
     for q in quantizers:
         if q.is_random() or q.hadamard is not None or type(q.scale) not in _BY_AMAX:
             rules = [t.__name__ for t in _BY_AMAX]
-            raise Declined(f"for scales by {rules}, rounding to the nearest, and no transform, not {q}")
+            raise Declined(f"for scales by {rules}, round-to-nearest and no transform, not {q}")
         if not _are_read(q):
             raise Declined(f"for int8 and 8-bit floats, not {q.format.name}")
     lhs, rhs, grad = (q.block for q in quantizers)
@@ -229,7 +239,7 @@ def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool
 
 
 def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, columns: bool) -> Any:
-    """That of x, (S, K), in the dtype of dy, (S, R)."""
+    """The plan of x's gradient, (S, K), in the dtype of dy, (S, R)."""
     codes, q, dtype = of_weight(grad, weight, scheme, columns), scheme.grad, grad.dtype
     assert scheme.rhs is not None and q is not None
     if schemes.rows_share_scales(scheme.rhs) and not scheme.rhs.shares_scale():
@@ -241,7 +251,7 @@ def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, 
 
 
 def gradient_of_matrices(grad: Tensor, x: Tensor, groups: Groups, scheme: Scheme) -> Any:
-    """Those of the matrices, (E, R, K), in the dtype of dy, (S, R), from it and x, (S, K)."""
+    """The plan of the matrices' gradients, (E, R, K), in the dtype of dy, (S, R)."""
     lhs, q, dtype = scheme.lhs, scheme.grad, grad.dtype
     assert lhs is not None and q is not None
     if not schemes.rows_share_scales(lhs):
@@ -256,7 +266,7 @@ def gradient_of_matrices(grad: Tensor, x: Tensor, groups: Groups, scheme: Scheme
 
 
 def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Codes and scales, of blocks of rows, of groups that lie apart."""
+    """Codes and scales of blocks of rows, for groups that are padded to whole blocks."""
     moved = quantize(q.transposed(2), groups.apart(x))
     return moved.codes, moved.scale
 
@@ -267,7 +277,7 @@ def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
 def asked_for_gradients(
     grad: Tensor, x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool
 ) -> dict[str, Any]:
-    """Those of "x", (S, K), and of a float "weight", from dy, (S, R)."""
+    """Plans of the gradients of "x", (S, K), and of a float "weight", from dy, (S, R); or Declined."""
     wanted = ["x"] if isinstance(stack.weight, QuantizedTensor) else ["x", "weight"]
     try:
         check_gradients(x, stack.weight, scheme, columns)
@@ -284,12 +294,12 @@ def asked_for_gradients(
 def gradients(
     grad: Tensor, x: Tensor, rows: Tensor | None, ends: Tensor, stack: Stack, scheme: Scheme, columns: bool
 ) -> list[Tensor | None] | Declined:
-    """Those of x, of a float weight and of the bias; or why kernels of groups do not compute them."""
+    """Gradients of x, of a float weight and of the bias; or Declined if grouped kernels do not compute them."""
     found = asked_for_gradients(grad, x if rows is None else x[rows], ends, stack, scheme, columns)
     if (declined := next((p for p in found.values() if isinstance(p, Declined)), None)) is not None:
         return declined
     of_x = found["x"]()
-    if rows is not None:  # a row may be in several groups
+    if rows is not None:  # a row of x may be in several groups
         of_x = torch.zeros_like(x).index_put_((rows,), of_x, accumulate=True)
     of_weight = found["weight"]() if "weight" in found else None
     if of_weight is not None and columns:

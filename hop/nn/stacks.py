@@ -1,11 +1,12 @@
-"""Products of rows that are sorted by group with the matrix of their group, of a stack: what experts compute.
+"""Grouped products, as in mixtures of experts: rows sorted by group times the matrix of their group.
 
-`chain` gives, for the rows of group i, what hop.quantized gives for them and matrix i of each stack. Rows are quantized
-all at once where that gives the same bits. How many rows a group has is data: in programs each product is one operator,
+`chain` computes, for the rows of group i, hop.quantized of these rows and matrix i of each stack. Rows are quantized
+all at once where that gives the same bits. The number of rows per group is data, so in traced programs each product is
+one operator,
 
     hop::stacked(x, rows, ends, weight, bias, scheme, quantizer, shape, columns) -> tensor
 
-in whose buffers `weight` is, or a float tensor alone where `quantizer` is "".
+where `weight` lists the buffers of a quantized weight, or a single float tensor if `quantizer` is "".
 """
 
 import functools
@@ -41,15 +42,16 @@ def chain(
     scheme: Scheme | None,
     columns: bool,
 ) -> Tensor:
-    """The products of each row with the matrix of its group in one stack after the other.
+    """Multiply each row with the matrix of its group, for one stack after the other.
 
     Args:
         x: (T, K), float.
-        rows: int64 (S,), which row of x each is. They are sorted by group.
-        ends: int64 (E,), where each group ends. Rows after the last end are in no group, and their results are zeros.
-        between: what becomes of a product before the next one, row by row.
+        rows: int64 (S,): the row of x for each row of the product. Sorted by group.
+        ends: int64 (E,): the end of each group. Rows after the last end are in no group; their results are zeros.
+        stacks: the matrices and biases of each product.
+        between: a function applied row by row between two products.
         scheme: how products are computed; None for floats.
-        columns: whether they sum over the first dimension of the matrices.
+        columns: whether products sum over the first dimension of each matrix.
 
     Returns:
         (S, R), in x's dtype.
@@ -68,7 +70,7 @@ def chain(
 
 
 def _trains_on_gpu(x: Tensor, stacks: Sequence[Stack], scheme: Scheme | None, columns: bool) -> bool:
-    """Whether gradients will be asked for, and kernels of groups compute them."""
+    """Whether gradients will be needed and grouped GPU kernels can compute them."""
     if not (gpu.takes(x) and gpu.is_hopper(x.device) and _is_recorded(x, stacks)) or eager.is_forward_ad_active():
         return False
     weights = [weight for weight, _ in stacks]
@@ -94,17 +96,19 @@ def _products(
     scheme: Scheme | None,
     columns: bool,
 ) -> Tensor:
-    """As chain; on a GPU one kernel for all groups, whose sizes the host does not learn, where there is one; else group
-    by group, so that what lies between two products stays in the cache."""
+    """Compute `chain`: on a GPU with one kernel for all groups, whose sizes stay on the device, if there is one.
+
+    Otherwise group by group, so that intermediate results stay in the cache.
+    """
     if gpu.takes(x) and (found := _on_gpu(x, rows, ends, stacks, between, scheme, columns)) is not None:
         return found
     count = x.shape[0] if rows is None else rows.shape[0]
     given: Any = _codes(x, stacks[0], scheme)
     given = given if rows is None else _gathered(given, rows)
-    results, bounds = [], [0, *ends.tolist()]  # the one time that the program waits for a GPU
+    results, bounds = [], [0, *ends.tolist()]  # the only synchronization with a GPU
     groups = [(i, *bound) for i, bound in enumerate(itertools.pairwise(bounds)) if bound[0] < bound[1]]
     if not groups and _is_recorded(x, stacks):
-        groups = [(0, 0, 0)]  # a result that has gradients, of zeros
+        groups = [(0, 0, 0)]  # a result of zeros that is part of the autograd graph
     for i, start, end in groups:
         y = _range(given, start, end)
         for j, (weight, bias) in enumerate(stacks):
@@ -125,8 +129,7 @@ def _on_gpu(
     scheme: Scheme | None,
     columns: bool,
 ) -> Tensor | None:
-    """As chain, by kernels of groups; None where the GPU has none for one of the products, or a tape asks for those of
-    each group."""
+    """Compute `chain` with grouped kernels; None if one is missing for a product, or autograd records the call."""
     if scheme is None or (q := scheme.lhs) is None or _is_recorded(x, stacks):
         return None
     by_rows = kernels.is_by_rows(q)
@@ -150,7 +153,7 @@ def _on_gpu(
 
 
 def _is_recorded(x: Tensor, stacks: Sequence[Stack]) -> bool:
-    """Whether a gradient will be asked for."""
+    """Whether autograd records the call."""
     return torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, *itertools.chain.from_iterable(stacks))
     )
@@ -166,7 +169,7 @@ def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, co
 
 
 def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
-    """The rows quantized, if each is by itself and no gradient asks for floats."""
+    """The quantized rows if each row is quantized independently and autograd does not record; else x."""
     q = None if scheme is None else scheme.lhs
     if q is None or not kernels.is_by_rows(q) or _is_recorded(x, [stack]):
         return x
@@ -187,7 +190,7 @@ def _range(x: Any, start: int, end: int) -> Any:
 
 
 def _matrix(weight: Any, i: int) -> Any:
-    """Matrix i, in the memory of the stack."""
+    """Matrix i as a view of the stack."""
     if not isinstance(weight, QuantizedTensor):
         return weight[i]
     buffers = {name: buffer[i] for name, buffer in weight.buffers().items()}
@@ -196,7 +199,7 @@ def _matrix(weight: Any, i: int) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _of_matrix(q: Quantizer) -> Quantizer:
-    """The quantizer of each matrix of a stack."""
+    """The quantizer of one matrix of a stack."""
     plain = q.plain.of_blocks(lambda block: block[1:])
     of_matrix = None if q.layout is None else q.layout.of_matrix
     return plain if of_matrix is None else replace(plain, layout=of_matrix)
@@ -213,7 +216,7 @@ def explain(
     shape: Sequence[int],
     columns: bool,
 ) -> str:
-    """What computes a call of hop::stacked, and its gradients, and why kernels of groups do not: a line each."""
+    """Explain which kernel computes a call of hop::stacked and its gradients, one line each."""
     stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
     found = kernels.asked(
         x if rows is None else x[rows], ends, stack, Scheme.parse(scheme) if scheme else None, columns
@@ -224,7 +227,7 @@ def explain(
     )
 
 
-# ---- as one operator of programs
+# ---- as one operator of traced programs
 
 
 @torch.library.custom_op("hop::stacked", mutates_args=())
@@ -261,7 +264,7 @@ def _nothing(x: Tensor) -> Tensor:
 
 
 def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """A weight of its parts."""
+    """A weight from its buffers."""
     if not quantizer:
         return parts[0]
     q = Quantizer.parse(quantizer)
@@ -281,8 +284,10 @@ def _stacked_gradient(
     shape: Sequence[int],
     columns: bool,
 ) -> list[Tensor]:
-    """The gradients of x, of a float weight and of the bias, empty where there is none: on a GPU by kernels of groups,
-    if there are such; else the forward again, with a tape."""
+    """Gradients of x, of a float weight and of the bias; empty tensors for those that do not exist.
+
+    Computed by grouped kernels on a GPU if there are any, else by differentiating a recomputed forward.
+    """
     text, none = scheme, x.new_empty(0)
     if text and gpu.takes(x):
         stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
@@ -315,7 +320,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> Any:
     x, rows, ends, bias, *weight = ctx.saved_tensors
     _, quantizer, *_ = ctx.others
-    if torch.is_grad_enabled() and eager.is_plain_eager():  # create_graph=True: in operators that have derivatives
+    if torch.is_grad_enabled() and eager.is_plain_eager():  # create_graph=True: use operators that have derivatives
         of_x, of_weight, of_bias = _differentiable(grad, x, rows, ends, weight, bias, *ctx.others)
     else:
         of_x, of_weight, of_bias = torch.ops.hop.stacked_gradient(grad, x, rows, ends, weight, bias, *ctx.others)
@@ -341,7 +346,7 @@ def _differentiable(
     shape: Sequence[int],
     columns: bool,
 ) -> list[Tensor | None]:
-    """The gradients, with a tape of their own: those of what needs one."""
+    """The gradients of inputs that require one, recorded by autograd so that they can be differentiated again."""
     inputs = [x, None if quantizer else weight[0], bias]
     stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
     out = _single(x, rows, ends, stack, scheme, columns)

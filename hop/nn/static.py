@@ -1,7 +1,7 @@
-"""StaticScale: a scale and zero point that are found from data and then stay, or are learned.
+"""StaticScale: a scale and zero point that are found from data once, or learned.
 
-Gradients of learned ones are scaled by g = 1 / sqrt(N · qmax), with N elements that share the scale: Esser et al. 2020,
-"Learned Step Size Quantization"; for zero points Bhalgat et al. 2020, "LSQ+".
+Gradients of learned scales are multiplied by g = 1 / sqrt(N · qmax), where N elements share the scale: Esser et al.
+2020, "Learned Step Size Quantization". For zero points: Bhalgat et al. 2020, "LSQ+".
 """
 
 import math
@@ -16,7 +16,7 @@ from hop.numerics.quantizer import Quantizer
 
 
 class Float32State(nn.Module):
-    """A module whose tensors stay float32 where a model is cast to another dtype."""
+    """A module whose tensors stay float32 when a model is cast to another dtype."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def moved(t: Tensor) -> Tensor:
@@ -27,15 +27,15 @@ class Float32State(nn.Module):
 
 
 class StaticScale(Float32State):
-    """The scale, and for an affine quantizer the zero point, of one role of a layer.
+    """The static scale, and zero point of an affine quantizer, for one role of a layer.
+
+    They are NaN, and `ready` is False, until `set` or load_state_dict provides values.
 
     Args:
-        quantizer: whose rule is hop.scale_rules.Static.
-        shape: of both: that of the quantizer's buffers, or one that broadcasts to it.
-        learn: whether they are Parameters, which must be positive and stay so, and not buffers.
-        device: where they lie.
-
-    They are NaN, and `ready` is False, until `set` or load_state_dict gives them.
+        quantizer: a quantizer with the rule hop.scale_rules.Static.
+        shape: the shape of scale and zero point: that of the quantizer's buffers, or one that broadcasts to it.
+        learn: whether they are Parameters rather than buffers. Learned scales must be positive and stay so.
+        device: their device.
     """
 
     scale: Tensor
@@ -54,8 +54,11 @@ class StaticScale(Float32State):
                 self.register_buffer(name, value)
 
     def set(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
-        """Take other values. Raises ValueError if there is a zero point too many or too few, or a shape that does not
-        broadcast."""
+        """Set new values.
+
+        Raises:
+            ValueError: the zero point is missing or superfluous, or a shape does not broadcast.
+        """
         if (zero_point is None) != (self.zero_point is None):
             raise ValueError(
                 f"StaticScale.set: {self.spelling} "
@@ -75,9 +78,12 @@ class StaticScale(Float32State):
         self._look()
 
     def become(self, quantizer: Quantizer) -> bool:
-        """Serve another quantizer with the same tensors, if it has the same blocks and rule: numbers keep their range.
-        Without a zero point the largest numbers of the two formats stand for one value, with one the least ones too.
-        Returns whether."""
+        """Convert scale and zero point for another quantizer with the same blocks and rule, and return whether that
+        worked.
+
+        The range of representable values stays the same: its largest value, and with a zero point its smallest value
+        too.
+        """
         old = Quantizer.parse(self.spelling)
         if (old.block, old.scale, old.flat) != (quantizer.block, quantizer.scale, quantizer.flat):
             return False
@@ -94,7 +100,7 @@ class StaticScale(Float32State):
         return True
 
     def forward(self, sharing: float) -> tuple[Tensor, Tensor | None]:
-        """The scale and zero point; their gradients are scaled for `sharing` elements that share one."""
+        """The scale and zero point, with gradients scaled for `sharing` elements that share one scale."""
         if not self.learn:
             return self.scale, self.zero_point
         g = 1 / math.sqrt(max(sharing, 1) * self.qmax) if self.by_layer else 1.0
@@ -112,5 +118,5 @@ class StaticScale(Float32State):
 
 
 def _scaled(t: Tensor, g: float) -> Tensor:
-    """t, to the bit, with g times its gradient."""
+    """t unchanged, with its gradient multiplied by g."""
     return t.detach() + (t - t.detach()) * g

@@ -1,4 +1,4 @@
-"""StoredWeight: the form of a layer's weight: packed for the kernels of the machine that it lies on, plain in files."""
+"""StoredWeight: the form of a layer's weight: packed for the kernels of its device, plain in files."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,23 +17,23 @@ from hop.tensor import QuantizedTensor
 
 
 class StoredWeight(nn.Module):
-    """A module whose weight may be quantized, and packed."""
+    """A module whose weight may be quantized and packed."""
 
     weight: Any
-    scales: Any  # an nn.ModuleDict where there are any
-    frozen: bool  # whether the weight is codes
-    packs: bool  # whether these lie as products read them fastest, wherever the module goes
+    scales: Any  # an nn.ModuleDict if there are any
+    frozen: bool  # whether the weight is quantized
+    packs: bool  # whether to keep codes in the layout that products read fastest, on any device
 
     def transformed(self, x: Any) -> Any:
-        """What it quantizes of an input."""
+        """The part of an input that is quantized."""
         return x
 
     def float_weight(self, weight: Any) -> Any:
-        """What the float layer has in the place of a weight of this one."""
+        """The float layer's weight for `weight`."""
         return weight
 
     def frozen_quantizer(self) -> Quantizer | None:
-        """By which the weight is quantized when it is frozen; None where it stays in floats."""
+        """The quantizer that freezing uses for the weight; None if it stays in floats."""
         raise NotImplementedError
 
     def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
@@ -41,13 +41,15 @@ class StoredWeight(nn.Module):
         raise NotImplementedError
 
     def reads_sums(self) -> bool:
-        """Whether what the weight is multiplied by may have zero points, which are multiplied by sums of its codes."""
+        """Whether the weight's factors may have zero points, so that products need sums of its codes."""
         return False
 
     def laid_out(self, weight: Any, packs: bool) -> Any:
-        """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
+        """A quantized weight in the layout that this layer's products read fastest on its device if `packs`, else
+        plain.
+        """
         if weight.quantizer.is_dense():
-            return weight  # no product reads it faster, and the plain form takes more bytes
+            return weight  # no product reads it faster than packed bytes, and the plain form is larger
         layout = _layout(weight, self.reads_sums()) if packs else None
         if weight.quantizer.layout == layout:
             return weight
@@ -58,7 +60,7 @@ class StoredWeight(nn.Module):
         self.save_plain(destination, f"{prefix}{WEIGHT}")
 
     def save_plain(self, destination: dict[str, Any], key: str) -> None:
-        """Bring the weight in a state_dict to the plain form."""
+        """Convert the weight in a state_dict to the plain form."""
         weight = destination.get(key)
         if self.packs and isinstance(weight, QuantizedTensor):
             destination[key] = self.laid_out(weight, False)
@@ -68,7 +70,7 @@ class StoredWeight(nn.Module):
     ) -> None:
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
-        ):  # a float layer's: scales keep their values
+        ):  # a float layer's state_dict: scales keep their values
             state = nn.ModuleDict(self.scales).state_dict()
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in state.items()})
         assigns = local_metadata.get("assign_to_params_buffers", False)
@@ -77,23 +79,23 @@ class StoredWeight(nn.Module):
         self.finish_loading(assigns)
 
     def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
-        """Bring the weight in a state_dict to the form of the layer's own."""
+        """Convert the weight in a state_dict to the form of the layer's weight."""
         if key in state_dict:
             self.check_loaded(key, state_dict[key], assigns)
             state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
 
     def check_loaded(self, key: str, new: Any, assigns: bool) -> None:
-        """Raise RuntimeError for a weight of a state_dict that is not quantized as the layer's own."""
+        """Raise RuntimeError for a state_dict's weight that is not quantized like the layer's."""
         q = dtensor.own_part(self.weight).quantizer.plain if self.frozen else self.frozen_quantizer()
         check_loaded(key, self.frozen, q, new, assigns)
 
     def finish_loading(self, assigns: bool) -> None:
-        """Be frozen where the weight that was loaded is."""
+        """Mark the layer as frozen if a quantized weight was assigned."""
         if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
             self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
 
     def _loaded(self, weight: Any, assigns: bool) -> Any:
-        """A weight of a file in the form of the layer's own."""
+        """Convert a loaded weight to the form of the layer's weight."""
         if self.frozen and assigns and getattr(weight, "quantizer", None) != self.weight.quantizer.plain:
             numbers = dequantize(weight) if isinstance(weight, QuantizedTensor) else weight
             weight = quantize(self.weight.quantizer.plain, numbers)
@@ -111,7 +113,7 @@ class StoredWeight(nn.Module):
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Bring the weight to the layout for where it lies now."""
+        """Convert the weight to the layout for its current device."""
         if self.packs and isinstance(self.weight, QuantizedTensor):
             packed = self.laid_out(self.weight, True)
             if packed is not self.weight:
@@ -120,8 +122,8 @@ class StoredWeight(nn.Module):
 
 def _layout(weight: QuantizedTensor, sums: bool) -> Layout | None:
     if not weight.quantizer.scale.scale_is_told:
-        return None  # no kernel multiplies under such scales, and the plain form dequantizes faster
+        return None  # no kernel reads such scales, and the plain form is faster to dequantize
     layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
     if layout is None or layout.is_decoded:
-        return None  # of which plain codes cannot be made again
+        return None  # plain codes could not be restored
     return layout if sums or not layout.has_plain_codes else None

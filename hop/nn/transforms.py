@@ -1,6 +1,6 @@
-"""InputTransform: what a linear layer does to its input before it is quantized, and has undone in its weight.
+"""InputTransform: a transform of a linear layer's input before quantization, which the weight inverts.
 
-x W^T = (x · diag(f) · R) (W · diag(1 / f) · R)^T      f a factor for each channel, R orthogonal: a block Hadamard
+x W^T = (x · diag(f) · R) (W · diag(1 / f) · R)^T      f: a factor per channel, R: orthogonal, a block Hadamard matrix
 """
 
 from collections.abc import Mapping
@@ -16,31 +16,31 @@ FACTOR, SIGNS = "factor", "signs"
 
 
 class InputTransform(Float32State):
-    """A factor for each channel of a layer's input, then a Hadamard transform of blocks of channels.
+    """A factor for each input channel, followed by a Hadamard transform of blocks of channels.
 
-    Its buffers, `factor` (K,) in float32 and `signs` (n,) in int8, are what a state_dict holds of it.
+    A state_dict contains its buffers `factor`, (K,) float32, and `signs`, (n,) int8.
 
     Args:
-        factor: (K,), positive and finite; None for none.
-        hadamard: None for none.
+        factor: (K,), positive and finite; None for no factors.
+        hadamard: None for no Hadamard transform.
 
     Raises:
-        ValueError: both are None; or factor is of another shape, or has a number that is no factor.
+        ValueError: both are None, or factor has another shape or a value that is not positive and finite.
     """
 
     factor: Tensor | None
     signs: Tensor | None
-    matrix: Tensor | None  # diag(signs) · H / √n, no part of a state_dict
+    matrix: Tensor | None  # diag(signs) · H / √n, not in the state_dict
 
     def __init__(self, factor: Tensor | None = None, hadamard: Hadamard | None = None) -> None:
         super().__init__()
         if factor is None and hadamard is None:
-            raise ValueError("InputTransform: factor and hadamard are None, so nothing is done; give one of them")
+            raise ValueError("InputTransform: factor and hadamard are both None; give at least one of them")
         if factor is not None:
             factor = factor.detach().to(torch.float32)
             if factor.dim() != 1 or not bool(((factor > 0) & factor.isfinite()).all()):
                 raise ValueError(
-                    f"InputTransform: factor must be positive and finite numbers, one for each channel, got "
+                    f"InputTransform: factor must be a vector of positive, finite numbers, one per channel, got "
                     f"{tuple(factor.shape)}, from {float(factor.min())} to {float(factor.max())}; look at the data"
                 )
         device = None if factor is None else factor.device
@@ -53,7 +53,7 @@ class InputTransform(Float32State):
 
     @staticmethod
     def loaded(state: Mapping[str, Any]) -> "InputTransform | None":
-        """One for the buffers of a state_dict; None where it has none."""
+        """Create a transform from the buffers of a state_dict; None if it has none."""
         factor, signs = state.get(FACTOR), state.get(SIGNS)
         if factor is None and signs is None:
             return None
@@ -61,7 +61,7 @@ class InputTransform(Float32State):
         return InputTransform(factor, hadamard)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., K) of the same dtype; computed in float32."""
+        """Transform x, (..., K), in float32. The result has the dtype of x."""
         if self.factor is not None:
             x = (x * self.factor).to(x.dtype)
         if self.matrix is None:
@@ -69,27 +69,28 @@ class InputTransform(Float32State):
         return (x.to(torch.float32).unflatten(-1, (-1, len(self.matrix))) @ self.matrix).flatten(-2).to(x.dtype)
 
     def of_weight(self, weight: Tensor) -> Tensor:
-        """The weight (M, K) that gives, of what is transformed, what `weight` gives of the input."""
+        """The weight (M, K) that gives for transformed inputs the result of `weight` for plain ones."""
         wide = weight.to(torch.float32)
         wide = wide if self.factor is None else wide / self.factor
         return (wide if self.hadamard is None else self.hadamard.apply(wide)).to(weight.dtype)
 
     def undone(self, weight: Tensor) -> Tensor:
-        """The inverse of `of_weight`, but for roundings."""
+        """The inverse of `of_weight`, except for rounding."""
         wide = weight.to(torch.float32)
         wide = wide if self.hadamard is None else self.hadamard.invert(wide)
         return (wide if self.factor is None else wide * self.factor).to(weight.dtype)
 
     def after(self, before: "InputTransform | None") -> "InputTransform":
-        """The transform of what `before` gives.
+        """The transform that applies `before`, then this one.
 
         Raises:
-            ValueError: the two are none of this form: a factor, then a Hadamard transform."""
+            ValueError: the composition is not a factor followed by a Hadamard transform.
+        """
         if before is None:
             return self
         if before.hadamard is not None:
             raise ValueError(
-                "InputTransform: the layer has a Hadamard transform, and nothing follows that; choose factors before"
+                "InputTransform: the layer has a Hadamard transform, which must come last; apply factors before it"
             )
         factors = [f for f in (before.factor, self.factor) if f is not None]
         return InputTransform(factors[0] if len(factors) == 1 else factors[0] * factors[1], self.hadamard)

@@ -1,2 +1,4 @@
-"""Values: number formats, blocks, scale rules, quantizers, schemes, and their spelling. Nothing here knows of dispatch
-or kernels."""
+"""Number formats, blocks, scale rules, quantizers and schemes as values, and their textual form.
+
+This package does not depend on dispatch or kernels.
+"""

@@ -1,8 +1,7 @@
-"""AttentionScheme: a frozen value that says how query, key and value of an attention are quantized; and those in which
-people deploy models, by name.
+"""AttentionScheme: how query, key and value of an attention are quantized; and named schemes for deployment.
 
-Blocks are those of (tokens, width), of each head by itself: (1, -1) has a scale for each token, (1, -1, 1) one for each
-channel of each head. hop.scaled says which go together (docs/scaled.md#attention).
+Blocks are of (tokens, width) in each head: (1, -1) has a scale per token, (1, -1, 1) one per channel of each head.
+hop.scaled defines which combinations are supported (docs/scaled.md#attention).
 """
 
 import difflib
@@ -16,19 +15,20 @@ from hop.numerics.spelling import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionScheme(Value):
-    """Which quantizer query, key and value get. Keys and values that come quantized, as from a cache, stay as they are.
+    """The quantizers of an attention's query, key and value. Operands that are quantized already, as in a cache, stay
+    so.
 
     Args:
         query: None to leave it in floats.
-        key, value: of formats of one kind, and of that of the query.
-        rotated: whether query and key are transformed before they are quantized, each head by a Hadamard matrix of
-            blocks: `torch.ops.hop.hadamard`, of the largest of hop.hadamard.SIZES that divides its elements. The matrix
-            is orthogonal, so that scores stay what they are, but for roundings; elements that are large in all tokens
-            are spread over their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
+        key, value: quantizers with formats of the same kind, and of the query's kind.
+        rotated: whether query and key are transformed before they are quantized, each head by a block Hadamard matrix:
+            `torch.ops.hop.hadamard`, with the largest of hop.numerics.hadamard.SIZES that divides the head's width. The
+            matrix is orthogonal, so scores change only by rounding; elements that are large in all tokens are spread
+            over their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
 
     Raises:
-        TypeError: one of them is no Quantizer; or rotated is neither True nor False.
-        ValueError: one has scales that are not found in each call, random bits, flat=True or a layout.
+        TypeError: an operand's quantizer is not a Quantizer, or rotated is not a bool.
+        ValueError: a quantizer has static or delayed scales, random bits, flat=True or a layout.
     """
 
     query: Quantizer | None
@@ -49,7 +49,7 @@ class AttentionScheme(Value):
             if q.scale.missing() is not None or q.is_random() or q.flat or q.layout is not None:
                 raise ValueError(
                     f"AttentionScheme: {name}={q} has static or delayed scales, random bits, flat=True or a layout; "
-                    "take one that finds its scales in each call, such as hop.presets.INT8_ROW"
+                    "use one that finds its scales in each call, such as hop.presets.INT8_ROW"
                 )
 
         if not isinstance(self.rotated, bool):
@@ -59,16 +59,16 @@ class AttentionScheme(Value):
 
     @staticmethod
     def parse(text: str) -> "AttentionScheme":
-        """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        """The scheme that `str` spells as `text`. Raises ValueError with the position of an error."""
         return spelling.read(text, AttentionScheme)
 
 
 INT8_ATTENTION = AttentionScheme(presets.INT8_ROW, presets.INT8_ROW, presets.INT8_ROW)
 INT8_ROTATED_ATTENTION = replace(INT8_ATTENTION, rotated=True)
 FP8_ATTENTION = AttentionScheme(presets.FP8_ROW, presets.FP8_ROW, Quantizer(formats.E4M3, (1, -1, 1), CurrentScaling()))
-# Queries in floats, and so probabilities too: for keys and values that lie in a cache.
+# Float queries, hence float probabilities: for keys and values in a cache.
 INT8_KEYS_VALUES = AttentionScheme(None, presets.INT8_ROW, presets.INT8_ROW)
-# The nearest to floats of those measured (docs/scaled.md).
+# The most accurate of the measured schemes (docs/scaled.md).
 INT8_ROTATED_KEYS_VALUES = AttentionScheme(None, presets.INT8_32, presets.INT8_32, rotated=True)
 
 ATTENTION_SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, AttentionScheme)}
@@ -76,16 +76,17 @@ SHORT = {"int8": "int8_attention", "int8_rotated": "int8_rotated_attention", "fp
 
 
 def named(name: str) -> AttentionScheme:
-    """The scheme of a name: "int8_attention" or "INT8_ATTENTION" for INT8_ATTENTION; or short, "int8", "fp8".
+    """The scheme with a name: "int8_attention" or "INT8_ATTENTION" for INT8_ATTENTION; or short, "int8", "fp8".
 
-    Raises ValueError, with the nearest names, for any other."""
+    Raises ValueError with similar names if there is none.
+    """
     lower = name.lower().replace("-", "_")
     result = ATTENTION_SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in ATTENTION_SCHEMES)]
         near = difflib.get_close_matches(lower, known, n=3) or known
         raise ValueError(
-            f"attention: no scheme is called {name!r}; take {', '.join(near)}, or a "
+            f"attention: no scheme is called {name!r}; use {', '.join(near)}, or a "
             "hop.attention_schemes.AttentionScheme"
         )
     return result

@@ -1,13 +1,13 @@
 """Blocks: which elements of a tensor share a scale.
 
-A block is a tuple of sizes over the last dimensions, -1 for a whole dimension. Dimensions before them are cut into
+A block is a tuple of sizes over the last dimensions, -1 for a whole dimension. Dimensions before them are split into
 single elements, or, if the first size is -1, are whole too:
 
-    (-1, -1)  per tensor       (1, -1)  per row         (-1, 1)   per column
-    (1, 32)   groups of 32     (128, 128)  tiles        (1, -1, -1, -1)  per output channel of a conv2d weight
+    (-1, -1)   per tensor         (1, -1)     per row       (-1, 1)         per column
+    (1, 32)    groups of 32       (128, 128)  tiles         (1, -1, -1, -1) per output channel of a conv2d weight
 
-The last block of a dimension may be cut off. A tensor with fewer dimensions than the block has is taken as having
-further ones of size 1 in front. A whole dimension of size 0 counts as one block.
+The last block of a dimension may be incomplete. A tensor with fewer dimensions than the block is treated as having
+leading dimensions of size 1. A whole dimension of size 0 counts as one block.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SUCH_SHAPE = "give one such as (2, 4)"
 
 
 def checked(block: Any, what: str = "block") -> Block:
-    """`block` as a tuple, if it is one."""
+    """Return `block` as a tuple, or raise ValueError if it is not a valid block."""
     sizes = tuple(block) if isinstance(block, tuple | list) else (block,)
     if not sizes or any(
         isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) or b >= 2**31 for b in sizes
@@ -37,7 +37,7 @@ def checked(block: Any, what: str = "block") -> Block:
 
 
 def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
-    """`shape` as a tuple, if it is one of sizes, symbolic ones included."""
+    """Return `shape` as a tuple, or raise unless it consists of sizes, possibly symbolic."""
     sizes = cast(Sequence[Any], shape) if isinstance(shape, tuple | list) else (None,)
     if any(isinstance(n, bool) or not isinstance(n, int | torch.SymInt) for n in sizes):
         raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {shown(shape)}; {_SUCH_SHAPE}")
@@ -47,23 +47,24 @@ def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
 
 
 def per_dimension(block: Block, ndim: int) -> Block:
-    """The size of a block in each of `ndim` dimensions."""
+    """The block size in each of `ndim` dimensions."""
     missing = ndim - len(block)
     return (-1 if block[0] == -1 else 1,) * missing + block if missing >= 0 else block[-missing:] if ndim else ()
 
 
 def counts(shape: Sequence[int], block: Block) -> list[int]:
-    """How many blocks a tensor of `shape` has in each dimension: the shape of its scales."""
+    """The number of blocks per dimension in a tensor of `shape`, which is the shape of its scales."""
     return [1 if b == -1 else -(-n // b) for n, b in zip(shape, per_dimension(block, len(shape)), strict=True)]
 
 
 def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]]:
-    """x cut into blocks, and the positions of the dimensions that run over a block: (d0, d1, ...) -> (n0, b0, n1, b1,
-    ...) and those of the b's. What a cut-off block lacks is `fill`.
+    """Split x into blocks, and return the dimensions that run over a block: (d0, d1, ...) -> (n0, b0, n1, b1, ...) and
+    the positions of the b's.
 
-    Of three dimensions and more, where each size of a block is 1 or a whole dimension, nothing is to be cut: (d0, d1,
-    ...) stays, and the positions are those of the whole dimensions; blocks of single elements get a last dimension of 1
-    to run over."""
+    Incomplete blocks are padded with `fill`. For three or more dimensions, if each block size is 1 or a whole
+    dimension, x is not reshaped, and the positions are those of the whole dimensions; blocks of single elements get a
+    last dimension of size 1.
+    """
     sizes = per_dimension(block, x.dim())
     if not sizes:
         return x.reshape(1), [0]
@@ -82,7 +83,7 @@ def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]
 
 
 def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of split: to `shape`, contiguous."""
+    """The inverse of split: a contiguous tensor of `shape`."""
     ndim = len(shape)
     if ndim == 0:
         return x.reshape(())
@@ -94,12 +95,12 @@ def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
         if not tracing.known_equal(x.shape[dim], n):
             x = x.narrow(dim, 0, n)
     if any(isinstance(n, torch.SymInt) for n in shape):
-        return x.clone(memory_format=torch.contiguous_format)  # contiguous() would ask, and guard, whether n divides
+        return x.clone(memory_format=torch.contiguous_format)  # contiguous() would guard on whether n divides
     return x.contiguous()
 
 
 def spread(scale: Tensor, block: Block) -> Tensor:
-    """(n0, n1, ...) -> scales beside what split returns for `block`: (n0, 1, n1, 1, ...) where it cuts."""
+    """Reshape scales (n0, n1, ...) to broadcast against the result of split: (n0, 1, n1, 1, ...) if it splits."""
     if scale.dim() == 0:
         return scale.reshape(1)
     sizes = per_dimension(block, scale.dim())
@@ -115,13 +116,14 @@ def served(
     places: Sequence[int],
     shape: Sequence[Any] | None = None,
 ) -> list[Tensor]:
-    """Stored tensors that were spread, those that serve several of the blocks once for each.
+    """Repeat spread tensors that serve several blocks, once per block.
 
     Args:
-        tensors: beside what split returns for `block`.
-        stored: the dtype and the block of each; multiples of `block`, or -1.
-        places: of the blocks along each dimension.
-        shape: of the first tensor that serves one block, if it is not among them."""
+        tensors: tensors that broadcast against the result of split for `block`.
+        stored: the dtype and block of each; block sizes are multiples of those of `block`, or -1.
+        places: the positions of the blocks along each dimension.
+        shape: the shape of the first tensor that serves single blocks, if it is not among them.
+    """
     sizes = tensors[0].shape if shape is None else shape
     own = per_dimension(block, len(places))
     result: list[Tensor] = []
@@ -147,12 +149,15 @@ def gather(scale: Tensor, ndim: int) -> Tensor:
 
 
 def places(block: Block, ndim: int) -> list[int]:
-    """Where split puts the blocks along each dimension, to be counted."""
+    """The dimensions of split's result that count blocks."""
     step = 2 if _cuts(per_dimension(block, ndim)) else 1
     return [step * i for i in range(max(ndim, 1))]
 
 
 def _cuts(sizes: Block) -> bool:
-    """Whether a block is smaller than a dimension, or there are two at most: cutting those costs no runtime anything,
-    and AOTInductor multiplies a given scale, a constant that was expanded, by tensors of as many dimensions alone."""
+    """Whether split reshapes: a block is smaller than a dimension, or there are at most two dimensions.
+
+    Splitting two dimensions is free for every runtime, and AOTInductor can multiply an expanded constant scale only
+    with tensors of the same number of dimensions.
+    """
     return len(sizes) < 3 or any(b not in (1, -1) for b in sizes)

@@ -1,11 +1,10 @@
-"""Rules to find a static scale from data: what `hop.quantize` then takes as scale= and zero_point=.
+"""Find a static scale from data, as scale= and zero_point= of `hop.quantize`.
 
     found = hop.calibration.percentile(q, *batches, percent=99.9)
     y = hop.quantize(q, x, **found)
 
-Each looks at all batches, whose shapes must cut into the same number of blocks: a block of a later batch belongs to the
-one at its place in the first, as for a whole tensor or a channel. NaN is ignored, and an infinity counts as the largest
-float32.
+Every method reads all batches. Their shapes must split into the same number of blocks: blocks at the same position,
+such as a tensor or a channel, are combined. NaN is ignored, and an infinity counts as the largest float32.
 """
 
 import math
@@ -23,29 +22,32 @@ from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
 __all__ = ["amax", "entropy", "moving_average", "mse", "percentile"]
 
-_EMPTY = 1e-4  # p̂ of a bin that has nothing but what is clipped, whose logarithm is to be finite
+_EMPTY = 1e-4  # p̂ of a bin that contains only clipped values, so that its logarithm is finite
 _ONE_BY_ONE = "give them one by one, as in amax(q, *batches)"
 
 
 def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
-    """The scale that holds every number: what q's own rule finds for the whole of `batches`.
+    """The scale that represents every value: that of q's own rule for all of `batches`.
 
     Args:
-        q: the quantizer; one without a rule (Static) is given amax / max, or with a zero point the range of MinMax.
+        q: the quantizer. Without a rule (Static) the scale is amax / max, or with a zero point that of MinMax.
         batches: float tensors, at least one.
 
     Returns:
-        {"scale": ...} and, for a quantizer with zero points, {"zero_point": ...}, of the shapes of those buffers.
+        {"scale": ...}, and for a quantizer with zero points {"zero_point": ...}, in the shapes of these buffers.
     """
     _check("amax", q, batches)
     return _from_range(q, *_range(q, batches))
 
 
 def moving_average(q: Quantizer, *batches: Tensor, momentum: float = 0.1) -> dict[str, Tensor]:
-    """The scale that holds a moving average of the ranges of batches, in which a single large one counts little: with
-    (l, h) that of a block of a batch and of 0, (a, b) ← (1 - momentum) (a, b) + momentum (l, h), from the first on.
+    """The scale for a moving average of the ranges of batches, which limits the effect of a single outlier.
 
-    Args and returns: as `amax`; momentum above 0, and 1 at most, which takes the last batch's."""
+    For the range (l, h) of a batch's block, extended to include 0: (a, b) ← (1 - momentum) (a, b) + momentum (l, h),
+    starting with the first batch's.
+
+    Arguments and result are those of `amax`; momentum must be above 0 and at most 1, which uses only the last batch.
+    """
     _check("moving_average", q, batches)
     if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 < momentum <= 1:
         raise ValueError(f"moving_average: momentum must be above 0 and at most 1, got {momentum!r}; give 0.1")
@@ -58,15 +60,15 @@ def moving_average(q: Quantizer, *batches: Tensor, momentum: float = 0.1) -> dic
 
 
 def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, least: float = 0.1) -> dict[str, Tensor]:
-    """The scale that loses the least information of each block's distribution: with the least Kullback-Leibler
-    divergence Σ p log(p / p̂), of those for `least` to 1 times the range, in `steps` steps.
+    """The scale that loses the least information about each block's distribution.
 
-    The numbers of a block are counted in `bins` between the ends of its range. p is what is counted, in which what is
-    clipped counts at the last bin that is not; p̂ that of the numbers within the range, where the counts of bins that
-    become one code are spread evenly over those that are not empty, and 1e-4 where it would be 0. Migacz 2017, "8-bit
-    Inference with TensorRT".
+    Tries ratios from `least` to 1 of the range, in `steps` steps, and chooses the least Kullback-Leibler divergence Σ p
+    log(p / p̂). Values of a block are counted in `bins` over its range. p has these counts, with clipped values counted
+    in the outermost unclipped bins. p̂ has the counts within the range, where bins with the same code share their
+    counts evenly among the non-empty ones, and 1e-4 instead of 0. Migacz 2017, "8-bit Inference with TensorRT".
 
-    Args and returns: as `amax`; q has no scales in two levels."""
+    Arguments and result are those of `amax`; q must not have two-level scales.
+    """
     _check("entropy", q, batches)
     for name, given, rule in (("bins", bins, 16), ("steps", steps, 2)):
         if isinstance(given, bool) or not isinstance(given, int) or given < rule:
@@ -86,7 +88,7 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
     counts = torch.zeros(len(rows), bins, dtype=torch.float64, device=rows.device)
     counts.scatter_add_(1, place, known.to(torch.float64))
     centres = limits[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
-    if not q.scale.has_zero_point():  # which holds as much at both ends
+    if not q.scale.has_zero_point():  # symmetric around 0
         most = torch.maximum(limits[1], -limits[0])
         limits = torch.stack([most * (q.format.min / q.format.max), most])
     best: dict[str, Tensor] = {}
@@ -104,7 +106,7 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
 
 
 def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, limits: Tensor, scales: dict[str, Tensor]) -> Tensor:
-    """Of each row of counts (rows, bins), clipped to its ends (2, rows)."""
+    """The divergence of each row of counts (rows, bins), clipped to the ends (2, rows)."""
     by_row = replace(q, block=(1, -1), flat=False, stochastic=False, layout=None)
     by_rows = {name: value.reshape(-1, 1) for name, value in scales.items()}
     values = by_row.fake_quantize(centres, by_rows["scale"], by_rows.get("zero_point"))
@@ -125,9 +127,11 @@ def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, limits: Tensor, s
 
 
 def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[str, Tensor]:
-    """The scale that holds `percent` of the magnitudes of each block; with zero points, of the numbers at either end.
+    """The scale that represents `percent` of the magnitudes of each block; with zero points, of the values at either
+    end.
 
-    Args and returns: as `amax`; percent of 1 to 100."""
+    Arguments and result are those of `amax`; percent is from 1 to 100.
+    """
     _check("percentile", q, batches)
     if not isinstance(percent, int | float) or not 1 <= percent <= 100:
         is_part = isinstance(percent, int | float) and 0 < percent < 1
@@ -140,9 +144,10 @@ def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[st
 
 
 def mse(q: Quantizer, *batches: Tensor, steps: int = 80, least: float = 0.2) -> dict[str, Tensor]:
-    """The scale with the least mean squared error, of those for `least` to 1 times the range, in `steps` steps.
+    """The scale with the least mean squared error among ratios from `least` to 1 of the range, in `steps` steps.
 
-    Args and returns: as `amax`."""
+    Arguments and result are those of `amax`.
+    """
     _check("mse", q, batches)
     if not isinstance(steps, int) or steps < 2:
         raise ValueError(f"mse: steps must be an integer of 2 or more, got {steps!r}; give one such as 80")
@@ -165,7 +170,7 @@ def mse(q: Quantizer, *batches: Tensor, steps: int = 80, least: float = 0.2) -> 
 
 
 def _error(q: Quantizer, x: Tensor, scales: dict[str, Tensor]) -> Tensor:
-    """The squared error of each block that has a scale of its own."""
+    """The squared error of each block that has a separate scale."""
     wide = x.to(torch.float32)
     noise = torch.full(x.shape, 128, dtype=torch.uint8, device=x.device) if q.stochastic else None
     rounded = q.fake_quantize(wide, scales["scale"], scales.get("zero_point"), noise)
@@ -173,7 +178,7 @@ def _error(q: Quantizer, x: Tensor, scales: dict[str, Tensor]) -> Tensor:
 
 
 def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The least and the largest number of each block; 0 for NaN."""
+    """The minimum and maximum of each block, with NaN as 0."""
     known = [_known(x) for x in batches]
     low = [_served(q).per_block(x, torch.amin) for x in known]
     high = [_served(q).per_block(x, torch.amax) for x in known]
@@ -181,9 +186,9 @@ def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor], percent: float) -> Tensor:
-    """The percentile of change(x) in each block of all batches; 0 where there is no number."""
+    """The percentile of change(x) in each block over all batches; 0 for blocks without values."""
     rows = _rows(q, batches, change)
-    joined = rows.sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
+    joined = rows.sort(-1).values  # NaN, which also pads incomplete blocks, sorts last
     count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
     place = (count * percent / 100).round().clamp(min=1) - 1
     quantiles = joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
@@ -192,7 +197,7 @@ def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor]
 
 
 def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The numbers of change(x) of all batches, (blocks, numbers); NaN where a block has none."""
+    """change(x) of all batches by block, (blocks, values), padded with NaN."""
     served = _served(q)
     rows: list[Tensor] = []
     for x in batches:
@@ -209,12 +214,12 @@ def _known(x: Tensor) -> Tensor:
 
 
 def _served(q: Quantizer) -> Quantizer:
-    """A quantizer with the blocks that the scale which a caller gives to q serves."""
+    """A quantizer with the blocks of the scale that a caller passes to q."""
     return q if q.scale.outer_block is None else replace(q, block=q.scale.outer_block, scale=Amax())
 
 
 def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-    """What q's rule finds for a tensor whose blocks have this range."""
+    """The scale that q's rule finds for blocks with this range."""
     if q.scale.outer_block is not None:
         return {"scale": torch.maximum(high, -low)}
     rule = q.scale.of_ends()
@@ -232,7 +237,7 @@ def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
     if (refused := q.scale.refuses_scale()) is not None:
         raise ValueError(f"{name}: q={q} takes no scale from a caller: {refused}; calibrate another quantizer")
     if not batches:
-        raise ValueError(f"{name}: batches must hold one tensor or more, got none; {_ONE_BY_ONE}")
+        raise ValueError(f"{name}: batches must contain at least one tensor, got none; {_ONE_BY_ONE}")
     for x in batches:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise TypeError(f"{name}: batches must be floating-point tensors, got {spelling.shown(x)}; {_ONE_BY_ONE}")
@@ -243,6 +248,6 @@ def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
     if len({tuple(blocks.counts(served.rows(x.shape), served.block)) for x in batches}) > 1:
         shapes = [tuple(x.shape) for x in batches]
         raise ValueError(
-            f"{name}: batches must cut into the same number of blocks of {served.block}, got shapes {shapes}; give "
+            f"{name}: batches must split into the same number of blocks of {served.block}, got shapes {shapes}; give "
             "batches of one shape"
         )

@@ -1,12 +1,12 @@
 """The copies of a tensor that products read: row-wise, column-wise, or both.
 
-A product reads each operand along the dimension that it sums over, and a block-scaled format has its blocks there. So a
-tensor that takes part in several products is quantized twice:
+A product reads each operand along the dimension it sums over, and a block-scaled format has its blocks there. So a
+tensor used in several products is quantized twice:
 
-    row-wise      the tensor itself, (*lead, K)
-    column-wise   the matrix (K, M), M the product of the leading sizes: the tensor as rows, transposed
+    row-wise       the tensor itself, (*lead, K)
+    column-wise    the matrix (K, M), where M is the product of the leading sizes: the tensor as rows, transposed
 
-A copy is what the quantizer makes of it. Where one scale serves the whole tensor, both copies share it. A quantizer's
+Each copy is quantized by the same quantizer. If one scale serves the whole tensor, the copies share it. A quantizer's
 Hadamard transform applies to the column-wise copy, along M.
 """
 
@@ -28,37 +28,37 @@ _PREFIX = COLUMNWISE + "_"
 Usages = tuple[str, ...]
 
 APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""The dtypes that a quantized tensor can be made from, and appear in."""
+"""The dtypes that a quantized tensor can be created from and appear in."""
 
 
 def checked(quantizer: Quantizer, usages: Any) -> Usages:
-    """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
+    """Return `usages` as an ordered tuple, or raise ValueError unless they name copies that `quantizer` supports."""
     checked_usages = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
     if not checked_usages or any(u not in USAGES for u in checked_usages):
-        raise ValueError(f"usages must name one or both of {USAGES}, got {shown(usages)}; take one of them, or both")
+        raise ValueError(f"usages must name one or both of {USAGES}, got {shown(usages)}; use one of them, or both")
     if COLUMNWISE in checked_usages and quantizer.flat:
         raise ValueError(
-            f"usages {shown(usages)}: a quantizer with flat=True has no column-wise copy; take usages={ROWWISE!r}"
+            f"usages {shown(usages)}: a quantizer with flat=True has no column-wise copy; use usages={ROWWISE!r}"
         )
     if COLUMNWISE in checked_usages and quantizer.is_tiled():
         raise ValueError(
-            f"usages {shown(usages)}: layout={quantizer.layout} is for the row-wise copy alone; take usages={ROWWISE!r}"
+            f"usages {shown(usages)}: layout={quantizer.layout} is for the row-wise copy only; use usages={ROWWISE!r}"
         )
     return tuple(u for u in USAGES if u in checked_usages)
 
 
 def of(names: Sequence[str]) -> Usages:
-    """The usages of a tensor with buffers of these names."""
+    """The usages of a tensor whose buffers have these names."""
     return tuple(u for u, name in ((ROWWISE, "codes"), (COLUMNWISE, _PREFIX + "codes")) if name in names)
 
 
 def columns(shape: Sequence[int]) -> list[int]:
-    """The shape of the matrix of columns."""
+    """The shape of the column-wise matrix."""
     return [shape[-1] if len(shape) else 1, math.prod(shape[:-1])]
 
 
 class Buffer(NamedTuple):
-    """One of the tensors that hold a tensor's data."""
+    """Description of one buffer of a quantized tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,13 +67,13 @@ class Buffer(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def names(quantizer: Quantizer, usages: Usages) -> tuple[str, ...]:
-    """The names of the buffers, in their order."""
+    """The names of the buffers, in order."""
     every = [name_of(quantizer, usage, own) for usage in usages for own in ("codes", *quantizer.stored())]
     return tuple(dict.fromkeys(every))
 
 
 def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list[Buffer]:
-    """The buffers, in their order."""
+    """Descriptions of the buffers, in order."""
     buffers: dict[str, Buffer] = {}
     for usage in usages:
         wise = shape if usage == ROWWISE else columns(shape)
@@ -84,7 +84,7 @@ def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list
 
 
 def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.device | None = None) -> None:
-    """Raise TypeError or ValueError unless `buffers` are dense tensors as described, on one device, or on `device`."""
+    """Raise TypeError or ValueError unless `buffers` are dense, match their descriptions, and are on one device."""
     if len(buffers) != len(described):
         raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)}; give a list of these")
     for b, tensor in zip(described, buffers, strict=True):
@@ -93,7 +93,7 @@ def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.dev
 
 
 def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> None:
-    """Raise TypeError or ValueError unless `buffer` is what is described, dense, on `device` if there is one."""
+    """Raise TypeError or ValueError unless `buffer` is dense, matches its description, and is on `device` if given."""
     name, shape, dtype = described
     if not isinstance(buffer, Tensor):
         raise TypeError(f"buffer {name} must be a tensor, got {shown(buffer)}; give such a tensor")
@@ -116,14 +116,14 @@ def quantize(
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The buffers that `describe` lists. A given scale serves all copies."""
+    """Compute the buffers that `describe` lists. A given scale serves all copies."""
     result: dict[str, Tensor] = {}
     for usage in usages:
         rows = x if usage == ROWWISE else _transposed(x)
         if usage == COLUMNWISE and quantizer.hadamard is not None:
             rows = quantizer.hadamard.apply(rows)
         own: list[Any] = [scale, zero_point, noise]
-        if usage == COLUMNWISE:  # of two dimensions, whatever x has; a given scale is one number
+        if usage == COLUMNWISE:  # always two-dimensional; a given scale is one number
             own = [t if t is None else t.reshape(1, 1) for t in own[:2]] + [
                 None if noise is None else _transposed(noise)
             ]
@@ -133,7 +133,7 @@ def quantize(
 
 
 def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
-    """The numbers of a tensor of `shape`, in float32, from its row-wise copy if there is one."""
+    """Dequantize a tensor of `shape` to float32, from its row-wise copy if there is one."""
     usage = of(list(buffers))[0]
     stored = {name: buffers[name_of(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
     if usage == ROWWISE:
@@ -145,7 +145,7 @@ def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Seque
 
 
 def name_of(quantizer: Quantizer, usage: str, name: str) -> str:
-    """The name that a buffer of one copy has in the tensor."""
+    """The name of one copy's buffer within the tensor."""
     shared = quantizer.shares_scale() and name != "codes"
     return name if usage == ROWWISE or shared else _PREFIX + name
 

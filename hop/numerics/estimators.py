@@ -1,17 +1,17 @@
-"""Gradient estimators: what stands for the derivative of rounding, as values.
+"""Gradient estimators: replacements for the derivative of rounding, as values.
 
-With u = x / s, n the number that u is rounded to, from the zero point if there is one, and x̂ = n · s, a class says
+With u = x / s, n the value that u is rounded to (minus the zero point, if any), and x̂ = n · s, an estimator defines
 
-    of_input    the gradient of x,        from that of x̂, g
-    of_scale    the gradient of s, element by element: it is summed over those that share the scale
+    of_input    the gradient of x, from the gradient g of x̂
+    of_scale    the gradient of s per element, to be summed over the elements that share the scale
 
-Where u lies beyond the largest or the least number it is clipped. A Quantizer has one as its field `gradient`; None and
-`STE()` are the same. Layers compute by it in training; eval mode and frozen layers need none.
+u is clipped if it is outside of the format's range. A Quantizer has an estimator in its field `gradient`; None is the
+same as `STE()`. Layers use it in training; eval mode and frozen layers do not need one.
 
-Most leave the numbers as they are. Those with `adds_noise` put a float in the place of n in training, and their
-derivatives are those of what they put there:
+Most estimators do not change the forward pass. Those with `adds_noise` replace n by a float in training, and their
+derivatives are those of that float:
 
-    number      what stands for u, from n, how far the numbers around u are apart, and a random number
+    number      the replacement, from u, n, the distance of the format's values around u, and a random number
 
 Sources: Bengio et al. 2013 (arXiv 1308.3432) for STE; Esser et al. 2020, "Learned Step Size Quantization" (arXiv
 1902.08153); Choi et al. 2018, "PACT" (arXiv 1805.06085); Lee et al. 2021, "EWGS" (arXiv 2104.00903); Gong et al. 2019,
@@ -48,15 +48,16 @@ __all__ = [
 
 
 class Derivatives(NamedTuple):
-    """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:
+    """Elementwise derivatives of x̂ = fake_quantize(x), treating rounding as the identity.
 
-    inside       ∂x̂/∂x: true unless the code was clipped
-    scale        ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
-    zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
-    units        x / s
+        inside       ∂x̂/∂x: true unless the code was clipped
+        scale        ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
+        zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
+        units        x / s
 
     Sources: Esser et al. 2020, "Learned Step Size Quantization", without its gradient scale, for s; Bhalgat et al. 2020
-    "LSQ+: Improving low-bit quantization", for the zero point."""
+    "LSQ+: Improving low-bit quantization", for the zero point.
+    """
 
     inside: Tensor
     scale: Tensor
@@ -65,14 +66,14 @@ class Derivatives(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where the elements of x lie, each of x's shape, in float32.
+    """The elements of x relative to their format; tensors have x's shape and are float32.
 
     Attributes:
         u: x / s, 0 where it is NaN.
-        n: what u was rounded to, or what noise put in its place.
-        inside: whether it was not clipped.
-        sharing: how many elements share a scale.
-        most: the largest number of the format.
+        n: the rounded value of u, or the value with noise.
+        inside: whether the element was not clipped.
+        sharing: the number of elements that share a scale.
+        most: the largest value of the format.
     """
 
     u: Tensor
@@ -84,48 +85,53 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Estimator(Value):
-    """The base of gradient estimators, and the straight-through one: a subclass is a frozen dataclass that replaces one
-    of its two gradients, or both; one that adds noise, `number` too. It stands in spellings by its module and name."""
+    """Base class of gradient estimators; its gradients are straight-through.
+
+    A subclass is a frozen dataclass that overrides one or both gradients, and `number` if it adds noise. Text spells it
+    by module and name.
+    """
 
     by_layer: ClassVar[bool] = True
-    """Whether layers multiply the gradients of scales that learn by LSQ's 1 / √(N · max)."""
+    """Whether layers multiply the gradients of learned scales by LSQ's 1 / √(N · max)."""
 
     adds_noise: ClassVar[bool] = False
-    """Whether training computes with `number`, which takes random bits, in the place of codes."""
+    """Whether training replaces codes by `number`, which needs random bits."""
 
     def check(self, format: Format) -> None:
-        """Raise ValueError for a format that it has no derivative for."""
+        """Raise ValueError if the estimator does not support a format."""
 
     def of_input(self, grad: Tensor, at: Position) -> Tensor:
-        """The gradient of x: g where x was not clipped, and 0 where it was."""
+        """The gradient of x: g where x was not clipped, else 0."""
         return torch.where(at.inside, grad, 0.0)
 
     def of_scale(self, grad: Tensor, at: Position) -> Tensor:
-        """The gradient of s: g · (n - u) where x was not clipped, and g · n where it was."""
+        """The gradient of s: g · (n - u) where x was not clipped, else g · n."""
         return grad * (at.n - torch.where(at.inside, at.u, 0.0))
 
     def number(self, u: Tensor, n: Tensor, width: Tensor, random: Tensor) -> Tensor:
-        """What stands for u in training where `adds_noise`; n for what is clipped, whatever this says.
+        """The value that replaces u in training if `adds_noise`. Clipped elements always use n.
 
         Args:
             u: x / s, float32.
-            n: the number of the format that is nearest to it.
-            width: how far the two numbers that u lies between are apart: 1 in integers.
-            random: independent and uniform, in the middles of 256 equal parts of 0 to 1."""
+            n: the nearest value of the format.
+            width: the distance of the two format values around u; 1 for integers.
+            random: independent and uniform, in the middles of 256 equal parts of [0, 1].
+        """
         return n
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class STE(Estimator):
-    """Straight through: as though rounding were the identity."""
+    """Straight-through estimator: treats rounding as the identity."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LSQ(Estimator):
-    """Straight through, with the gradient of s by 1 / √(N · max), N how many elements share it.
+    """Straight-through, with the gradient of s divided by √(N · max), where N elements share it.
 
-    For a scale that a caller gives to hop.quantize or hop.fake_quantize. Layers with scales that learn do so anyway,
-    with N the features of one example."""
+    For scales passed to hop.quantize or hop.fake_quantize. Layers with learned scales do this anyway, with N the number
+    of features of one example.
+    """
 
     by_layer: ClassVar[bool] = False
 
@@ -135,8 +141,10 @@ class LSQ(Estimator):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PACT(Estimator):
-    """A learned clipping: with α = s · max, the gradient of α is g where x is clipped at α, and 0 elsewhere; that of s
-    is g · n where x is clipped, and 0 inside."""
+    """Learned clipping: with α = s · max, the gradient of α is g where x is clipped at α, else 0.
+
+    The gradient of s is therefore g · n where x is clipped, and 0 inside.
+    """
 
     by_layer: ClassVar[bool] = False
 
@@ -146,14 +154,15 @@ class PACT(Estimator):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EWGS(Estimator):
-    """Element-wise gradient scaling: g · (1 + δ · sign(g) · (u - n)), so that elements which a step moves across the
-    boundary of their code get a larger one.
+    """Element-wise gradient scaling: g · (1 + δ · sign(g) · (u - n)).
+
+    Elements that a step would move across their code's boundary get a larger gradient.
 
     Args:
-        delta: δ, 0 or more.
+        delta: δ, at least 0.
 
     Raises:
-        ValueError: it is negative or not finite.
+        ValueError: delta is negative or not finite.
     """
 
     delta: float = 0.2
@@ -169,16 +178,17 @@ class EWGS(Estimator):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftRounding(Estimator):
-    """The derivative of ⌊u⌋ + ½ + tanh(t · r) / (2 tanh(t / 2)), r = u - ⌊u⌋ - ½, which is near 1 for a small t, and a
-    peak at the boundaries between codes for a large one: t (1 - tanh²(t · r)) / (2 tanh(t / 2)).
+    """Soft rounding: the derivative of ⌊u⌋ + ½ + tanh(t · r) / (2 tanh(t / 2)), with r = u - ⌊u⌋ - ½.
 
-    For integers. Each temperature is another quantizer: a compiled program is compiled anew for it.
+    The derivative, t (1 - tanh²(t · r)) / (2 tanh(t / 2)), is near 1 for small t, and peaks at the boundaries between
+    codes for large t. For integer formats. Each temperature is a different quantizer, for which compiled programs
+    recompile.
 
     Args:
         temperature: t, above 0.
 
     Raises:
-        ValueError: it is not above 0 and finite.
+        ValueError: temperature is not above 0 and finite.
     """
 
     temperature: float = 5.0
@@ -191,7 +201,7 @@ class SoftRounding(Estimator):
     def check(self, format: Format) -> None:
         if not format.is_integer:
             raise ValueError(
-                f"SoftRounding: the codes of {format.name} are not one step apart; take an integer format, or EWGS()"
+                f"SoftRounding: the codes of {format.name} are not one step apart; use an integer format, or EWGS()"
             )
 
     def of_input(self, grad: Tensor, at: Position) -> Tensor:
@@ -203,12 +213,14 @@ class SoftRounding(Estimator):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseInjection(Estimator):
-    """Noise in the place of rounding: x̂ = s · (u + w · (r - ½)) in training, with r uniform in 0 to 1 and w how far the
-    numbers around u are apart: noise as wide as a code, so that weights learn to bear their rounding (Défossez et al.
-    2021). What is clipped gets none.
+    """Noise instead of rounding in training: x̂ = s · (u + w · (r - ½)).
 
-    Nothing is rounded, so the gradients are the derivatives themselves: of x 1 inside, of s w · (r - ½) inside and n
-    where clipped. In eval mode, once frozen, and in a stage with another gradient the numbers are those of codes."""
+    r is uniform in [0, 1], and w the distance of the format's values around u, so the noise is as wide as a code and
+    weights learn to tolerate rounding (Défossez et al. 2021). Clipped elements get no noise.
+
+    Nothing is rounded, so the gradients are exact: 1 for x inside; for s w · (r - ½) inside and n where clipped. In
+    eval mode, once frozen, and in a stage with another gradient, values are rounded to codes.
+    """
 
     adds_noise: ClassVar[bool] = True
 
@@ -218,14 +230,15 @@ class NoiseInjection(Estimator):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantNoise(Estimator):
-    """A random part of the elements is rounded in training, straight through, and the others stay floats (Fan et al.
-    2020): x̂ = s · n with probability `rate`, x otherwise, drawn anew in each call. What is clipped is always rounded.
+    """Round a random subset of elements in training, straight-through, and keep the others in floats (Fan et al. 2020).
+
+    x̂ = s · n with probability `rate`, else x, drawn anew in each call. Clipped elements are always rounded.
 
     Args:
         rate: above 0, at most 1, in steps of 1/256.
 
     Raises:
-        ValueError: it is none.
+        ValueError: rate is out of range.
     """
 
     rate: float = 0.5
@@ -241,7 +254,7 @@ class QuantNoise(Estimator):
 
 
 def check(gradient: Estimator, format: Format, stochastic: bool) -> None:
-    """Raise for a gradient that a quantizer of `format` cannot have."""
+    """Raise if a quantizer of `format` cannot have this gradient."""
     if not isinstance(gradient, Estimator):
         raise TypeError(
             f"gradient must be one of hop.estimators, or None; got {shown(gradient)}; give one such as "
@@ -249,7 +262,7 @@ def check(gradient: Estimator, format: Format, stochastic: bool) -> None:
         )
     if stochastic and gradient.adds_noise:
         raise ValueError(
-            f"gradient={gradient} adds noise in the place of rounding, which stochastic=True does at random; take "
+            f"gradient={gradient} adds noise instead of rounding, which conflicts with stochastic=True; use "
             "stochastic=False"
         )
     gradient.check(format)
@@ -258,8 +271,9 @@ def check(gradient: Estimator, format: Format, stochastic: bool) -> None:
 def with_noise(
     gradient: Estimator | None, format: Format, u: Tensor, noise: Tensor, zero: Sequence[Tensor | int]
 ) -> Tensor:
-    """What u, in units of a format, becomes in training; of `noise`, random integers, whose low 8
-    bits are taken."""
+    """The value of u (in units of the format) in training with noise, from the low 8 bits of the random integers
+    `noise`.
+    """
     assert gradient is not None
     n = format.decode(format.encode(u, None, *zero), *zero)
     random = (torch.bitwise_and(noise.to(torch.int32), 255).to(torch.float32) + 0.5) / 256
@@ -268,7 +282,7 @@ def with_noise(
 
 
 def _widths(format: Format, u: Tensor) -> Tensor:
-    """How far the numbers around u are apart; beyond the ends, the last two."""
+    """The distance of the format's values around u; beyond the range, that of the outermost two."""
     if format.is_integer:
         return torch.ones_like(u)
     gaps = [b - a for a, b in itertools.pairwise(format.numbers)]

@@ -1,7 +1,7 @@
-"""Numbers in fixed point, as gemmlowp computes with them: int64 tensors that hold the raw int32 numbers.
+"""Fixed-point numbers as in gemmlowp: int64 tensors with the raw int32 values.
 
-A number with i integer bits is raw · 2^(i - 31). Products are rounded to the nearest, ties up; quotients by powers of
-two to the nearest, ties away from zero.
+A number with i integer bits is raw · 2^(i - 31). Products are rounded to nearest, ties up; quotients by powers of two
+to nearest, ties away from zero.
 
 Source: gemmlowp, fixedpoint/fixedpoint.h: SaturatingRoundingDoublingHighMul, RoundingDivideByPOT,
 exp_on_negative_values, one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros is that of TFLite,
@@ -24,22 +24,23 @@ EXPONENTIALS = {  # exp(-2^k), no integer bits
     3: 720401,
     4: 242,
 }
-FORTY_EIGHT_17THS, MINUS_THIRTY_TWO_17THS = 1515870810, -1010580540  # two integer bits: where Newton's division begins
+# two integer bits: initial value of Newton's division
+FORTY_EIGHT_17THS, MINUS_THIRTY_TWO_17THS = 1515870810, -1010580540
 
 
 def high_product(a: Tensor, b: Tensor | int) -> Tensor:
-    """a · b / 2^31 to the nearest, ties up; the one product that int32 cannot hold saturates."""
+    """a · b / 2^31 to nearest, ties up; the only product that overflows int32 saturates."""
     return floor_quotient(a * b + 2**30, 2**31).clamp(max=INT32_MAX)
 
 
 def shifted_right(x: Tensor, bits: Tensor | int) -> Tensor:
-    """x / 2^bits to the nearest, ties away from zero."""
+    """x / 2^bits to nearest, ties away from zero."""
     by = power_of_two(bits) if isinstance(bits, Tensor) else torch.full_like(x, 2**bits)
     return nearest(x, by, "away")
 
 
 def bit_length(x: Tensor) -> Tensor:
-    """The least n with x < 2^n, x from 0 to 2^62: 32 less the leading zeros of 32 bits."""
+    """The least n with x < 2^n, for x from 0 to 2^62: 32 minus the leading zeros of a 32-bit number."""
     n = torch.zeros_like(x)
     for step in (32, 16, 8, 4, 2, 1):
         large = x >= 2**step
@@ -49,9 +50,9 @@ def bit_length(x: Tensor) -> Tensor:
 
 
 def exp_of_negative(x: Tensor) -> Tensor:
-    """exp(x) without integer bits, of x from -32 to 0 with five of them."""
+    """exp(x) without integer bits, for x from -32 to 0 with five integer bits."""
     quarter = 2**24
-    rest = x.remainder(quarter) - quarter  # from -1/4 up to, but not, 0
+    rest = x.remainder(quarter) - quarter  # from -1/4 to below 0
     result = _exp_from_minus_a_quarter(rest * 32)
     whole = rest - x
     for power, factor in EXPONENTIALS.items():
@@ -61,7 +62,7 @@ def exp_of_negative(x: Tensor) -> Tensor:
 
 
 def _exp_from_minus_a_quarter(x: Tensor) -> Tensor:
-    """Taylor's polynomial of degree 4 around -1/8; no integer bits."""
+    """Taylor polynomial of degree 4 around -1/8; no integer bits."""
     x = x + 2**28
     x2 = high_product(x, x)
     x3, x4 = high_product(x2, x), high_product(x2, x2)
@@ -70,8 +71,7 @@ def _exp_from_minus_a_quarter(x: Tensor) -> Tensor:
 
 
 def reciprocal_of_sum(x: Tensor) -> Tensor:
-    """1 / (1 + x) without integer bits, of x from 0 to 1 without them: three steps of Newton's, with two integer
-    bits."""
+    """1 / (1 + x) for x from 0 to 1, both without integer bits: three Newton steps with two integer bits."""
     half = floor_quotient(x + 2**31, 2)
     y = FORTY_EIGHT_17THS + high_product(half, MINUS_THIRTY_TWO_17THS)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Scale rules of floats: FP8 with one scale, with blocks and with an amax of earlier steps; MX; NVFP4.
+"""Scale rules for floats: FP8 with current, block and delayed scaling; MX; NVFP4.
 
 Sources: NVIDIA Transformer Engine for CurrentScaling, BlockScaling, Delayed and TwoLevel; OCP Microscaling Formats
 Specification 1.0 and the round-up rule of its implementations (RCEIL) for Microscaling.
@@ -25,10 +25,11 @@ RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CurrentScaling(Rule):
-    """FP8: S = max / max(amax, eps); codes of x · S; stored is scale = 1 / S.
+    """FP8 with the current amax: S = max / max(amax, eps); codes of x · S; the stored scale is 1 / S.
 
-    S is 1 where amax is 0 or infinite, and at most the largest float32. With `power_of_two` S is then rounded down to
-    a power of two, and so is that of a scale that the caller gives."""
+    S is 1 where amax is 0 or infinite, and at most the largest float32. With `power_of_two`, S is rounded down to a
+    power of two, also for a scale given by the caller.
+    """
 
     power_of_two: bool = False
     eps: float = 0.0
@@ -48,12 +49,12 @@ class CurrentScaling(Rule):
         return self.power_of_two
 
     def most(self, dtype: torch.dtype) -> float:
-        """The largest S, for x of `dtype`."""
+        """The largest S for x of `dtype`."""
         return LARGEST
 
     def find(self, parts: Blocks, format: Format) -> Found:
         amax = parts.amax().clamp(min=self.eps)
-        quotient = torch.full_like(amax, format.max) / amax  # number / tensor would be a product with 1 / tensor
+        quotient = torch.full_like(amax, format.max) / amax  # number / tensor would become a product with 1 / tensor
         factor = torch.where(quotient.isinf(), self.most(parts.dtype), quotient)
         factor = torch.where((amax == 0) | amax.isinf(), 1.0, factor)
         if self.power_of_two:
@@ -69,7 +70,7 @@ class CurrentScaling(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockScaling(CurrentScaling):
-    """FP8 in blocks: CurrentScaling, by default with powers of two, and with S at most the largest of x's dtype."""
+    """FP8 in blocks: CurrentScaling with powers of two by default, and S at most the largest value of x's dtype."""
 
     power_of_two: bool = True
 
@@ -79,11 +80,12 @@ class BlockScaling(CurrentScaling):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Delayed(Rule):
-    """FP8 by the amax of earlier steps, which the caller gives as scale: S = (max · 2^-margin) / amax; codes of x · S;
-    stored is scale = 1 / S.
+    """FP8 with the amax of earlier steps, which the caller passes as scale.
 
-    S is 1 where amax is 0 or infinite, and at most the largest float32. hop.nn.AmaxHistory keeps the amax of the last
-    `history` steps, and gives the largest of them, or the most recent."""
+    S = (max · 2^-margin) / amax; codes of x · S; the stored scale is 1 / S. S is 1 where amax is 0 or infinite, and at
+    most the largest float32. hop.nn.AmaxHistory keeps the amax of the last `history` steps, and passes the largest or
+    the most recent.
+    """
 
     margin: int = 0
     history: int = 1024
@@ -104,7 +106,7 @@ class Delayed(Rule):
     def check(self, format: Format, block: Block) -> None:
         if not format.is_float:
             raise ValueError(
-                f"scale=Delayed() is for 8-bit floats, and {format.name} is none; take hop.formats.E4M3 or E5M2"
+                f"scale=Delayed() is for 8-bit floats, but {format.name} is not one; use hop.formats.E4M3 or E5M2"
             )
         if any(b != -1 for b in block):
             raise ValueError(
@@ -116,12 +118,12 @@ class Delayed(Rule):
 
     def missing(self, prefix: str = "") -> str:
         return (
-            f"{prefix}scale is None, and this quantizer takes the amax of earlier steps, which hop.nn.AmaxHistory "
+            f"{prefix}scale is None, but this quantizer needs the amax of earlier steps, which hop.nn.AmaxHistory "
             f"keeps; pass {prefix}scale="
         )
 
     def top(self, format: Format) -> float:
-        """The number that amax becomes."""
+        """The value that amax is mapped to."""
         return format.max * 2.0**-self.margin
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
@@ -138,16 +140,17 @@ class Delayed(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Microscaling(Rule):
-    """MX: scale is a power of two, stored as its exponent; codes of x / scale. `rounding` says which power:
+    """MX: the scale is a power of two, stored as its exponent; codes of x / scale. `rounding` chooses the power:
 
-        "rceil"   amax · float32(1 / max), rounded up: no element is clipped
-        "floor"   amax rounded down to a power of two, over the largest one of the format: the rule of the OCP
-                  specification; elements may be clipped
-        "ceil"    amax rounded up to a power of two, over that
-        "even"    as "floor", of amax rounded to as many bits as the format's mantissa has, ties away from zero
+        "rceil"     amax · float32(1 / max), rounded up: no element is clipped
+        "floor"     amax rounded down to a power of two, divided by the format's largest one: the rule of the OCP
+                    specification; elements may be clipped
+        "ceil"      amax rounded up to a power of two, divided by the same
+        "even"      as "floor", with amax first rounded to as many bits as the format's mantissa, ties away from zero
 
     The last three are torchao's, bit for bit: a block with a NaN has the scale NaN, and where the scale is 2^-127,
-    elements are divided by 2^-126."""
+    elements are divided by 2^-126.
+    """
 
     exponent: PowerOfTwo = E8M0
     rounding: str = "rceil"
@@ -162,14 +165,12 @@ class Microscaling(Rule):
             )
         if self.rounding not in MX_ROUNDINGS:
             raise ValueError(
-                f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {shown(self.rounding)}; take one of them"
+                f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {shown(self.rounding)}; use one of them"
             )
 
     def check(self, format: Format, block: Block) -> None:
         if self.rounding != RCEIL and not format.is_float:
-            raise ValueError(
-                f"scale={self} is for formats of floats, and {format.name} is none; take rounding={RCEIL!r}"
-            )
+            raise ValueError(f"scale={self} is for float formats, but {format.name} is not one; use rounding={RCEIL!r}")
 
     def padding(self) -> float:
         return 0.0
@@ -191,7 +192,7 @@ class Microscaling(Rule):
         return Found(tensors, parts.x / parts.once(by))
 
     def _power(self, parts: Blocks, amax: Tensor, format: Format) -> Tensor:
-        """amax rounded to a power of two, over the largest of the format; an infinity counts as 2^128."""
+        """amax rounded to a power of two, divided by the format's largest one; an infinity counts as 2^128."""
         large = amax >= 1
         x = torch.where(large, amax / 2, amax).clamp(max=2.0**127)
         down = parts.floor_power_of_two(x)
@@ -228,17 +229,18 @@ class Microscaling(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TwoLevel(Rule):
-    """NVFP4: a scale in e4m3 for each block, under an amax in float32 for the tensor or for each row.
+    """NVFP4: an e4m3 scale per block, and a float32 amax per tensor or per row.
 
-    S = min(448 · max / global_amax, largest float32), 1 where global_amax or S is 0
-    scale = e4m3(amax of the block · (S · float32(1 / max)))
-    codes of x · min(1 / (scale · (1 / S)), largest float32)
-    s = scale · global_amax · float32(1 / (448 · max))
+        S = min(448 · max / global_amax, largest float32), 1 where global_amax or S is 0
+        scale = e4m3(amax of the block · (S · float32(1 / max)))
+        codes of x · min(1 / (scale · (1 / S)), largest float32)
+        s = scale · global_amax · float32(1 / (448 · max))
 
-    global_amax is the amax of the tensor, or of the `outer` block. It is what the caller may give as scale."""
+    global_amax is the amax of the tensor, or of the `outer` block. The caller may pass it as scale.
+    """
 
-    outer: Block = (-1, -1)  # the elements that share a global_amax
-    inner: Float = E4M3  # of the scale, 448 its largest number
+    outer: Block = (-1, -1)  # the block that shares a global_amax
+    inner: Float = E4M3  # the format of the scale, with largest value 448
 
     takes_ends: ClassVar[bool] = True
     given_name: ClassVar[str] = "global_amax"
@@ -275,7 +277,7 @@ class TwoLevel(Rule):
         sizes = blocks.per_dimension(self.outer, len(parts.places))
         whole = [place for place, b in zip(parts.places, sizes, strict=True) if b == -1]
         if any(tracing.known_equal(amax.shape[d], 0) for d in whole):
-            outer = amax.sum(whole, keepdim=True)  # of nothing: 0
+            outer = amax.sum(whole, keepdim=True)  # empty: 0
         else:
             outer = amax.amax(whole, keepdim=True) if whole else amax
         outer = parts.combined(outer, "max", self.outer)
@@ -316,7 +318,7 @@ class TwoLevel(Rule):
         return tensors[1] * self.outer_scale_factor(format)
 
     def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
-        """With the rounding of the inner scale taken for the identity where it does not saturate."""
+        """The derivative, with rounding of the inner scale treated as the identity unless it saturates."""
         exact = amax * (self.inner.max / given)
         inner = self.inner.decode(self.inner.encode(exact))
         slope = torch.where(self.inner.inside(exact), inner - exact, inner) / (self.inner.max * format.max)
@@ -324,5 +326,5 @@ class TwoLevel(Rule):
 
 
 def exponent_of(format: Format) -> int:
-    """The exponent of the largest power of two that is at most the largest number."""
+    """The exponent of the largest power of two that is at most the format's largest value."""
     return math.frexp(format.max)[1] - 1

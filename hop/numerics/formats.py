@@ -1,14 +1,15 @@
-"""Number formats: which numbers an element of a quantized tensor can be, and the code of each.
+"""Number formats: the values that an element of a quantized tensor can have, and the code of each.
 
-A format is a frozen value; adding one is adding a constant at the end of this file. `encode` takes float32 to codes and
-saturates, `decode` gives back float32, exactly. There is one code per element; hop.numerics.packing puts several into a
-byte. Everything is core ATen, so that it lowers to any runtime.
+A format is a frozen value; to add one, add a constant at the end of this file. `encode` converts float32 to codes and
+saturates, `decode` converts codes back to float32 exactly. There is one code per element; hop.numerics.packing packs
+several into a byte. Everything is core ATen, so it can be lowered to any runtime.
 
 A float format with sign s, exponent e of E bits and mantissa m of M bits, bias b:
 
     e > 0:  (-1)^s · 2^(e - b) · (1 + m / 2^M)          e = 0:  (-1)^s · 2^(1 - b) · m / 2^M
 
-Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL.
+Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL;
+Dettmers et al. 2023, QLoRA, appendix E, for NF4.
 """
 
 import itertools
@@ -45,6 +46,7 @@ __all__ = [
     "IQ4_NL",
     "LINEAR4_UNSIGNED",
     "LINEAR4_UNSIGNED_ZERO",
+    "NF4",
     "TERNARY",
     "UINT2",
     "UINT4",
@@ -59,7 +61,7 @@ __all__ = [
     "PowerOfTwo",
 ]
 
-_BEYOND = 2.0**20  # beyond every code, and small enough that float32 has fractions there
+_BEYOND = 2.0**20  # larger than every code, and small enough for float32 to have fractions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +87,7 @@ class Integer(Format):
         self._derive([float(n) for n in range(self.low, self.high + 1)])
 
     def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
-        """As Format.encode, with `zero` for the code of 0."""
+        """Encode as Format.encode does, with `zero` as the code of 0."""
         if noise is None:
             steps = x.round()
         else:
@@ -99,18 +101,20 @@ class Integer(Format):
         return steps.clamp(self.low, self.high).to(self.dtype)
 
     def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
-        """As Format.decode, with `zero` for the code of 0."""
+        """Decode as Format.decode does, with `zero` as the code of 0."""
         values = codes.to(torch.float32)
         return values if isinstance(zero, int) and zero == 0 else values - zero
 
     def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
-        """As Format.inside, with `zero` for the code of 0; a tie beyond the last code is clipped if it rounds to it."""
+        """Compute Format.inside with `zero` as the code of 0; a tie beyond the last code is inside if it rounds to that
+        code.
+        """
         code = x.round() + zero
         return (code >= self.low) & (code <= self.high)
 
     @property
     def zero(self) -> int:
-        """The middle of the codes."""
+        """The middle of the code range."""
         return (self.low + self.high + 1) // 2
 
 
@@ -118,16 +122,17 @@ class Integer(Format):
 class Float(Format):
     """Floating-point numbers with a sign; ties to even.
 
-    Every NaN becomes the code 0x7f where `dtype` is an 8-bit float, and `max` otherwise. `largest` is the code of the
-    largest number; the codes above it, if any, are decoded to NaN."""
+    NaN is encoded as 0x7f if `dtype` is an 8-bit float, else as `max`. `largest` is the code of the largest value;
+    codes above it, if any, decode to NaN.
+    """
 
     exponent_bits: int = 0
     mantissa_bits: int = 0
     bias: int = 0
     largest: int = 0
-    _magnitudes: tuple[float, ...] = field(init=False)  # the numbers from 0 up: their codes count up with them
+    _magnitudes: tuple[float, ...] = field(init=False)  # the values from 0 up, in the order of their codes
     _thresholds: tuple[float, ...] = field(init=False)
-    _gaps: tuple[float, ...] = field(init=False)  # from each number to the next; at the last nothing, as it saturates
+    _gaps: tuple[float, ...] = field(init=False)  # from each value to the next; 0 for the last, which saturates
     _decoded: tuple[float, ...] = field(init=False)
 
     is_float: ClassVar[bool] = True
@@ -136,7 +141,7 @@ class Float(Format):
         self._check("exponent_bits", "mantissa_bits", "bias", "largest")
         if self.dtype == torch.int8:
             raise ValueError(
-                f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}; take one"
+                f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}; use one of these"
             )
         half = 2 ** (self.bits - 1)
         if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
@@ -160,16 +165,16 @@ class Float(Format):
         )
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        if noise is None and self.dtype.is_floating_point:  # ATen has it
+        if noise is None and self.dtype.is_floating_point:  # ATen implements this cast
             return torch.where(x == x, x.clamp(self.min, self.max), math.nan).to(self.dtype)
         magnitude = x.abs()
         code = search(magnitude, self._thresholds if noise is None else self._magnitudes)
         if noise is not None:
-            # All exact: a number and the next smaller one of the format, and gaps, which are powers of two.
+            # All exact: a value minus the next smaller one of the format, and gaps, which are powers of two.
             part = (magnitude - lookup(self._magnitudes, code)) / lookup(self._gaps, code)
             code = code + rounds_up(torch.where(code < self.largest, part, 0.0), noise).to(code.dtype)
         code = torch.where(x.isnan(), self.largest, code)
-        negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not below 0
+        negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not less than 0
         if self.dtype.is_floating_point:
             number = lookup(self._magnitudes, code)
             return torch.where(x.isnan(), math.nan, torch.where(negative, -number, number)).to(self.dtype)
@@ -191,7 +196,7 @@ class Float(Format):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Codebook(Format):
-    """Any ascending numbers, of which float32 is taken; ties go up, NaN to the number nearest to 0."""
+    """Any ascending values, converted to float32; ties go up, NaN to the value nearest to 0."""
 
     book: tuple[float, ...] = ()
     _thresholds: tuple[float, ...] = field(init=False)
@@ -233,10 +238,11 @@ class Codebook(Format):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PowerOfTwo(Format):
-    """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up; others
-    have code 0.
+    """Powers of two, for scales: code e is 2^(e - bias), and the last code is NaN.
 
-    Codes are found by doubling and halving, which is exact, and needs no table of all powers."""
+    Values above 0 are rounded up; others have code 0. Codes are computed by doubling and halving, which is exact, and
+    needs no table of all powers.
+    """
 
     bias: int = 0
 
@@ -248,7 +254,7 @@ class PowerOfTwo(Format):
         if low < -127 or high > 127:
             raise ValueError(
                 f"{self.name}: bits={self.bits} and bias={self.bias} give powers from 2^{low} to 2^{high}; they must "
-                "lie between 2^-127 and 2^127, as those of float32 do; give one such as 127"
+                "be between 2^-127 and 2^127, as those of float32 do; give one such as 127"
             )
         self._derive([math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)])
 
@@ -276,12 +282,12 @@ class PowerOfTwo(Format):
         return torch.where(codes == 2**self.bits - 1, math.nan, number)
 
     def inside(self, x: Tensor) -> Tensor:
-        """Whether x is at most the largest number."""
+        """Whether x is at most the largest value."""
         return x <= self.max
 
 
 def _fits(dtype: torch.dtype, low: int, high: int) -> bool:
-    """Whether a dtype of integers holds them."""
+    """Whether an integer dtype can represent both bounds."""
     return torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max
 
 
@@ -289,7 +295,7 @@ def _fits(dtype: torch.dtype, low: int, high: int) -> bool:
 
 INT8 = Integer("int8", 8, torch.int8, -128, 127)
 UINT8 = Integer("uint8", 8, torch.uint8, 0, 255)
-INT16 = Integer("int16", 16, torch.int16, -(2**15), 2**15 - 1)  # without zero points, summed in 64 bits
+INT16 = Integer("int16", 16, torch.int16, -(2**15), 2**15 - 1)  # without zero points; products are summed in 64 bits
 INT4 = Integer("int4", 4, torch.int8, -8, 7)
 UINT4 = Integer("uint4", 4, torch.uint8, 0, 15)
 TERNARY = Integer("ternary", 2, torch.int8, -1, 1)
@@ -308,7 +314,7 @@ E2M1 = Float("e2m1", 4, torch.uint8, exponent_bits=2, mantissa_bits=1, bias=1, l
 E8M0 = PowerOfTwo("e8m0", 8, torch.uint8, bias=127)
 
 
-# What low-bit optimizers hold their states in, the first moment signed, the second not.
+# State formats of low-bit optimizers: signed for the first moment, unsigned for the second.
 DYNAMIC8 = Codebook("dynamic8", 8, torch.uint8, dynamic_map(7, signed=True))
 DYNAMIC8_UNSIGNED = Codebook("dynamic8_unsigned", 8, torch.uint8, dynamic_map(7, signed=False))
 DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
@@ -316,9 +322,21 @@ LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 
 LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
 IQ4_NL = Codebook("iq4_nl", 4, torch.uint8, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
+# The 4-bit NormalFloat of bitsandbytes.
+NF4 = Codebook(
+    "nf4",
+    4,
+    torch.uint8,
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+)
+
 FORMATS = (
     *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0, UTERNARY, UINT2, INT3, INT5, UINT5, INT6, UINT6),
-    *(IQ4_NL, DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
+    *(IQ4_NL, NF4, DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
 )
 
 for _format in (*FORMATS, INT16):

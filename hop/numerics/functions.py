@@ -1,13 +1,12 @@
-"""Elementary functions of float32, correctly rounded: computed in float64, by forms that lose no digits, and rounded
-once.
+"""Correctly rounded elementary functions of float32, computed in float64 by numerically stable forms.
 
-float64 does not decide everything: where a value lies within its error of the middle of two float32s, libraries may
-differ. These inputs are known (tests/numerics/hard_cases.py finds them among all 2^32), and a hash of one bit says on
-which side of the middle each lies (hard_cases.py). By it the float64 value is moved, by less than all others are away
-from a middle: so any library that is right to a few units in the last place of float64 gives the same float32, the
-nearest.
+float64 does not decide every case: where a value is within the float64 error of the midpoint of two float32s, libraries
+may differ. These inputs are known (tests/numerics/hard_cases.py finds them among all 2^32), and a one-bit hash tells on
+which side of the midpoint the exact value is (hard_cases.py). The float64 value is moved to that side, by less than the
+distance of all other values from a midpoint. So every library that is accurate to a few units in the last place of
+float64 gives the same float32, the nearest one.
 
-float64 stays in float64, by PyTorch's own functions.
+Functions of float64 tensors are PyTorch's own.
 """
 
 import contextvars
@@ -25,14 +24,16 @@ from hop.numerics.hard_cases import BY_NAME
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """x · Φ(x), by erfc, which keeps its digits far below 0."""
+    """x · Φ(x), computed with erfc, which keeps its precision far below 0."""
     return x * _erfc(x * -math.sqrt(0.5)) / 2
 
 
 def _erfc(x: Tensor) -> Tensor:
-    """erfc, which core ATen lacks: with z = |x| and t = 2 / (2 + z), t · exp(P(t) - z²), P the polynomial of degree 23
-    through log(erfc(z) / t) + z² at the Chebyshev nodes of z up to 10.6. Its relative error is about (1 + z²) ·
-    2^-53."""
+    """erfc, which core ATen lacks.
+
+    With z = |x| and t = 2 / (2 + z): t · exp(P(t) - z²), where P is the polynomial of degree 23 through log(erfc(z) /
+    t) + z² at the Chebyshev nodes of z up to 10.6. The relative error is about (1 + z²) · 2^-53.
+    """
     if not is_lowering():
         return torch.special.erfc(x)
     z = x.abs()
@@ -41,7 +42,7 @@ def _erfc(x: Tensor) -> Tensor:
     polynomial = torch.full_like(u, _ERFC[-1])
     for coefficient in _ERFC[-2::-1]:
         polynomial = polynomial * u + coefficient
-    tail = torch.where(z < 10.6, t * torch.exp(polynomial - z * z), 0.0)  # beyond, nothing of a float32 is left
+    tail = torch.where(z < 10.6, t * torch.exp(polynomial - z * z), 0.0)  # beyond, the result is 0 in float32
     return torch.where(x < 0, 2 - tail, tail)
 
 
@@ -75,7 +76,7 @@ _ERFC = (
 
 
 def _erf(x: Tensor) -> Tensor:
-    """erf, for runtimes that have none of float64: x · P(x²) below 1, P near erf(√u) / √u to 2^-62; 1 - erfc beyond."""
+    """erf for runtimes without a float64 one: x · P(x²) below 1, with P near erf(√u) / √u to 2^-62; 1 - erfc beyond."""
     if not is_lowering():
         return torch.erf(x)
     z = x.abs()
@@ -105,7 +106,9 @@ _ERF = (
 
 
 def _exp2(x: Tensor) -> Tensor:
-    """2^x, which core ATen lacks, too; ln 2 in two parts, the first of which has an exact product with a float32."""
+    """2^x, which core ATen lacks too; ln 2 is split in two, so that the first part's product
+    with a float32 is exact.
+    """
     if not is_lowering():
         return torch.exp2(x)
     return torch.exp(x * _LN2_HIGH) * torch.exp(x * _LN2_LOW)
@@ -116,7 +119,7 @@ _LN2_LOW = 1.8206359985041462e-09
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u))."""
+    """GELU with tanh, x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u))."""
     return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -127,10 +130,13 @@ _WIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "erf": _erf,
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "sqrt": torch.sqrt,  # whose float32 kernels are wrong in the last bit on some CPUs
     "rsqrt": lambda x: x.sqrt().reciprocal(),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": lambda x: x / (1 + torch.exp(-x)),
+    "sin": torch.sin,
+    "cos": torch.cos,
 }
 
 _OWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -143,10 +149,12 @@ _OWN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
 }
 
-_AT_MINUS_INFINITY = {"gelu", "gelu_tanh", "silu"}  # whose form gives NaN where the limit is -0
-_ODD = {"tanh", "erf"}
+_AT_MINUS_INFINITY = {"gelu", "gelu_tanh", "silu"}  # the formula gives NaN where the limit is -0
+_BY_RESULT = {"log", "sin", "cos"}  # the hash is that of the result, which says more than the input
+_ODD = {"tanh", "erf", "sin", "cos"}  # odd or even: the side is that of the magnitude
 
 NAMES = tuple(_WIDE)
+WITHOUT_KERNEL = ("sqrt", "sin", "cos")
 
 
 _of_runtime = contextvars.ContextVar("of_runtime", default=False)
@@ -154,8 +162,10 @@ _of_runtime = contextvars.ContextVar("of_runtime", default=False)
 
 @contextmanager
 def of_runtime() -> Iterator[None]:
-    """A context in which programs are lowered for another runtime, which computes functions, norms and softmax of
-    floats by its own operators."""
+    """Context manager in which programs are lowered for a runtime that computes float functions by its own operators.
+
+    These are elementary functions, norms and softmax.
+    """
     token = _of_runtime.set(True)
     try:
         yield
@@ -164,12 +174,12 @@ def of_runtime() -> Iterator[None]:
 
 
 def are_of_runtime() -> bool:
-    """Whether it is that context."""
+    """Whether that context is active."""
     return _of_runtime.get()
 
 
 def apply(name: str, x: Tensor) -> Tensor:
-    """The function `name`, one of NAMES, of each element of x, float32 or float64; the result has x's dtype."""
+    """Apply the function `name`, one of NAMES, to x, float32 or float64; the result has x's dtype."""
     if is_describing():
         return torch.empty_like(x)
     if x.dtype == torch.float64:
@@ -181,10 +191,11 @@ def apply(name: str, x: Tensor) -> Tensor:
 
 
 def _toward(name: str, x: Tensor, y: Tensor) -> Tensor | float:
-    """What moves y, in float64, to the side of a middle on which the exact value lies."""
+    """The factor that moves y, in float64, to the side of the midpoint on which the exact value is."""
     if name not in BY_NAME:
         return 1.0
-    (split, factors), z = BY_NAME[name], y if name == "log" else x.abs() if name in _ODD else x
+    (split, factors), z = BY_NAME[name], y if name in _BY_RESULT else x
+    z = z.abs() if name in _ODD else z
     factor: Tensor | float = factors[-1]
     if len(factors) > 1:
         part, factor = _fraction(z * split) * len(factors), torch.full_like(z, factors[-1])
@@ -199,12 +210,12 @@ def _fraction(x: Tensor) -> Tensor:
 
 
 def _allowance(name: str, x: Tensor) -> Tensor | float:
-    """How much of itself the float64 value may be off by, with room to spare: more where an exponent is large."""
+    """The relative error allowed in the float64 value, with a margin: larger where an exponent is large."""
     if name == "gelu":
         return (x.clamp(-16.0, 0.0) ** 2 + 4) * 2.0**-52
     if name == "gelu_tanh":
         return ((-_SLOPE * (x + 0.044715 * x * x * x)).clamp(0.0, 128.0) + 2) * 2.0**-51
-    return {"exp": 2, "exp2": 3}.get(name, 4) * 2.0**-52
+    return {"exp": 2, "exp2": 3, "sin": 2, "cos": 2}.get(name, 4) * 2.0**-52
 
 
 _SLOPE = 2 * math.sqrt(2 / math.pi)

@@ -18,18 +18,20 @@ __all__ = ["Hadamard"]
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
-"""How many elements may be transformed together."""
+"""The supported block sizes."""
 
 
 def largest_size(width: int) -> int | None:
-    """The largest of SIZES that divides `width`; None where none does."""
+    """The largest of SIZES that divides `width`; None if there is none."""
     fitting = [size for size in SIZES if width % size == 0]
     return fitting[-1] if fitting else None
 
 
 def check_size(size: int, shape: Sequence[Any], which: str) -> None:
-    """Raise ValueError unless blocks of `size` elements fill the last dimension of a tensor of `shape`. `which` is the
-    argument, as messages name it."""
+    """Raise ValueError unless blocks of `size` elements fill the last dimension of a tensor of `shape`.
+
+    `which` names the argument in the message.
+    """
     if size not in SIZES or not shape or shape[-1] % size:
         raise ValueError(
             f"{which} must be one of {SIZES} that divides the last dimension, got {size} for a tensor of "
@@ -39,11 +41,11 @@ def check_size(size: int, shape: Sequence[Any], which: str) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hadamard(Value):
-    """y = x · diag(signs) · H / √n over blocks of n = len(signs) along the last dimension, H the Hadamard matrix of
-    Sylvester's order. The matrix is orthogonal, so that x = y · (diag(signs) · H / √n)ᵀ. Its elements are exact where n
-    is a power of four; for 8, 32 and 128 they are rounded to float32.
+    """y = x · diag(signs) · H / √n over blocks of n = len(signs) along the last dimension, H in Sylvester's order.
 
-    The default signs are those of NVIDIA Transformer Engine."""
+    The matrix is orthogonal: x = y · (diag(signs) · H / √n)ᵀ. Its elements are exact if n is a power of four; for 8, 32
+    and 128 they are rounded to float32. The default signs are those of NVIDIA Transformer Engine.
+    """
 
     signs: tuple[int, ...] = SIGNS
 
@@ -57,8 +59,10 @@ class Hadamard(Value):
         object.__setattr__(self, "signs", signs)
 
     def apply(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., K) of the same dtype; computed in float32. What is left after the last n stays as it is, so
-        that the whole is orthogonal for every K."""
+        """Transform (..., K) in float32; the result has x's dtype.
+
+        Elements after the last whole block are unchanged, so that the transform is orthogonal for every K.
+        """
         return self._product(x, self._rows)
 
     def invert(self, y: Tensor) -> Tensor:
@@ -85,7 +89,7 @@ class Hadamard(Value):
         wide, length = x.to(torch.float32), x.shape[-1]
         if tracing.known_equal(length % n, 0):
             return (wide.reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
-        count = -(-length // n)  # sizes as multiples of it leave no guards
+        count = -(-length // n)  # sizes as multiples of it avoid guards
         padded = torch.nn.functional.pad(wide, (0, count * n - length)).reshape(*x.shape[:-1], count, n)
         transposed = (padded.flatten(0, -2) @ matrix).reshape(padded.shape)
         transposed = blocks.merge(transposed.flatten(-2), x.shape)

@@ -1,9 +1,12 @@
-"""Which way a function lies from the middle of two float32s, where float64 may not tell: a hash of one bit,
-which is right for each such input, and anything for all others. Written by tests/numerics/hard_cases.py.
+"""For inputs that float64 may not decide: on which side of the midpoint of two float32s the function's value is.
 
-`name: (split, factors)`. With fraction(v) = v - floor(v), z the input (of odd functions its magnitude; of the logarithm
-the float64 result): fraction(z * split) says which factor, of as many equal parts of 0..1 as there are factors; the
-value lies above, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, the same on each machine.
+A one-bit hash, which is right for each such input and arbitrary for all others. Written by
+tests/numerics/hard_cases.py.
+
+`name: (split, factors)`. With fraction(v) = v - floor(v), and z the input (the float64 result for log, sin and cos; its
+magnitude for odd and even functions): fraction(z * split) selects a factor, with [0, 1) divided equally among the
+factors; the value is above the midpoint, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, so
+they are the same on every machine.
 """
 
 BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {
@@ -16,4 +19,6 @@ BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {
     "gelu": (172505793.0, (124369704.0, 265259892.0, 36282038.0)),
     "gelu_tanh": (8561585.0, (226359734.0, 248000799.0, 149903840.0)),
     "silu": (172505793.0, (150609201.0, 246956748.0, 184047384.0, 188956469.0)),
+    "sin": (8703599.75, (12395804.8125, 14042631.125)),
+    "cos": (10781612.0625, (16458242.25, 13171378.75)),
 }

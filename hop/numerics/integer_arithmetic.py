@@ -1,9 +1,9 @@
-"""Sums, means, average pools and concatenations of codes by integers, as TFLite's reference kernels compute them.
+"""Integer sums, means, average pools and concatenations of codes, as in TFLite's reference kernels.
 
 Sources: TFLite, kernels/add.cc (Prepare) and kernels/internal/reference/integer_ops/add.h (AddElementwise);
 kernels/internal/reference/integer_ops/pooling.h (AveragePool); kernels/internal/reference/reduce.h
-(QuantizedMeanOrSum); kernels/internal/reference/requantize.h (Requantize), which TFLite's converter writes before a
-concatenation of operands with scales of their own.
+(QuantizedMeanOrSum); kernels/internal/reference/requantize.h (Requantize), which TFLite's converter inserts before a
+concatenation of operands with different scales.
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,34 @@ from hop.numerics.integer_convention import Units
 from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
-_HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
+_HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts a sum's operands left
 _HEADROOM_OF_BYTES = 20
 
 
 def _times(x: Tensor, multiplier: Tensor) -> Tensor:
-    """x times a number below 1, float64, as gemmlowp rounds it: twice."""
+    """x times a number below 1, float64, rounded twice as in gemmlowp."""
     mantissa, shift = fixed_point(multiplier)
     return shifted_right(high_product(x, mantissa), -shift)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteAdd(families.OfTwo):
-    """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, or 2^15 of 16 bits, each
-    times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
-    rounded twice, as requantization.GEMMLOWP does."""
+    """A sum or difference of two tensors.
+
+    Both operands' codes minus zero points, times 2^20 (2^15 for 16 bits), are multiplied by their scale over twice the
+    larger scale; the sum is multiplied by that over the output's scale. Each product is rounded twice, as in
+    requantization.GEMMLOWP.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     @staticmethod
     def room(codes: torch.dtype) -> int:
-        """What codes are multiplied by first. The output's scale is above the larger operand's twice over this, as the
-        last multiplier is below 1."""
+        """The factor that codes are multiplied by first.
+
+        The last multiplier is below 1, so the output's scale is above twice the larger operand's divided by this
+        factor.
+        """
         return 2 ** _HEADROOM.get(codes, _HEADROOM_OF_BYTES)
 
     def combined(self, x: Tensor, units: Units, other: families.Second) -> Tensor:
@@ -55,8 +61,10 @@ class TfliteAdd(families.OfTwo):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteMean(families.Mean):
-    """A mean over n elements: their sum, less n zero points, times the mantissa of the scale over the output's, which
-    was divided by n in integers, rounded down."""
+    """A mean over n elements: their sum minus n zero points, times the mantissa of the scale over the output's.
+
+    The mantissa is divided by n in integers, rounded down.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -72,16 +80,18 @@ class TfliteMean(families.Mean):
 
 
 def _log2(n: Tensor) -> Tensor:
-    """The largest k with 2^k <= n, n from 1 on."""
+    """The largest k with 2^k <= n, for n of at least 1."""
     powers = 2 ** torch.arange(1, 40, device=n.device)
     return (n.reshape(1) >= powers).to(torch.int64).sum()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteAveragePool(families.AveragePool):
-    """An average pool: the sum of the codes, zero points included, by how many of them lie inside the tensor, to the
-    nearest, ties away from zero. Where the output has another scale, these codes are then requantized by
-    requantization.GEMMLOWP, as by an operator that follows. It does not count what pads the tensor."""
+    """An average pool: the sum of the codes, including zero points, divided by the number of codes inside the tensor.
+
+    Rounded to nearest, ties away from zero. Padding is not counted. If the output has another scale, the codes are then
+    requantized by requantization.GEMMLOWP, as by a following operator.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -93,8 +103,11 @@ class TfliteAveragePool(families.AveragePool):
 
 
 def windows(x: Tensor, call: families.Reduction, name: str) -> tuple[Tensor, Tensor]:
-    """The sum of each window and how many elements of the tensor it has, int64. Sums are exact in float64, which holds
-    the mean times the size to far less than a half. `name` is the convention's, for errors."""
+    """The sum of each window, and its number of elements inside the tensor, both int64.
+
+    Sums are exact in float64, whose mean times the size has an error far below one half. `name` is the convention's,
+    for errors.
+    """
     wide, window, (op, rest, dims) = x.to(torch.float64), 1, call
     if op in families.ADAPTIVE_POOLS:
         sizes = [(x.shape[d], n) for d, n in zip(dims, rest[0], strict=True)]
@@ -112,7 +125,7 @@ def windows(x: Tensor, call: families.Reduction, name: str) -> tuple[Tensor, Ten
     if ceil or divisor is not None or (pads and counts_padding):
         raise ValueError(
             f"{name}: ceil_mode must be False, divisor_override None, and count_include_pad False where "
-            f"there is padding, got {ceil}, {divisor} and {counts_padding}; it has no others: pad before"
+            f"there is padding, got {ceil}, {divisor} and {counts_padding}; other options are not supported: pad before"
         )
     kernel = list(kernel) if isinstance(kernel, list | tuple) else [kernel] * len(dims)
     for n in kernel:
@@ -124,8 +137,10 @@ def windows(x: Tensor, call: families.Reduction, name: str) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteConcatenation(families.Concatenation):
-    """A concatenation: each operand's codes requantized to the output's scale by requantization.GEMMLOWP; those that
-    have that scale and zero point stay as they are."""
+    """A concatenation: each operand's codes are requantized to the output's scale by requantization.GEMMLOWP.
+
+    Codes that already have the output's scale and zero point are unchanged.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
     rule: ClassVar[FixedPoint] = GEMMLOWP

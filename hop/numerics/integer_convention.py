@@ -1,4 +1,4 @@
-"""What conventions of integer functions share: what they take, and how they check it."""
+"""Base class of integer functions: supported operators, options and checks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hop.numerics.spelling import shown
 
 
 class Codes(NamedTuple):
-    """The codes that a function gives."""
+    """The range and dtype of a function's codes."""
 
     low: int
     high: int
@@ -22,7 +22,7 @@ class Codes(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What codes mean: a scale and a zero point of the operand, and of the output, each one number."""
+    """The scale and zero point of the operand and of the output, one number each."""
 
     scale: Tensor
     zero_point: Tensor | int
@@ -30,23 +30,24 @@ class Units(NamedTuple):
     output_zero_point: Tensor | int
 
     def scales(self, x: Tensor, dtype: torch.dtype, *more: Tensor) -> list[Tensor]:
-        """The operand's, those of `more` operands, and the output's, as 0-d tensors beside x."""
+        """The scales of the operand, of further operands, and of the output, as 0-d tensors on x's device."""
         return [scalar(s, x, dtype) for s in (self.scale, *more, self.output_scale)]
 
     def zeros(self, x: Tensor, dtype: torch.dtype, *more: Tensor | int) -> list[Tensor]:
-        """The same of zero points."""
+        """The same for zero points."""
         return [scalar(z, x, dtype) for z in (self.zero_point, *more, self.output_zero_point)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IntegerFunction(Convention):
-    """A function from codes to codes. `low` and `high` clamp its codes, as those of a product.
+    """A function from codes to codes. `low` and `high` clamp its result, as for a product.
 
-    A class of one has `takes`, and `compute(x, units, codes, **options)`, which gives codes in int64, or in a float
-    that holds them, with the zero point and before they are clamped. x are codes, `units` says what they mean, `codes`
-    what is asked for. Options are `other`, `other_scale` and `other_zero_point` of a second operand; `op`, `rest` (the
-    arguments after x) and `dims` (those that it reduces) of a mean or a pool; `others` and `dim` of a concatenation;
-    `dim` of softmax; `weight` and `bias` of a norm."""
+    Subclasses define `takes`, and `compute(x, units, codes, **options)`, which returns codes in int64, or in a float
+    dtype that represents them, including the zero point and before clamping. x are the operand's codes, `units` the
+    scales and zero points, `codes` the requested range and dtype. Options are `other`, `other_scale` and
+    `other_zero_point` of a second operand; `op`, `rest` (the arguments after x) and `dims` (the reduced dimensions) of
+    a mean or pool; `others` and `dim` of a concatenation; `dim` of softmax; `weight` and `bias` of a norm.
+    """
 
     exact: ClassVar[bool] = False
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8)
@@ -62,17 +63,17 @@ class IntegerFunction(Convention):
         format: Integer | torch.dtype,
         **options: Any,
     ) -> Tensor:
-        """The codes of the function of x, of `format`: a format of integers, or torch.int16 for all its codes.
+        """The codes of the function of x in `format`: an integer format, or torch.int16 for its full range.
 
         Args:
-            x: codes of one of `inputs`, of any shape.
-            scale, zero_point: what they mean, one number each.
-            output_scale, output_zero_point: what the result means.
-            options: what `compute` takes beside these.
+            x: codes with a dtype of `inputs`, of any shape.
+            scale, zero_point: those of x, one number each.
+            output_scale, output_zero_point: those of the result.
+            options: further arguments of `compute`.
 
         Raises:
-            TypeError: x has another dtype, or format is none.
-            ValueError: a scale has several numbers, or the function has no such codes.
+            TypeError: x has another dtype, or format is invalid.
+            ValueError: a scale has several numbers, or the function does not support these output codes.
         """
         codes = self.check(x, scale, output_scale, format)
         if "other" in options:
@@ -85,11 +86,11 @@ class IntegerFunction(Convention):
         raise NotImplementedError
 
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int] | None:
-        """The only scale and zero point of its codes; None where it gives codes for any."""
+        """The only scale and zero point that its codes can have; None if any are supported."""
         return None
 
     def check(self, x: Tensor, scale: Tensor, output_scale: Tensor, format: Integer | torch.dtype) -> Codes:
-        """The codes that it gives, of `format`. Raises for what it does not take."""
+        """The range and dtype of codes in `format`. Raises for unsupported arguments."""
         name = type(self).__name__
         if x.dtype not in self.inputs:
             known = " or ".join(map(str, self.inputs))
@@ -111,26 +112,26 @@ class IntegerFunction(Convention):
         return Codes(format.low, format.high, format.dtype)
 
     def whole(self, codes: Codes, *allowed: torch.dtype) -> None:
-        """Raise ValueError unless `codes` are all those of one of the dtypes."""
+        """Raise ValueError unless `codes` is the full range of one of the dtypes."""
         info = torch.iinfo(codes.dtype)
         if codes.dtype not in allowed or (codes.low, codes.high) != (info.min, info.max):
             raise ValueError(
-                f"{type(self).__name__}: format must hold all codes of {' or '.join(map(str, allowed))}, got "
+                f"{type(self).__name__}: format must have all codes of {' or '.join(map(str, allowed))}, got "
                 f"{codes.low} to {codes.high} of {codes.dtype}; give such a format"
             )
 
     def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
-        """What `compute` gave within the range of the codes and of the activation."""
+        """Clamp the result of `compute` to the range of the codes and of the activation."""
         return self.clamp(y, units.output_scale, units.output_zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
 
 
 def one_of(value: Any, allowed: Sequence[Any], what: str) -> None:
     if value not in allowed:
-        raise ValueError(f"{what} must be one of {tuple(allowed)}, got {shown(value)}; take one of them")
+        raise ValueError(f"{what} must be one of {tuple(allowed)}, got {shown(value)}; use one of them")
 
 
 def scalar(x: Tensor | int | float, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """A number or a tensor of one element, as a 0-d tensor."""
+    """A number, or a tensor with one element, as a 0-d tensor."""
     if isinstance(x, Tensor):
         return x.reshape(()).to(dtype)
     return torch.full((), x, dtype=dtype, device=like.device)

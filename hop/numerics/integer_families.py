@@ -1,6 +1,6 @@
-"""What integer functions of one family share: which operators they compute, and the options of `compute` as one value.
+"""Families of integer functions: the operators they compute, and the options of `compute` as one value.
 
-A class has `combined`, of a function of two tensors, or `reduced`, of what a mean, a pool or a resize makes of one.
+A subclass defines `combined` for a function of two tensors, or `reduced` for a mean, pool or resize.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ADAPTIVE_POOLS = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.d
 
 
 class Second(NamedTuple):
-    """The second operand of a function of two."""
+    """The second operand of a function of two tensors."""
 
     codes: Tensor
     scale: Tensor
@@ -28,7 +28,7 @@ class Second(NamedTuple):
 
 
 class OfTwo(IntegerFunction):
-    """A sum or a difference of two tensors, which broadcast."""
+    """A sum or difference of two tensors, which broadcast."""
 
     operators: ClassVar[tuple[OpOverload, ...]] = (_aten.add.Tensor, _aten.sub.Tensor)
 
@@ -49,12 +49,12 @@ class OfTwo(IntegerFunction):
         return self.combined(x, units, Second(other, other_scale, other_zero_point, subtracts))
 
     def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
-        """The codes of x + other, or of x - other where it subtracts."""
+        """The codes of x + other, or of x - other if it subtracts."""
         raise NotImplementedError
 
 
 class Reduction(NamedTuple):
-    """What is made of a tensor: op(x, *arguments), which reduces `dims`, or resizes them."""
+    """The call op(x, *arguments), which reduces or resizes `dims`."""
 
     op: OpOverload
     arguments: Sequence[Any]
@@ -62,7 +62,7 @@ class Reduction(NamedTuple):
 
     @property
     def keeps(self) -> bool:
-        """Whether a mean keeps its dimensions."""
+        """Whether a mean keeps the reduced dimensions."""
         return len(self.arguments) > 1 and bool(self.arguments[1])
 
 
@@ -120,14 +120,14 @@ class Concatenation(IntegerFunction):
         others: Sequence[tuple[Tensor, Tensor, Tensor | int]] = (),
         dim: int = 0,
     ) -> Tensor:
-        """The codes of x and of `others`, each with its scale and zero point, along `dim`."""
+        """Concatenate the codes of x and of `others`, each with its scale and zero point, along `dim`."""
         operands = ((x, *units[:2]), *others)
         parts = [requantized(t, units._replace(scale=s, zero_point=z), self.rule) for t, s, z in operands]
         return torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)
 
 
 def exact_sum(x: Tensor, units: Units, call: Reduction) -> tuple[Tensor, Tensor]:
-    """The sum of a mean's codes less their zero points, and of how many, int64."""
+    """The exact sum of a mean's codes minus their zero points, and their number, both int64."""
     zero = units.zeros(x, torch.int64)[0]
     count = torch.ones_like(zero)
     for d in call.dims:
@@ -136,7 +136,7 @@ def exact_sum(x: Tensor, units: Units, call: Reduction) -> tuple[Tensor, Tensor]
 
 
 def requantized(x: Tensor, units: Units, rule: FixedPoint) -> Tensor:
-    """Codes of one scale and zero point as those of another, int64, not yet clamped."""
+    """Convert codes to the output's scale and zero point, int64, before clamping."""
     scale, output_scale = units.scales(x, torch.float32)
     zero, output_zero = units.zeros(x, torch.int64)
     return rule.steps(x.to(torch.int64) - zero, scale, torch.ones_like(scale), output_scale) + output_zero

@@ -1,29 +1,29 @@
-"""Functions of integers, as integer runtimes compute them: from codes to codes, without floats.
+"""Integer functions as integer runtimes compute them: from codes to codes, without floats.
 
-Every runtime has another softmax, GELU and norm. A convention is a frozen value, beside those of products in
-hop.requantization, and a field of hop.scale_rules.Static as they are:
+Every runtime has a different softmax, GELU and norm. Such a convention is a frozen value, like the conventions for
+products in hop.requantization, and is used in the same way, as a field of hop.scale_rules.Static:
 
-    TfliteSoftmax       of TFLite's reference kernels: 8 bits in gemmlowp's fixed point, 16 bits by two tables
-    TosaSoftmax         of TensorFlow's legalization to TOSA, 8 bits
-    IBertSoftmax        of I-BERT: a polynomial of degree two and shifts
-    TfliteTable         any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
-    TfliteSigmoid       sigmoid and tanh of 16 bits by TFLite's table of 256 entries
-    TfliteRsqrt         1 / √x of 16 bits by TFLite's table of 513 entries
-    TfliteAdd           a sum or a difference of TFLite's reference kernels
-    TfliteMean          a mean of theirs, divided before it is multiplied
-    TfliteAveragePool   an average pool of theirs, rounded in the units of its input
-    TfliteConcatenation of operands that its converter requantizes one by one
-    TfliteResizeBilinear    a bilinear resize of theirs, in 1024 parts of a pixel
-    TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation, TosaResizeBilinear   the same by TOSA's operators
-    Pt2eMean, Pt2eAveragePool, Pt2eResizeBilinear   of PyTorch's float operators between quantize and dequantize nodes,
-                        sums in its order
-    OrtAdd, OrtMultiply, OrtMean, OrtAveragePool, OrtSoftmax   of onnxruntime's operators of integers, by float32
-    IBertLayerNorm      of I-BERT: sums of codes and an integer square root
+  TfliteSoftmax         TFLite's reference kernels: 8 bits in gemmlowp's fixed point, 16 bits by two tables
+  TosaSoftmax           TensorFlow's legalization to TOSA, 8 bits
+  IBertSoftmax          I-BERT: a polynomial of degree two and shifts
+  TfliteTable           any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
+  TfliteSigmoid         sigmoid and tanh of 16 bits by TFLite's table of 256 entries
+  TfliteRsqrt           1 / √x of 16 bits by TFLite's table of 513 entries
+  TfliteAdd             a sum or difference in TFLite's reference kernels
+  TfliteMean            a mean in TFLite's reference kernels, divided before it is multiplied
+  TfliteAveragePool     an average pool in TFLite's reference kernels, rounded in the units of its input
+  TfliteConcatenation   a concatenation whose operands TFLite's converter requantizes one by one
+  TfliteResizeBilinear  a bilinear resize in TFLite's reference kernels, in 1024 parts of a pixel
+  TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation, TosaResizeBilinear   the same by TOSA's operators
+  Pt2eMean, Pt2eAveragePool, Pt2eResizeBilinear   PyTorch's float operators between quantize and dequantize nodes,
+                        with sums in PyTorch's order
+  OrtAdd, OrtMultiply, OrtMean, OrtAveragePool, OrtSoftmax   onnxruntime's integer operators, computed in float32
+  IBertLayerNorm        I-BERT: sums of codes and an integer square root
 
-What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
-dtype; everything else is exact on int64. `codes` takes codes of int8, uint8 or int16 (I-BERT's int32, too), one scale
-and one zero point of the whole tensor, and gives codes of `format`: a format of hop.formats, or torch.int16 for all its
-codes.
+Values that a runtime computes in floats while it prepares, such as multipliers or tables, are computed from the scales
+in the same dtype; everything else is exact in int64. `codes` takes codes of int8, uint8 or int16 (int32 too for
+I-BERT), with one scale and zero point per tensor, and returns codes of `format`: a format of hop.formats, or
+torch.int16 for its full range.
 """
 
 from hop.numerics.integer_arithmetic import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean

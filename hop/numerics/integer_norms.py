@@ -1,4 +1,4 @@
-"""layer_norm of codes, as I-BERT computes it.
+"""layer_norm of codes, as in I-BERT.
 
 Source: Kim et al. 2021, "I-BERT: Integer-only BERT Quantization", and its code, quantization/utils/quant_modules.py
 (IntLayerNorm, QuantAct) and quant_utils.py (fixedpoint_mul); the square root is the paper's algorithm.
@@ -21,16 +21,17 @@ from hop.numerics.requantization import fixed_point, floor_quotient, nearest, po
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IBertLayerNorm(IntegerFunction):
-    """layer_norm over the last dimension, of n codes x:
+    """layer_norm of n codes x over the last dimension:
 
         y = x - round(Σ x / n)                      ties to even
         d = isqrt(Σ floor(y / 2^shift)²) · 2^shift
         y = floor(y · floor(2^31 / d) / 2) + floor(bias / weight / (√n / 2^30))
 
-    in units of √n / 2^30 · weight, and requantized to the output's scale by a mantissa of 31 bits and a shift, ties to
-    even. `shift` keeps the sum of squares within 32 bits; I-BERT finds it while it calibrates. Codes of 8 bits need
-    none up to 66,000 of them. There is no eps: a row without variance gives its bias. A channel whose weight is 0 gives
-    0, its bias is lost. The scale of x cancels."""
+    in units of √n / 2^30 · weight, then requantized to the output's scale by a mantissa of 31 bits and a shift, ties to
+    even. `shift` keeps the sum of squares within 32 bits; I-BERT finds it during calibration. 8-bit codes need none for
+    up to 66,000 elements. There is no eps: a row without variance gives its bias. A channel with weight 0 gives 0,
+    without its bias. The scale of x cancels.
+    """
 
     shift: int = 0
 
@@ -48,7 +49,7 @@ class IBertLayerNorm(IntegerFunction):
     def compute(
         self, x: Tensor, units: Units, codes: Codes, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        """The codes of layer_norm over the last dimension, n long; weight and bias are floats of (n,)."""
+        """The codes of layer_norm over the last dimension, of length n; weight and bias are floats of (n,)."""
         n = x.shape[-1]
         for name, given in (("weight", weight), ("bias", bias)):
             if given is not None and tuple(given.shape) != (n,):
@@ -72,7 +73,7 @@ class IBertLayerNorm(IntegerFunction):
 
 
 def _normalized(x: Tensor, n: int, shift: int) -> Tensor:
-    """x less its mean over its deviation, times 2^30 / √n."""
+    """x minus its mean over its deviation, times 2^30 / √n."""
     total = x.sum(-1, keepdim=True)
     mean = floor_quotient(total, n)
     twice = (total - mean * n) * 2
@@ -84,8 +85,8 @@ def _normalized(x: Tensor, n: int, shift: int) -> Tensor:
 
 
 def square_root(x: Tensor) -> Tensor:
-    """floor(√x) of x from 0 to 2^62, int64, by Newton's iteration, from a power of two that is not below the root."""
+    """floor(√x) for x from 0 to 2^62, int64, by Newton's iteration from a power of two that is at least the root."""
     root = power_of_two(floor_quotient(fp.bit_length(x) + 1, 2))
-    for _ in range(7):  # each step squares the relative error, which is at most 1 before the first
+    for _ in range(7):  # each step squares the relative error, which is at most 1 initially
         root = torch.minimum(root, floor_quotient(root + floor_quotient(x, root.clamp(min=1)), 2))
     return root

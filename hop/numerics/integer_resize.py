@@ -1,10 +1,10 @@
-"""Bilinear resizes of codes: as TFLite's reference kernels compute them, by TOSA's RESIZE, and as PyTorch's quantize
-and dequantize nodes around upsample_bilinear2d have them.
+"""Bilinear resizes of codes: by TFLite's reference kernels, by TOSA's RESIZE, and by PyTorch's upsample_bilinear2d
+between quantize and dequantize nodes.
 
 Sources: TFLite, kernels/internal/reference/resize_bilinear.h (ResizeBilinearInteger,
 ComputeInterpolationValuesInteger); the TOSA specification 1.0, RESIZE; PyTorch,
 aten/src/ATen/native/cpu/UpSampleKernel.cpp (cpu_upsample_linear_channels_last, upsample_generic_Nd_kernel_impl), as gcc
-compiles it for x86 with AVX2: which products are fused with which sums was found by comparing bits with torch 2.13.
+compiles it for x86 with AVX2: which products are fused with sums was found by comparing bits with torch 2.13.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from hop.numerics.requantization import GEMMLOWP, FixedPoint, WideFixedPoint, fl
 from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.tosa_arithmetic import rescaled
 
-_BITS = 10  # of a place between two pixels, to TFLite
+_BITS = 10  # bits of TFLite's position between two pixels
 _LANES = 8  # channels that PyTorch interpolates at once
-_FEW = 128  # rows and columns of the result up to which PyTorch takes channels last
+_FEW = 128  # up to this sum of rows and columns PyTorch uses its channels_last kernel
 
 
 class _Bilinear(Reducing):
@@ -36,8 +36,9 @@ class _Bilinear(Reducing):
 
 
 class Between(NamedTuple):
-    """Along one dimension: the elements before and after each of the result, and how far it lies from the first, in
-    parts of a step."""
+    """The elements before and after each result along one dimension, and its distance from the first, in parts of a
+    step.
+    """
 
     low: Tensor
     high: Tensor
@@ -46,7 +47,7 @@ class Between(NamedTuple):
 
 
 def _weighted(x: Tensor, places: Sequence[Between], dims: Sequence[int]) -> Tensor:
-    """The sum of neighbors times their distance to the other, int64, one dimension after the other."""
+    """The int64 sum of neighbors weighted by their distance to the other one, one dimension after the other."""
     x = x.to(torch.int64)
     for d, (low, high, far, parts) in zip(dims, places, strict=True):
         far = far.reshape([-1, *[1] * (x.dim() - 1 - d)])
@@ -55,7 +56,7 @@ def _weighted(x: Tensor, places: Sequence[Between], dims: Sequence[int]) -> Tens
 
 
 def sizes_of(op: OpOverload, rest: Sequence[Any], before: Sequence[Any], name: str) -> tuple[list[Any], bool]:
-    """The sizes of a call and whether corners are aligned. Raises where a factor is not that of the sizes."""
+    """The sizes of a call, and whether corners are aligned. Raises ValueError if a factor does not match the sizes."""
     sizes, align_corners, factors = resize(op, rest, before)
     if any(f is not None and n * f != size for f, n, size in zip(factors, before, sizes, strict=True)):
         raise ValueError(
@@ -66,8 +67,11 @@ def sizes_of(op: OpOverload, rest: Sequence[Any], before: Sequence[Any], name: s
 
 
 class _OfCodes(_Bilinear):
-    """What gives codes of its operand's units, which are then requantized to others by `rule`, as by an operator that
-    follows. Each has `mean`: the codes before that, int64, of the sizes that are asked for."""
+    """A resize that computes codes in its operand's units, which `rule` then requantizes, as a following operator
+    would.
+
+    Subclasses define `mean`: the int64 codes before requantization, with the requested sizes.
+    """
 
     mean: ClassVar[Callable[..., Tensor]]
     rule: ClassVar[FixedPoint]
@@ -80,9 +84,11 @@ class _OfCodes(_Bilinear):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteResizeBilinear(_OfCodes):
-    """A bilinear resize: the scale n / size in parts of 1024, rounded; places in as many parts of a pixel; the four
-    products to the nearest, ties away from zero. Zero points count as codes. Where the output has another scale, these
-    codes are then requantized by requantization.GEMMLOWP, as by an operator that follows."""
+    """A bilinear resize with the scale n / size rounded to parts of 1024, and positions in the same parts of a pixel.
+
+    The sum of the four products is rounded to nearest, ties away from zero. Zero points count as codes. If the output
+    has another scale, the codes are then requantized by requantization.GEMMLOWP, as by a following operator.
+    """
 
     rule: ClassVar[FixedPoint] = GEMMLOWP
 
@@ -102,8 +108,8 @@ def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Be
     last = (size - 1) * scale + start
     if last // one >= n:
         raise ValueError(
-            f"TfliteResizeBilinear: output_size must not lead beyond the tensor, got {size} of {n} elements, of which "
-            f"the last lies beyond, as a step of {scale} / 1024 is rounded up; take fewer"
+            f"TfliteResizeBilinear: output_size must not lead beyond the tensor, got {size} of {n} elements, because "
+            f"the last one would lie outside, as a step of {scale} / 1024 is rounded up; use a smaller size"
         )
     places = torch.arange(size, device=device) * scale + start
     low = floor_quotient(places, one).clamp(min=0)
@@ -113,8 +119,10 @@ def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Be
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaResizeBilinear(_OfCodes):
-    """RESIZE in mode BILINEAR, which weights neighbors by whole numbers, and a RESCALE by one over the product of their
-    sums. Where the output has another scale, a RESCALE that rounds once follows."""
+    """RESIZE in mode BILINEAR, which weights neighbors by integers, and a RESCALE by one over the weights' product.
+
+    If the output has another scale, a RESCALE that rounds once follows.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.int16)
     rule: ClassVar[FixedPoint] = SINGLE
@@ -129,12 +137,12 @@ class TosaResizeBilinear(_OfCodes):
         by = torch.full((), parts, dtype=torch.float64, device=x.device)
         one = torch.ones_like(by)
         mean = WideFixedPoint().steps(total, one, one, by) if x.dtype == torch.int16 else rescaled(total, one / by)
-        info = torch.iinfo(x.dtype)  # 15 bits of a reciprocal may lead beyond
+        info = torch.iinfo(x.dtype)  # 15 bits of a reciprocal may exceed the range
         return mean.clamp(info.min, info.max)
 
 
 class TosaStep(NamedTuple):
-    """Where RESIZE finds the elements of a dimension: element i at (i · step + offset) / parts."""
+    """The elements that RESIZE reads along a dimension: element i at (i · step + offset) / parts."""
 
     parts: int
     step: int
@@ -142,20 +150,20 @@ class TosaStep(NamedTuple):
 
     @classmethod
     def of(cls, n: int, size: int, align_corners: bool) -> "TosaStep":
-        """From n elements to `size`, in the fewest parts."""
+        """The step from n elements to `size`, with the fewest parts."""
         if align_corners and size > 1 and n > 1:
             ratio = Fraction(n - 1, size - 1)
             return cls(ratio.denominator, ratio.numerator, 0)
         if align_corners:  # one of both is the first
             return cls(1, 1, 0) if size == 1 else cls(2 * size, 2, 1 - size)
-        # Half a step from the first place to the first element, in whole parts.
+        # Half a step from the first position to the first element, in whole parts.
         ratio = Fraction(n, size)
         parts, step = ratio.denominator, ratio.numerator
         more = 1 if (step - parts) % 2 == 0 else 2
         return cls(parts * more, step * more, (step - parts) * more // 2)
 
     def border(self, n: int, size: int) -> int:
-        """How far the last place lies from the last element, in parts."""
+        """The distance of the last position from the last element, in parts."""
         return self.step * (size - 1) + self.offset - self.parts * (n - 1)
 
     def between(self, n: int, size: int, device: torch.device) -> Between:
@@ -167,11 +175,14 @@ class TosaStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pt2eResizeBilinear(OfFloats, _Bilinear):
-    """A bilinear resize in float32, places and weights included, with the sums of PyTorch on CPUs. Of a result of up to
-    128 rows and columns together, and of one that lies channels last and has more than three, the four products are
-    added one after the other, each rounded with its sum: of channels in blocks of eight from the third on, of those
-    that are left from the second on. Of others, columns are interpolated first, as PyTorch does with several threads:
-    with one, it takes such results of three channels another way, of which one code in thousands differs."""
+    """A bilinear resize in float32, including positions and weights, with the sums of PyTorch on CPUs.
+
+    For results of up to 128 rows plus columns, and for channels_last results with more than three channels, the four
+    products are added one after another, each rounded with its sum: for channels in blocks of eight starting with the
+    third product, for remaining channels with the second. For other results columns are interpolated first, as PyTorch
+    does with several threads. With a single thread PyTorch computes such results with three channels differently, where
+    one code in thousands differs.
+    """
 
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
         sizes, align_corners, factors = resize(call.op, call.arguments, x.shape[2:])
@@ -194,7 +205,7 @@ class Pt2eResizeBilinear(OfFloats, _Bilinear):
 
 
 def _added(values: list[Tensor], weights: list[Tensor], start: int, count: int, order: Sequence[int]) -> Tensor:
-    """Four products of some channels, in that order."""
+    """The sum of four products for some channels, in this order."""
     parts = [values[i].narrow(1, start, count) for i in order]
     total = parts[0] * weights[order[0]]
     for value, i in zip(parts[1:], order[1:], strict=True):

@@ -1,4 +1,4 @@
-"""softmax of codes, by three conventions. Sums are exact: they do not depend on any order.
+"""softmax of codes, by three conventions. Sums are exact, so they do not depend on an order.
 
 Sources: TFLite, kernels/internal/reference/softmax.h (Softmax, SoftmaxInt16), kernels/internal/common.h
 (GetReciprocal), kernels/internal/quantization_util.cc (PreprocessSoftmaxScaling, CalculateInputRadius),
@@ -24,12 +24,12 @@ from hop.numerics.requantization import fixed_point, floor_quotient, nearest, po
 
 _OPERATORS = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
 _BITS = {torch.int8: 8, torch.uint8: 8, torch.int16: 16}
-_LONGEST = 4096  # rows of 8 bits: beyond, TFLite's and TOSA's sums do not fit 32 bits
+_LONGEST = 4096  # 8-bit rows: for longer ones TFLite's and TOSA's sums do not fit 32 bits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softmax(IntegerFunction):
-    """What the conventions of softmax share."""
+    """Base class of softmax conventions."""
 
     longest: ClassVar[int | None] = None
 
@@ -42,21 +42,23 @@ class Softmax(IntegerFunction):
         if isinstance(format, Integer) and format.bits > 8 and x.dtype != torch.int16:
             raise ValueError(
                 f"{type(self).__name__}: format must have a zero point of -32768 for shares of 16 bits of codes of "
-                f"{x.dtype}, and {format.name} has none; give a format of 8 bits"
+                f"{x.dtype}, but {format.name} has none; give an 8-bit format"
             )
         return codes
 
     def compute(self, x: Tensor, units: Units, codes: Codes, dim: int = -1) -> Tensor:
-        """Softmax along `dim`. The zero point of x cancels. The runtimes store shares in units of their own, which the
-        output's are to be: `output_units` says which."""
+        """Softmax along `dim`. The zero point of x cancels.
+
+        Runtimes store results in fixed units, which the output must have: see `output_units`.
+        """
         size = x.shape[dim] if x.dim() else 1
         if self.longest is not None and x.dtype != torch.int16 and isinstance(size, int) and size > self.longest:
             raise ValueError(
                 f"{type(self).__name__}: dimension {dim} must have at most {self.longest} elements, whose sum fits 32 "
-                f"bits; got {size}; take IBertSoftmax or Division()"
+                f"bits; got {size}; use IBertSoftmax or Division()"
             )
         wide = x.to(torch.int64)
-        steps = wide - wide.amax(dim, keepdim=True) if x.numel() else wide  # 0 and below
+        steps = wide - wide.amax(dim, keepdim=True) if x.numel() else wide  # at most 0
         shares = self.shares(steps, scalar(units.scale, x, torch.float32), dim, x.dtype, codes.dtype)
         low, _ = _units(codes.dtype)
         return shares + low
@@ -65,12 +67,13 @@ class Softmax(IntegerFunction):
         self.whole(codes, torch.int8, torch.uint8)
 
     def shares(self, steps: Tensor, scale: Tensor, dim: int, dtype: torch.dtype, out: torch.dtype) -> Tensor:
-        """Shares in units of the output, from 0 up, of codes less the largest of their row, int64."""
+        """Results in units of the output, from 0 up, for int64 codes minus the largest of their row."""
         raise NotImplementedError
 
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
-        """The scale and the zero point of its codes, of codes of 8 bits; of 16 bits they are 2^-15 and 0, the only ones
-        that formats.INT16 has."""
+        """The scale and zero point of the result for 8-bit codes; 2^-15 and 0 for 16 bits, the only ones of
+        formats.INT16.
+        """
         if isinstance(format, Integer) and format.bits > 8:
             return 2.0**-15, 0
         low, bits = _units(format if isinstance(format, torch.dtype) else format.dtype)
@@ -83,14 +86,15 @@ def _units(dtype: torch.dtype) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteSoftmax(Softmax):
-    """softmax as TFLite's reference kernels compute it, for `beta` · x.
+    """softmax of `beta` · x as in TFLite's reference kernels.
 
-    8 bits, to 8 or 16: x less the largest of its row, in fixed point with five integer bits, exp of it without, the sum
-    with twelve, the reciprocal by Newton's division; scale 1/256 and zero point -128 (0 for uint8), or 1/65536 and
+    8 bits, to 8 or 16: x minus the largest of its row in fixed point with five integer bits, its exp with none, the sum
+    with twelve, and the reciprocal by Newton's division; scale 1/256 and zero point -128 (0 for uint8), or 1/65536 and
     -32768. 16 bits: exp and 1/(1 + x) by tables of 513 entries, scale 1/32768, zero point 0.
 
-    TFLite stops where a row of 8 bits sums to 512 times its largest element or more, and where beta · scale is 2^-26 or
-    less; here such sums go on in the same way, up to rows of 4096, and such scales count as that one."""
+    TFLite aborts if an 8-bit row sums to at least 512 times its largest element, or if beta · scale is at most 2^-26.
+    Here such sums continue in the same way, for rows of up to 4096, and such scales count as 2^-26.
+    """
 
     beta: float = 1.0
 
@@ -117,7 +121,7 @@ class TfliteSoftmax(Softmax):
         rounded = fp.shifted_right(exp, 12)
         exp, rounded = (_taken(t, -steps) for t in (exp, rounded))
         total = rounded.sum(dim, keepdim=True)
-        length = fp.bit_length(total)  # 32 less the leading zeros
+        length = fp.bit_length(total)  # 32 minus the leading zeros
         fraction = total * power_of_two(32 - length) - 2**31
         product = fp.high_product(exp, fp.reciprocal_of_sum(fraction))
         return fp.shifted_right(product, length + 11 - _BITS[out])
@@ -129,7 +133,7 @@ class TfliteSoftmax(Softmax):
         scaled = fp.shifted_right(fp.high_product(left, mantissa), (-shift).clamp(min=0))
         exp = lookup_tables.interpolated(exp_table, (scaled + 32767).clamp(-32768, 32767))
         total = exp.sum(dim, keepdim=True)
-        length = fp.bit_length(total).clamp(15, 40)  # which it is: the largest of a row has 2^15 - 2
+        length = fp.bit_length(total).clamp(15, 40)  # always in this range: the largest of a row has 2^15 - 2
         place = floor_quotient(total * power_of_two(31 - length.clamp(max=31), 16) + 2**13, 2**14) - (2**15 + 2**16)
         reciprocal = lookup_tables.interpolated(reciprocal_table, place.clamp(-32768, 32767))
         half = power_of_two(length - 2, 38)
@@ -137,14 +141,14 @@ class TfliteSoftmax(Softmax):
 
 
 def tables_of_16_bits(like: Tensor) -> tuple[Tensor, Tensor]:
-    """exp of -10 to 0 and 1 / (1 + x) of 0 to 1, in units of 2^-15."""
+    """exp for -10 to 0, and 1 / (1 + x) for 0 to 1, in units of 2^-15."""
     tenth, whole, unit = (scalar(v / 65535.0, like, torch.float64) for v in (10.0, 1.0, 2.0))
     exp = lookup_tables.table_513(torch.exp, tenth, 32767, unit, 0)
     return exp, lookup_tables.table_513(lambda x: torch.ones_like(x) / (1 + x), whole, -32768, unit, 0)
 
 
 def exponentials(scale: Tensor) -> Tensor:
-    """exp(-n · scale) in fixed point without integer bits, n from 0 to 255; 0 where n · scale is above 31."""
+    """exp(-n · scale) in fixed point without integer bits, for n from 0 to 255; 0 where n · scale is above 31."""
     mantissa, shift = fixed_point((scale * 2.0**26).clamp(1.0, 2.0**31 - 1))
     n = torch.arange(256, device=scale.device)
     largest = floor_quotient(torch.full_like(shift, 31 * 2**26), power_of_two(shift))
@@ -158,12 +162,14 @@ def _taken(table: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaSoftmax(Softmax):
-    """softmax of int8 as TensorFlow's legalization to TOSA computes it, for `beta` · x: exp by TABLE, built by the same
-    arithmetic as in TFLite; REDUCE_SUM of its upper 20 bits, CLZ, the reciprocal by Newton's division with MUL, which
-    rounds ties up, and ARITHMETIC_RIGHT_SHIFT, which rounds so, too. Scale 1/256, zero point -128.
+    """softmax of int8, of `beta` · x, as in TensorFlow's legalization to TOSA.
 
-    It differs from TFLite by one code at most. Sums of 512 times the largest element or more, where TOSA's shift has no
-    meaning, go on in the same way."""
+    exp by TABLE, built with the same arithmetic as in TFLite; REDUCE_SUM of its upper 20 bits, CLZ, the reciprocal by
+    Newton's division with MUL, and ARITHMETIC_RIGHT_SHIFT, both of which round ties up. Scale 1/256, zero point -128.
+
+    The result differs from TFLite's by at most one code. Sums of at least 512 times the largest element, for which
+    TOSA's shift is undefined, continue in the same way.
+    """
 
     beta: float = 1.0
 
@@ -203,13 +209,16 @@ def _shifted_up(x: Tensor, bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IBertSoftmax(Softmax):
-    """softmax as I-BERT computes it: with q = floor(x / -ln 2) halvings and the rest r, exp is a polynomial of degree
-    two of r, shifted by q; it is requantized to 16 bits, whose largest code is `exp_max`, and a share is exp ·
-    floor(2^32 / sum) in units of 1/256, rounded down.
+    """softmax as in I-BERT.
 
-    In the paper's code a model in evaluation holds `exp_max`, found while it was calibrated; near 1, which is exp(0).
-    The polynomial's coefficients are the code's. Integers are exact here, where that code simulates them in float32 and
-    float64. Scales below 2^-14, whose polynomial does not fit 32 bits, count as 2^-14."""
+    With q = floor(x / -ln 2) halvings and the remainder r, exp is a polynomial of degree two in r, shifted by q. It is
+    requantized to 16 bits, whose largest code is `exp_max`; the result is exp · floor(2^32 / sum) in units of 1/256,
+    rounded down.
+
+    In the paper's code a model in evaluation mode stores `exp_max`, found during calibration; it is near 1, which is
+    exp(0). The polynomial's coefficients are those of the code. Integers are exact here, where that code simulates them
+    in float32 and float64. Scales below 2^-14, for which the polynomial does not fit 32 bits, count as 2^-14.
+    """
 
     exp_max: float = 1.0
 
@@ -232,7 +241,7 @@ class IBertSoftmax(Softmax):
         halvings = floor_quotient(-x, -ln2)
         rest = x - ln2 * halvings
         polynomial = ((rest + linear) * rest + constant).clamp(min=0)
-        # polynomial · 2^(30 - halvings) has the unit a · scale^2 / 2^30, in which 2^30 cancels
+        # polynomial · 2^(30 - halvings) has the unit a · scale^2 / 2^30, where 2^30 cancels
         mantissa, shift = fixed_point(scale * scale * a * 32767 / scalar(self.exp_max, scale, torch.float64))
         right = halvings + 31 - shift
         exp = nearest(polynomial * mantissa, power_of_two(right.clamp(0, 62)), "even")

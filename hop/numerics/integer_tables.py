@@ -1,4 +1,4 @@
-"""Functions of single codes by tables.
+"""Functions of single codes, by tables.
 
 Sources: TFLite, kernels/internal/common.h (LUTPopulate, LUTLookup, sigmoid_table_uint16), kernels/activations.cc
 (TanhPrepare, SigmoidPrepare, GeluPrepare, EluPrepare), kernels/elementwise.cc (exp, rsqrt of 16 bits),
@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 
 def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of float32, found in float64 and rounded once."""
+    """A function of float32, computed in float64 and rounded once."""
     return lambda x: function(x.to(torch.float64)).to(x.dtype)
 
 
@@ -55,8 +55,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x * _sigmoid(x),
     "tanh": _tanh,
 }
-"""What TfliteTable tabulates, by name: from float32 tensors to float32 tensors, each operation rounded. A function that
-is added here can be named, too."""
+"""The functions that TfliteTable supports, by name: from float32 to float32 tensors, each operation rounded. Functions
+added here are supported too.
+"""
 
 _OPERATORS = {
     "elu": _aten.elu.default,
@@ -71,12 +72,13 @@ _OPERATORS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteTable(IntegerFunction):
-    """`function`, a name in FUNCTIONS, by the tables that TFLite builds of it when it prepares.
+    """`function`, a name in FUNCTIONS, by the tables that TFLite builds while preparing.
 
-    8 bits: of all 256 codes; each dequantized, put through the function and multiplied by the reciprocal of the
-    output's scale, in float32, and rounded to the nearest, ties away from zero. 16 bits: of 513 codes, 128 apart, with
-    a straight line between each two. TFLite uses them for elu, exp, gelu, sigmoid and tanh of 8 bits, and for exp and
-    gelu of 16; sigmoid and tanh of 16 bits are TfliteSigmoid. It takes one dtype for codes of both sides."""
+    8 bits: of all 256 codes, each dequantized, passed through the function and multiplied by the reciprocal of the
+    output's scale in float32, and rounded to nearest, ties away from zero. 16 bits: of 513 codes, 128 apart, with
+    linear interpolation. TFLite uses them for elu, exp, gelu, sigmoid and tanh with 8 bits, and for exp and gelu with
+    16; sigmoid and tanh with 16 bits are TfliteSigmoid. Input and output codes have the same dtype.
+    """
 
     function: str = "gelu"
 
@@ -108,12 +110,13 @@ class TfliteTable(IntegerFunction):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteRsqrt(IntegerFunction):
-    """1 / √x of int16 codes, by the table of 513 entries that TFLite builds when it prepares, 128 codes apart, with a
-    straight line between each two; at 0 it is the largest number of the output. So it is below 0, where TFLite stops.
-    The zero points are 0.
+    """1 / √x of int16 codes, by TFLite's table of 513 entries, 128 codes apart, with linear interpolation.
 
-    A straight line lies off by (3/32) · (128 / n)² of the result at code n: a tenth of it at 112, 1/1000 at 1,240. Give
-    x a scale by which the numbers that matter are above."""
+    At 0 and below, where TFLite aborts, the result is the output's largest value. Zero points are 0.
+
+    Linear interpolation has a relative error of (3/32) · (128 / n)² at code n: a tenth at 112, 1/1000 at 1,240. Choose
+    the scale of x so that relevant values are above that.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int16,)
 
@@ -136,7 +139,7 @@ class TfliteRsqrt(IntegerFunction):
 
 
 # fmt: off
-_RAISED = (  # entries of TFLite's table that are one above the nearest number
+_RAISED = (  # entries of TFLite's table that are one above the nearest value
     4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46, 49,
     50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255,
 )
@@ -145,9 +148,11 @@ _RAISED = (  # entries of TFLite's table that are one above the nearest number
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteSigmoid(IntegerFunction):
-    """sigmoid or tanh of int16 codes, by a straight line between entries of one table: sigmoid(n / 24), n from 0 to
-    255, in units of 2^-16, 44 of them one above the nearest number, as TFLite's table has them. The zero points are 0,
-    the output's scale is 2^-15."""
+    """sigmoid or tanh of int16 codes, by linear interpolation between entries of one table.
+
+    The table is sigmoid(n / 24) for n from 0 to 255, in units of 2^-16; 44 entries are one above the nearest value, as
+    in TFLite's table. Zero points are 0, and the output's scale is 2^-15.
+    """
 
     function: str = "sigmoid"
 
@@ -184,8 +189,10 @@ class TfliteSigmoid(IntegerFunction):
 
 
 def _multiplier(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """What takes a code to units of 1 / (3 · 4096), as a number of 15 bits and a shift. For scales of 2^-12 and 2^-11
-    it is exact, 3 and 6."""
+    """The multiplier from codes to units of 1 / (3 · 4096), as a 15-bit number and a shift.
+
+    It is exact, 3 and 6, for scales of 2^-12 and 2^-11.
+    """
     wide = scale.to(torch.float64) * (4096.0 * 3.0)
     shift = torch.zeros_like(wide, dtype=torch.int64)
     for _ in range(31):

@@ -1,13 +1,13 @@
-"""Linear interpolation as upsample_linear1d, upsample_bilinear2d and upsample_trilinear3d of PyTorch have it: between
-which elements one of the result lies, and how near to each.
+"""Linear interpolation as in PyTorch's upsample_linear1d, upsample_bilinear2d and upsample_trilinear3d.
 
-Along a dimension of n elements, `size` in the result, element i of the result lies at
+Along a dimension of n elements with `size` results, result i is at position
 
-    align_corners       i · (n - 1) / (size - 1), and at 0 where size is 1
-    otherwise           max((i + ½) · r - ½, 0), r = n / size, or 1 / factor where a factor is given
+    align_corners         i · (n - 1) / (size - 1), and 0 if size is 1
+    otherwise             max((i + ½) · r - ½, 0), r = n / size, or 1 / factor if a factor is given
 
 Sources: PyTorch, aten/src/ATen/native/UpSample.h (area_pixel_compute_scale, area_pixel_compute_source_index), and
-aten/src/ATen/native/cpu/UpSampleKernel.cpp (compute_source_index_and_lambda): what keeps its size is a copy.
+aten/src/ATen/native/cpu/UpSampleKernel.cpp (compute_source_index_and_lambda): a dimension that keeps its size is
+copied.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ BILINEAR = (_aten.upsample_bilinear2d.default, _aten.upsample_bilinear2d.vec)
 
 
 class Resize(NamedTuple):
-    """What a call asks for: of each dimension that it changes the size, and the factor where one is given."""
+    """The sizes of the resized dimensions, and the factor of each if given."""
 
     sizes: list[Any]
     align_corners: bool
@@ -31,7 +31,7 @@ class Resize(NamedTuple):
 
 
 class Neighbors(NamedTuple):
-    """The elements before and after each of the result, int64, and the weight of the second, float64."""
+    """The elements before and after each result, int64, and the weight of the second, float64."""
 
     low: Tensor
     high: Tensor
@@ -39,11 +39,11 @@ class Neighbors(NamedTuple):
 
 
 def resize(op: OpOverload, rest: Sequence[Any], before: Sequence[Any]) -> Resize:
-    """That of a call: `rest` are the arguments after the tensor, `before` its sizes along the dimensions that change.
+    """Parse a call: `rest` are the arguments after the tensor, `before` its sizes along the resized dimensions.
 
     Raises:
-        ValueError: both of output_size and scale_factors are given, or none; they are not one for each dimension; a
-            size is below 1.
+        ValueError: both output_size and scale_factors are given, or neither; their number does not match; or a size is
+            below 1.
     """
     if str(op).endswith(".vec"):
         sizes, align_corners, factors = [*rest, *(None, False, None)[len(rest) :]]
@@ -71,13 +71,13 @@ def resize(op: OpOverload, rest: Sequence[Any], before: Sequence[Any]) -> Resize
 
 
 def neighbors(n: Any, size: Any, align_corners: bool, factor: float | None, device: torch.device) -> Neighbors:
-    """Along one dimension of n elements."""
+    """The neighbors along one dimension of n elements."""
     i = torch.arange(size, device=device).to(torch.float64)
     if factor is not None:
         place = ((i + 0.5) * (1.0 / factor) - 0.5).clamp(min=0)
         low = place.floor().clamp(max=n - 1)
         weight = (place - low).clamp(max=1)
-    else:  # in whole parts, so that each place is rounded once
+    else:  # in integers, so that each position is rounded once
         places, parts = (
             (i * (n - 1), torch.sym_max(size - 1, 1)) if align_corners else ((2 * i + 1) * n - size, 2 * size)
         )
@@ -89,7 +89,7 @@ def neighbors(n: Any, size: Any, align_corners: bool, factor: float | None, devi
 
 
 def interpolated(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: Sequence[int]) -> Tensor:
-    """op(x, *rest) of float64, one dimension after the other."""
+    """op(x, *rest) for float64 x, one dimension after the other."""
     sizes, align_corners, factors = resize(op, rest, [x.shape[d] for d in dims])
     for d, size, factor in zip(dims, sizes, factors, strict=True):
         low, high, weight = neighbors(x.shape[d], size, align_corners, factor, x.device)

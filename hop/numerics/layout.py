@@ -1,7 +1,7 @@
-"""Layout: what forms of the codes of a quantized tensor share; and Tiled, which the native kernels read. One is a
-frozen value, a field of the quantizer.
+"""Layout: base class of the storage forms of codes; and Tiled, which native kernels read.
 
-What code outside asks a layout is a property or a method here, so that a new one answers for itself.
+A layout is a frozen value, a field of the quantizer. Code elsewhere only uses its properties and methods, so new
+layouts need no changes there.
 """
 
 import math
@@ -22,106 +22,107 @@ from hop.numerics.spelling import Value
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layout(Value):
-    """What all layouts share: how the codes of a tensor are held."""
+    """Base class of layouts: how the codes of a tensor are stored."""
 
     tiled: ClassVar[bool] = False
-    """Whether what is held has other dimensions than the tensor, or sums over them, so that no view of it is a view of
-    the tensor."""
+    """Whether the stored tensor has other dimensions than the tensor, or sums over them, so that it has no matching
+    views.
+    """
 
     has_plain_codes: ClassVar[bool] = False
-    """Whether the codes lie as in the plain form, so that what reads those reads these."""
+    """Whether the codes are stored as in the plain layout, so that readers of that can read them."""
 
     panel: ClassVar[int] = 1
-    """How many rows of a matrix are held together."""
+    """The number of rows of a matrix that are stored together."""
 
     is_decoded: ClassVar[bool] = False
-    """Whether what is held are numbers, which do not become codes again."""
+    """Whether decoded values are stored, which cannot be turned into codes again."""
 
     is_dense: ClassVar[bool] = False
-    """Whether it takes fewer bytes than the plain form, so that files hold it too."""
+    """Whether it is smaller than the plain layout, so that files store it too."""
 
     @property
     def tiles(self) -> "Tiled | None":
-        """The tiles that the native kernels read, if it is of such."""
+        """The tiles that native kernels read; None for other layouts."""
         return None
 
     @property
     def of_matrix(self) -> "Tiled | None":
-        """The layout of each matrix of a stack, if it is one for stacks."""
+        """The layout of each matrix of a stack; None if it is not for stacks."""
         return None
 
     def transposed(self) -> "Layout | None":
-        """The layout in which what is held of a matrix is what is held of the transposed one; None if there is none."""
+        """The layout that reads W's packed buffer as W.T, or None."""
         return None
 
     def of_transposed(self, held: Tensor) -> Tensor:
-        """What is held of the transposed matrix in that layout, in the same memory."""
+        """The buffer of the transposed matrix in that layout, in the same memory."""
         return held
 
     def check(self, format: Format, rule: Rule) -> None:
-        """Raise ValueError if tensors of `format` cannot be laid out so."""
+        """Raise ValueError if tensors of `format` cannot be stored in this layout."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Raise ValueError if a tensor of `shape` cannot."""
+        """Raise ValueError if a tensor of `shape` cannot be stored in this layout."""
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of what is held of the codes of a tensor of `shape`."""
+        """The shape and dtype of the stored codes of a tensor of `shape`."""
         raise NotImplementedError
 
     def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """What stands for each of `codes`; `tensors` are those beside them, in shapes that broadcast."""
+        """The stored element for each of `codes`; `tensors` are scales and the like, in shapes that broadcast."""
         return codes
 
     def arrange(self, packed: Tensor, format: Format) -> Tensor:
-        """What is held of what stands for each element of the tensor."""
+        """Arrange the stored elements, one per element of the tensor, in the layout's order."""
         return packed
 
     def restore(
         self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """The inverse of `arrange`, for a tensor of `shape`; `beside` is what is stored beside the codes."""
+        """The inverse of `arrange`, for a tensor of `shape`; `beside` are the additional buffers."""
         return packed
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
+        """The float32 values of the codes, for a decoded layout: the inverse of `pack`."""
         raise NotImplementedError
 
     def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
-        """The name, dtype and block of what is stored beside the codes and what the rule stores."""
+        """The name, dtype and block of additional buffers, besides codes and those of the rule."""
         return {}
 
     def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
-        """That, of the codes of a tensor, one to an element."""
+        """The additional buffers for a tensor's codes, one per element."""
         return {}
 
     def per_byte(self, format: Format) -> int:
-        """How many codes share an element of what is held, along the last dimension."""
+        """The number of codes in an element of the buffer, along the last dimension."""
         return 1
 
     def suits(self, device: torch.device) -> bool:
-        """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
+        """Whether kernels of a device read it; a tensor moved to another device is converted to the plain layout."""
         return True
 
 
-ROWS, SLICE, QUAD = 32, 64, 4  # of a panel; of what is summed: successive elements side by side, and of a byte's lane
+ROWS, SLICE, QUAD = 32, 64, 4  # rows of a panel, summed elements of a tile, successive codes per row
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tiled(Layout):
-    """Codes in the order in which the matrix units of CPUs read them: what the native kernels multiply.
+    """Codes in the order in which CPU matrix units read them, for the native kernels.
 
     A matrix of rows that are summed along, (R, K), becomes
 
-        [R / 32][K / 64][2][16][64] bytes        32 rows as two tiles of 16; of each tile 16 quads of 16 rows · 4 codes
+        [R / 32][K / 64][2][16][64] bytes        32 rows as two tiles of 16; each tile has 16 quads of 16 rows · 4 codes
 
-    filled up with zeros. Codes of 4 bits: bytes of quads 2i and 2i + 1 in one, [R / 32][K / 64][2][8][64].
-    The weight of a convolution, (O, I, *kernel), is the matrix (O, kernel · I), channels last.
+    padded with zeros. For 4-bit codes, the bytes of quads 2i and 2i + 1 share one, [R / 32][K / 64][2][8][64]. The
+    weight of a convolution, (O, I, *kernel), is stored as the matrix (O, kernel · I), channels last.
 
     Args:
-        columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
-        sums: whether code_sums are stored beside the codes of a matrix of integers: Σ codes of each row, int32. A zero
-            point of the other factor is multiplied by them, so a product need not find them again in each call.
-            Whoever writes to the codes writes them too, as operators in place of the tensor do.
+        columns: whether a matrix is summed along its first dimension, like the second factor of mm: (K, R).
+        sums: whether code_sums are stored for a matrix of integers: Σ codes of each row, int32. The other factor's zero
+            point is multiplied by them, so a product need not compute them in each call. In-place operators on the
+            tensor update them; code that writes to the codes directly must do so, too.
     """
 
     columns: bool = False
@@ -150,21 +151,21 @@ class Tiled(Layout):
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in (4, 8):
             raise ValueError(
-                f"layout={self} is for codes of 4 or 8 bits, and {format.name} has {format.bits}; take another layout, "
+                f"layout={self} is for codes of 4 or 8 bits, but {format.name} has {format.bits}; use another layout, "
                 "or None"
             )
         if self.sums and not format.is_integer:
-            raise ValueError(f"layout={self} keeps sums of integers, and {format.name} is none; take sums=False")
+            raise ValueError(f"layout={self} keeps sums of integers, but {format.name} has none; use sums=False")
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 2 or ((self.columns or self.sums) and len(shape) != 2):
             of = "matrices" if self.columns or self.sums else "matrices and weights of convolutions"
             raise ValueError(
-                f"layout={self} is for {of}; got shape {tuple(shape)}; give such a tensor, or take layout=None"
+                f"layout={self} is for {of}; got shape {tuple(shape)}; give such a tensor, or use layout=None"
             )
 
     def matrix(self, shape: Sequence[int]) -> tuple[int, int]:
-        """(R, K)."""
+        """The number of rows R and columns K of the matrix that a tensor of this shape is stored as."""
         rows, *rest = reversed(shape) if self.columns else shape
         return rows, math.prod(rest)
 
@@ -189,8 +190,15 @@ class Tiled(Layout):
         return (low + high * 16).to(torch.uint8)
 
     def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
-        """Codes of some rows of a matrix, of `size` each, in the plain form: a byte for each of 8 bits, and one for two
-        of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
+        """Read the codes of some rows of a matrix with `size` columns, in the plain form.
+
+        8-bit codes take one byte each, two 4-bit codes share one. Only the bytes of these rows are read.
+
+        Args:
+            packed: the packed codes.
+            at: the indices of existing rows, an integer tensor.
+            size: the number of columns.
+        """
         panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
         tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
         codes = packed.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
@@ -220,10 +228,10 @@ class Tiled(Layout):
 
 
 def sums_described(columns: bool) -> dict[str, tuple[torch.dtype, Block]]:
-    """What sums are, as Layout.stored says it."""
+    """The buffer of sums, described as in Layout.stored."""
     return {"code_sums": (torch.int32, (-1, 1) if columns else (1, -1))}
 
 
 def sums_of(codes: Tensor, columns: bool) -> dict[str, Tensor]:
-    """Σ codes of each row of a matrix, (R, 1), or (1, R) of its columns."""
+    """The sums of the codes of each row of a matrix, (R, 1), or of its columns, (1, R)."""
     return {"code_sums": codes.sum(0 if columns else 1, keepdim=True, dtype=torch.int32)}

@@ -1,6 +1,6 @@
-"""Layouts: other forms of the codes of a quantized tensor, which a kernel reads faster. None is the plain form.
+"""Layouts: other storage forms of a quantized tensor's codes, which some kernels read faster. None is the plain layout.
 
-hop.pack brings a tensor to one.
+hop.pack converts a tensor to one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,12 @@ __all__ = ["Decoded", "Layout", "Planes", "Stacked", "Summed", "Tiled"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Decoded(Layout):
-    """decode(codes) · fold, in bfloat16: what a product in bfloat16 multiplies.
+    """decode(codes) · fold, in bfloat16: the values that a bfloat16 product multiplies.
 
     fold is the part of the scale that has few bits (hop.scale_rules.Rule.block_scale_of): the power of two of MX, the
-    e4m3 of NVFP4. The product is exact, so that the numbers are found again by division; but bfloat16 has fewer bits
-    below 2^-126."""
+    e4m3 scale of NVFP4. The product is exact, so division restores the values; but bfloat16 has less precision below
+    2^-126.
+    """
 
     dtype: torch.dtype = torch.bfloat16
 
@@ -38,7 +39,7 @@ class Decoded(Layout):
     def check(self, format: Format, rule: Rule) -> None:
         if not format.is_float or self.dtype != torch.bfloat16:
             raise ValueError(
-                f"layout={self} is for formats of floats, in bfloat16; got {format.name}; take another layout, or None"
+                f"layout={self} is for float formats, in bfloat16; got {format.name}; use another layout, or None"
             )
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
@@ -58,14 +59,14 @@ class Decoded(Layout):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Summed(Layout):
-    """Codes of integers of 8 bits in the plain form, and code_sums beside them, as Tiled has them: Σ codes of each row
-    of a matrix, int32, by which a product on a GPU multiplies a zero point of the other factor.
+    """8-bit integer codes in plain layout, with code_sums as in Tiled: Σ codes of each row of a matrix, int32.
 
-    Whoever writes to the codes writes the sums too, as operators in place of the tensor do. A part of a row has other
-    sums, so that views of such a tensor, but the transpose, are plain, dequantized tensors.
+    A product on a GPU multiplies the other factor's zero point by these sums. In-place operators on the tensor update
+    them; code that writes to the codes directly must do so, too. Parts of a row have other sums, so all views except
+    the transpose are plain, dequantized tensors.
 
     Args:
-        columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
+        columns: whether a matrix is summed along its first dimension, like the second factor of mm: (K, R).
     """
 
     columns: bool = False
@@ -91,20 +92,20 @@ class Summed(Layout):
     def check(self, format: Format, rule: Rule) -> None:
         if not format.is_integer or format.bits != 8:
             raise ValueError(
-                f"layout={self} keeps sums of integers of 8 bits, and {format.name} has none; take layout=None"
+                f"layout={self} keeps sums of 8-bit integers, but {format.name} is another format; use layout=None"
             )
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) != 2:
             raise ValueError(
-                f"layout={self} is for matrices; got shape {tuple(shape)}; give such a tensor, or take layout=None"
+                f"layout={self} is for matrices; got shape {tuple(shape)}; give such a tensor, or use layout=None"
             )
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
         return tuple(shape), format.dtype
 
     def rows(self, packed: Tensor, at: Tensor, size: int) -> Tensor:
-        """Codes of some rows of a matrix, as Tiled.rows."""
+        """The codes of some rows of a matrix, as Tiled.rows."""
         return packed.index_select(0, at)
 
     def suits(self, device: torch.device) -> bool:
@@ -113,8 +114,9 @@ class Summed(Layout):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stacked(Layout):
-    """A stack of matrices (E, R, K), each in tiles, one after the other: a matrix of it is one that is Tiled, in the
-    same memory. What products of single matrices of a stack read, as those of experts do.
+    """A stack of matrices (E, R, K), each in tiles, one after another. Each matrix is a Tiled one in the same memory.
+
+    Read by products with single matrices of a stack, such as those of experts.
 
     Args:
         columns: whether the matrices are summed along their first dimension: (E, K, R).
@@ -139,7 +141,7 @@ class Stacked(Layout):
         if len(shape) != 3:
             raise ValueError(
                 f"layout={self} is for stacks of matrices; got shape {tuple(shape)}; give a tensor of three "
-                "dimensions, or take layout=None"
+                "dimensions, or use layout=None"
             )
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
@@ -166,13 +168,15 @@ class Stacked(Layout):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Planes(Layout):
-    """Codes of 3, 5 or 6 bits without bits to spare, cut into two planes: codes holds the low bits of each, high_codes
-    the others; in both several share a byte along the last dimension (hop.numerics.packing).
+    """Codes of 3, 5 or 6 bits without unused bits, split into two planes.
 
-    bits   low: codes in a byte   high: codes in a byte
-    3      2: 4                   1: 8
-    5      4: 2                   1: 8
-    6      4: 2                   2: 4
+    codes has the low bits of each code, high_codes the others. In both, several share a byte along the last dimension
+    (hop.numerics.packing):
+
+        bits    low: codes per byte     high: codes per byte
+        3       2: 4                    1: 8
+        5       4: 2                    1: 8
+        6       4: 2                    2: 4
     """
 
     is_dense: ClassVar[bool] = True
@@ -180,12 +184,12 @@ class Planes(Layout):
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in _LOW or format.dtype.is_floating_point:
             raise ValueError(
-                f"layout={self} is for codes of 3, 5 or 6 bits, and {format.name} has {format.bits}; take layout=None"
+                f"layout={self} is for codes of 3, 5 or 6 bits, but {format.name} has {format.bits}; use layout=None"
             )
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) == 0:
-            raise ValueError(f"layout={self} is for tensors of one dimension and more; got shape (); take layout=None")
+            raise ValueError(f"layout={self} is for tensors with at least one dimension; got shape (); use layout=None")
 
     def per_byte(self, format: Format) -> int:
         return 8 // _LOW[format.bits]
@@ -201,7 +205,8 @@ class Planes(Layout):
 
     def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         low = _LOW[format.bits]
-        high = torch.div(codes.to(torch.int16), 2**low, rounding_mode="floor")  # of a signed code too
+        # floor division also handles signed codes
+        high = torch.div(codes.to(torch.int16), 2**low, rounding_mode="floor")
         return {"high_codes": packing.pack(high, format.bits - low)}
 
     def restore(
@@ -226,23 +231,23 @@ def check(layout: Layout, format: Format, scale: Rule, flat: bool) -> None:
         )
     layout.check(format, scale)
     if flat and (layout.tiled or layout.stored(format)):
-        raise ValueError(f"flat=True: layout={layout} is for blocks of dimensions; take layout=None")
+        raise ValueError(f"flat=True: layout={layout} is for blocks of dimensions; use layout=None")
 
 
 def has_plain_codes(layout: Layout | None) -> bool:
-    """Whether codes lie as in the plain form, whatever is stored beside them."""
+    """Whether codes are stored as in the plain layout, possibly with additional buffers."""
     return layout is None or layout.has_plain_codes
 
 
 def dense(format: Format) -> Planes | None:
-    """The layout that takes fewer bytes than the plain form; None if there is none."""
+    """The layout that is smaller than the plain one; None if there is none."""
     return Planes() if format.bits in _LOW and not format.dtype.is_floating_point else None
 
 
 _LOW = {3: 2, 5: 4, 6: 4}
-"""The bits of a code in its low plane."""
+"""Bits per code in the low plane."""
 
 
 def sums_first(block: Block) -> bool:
-    """Whether a matrix with this block shares its scales along the first dimension, over which it is then summed."""
+    """Whether a matrix with this block shares scales along its first dimension, which products then sum over."""
     return len(block) >= 2 and block[-2] not in (1,) and block[-1] == 1

@@ -1,4 +1,4 @@
-"""Tables of functions of int16 codes: 513 entries, between which one interpolates (TFLite, internal/common.h)."""
+"""Lookup tables for functions of int16 codes: 513 entries with linear interpolation (TFLite, internal/common.h)."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,10 @@ from hop.numerics.requantization import floor_quotient
 
 
 def half_away(x: Tensor) -> Tensor:
-    """x, of any dtype, to the nearest integer, ties away from zero, in that dtype. Found in float64: in float32 the sum
-    with a half would itself be rounded."""
+    """Round x to the nearest integer, ties away from zero, in its dtype.
+
+    Computed in float64, because in float32 the sum with one half would itself be rounded.
+    """
     wide = x.to(torch.float64)
     return (wide.sign() * (wide.abs() + 0.5).floor()).to(x.dtype)
 
@@ -18,8 +20,11 @@ def half_away(x: Tensor) -> Tensor:
 def table_513(
     function: Callable[[Tensor], Tensor], scale: Tensor, zero: Tensor | int, out_scale: Tensor, out_zero: Tensor | int
 ) -> Tensor:
-    """Entries of int16 codes at -32768, -32640, ... 32768, int64: each lies off the function by half of what a straight
-    line to the next would be off in the middle. In the dtype of the scales, as TFLite's LUTPopulate<int16_t>."""
+    """Table entries for int16 codes at -32768, -32640, ... 32768, as int64.
+
+    Each entry deviates from the function by half of the interpolation error in the middle of its interval. Computed in
+    the dtype of the scales, as in TFLite's LUTPopulate<int16_t>.
+    """
     dtype = scale.dtype
     zero, out_zero = (z.to(dtype) if isinstance(z, Tensor) else torch.full_like(scale, z) for z in (zero, out_zero))
     low, high = scale * (-32768 - zero), scale * (32767 - zero)
@@ -35,7 +40,7 @@ def table_513(
 
 
 def interpolated(table: Tensor, codes: Tensor) -> Tensor:
-    """What a table of 513 entries gives for int16 codes, int64 tensors."""
+    """Interpolate a table of 513 entries at int16 codes; all tensors are int64."""
     at = floor_quotient(codes, 128)
     rest = codes - at * 128
     low, high = (table.index_select(0, (at + 256 + d).reshape(-1)).reshape(codes.shape) for d in (0, 1))
@@ -43,5 +48,5 @@ def interpolated(table: Tensor, codes: Tensor) -> Tensor:
 
 
 def _in_16_bits(x: Tensor) -> Tensor:
-    """What an int16 holds of x: of a table that falls or rises by half of the codes and more, the rest is lost."""
+    """Wrap x to 16 bits: TFLite's int16 overflows where a table changes by half of the code range or more."""
     return (x + 32768).remainder(65536) - 32768

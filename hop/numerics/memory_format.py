@@ -1,8 +1,7 @@
-"""Memory formats: channels last, or contiguous; and matrices that lie transposed.
+"""Memory formats: channels_last or contiguous; and transposed matrices.
 
-    (N, C, *S) lies channels last if (N, *S, C) is contiguous, and it is not so itself.
-
-PyTorch's own questions after a memory format, and its copies into one, are not to be had under vmap; these are.
+(N, C, *S) is channels_last if (N, *S, C) is contiguous and it is not contiguous itself. PyTorch's own queries and
+copies of memory formats are not available under vmap; these are.
 """
 
 from collections.abc import Sequence
@@ -13,31 +12,31 @@ from torch import Tensor
 
 from hop.compat import subclasses
 
-_DIMENSIONS = (4, 5)  # of the tensors that PyTorch has a name for: torch.channels_last, torch.channels_last_3d
+_DIMENSIONS = (4, 5)  # dimensions with a PyTorch name: torch.channels_last, torch.channels_last_3d
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether x, of four or five dimensions, lies channels last."""
+    """Whether x, of four or five dimensions, is channels_last."""
     return x.dim() in _DIMENSIONS and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def is_transposed(x: Tensor) -> bool:
-    """Whether matrices lie as their transposes."""
+    """Whether the matrices are transposes of contiguous ones."""
     return x.dim() > 1 and not x.is_contiguous() and x.mT.is_contiguous()
 
 
 def dense(x: Tensor) -> Tensor:
-    """x, as it is where it lies channels last, else contiguous."""
+    """x itself if it is channels_last, else made contiguous."""
     return x if is_channels_last(x) else x.contiguous()
 
 
 def like(x: Tensor, other: Tensor) -> Tensor:
-    """x, of the shape of `other`: channels last where `other` lies so, else contiguous."""
+    """x in the memory format of `other`, which has the same shape: channels_last or contiguous."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_channels_last(other) else x.contiguous()
 
 
 def strides(shape: Sequence[Any], other: Tensor) -> tuple[Any, ...]:
-    """The strides of a tensor of `shape` that is channels last where `other` is, else contiguous."""
+    """The strides of a tensor of `shape` in the memory format of `other`: channels_last or contiguous."""
     if not is_channels_last(other):
         return subclasses.contiguous_strides(shape)
     n, channels, *size = shape
@@ -46,5 +45,5 @@ def strides(shape: Sequence[Any], other: Tensor) -> tuple[Any, ...]:
 
 
 def empty(shape: Sequence[Any], other: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of `shape` without values, on the device of `other`, with those strides."""
+    """An uninitialized tensor of `shape` with these strides, on the device of `other`."""
     return torch.empty_strided(tuple(shape), strides(shape, other), dtype=dtype, device=other.device)

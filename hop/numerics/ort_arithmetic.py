@@ -1,7 +1,6 @@
-"""Sums, products, means, average pools and softmax of codes by onnxruntime's operators of integers, on x86 CPUs with
-AVX2.
+"""Sums, products, means, average pools and softmax of codes by onnxruntime's integer operators, on x86 CPUs with AVX2.
 
-They find codes by float32, each in an order of its own. Some fuse a product with a sum, as `fma` here, and round once.
+They compute codes in float32, each in its own order. Some fuse a product with a sum, as `fma` here, and round once.
 
 Sources: onnxruntime 1.32, onnxruntime/core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper, as
 gcc compiles it), qlmul.cpp (MlasQLinearMulKernel), qlgavgpool.cpp (MlasQLinearGlobalAveragePool);
@@ -24,18 +23,20 @@ from hop.numerics.tables import float32
 
 _aten = torch.ops.aten
 _LARGEST = float(torch.finfo(torch.float32).max)
-_RESERVE = 5  # powers of e that the sum of softmax stays below the largest float32
+_RESERVE = 5  # the sum of softmax stays below the largest float32 by this many powers of e
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a · b + c of float32, rounded once; a holds integers of at most 20 bits. In float64 the product is exact, and so
-    is the sum unless c is 2^20 times as large."""
+    """a · b + c in float32, rounded once; a has integers of at most 20 bits.
+
+    In float64 the product is exact, and so is the sum unless c is 2^20 times as large.
+    """
     wide = torch.float64
     return (a.to(wide) * b.to(wide) + c.to(wide)).to(torch.float32)
 
 
 class _Ort(IntegerFunction):
-    """What they share: the last step, which rounds to the nearest, ties to even."""
+    """Base class: the last step rounds to nearest, ties to even."""
 
     def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
         return super().finished(y.round(), units, codes)
@@ -43,17 +44,18 @@ class _Ort(IntegerFunction):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrtAdd(_Ort, OfTwo):
-    """A sum of two tensors: with M1 and M2 the scales over the output's,
+    """A sum of two tensors. With M1 and M2 the scales over the output's,
 
         codes = round(fma(x, M1, fma(other, M2, zero - fma(zero1, M1, zero2 · M2))))
 
-    Where x is one number for the whole of the last dimension that the two do not share, they change places."""
+    If x is a single number along the last dimension in which the two differ, they are swapped.
+    """
 
     operators: ClassVar[tuple[OpOverload, ...]] = (_aten.add.Tensor,)
 
     def combined(self, x: Tensor, units: Units, other: Second) -> Tensor:
         if other.subtracts:
-            raise ValueError("OrtAdd: subtracts must be False; onnxruntime has no difference of codes")
+            raise ValueError("OrtAdd: subtracts must be False; onnxruntime cannot subtract codes")
         if _is_repeated(x.shape, other.codes.shape):
             swapped = units._replace(scale=other.scale, zero_point=other.zero_point)
             x, units, other = other.codes, swapped, Second(x, units.scale, units.zero_point, False)
@@ -65,7 +67,7 @@ class OrtAdd(_Ort, OfTwo):
 
 
 def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether a tensor of sizes `a` is one number along the last dimension that it does not share with `b`."""
+    """Whether a tensor of sizes `a` is one number along the last dimension in which `a` and `b` differ."""
     n = max(len(a), len(b))
     wide = zip((*[1] * (n - len(a)), *a), (*[1] * (n - len(b)), *b), strict=True)
     for own, its in reversed(list(wide)):
@@ -76,8 +78,10 @@ def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrtMultiply(_Ort, OfTwo):
-    """A product of two tensors, element by element: round(float32(n) · M + zero), n the exact product of codes less
-    their zero points, M = (s1 · s2) / scale, each operation rounded to float32."""
+    """An elementwise product of two tensors: round(float32(n) · M + zero).
+
+    n is the exact product of codes minus zero points, M = (s1 · s2) / scale, and each operation is rounded to float32.
+    """
 
     operators: ClassVar[tuple[OpOverload, ...]] = (_aten.mul.Tensor,)
 
@@ -90,7 +94,7 @@ class OrtMultiply(_Ort, OfTwo):
 
 
 def _mean(x: Tensor, units: Units, call: Reduction) -> Tensor:
-    """The codes of a mean, float32, not yet clamped: the sum times s / (scale · n), of n elements."""
+    """The codes of a mean in float32, before clamping: the sum times s / (scale · n), for n elements."""
     scale, output_scale = units.scales(x, torch.float32)
     total, count = exact_sum(x, units, call)
     steps = total.to(torch.float32) * (scale / (output_scale * count.to(torch.float32)))
@@ -99,8 +103,10 @@ def _mean(x: Tensor, units: Units, call: Reduction) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrtMean(_Ort, Mean):
-    """A mean over n elements, whose sum is exact: round(float32(sum) · (s / (scale · n))) + zero, each operation
-    rounded to float32."""
+    """A mean over n elements with an exact sum: round(float32(sum) · (s / (scale · n))) + zero.
+
+    Each operation is rounded to float32.
+    """
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
@@ -111,8 +117,12 @@ class OrtMean(_Ort, Mean):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrtAveragePool(_Ort, AveragePool):
-    """An average pool: (code - zero) · s, summed in float32 one after the other, row by row of a window, by their
-    number, and round(y / scale + zero). One window that is the whole picture is a mean, as OrtMean has it."""
+    """An average pool: (code - zero) · s, summed in float32 one by one, row by row of a window, divided by their
+    number.
+
+    The result is round(y / scale + zero). A single window that covers the whole input is a mean, computed as in
+    OrtMean.
+    """
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
@@ -136,8 +146,11 @@ class OrtAveragePool(_Ort, AveragePool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrtSoftmax(_Ort):
-    """Softmax over one dimension of n elements, 2 to 1024: a table of e^((code - largest) · s) in float32, times what
-    keeps its sum in range; summed one after the other; round(e · floor(1 / scale) / sum) + zero."""
+    """Softmax over a dimension of n elements, from 2 to 1024.
+
+    A table has e^((code - largest) · s) in float32, times a factor that keeps its sum in range. The sum is computed one
+    by one; the result is round(e · floor(1 / scale) / sum) + zero.
+    """
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.softmax.int, _aten._softmax.default) and not kwargs
@@ -146,7 +159,7 @@ class OrtSoftmax(_Ort):
         """The codes of softmax over `dim`; zero_point is not used."""
         n = int(x.shape[dim])
         if not 1 < n <= MOST:
-            raise ValueError(f"OrtSoftmax: dimension {dim} must have 2 to {MOST} elements, got {n}; take Division()")
+            raise ValueError(f"OrtSoftmax: dimension {dim} must have 2 to {MOST} elements, got {n}; use Division()")
         scale, out = scalar(units.scale, x, torch.float64), scalar(units.output_scale, x, torch.float32)
         room = torch.full_like(scale, max(0.0, math.log(float32(_LARGEST / n)) - _RESERVE))
         below = torch.arange(-255, 1, dtype=torch.float64, device=x.device)

@@ -1,9 +1,9 @@
-"""Codes of less than a byte, several to a byte along the last dimension, the first in the lowest bits.
+"""Pack codes of less than a byte, several to a byte along the last dimension, the first in the lowest bits.
 
-    byte[j] = Σ_i code[j · n + i] · 2^(i · bits)          n = 8 / bits codes in a byte, i < n
+    byte[j] = Σ_i code[j · n + i] · 2^(i · bits)            n = 8 / bits codes per byte, i < n
 
-Codes beyond the last are 0. A signed code is written as its two's complement of `bits` bits. Core ATen only: a shift is
-a product or a quotient by a power of two.
+Codes beyond the last are 0. Signed codes are written in two's complement of `bits` bits. Only core ATen is used: a
+shift is a product or quotient with a power of two.
 """
 
 import torch
@@ -12,24 +12,24 @@ from torch import Tensor
 from hop.numerics import blocks
 
 PACKED = (1, 2, 4)
-"""Bits of the codes that fill a byte; others have a byte each."""
+"""Code sizes that are packed; other codes have a byte each."""
 
 
 def packed_size(size: int, bits: int) -> int:
-    """Bytes for `size` codes."""
+    """The number of bytes for `size` codes."""
     return -(-size // _per_byte(bits))
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """(..., K) integers of `bits` bits, signed or not -> (..., ceil(K · bits / 8)) uint8."""
+    """Pack (..., K) integers of `bits` bits, signed or not, to (..., ceil(K · bits / 8)) uint8."""
     n = _per_byte(bits)
     if codes.dim() == 0 or codes.dtype.is_floating_point:
         raise ValueError(
             "pack: codes must be integers with at least one dimension, along which they are packed; got "
             f"{codes.dtype} of {tuple(codes.shape)}"
         )
-    size, count = codes.shape[-1], packed_size(codes.shape[-1], bits)  # sizes as multiples of it leave no guards
-    masked = torch.bitwise_and(codes, 2**bits - 1)  # DTensor's & leaves codes as they are inside a rule (torch 2.13)
+    size, count = codes.shape[-1], packed_size(codes.shape[-1], bits)  # sizes as multiples of it avoid guards
+    masked = torch.bitwise_and(codes, 2**bits - 1)  # DTensor's & does nothing inside a rule (torch 2.13)
     fields = torch.nn.functional.pad(masked, (0, count * n - size)).unflatten(-1, (count, n)).unbind(-1)
     packed = fields[0].to(torch.int16)
     for i, part in enumerate(fields[1:], start=1):
@@ -38,7 +38,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
-    """(..., ceil(size · bits / 8)) uint8 -> (..., size) codes of `dtype`, int8 for signed ones, uint8 for others."""
+    """Unpack (..., ceil(size · bits / 8)) uint8 to (..., size) codes of `dtype`: int8 if signed, else uint8."""
     n = _per_byte(bits)
     if packed.dtype != torch.uint8 or packed.dim() == 0:
         raise ValueError(

@@ -1,6 +1,7 @@
-"""The quantizers that people use, by name. `PRESETS` lists them; any other is a Quantizer with fields of your own.
+"""Commonly used quantizers, by name. `PRESETS` lists them; for others, create a Quantizer.
 
-A name is the format and what shares a scale: TENSOR, ROW, COLUMN, the size of a group along the last dimension, a tile.
+A name consists of the format and the elements that share a scale: TENSOR, ROW, COLUMN, a group size along the last
+dimension, or a tile.
 """
 
 from hop.numerics import formats

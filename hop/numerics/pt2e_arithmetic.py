@@ -1,13 +1,13 @@
-"""Means and average pools as PyTorch's quantize and dequantize nodes around them have them: by float32, in the order in
-which PyTorch adds.
+"""Means and average pools as PyTorch computes them between quantize and dequantize nodes: in float32, in PyTorch's
+order.
 
-A mean of n codes with the output's scale lies halfway between two codes in one case of n, if n is even. Where it does,
-the roundings of the float sum decide, so that the order of the sum counts. With x = (code - zero_point) · scale,
+If n is even, one in n means of n codes with the output's scale is halfway between two codes. Then the rounding of the
+float sum decides, so the order of the sum matters. With x = (code - zero_point) · scale,
 
     codes = round((Σ x / n) · (1 / output_scale)) + output_zero_point        each operation rounded to float32
 
-Sources, for tensors that lie in the order of their dimensions: PyTorch, aten/src/ATen/native/cpu/AvgPoolKernel.cpp
-(cpu_avg_pool2d: row by row of a window), aten/src/ATen/native/cpu/SumKernel.cpp (cascade_sum, multi_row_sum, row_sum),
+Sources, for contiguous tensors: PyTorch, aten/src/ATen/native/cpu/AvgPoolKernel.cpp (cpu_avg_pool2d: row by row of a
+window), aten/src/ATen/native/cpu/SumKernel.cpp (cascade_sum, multi_row_sum, row_sum),
 aten/src/ATen/native/ReduceOps.cpp (mean_kernel_impl: a sum, then a quotient).
 """
 
@@ -26,24 +26,24 @@ from hop.numerics.integer_families import ADAPTIVE_POOLS, FIXED_POOLS, AveragePo
 
 _aten = torch.ops.aten
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
-_LANES, _CHAINS, _STEP = 8, 4, 16  # floats of a vector, vectors that are summed beside each other, and up to where
-MOST = 1024  # elements of a sum; of longer ones, one in a thousand lies halfway
+_LANES, _CHAINS, _STEP = 8, 4, 16  # floats per vector, vectors that are summed in parallel, and elements per chain
+MOST = 1024  # elements of a sum; of longer ones, one in a thousand is halfway
 
 
 def floats(x: Tensor, units: Units) -> Tensor:
-    """What codes mean, in float32."""
+    """Dequantize codes to float32."""
     zero, scale = scalar(units.zero_point, x, torch.float32), scalar(units.scale, x, torch.float32)
     return (x.to(torch.float32) - zero) * scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OfFloats(IntegerFunction):
-    """What these share: `compute` gives floats."""
+    """Base class of functions whose `compute` returns floats."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
-        """The codes of floats."""
+        """Quantize floats to codes."""
         scale, zero = (scalar(n, y, torch.float32) for n in units[2:])
         steps = (self.bounded(y) * (torch.ones_like(scale) / scale)).round() + zero
         return steps.clamp(codes.low, codes.high).to(codes.dtype)
@@ -51,11 +51,12 @@ class OfFloats(IntegerFunction):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pt2eMean(OfFloats, Mean):
-    """A mean over dimensions that follow each other, with a sum in PyTorch's order on CPUs.
+    """A mean over adjacent dimensions, with a sum in PyTorch's order on CPUs.
 
-    Of the last ones, n elements: every eighth in four chains, which are added up, then these eight sums. Of others:
-    one element after the other, but in four chains in the columns that fill no block of 32. A chain adds sixteen
-    elements before it adds their sum to that of those before. Of more than 1024 elements the sum is exact."""
+    For the last dimensions, n elements: eight lanes, each in four chains that are added up, then the eight sums. For
+    other dimensions: one element after another, except four chains in columns that do not fill a block of 32. A chain
+    adds sixteen elements before it adds their sum to the previous ones. For more than 1024 elements the sum is exact.
+    """
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
@@ -63,7 +64,7 @@ class Pt2eMean(OfFloats, Mean):
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
         dims = sorted(call.dims)
         if dims != list(range(dims[0], dims[-1] + 1)):
-            raise ValueError(f"Pt2eMean: dims must follow each other, got {list(call.dims)}; take Reciprocal()")
+            raise ValueError(f"Pt2eMean: dims must be adjacent, got {list(call.dims)}; use Reciprocal()")
         y = _mean(floats(x, units).flatten(dims[0], dims[-1]), dims[0], dims[-1] == x.dim() - 1)
         return y.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]) if call.keeps else y
 
@@ -77,7 +78,7 @@ def _mean(x: Tensor, dim: int, is_last: bool) -> Tensor:
 
 
 def _last(x: Tensor, n: int) -> Tensor:
-    """The sum of the last dimension, n long."""
+    """The sum of the last dimension, of length n."""
     if n < _LANES:
         return _chained(list(x.unbind(-1)))
     whole = n - n % _LANES
@@ -86,7 +87,7 @@ def _last(x: Tensor, n: int) -> Tensor:
 
 
 def _before(x: Tensor, dim: int) -> Tensor:
-    """The sum of the dimension before the last: columns in blocks, and those that are left in chains."""
+    """The sum of the second-to-last dimension: columns in blocks, and remaining ones in chains."""
     columns = int(x.shape[-1])
     block = _CHAINS * (_LANES if columns >= _LANES else 1)
     whole = columns - columns % block
@@ -97,7 +98,7 @@ def _before(x: Tensor, dim: int) -> Tensor:
 
 
 def _chained(x: list[Tensor]) -> Tensor:
-    """Every fourth, and then these sums."""
+    """Sum every fourth element, then add the four sums."""
     whole = len(x) - len(x) % _CHAINS
     if not whole:
         return _one_by_one(x)
@@ -107,9 +108,9 @@ def _chained(x: list[Tensor]) -> Tensor:
 
 
 def _cascade(x: list[Tensor]) -> Tensor:
-    """One after the other, by levels of sixteen."""
+    """Sum one by one, in levels of sixteen."""
     groups = [_one_by_one(x[i : i + _STEP]) for i in range(0, len(x), _STEP)]
-    if len(groups) > 1 and len(x) % _STEP:  # what is left is added to first
+    if len(groups) > 1 and len(x) % _STEP:  # the incomplete group is added first
         return groups[-1] + _one_by_one(groups[:-1])
     return _one_by_one(groups)
 
@@ -123,8 +124,10 @@ def _one_by_one(x: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pt2eAveragePool(OfFloats, AveragePool):
-    """An average pool of one to three dimensions: the elements of a window one after the other, row by row. Of more
-    than 1024 elements the sum is exact. Adaptive pools to a single pixel are means."""
+    """An average pool of one to three dimensions: the elements of a window one by one, row by row.
+
+    For more than 1024 elements the sum is exact. Adaptive pools to a single pixel are means.
+    """
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
@@ -137,12 +140,12 @@ POOLS = (*FIXED_POOLS, *ADAPTIVE_POOLS)
 
 
 def pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Tensor:
-    """An average pool of float32, of x and the arguments that follow it: a window's elements one after the other."""
+    """An average pool of float32 x with the given arguments: a window's elements one by one."""
     sizes = x.shape[x.dim() - spatial :]
     if op not in FIXED_POOLS:
         out = list(rest[0])
         if any(int(n) % m for n, m in zip(sizes, out, strict=True)):
-            raise ValueError(f"Pt2eAveragePool: output_size must divide {tuple(sizes)}, got {out}; take Reciprocal()")
+            raise ValueError(f"Pt2eAveragePool: output_size must divide {tuple(sizes)}, got {out}; use Reciprocal()")
         if all(m == 1 for m in out):
             mean = _mean(x.flatten(x.dim() - spatial), x.dim() - spatial, True)
             return mean.reshape([*mean.shape, *[1] * spatial])
@@ -169,13 +172,13 @@ def each(x: Any, n: int) -> list[int]:
 
 
 def _grown(x: Tensor, spans: Sequence[Any]) -> Tensor:
-    """x with zeros after it, where windows reach beyond it."""
+    """Pad x with zeros at its end, where windows reach beyond it."""
     more = [max(span - n, 0) for span, n in zip(spans, x.shape[x.dim() - len(spans) :], strict=True)]
     return F.pad(x, [n for after in reversed(more) for n in (0, after)]) if any(more) else x
 
 
 def _places(spans: Sequence[Any], stride: list[int], kernel: list[int]) -> list[list[slice]]:
-    """Along each dimension, where the windows have their first elements, their second ones, and so on."""
+    """For each dimension, slices that select the first elements of all windows, the second ones, and so on."""
     each = zip(spans, stride, kernel, strict=True)
     return [[slice(i, i + span - k + 1, s) for i in range(k)] for span, s, k in each]
 
@@ -185,7 +188,7 @@ def _windows(x: Tensor, places: Sequence[Sequence[slice]]) -> Tensor:
 
 
 def _counted(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], spans: Sequence[Any]) -> Tensor:
-    """How many elements of x, which holds ones, each window has."""
+    """The number of elements of x, which contains ones, in each window."""
     wide = _grown(F.pad(x, [p for p in reversed(padding) for _ in "ab"]), spans)
     places = _places(spans, stride, kernel)
     for d, own in enumerate(places):  # windows are products of intervals

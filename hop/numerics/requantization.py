@@ -1,22 +1,22 @@
-"""Requantization: how hop.scaled goes from an exact integer sum to the codes of its output.
+"""Requantization: how hop.scaled converts an exact integer sum to codes of its output.
 
-With the sum n of the products of codes, each less its zero point, the scales s_lhs and s_rhs of the operands, and the
-scale s and zero point z of the output,
+With the sum n of products of codes minus zero points, the operands' scales s_lhs and s_rhs, and the output's scale s
+and zero point z,
 
     codes = clamp(round(n · s_lhs · s_rhs / s) + z, low, high)
 
-and what differs between runtimes is how the quotient is computed and rounded. A convention is a frozen value, a field
-of hop.scale_rules.Static:
+Runtimes differ in how they compute and round the quotient. A convention is a frozen value, a field of
+hop.scale_rules.Static:
 
-    Division          in float32, by the scale, as quantize does after dequantize; ties to even
-    Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
+    Division          in float32, by the scale, as quantize after dequantize; ties to even
+    Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's quantize operators; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
-    FixedPoint        in integers, by a mantissa of 31 bits and a shift; five ways to round
+    FixedPoint        in integers, by a mantissa of 31 bits and a shift; five rounding modes
     DoubleMultiplier  in float64, by one multiplier; ties away from zero
-    WideFixedPoint    in integers, by a mantissa of 15 bits and a shift, of sums of 64 bits
+    WideFixedPoint    in integers, by a mantissa of 15 bits and a shift, for 64-bit sums
 
-`low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
-number is, and clamp the codes.
+`low` and `high` are the range of a fused activation in real values, (0, None) for relu; they are quantized like any
+value, and clamp the codes.
 
 Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", and gemmlowp's fixed-point routines for FixedPoint; QNNPACK and XNNPACK for FloatMultiplier.
@@ -50,20 +50,23 @@ __all__ = [
 
 _MANTISSA_BITS = 31
 ROUNDINGS = ("gemmlowp", "tflite", "away", "even", "ruy")
-_TWICE = {"gemmlowp": "away", "ruy": "tflite"}  # and how the second time rounds ties
+_TWICE = {"gemmlowp": "away", "ruy": "tflite"}  # rounds a second time, with this rule for ties
 MULTIPLIERS = ("float64", "float32_product", "float32")
 _INT32 = (-(2**31), 2**31 - 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Convention(Value):
-    """How hop.scaled finds the codes of an output, of products (Requantization) or of other functions
-    (hop.integer_functions); what all share is the range of a fused activation."""
+    """The arithmetic by which hop.scaled computes an output's codes.
+
+    Subclasses are for products (Requantization) or other functions (hop.integer_functions). This base class has the
+    range of a fused activation.
+    """
 
     low: float | None = None
     high: float | None = None
 
-    exact: ClassVar[bool] = True  # whether it takes the sum itself, and not the float that it stands for
+    exact: ClassVar[bool] = True  # whether it is computed from the integer sum rather than from its float value
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
@@ -75,11 +78,11 @@ class Convention(Value):
             )
 
     def bounded(self, y: Tensor) -> Tensor:
-        """y within the range of the activation that is fused into it."""
+        """y clamped to the range of the fused activation."""
         return y if self.low is None and self.high is None else y.clamp(self.low, self.high)
 
     def clamp(self, codes: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer) -> Tensor:
-        """`codes` brought into the range of the format and of the activation."""
+        """`codes` clamped to the range of the format and of the activation."""
         codes = codes.clamp(format.low, format.high)
         for bound, limit in ((self.low, torch.maximum), (self.high, torch.minimum)):
             if bound is not None:
@@ -90,31 +93,35 @@ class Convention(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Requantization(Convention):
-    """What the conventions of products share: from the sum and its scales to codes."""
+    """Base class of conventions for products: from the sum and its scales to codes."""
 
     def codes(
         self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer
     ) -> Tensor:
-        """The codes of the sum `total`, int32; scales and zero point in shapes that broadcast with it."""
+        """The codes of the int32 sum `total`; scales and zero point have shapes that broadcast with it."""
         steps = self.steps(total, lhs, rhs, scale)
         return self.clamp(steps + zero_point, scale, zero_point, format).to(format.dtype)
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        """round(total · lhs · rhs / scale), in an integer-valued tensor that holds any result and a zero point."""
+        """round(total · lhs · rhs / scale), in an integer-valued tensor that can represent the result plus a zero
+        point.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Division(Requantization):
-    """round(y / scale), y the result in float32: what quantize gives for the result of the operator."""
+    """round(y / scale), with y the float32 result: equal to quantizing the operator's float result."""
 
     exact = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reciprocal(Requantization):
-    """round(y · (1 / scale)), y the result in float32, the reciprocal rounded to float32. A quantizer that requantizes
-    so quantizes so, too."""
+    """round(y · (1 / scale)), with y the float32 result and the reciprocal rounded to float32.
+
+    A quantizer with this convention quantizes floats in the same way.
+    """
 
     exact = False
 
@@ -124,7 +131,7 @@ class FloatMultiplier(Requantization):
     """round(float32(total) · M), M = (s_lhs · s_rhs) / scale, each operation rounded to float32; ties to even."""
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        # Beyond 2^30 all codes are clamped, and float32 holds larger ones less well than a zero point beside them.
+        # Beyond 2^30 all codes are clamped, and float32 is too coarse to add a zero point.
         steps = (total.to(torch.float32) * ((lhs * rhs) / scale)).round().clamp(-(2.0**30), 2.0**30)
         return torch.where(steps == steps, steps, 0.0).to(torch.int32)
 
@@ -133,23 +140,22 @@ class FloatMultiplier(Requantization):
 class FixedPoint(Requantization):
     """total · M, M = mantissa · 2^(shift - 31) with a mantissa of 31 bits, 2^30 up to 2^31 - 1.
 
-    The mantissa and the shift are those of M = (s_lhs · s_rhs) / scale in float64, to the nearest, ties away from zero;
-    a shift below -31 makes M 0, and one above 30 the largest M with a shift of 30.
+    Mantissa and shift are those of M = (s_lhs · s_rhs) / scale in float64, rounded to nearest, ties away from zero. A
+    shift below -31 makes M 0, and one above 30 makes it the largest M with a shift of 30.
 
-    rounding is one of
+    `rounding` is one of
 
-        "gemmlowp"   twice: total · 2^shift · mantissa / 2^31 to the nearest, ties up, and the quotient by 2^-shift, if
-                     the shift is negative, to the nearest, ties away from zero; total · 2^shift saturates. TFLite's
-                     default too
-        "tflite"     once, ties up: TFLite where it is built with TFLITE_SINGLE_ROUNDING
+        "gemmlowp"   twice: total · 2^shift · mantissa / 2^31 to nearest, ties up, then the quotient by 2^-shift, if
+                     the shift is negative, to nearest, ties away from zero; total · 2^shift saturates. TFLite's default
+        "tflite"     once, ties up: TFLite built with TFLITE_SINGLE_ROUNDING
         "away"       once, ties away from zero
         "even"       once, ties to even
-        "ruy"        as "gemmlowp", and ties up the second time, too: the library ruy, which multiplies in LiteRT's
-                     optimized kernels
+        "ruy"        as "gemmlowp", with ties up the second time too: the library ruy, used by LiteRT's optimized
+                     kernels
 
-    multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient
-    in float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a product of
-    two tensors, element by element.
+    `multiplier` is the dtype in which M is computed: "float64"; "float32_product", s_lhs · s_rhs in float32 and the
+    quotient in float64, as in TFLite's fully connected layers with one scale; or "float32", as in TFLite's elementwise
+    product of two tensors.
     """
 
     rounding: str = "away"
@@ -159,11 +165,11 @@ class FixedPoint(Requantization):
         super().__post_init__()
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {shown(self.rounding)}; take one of them"
+                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {shown(self.rounding)}; use one of them"
             )
         if self.multiplier not in MULTIPLIERS:
             raise ValueError(
-                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {shown(self.multiplier)}; take one of them"
+                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {shown(self.multiplier)}; use one of them"
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
@@ -179,7 +185,7 @@ class FixedPoint(Requantization):
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
     def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        """M, in float64."""
+        """The multiplier M, in float64."""
         wide = torch.float64
         if self.multiplier == "float32":
             return (lhs * rhs / scale).to(wide)
@@ -189,24 +195,27 @@ class FixedPoint(Requantization):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DoubleMultiplier(Requantization):
-    """round(float64(total) · M), M = (s_lhs · s_rhs) / scale in float64; ties away from zero. LiteRT's fully connected
-    layers of activations of 16 bits."""
+    """round(float64(total) · M), M = (s_lhs · s_rhs) / scale in float64; ties away from zero.
+
+    Used by LiteRT's fully connected layers with 16-bit activations.
+    """
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
         wide = torch.float64
         y = total.to(wide) * (lhs.to(wide) * rhs.to(wide) / scale.to(wide))
-        y = torch.where(y == y, y, 0.0).clamp(-(2.0**30), 2.0**30)  # beyond which all codes are clamped
+        y = torch.where(y == y, y, 0.0).clamp(-(2.0**30), 2.0**30)  # all codes are clamped beyond this range
         down = y.trunc()
-        up = (y - down).abs() >= 0.5  # exactly, where y + 0.5 may be rounded
+        up = (y - down).abs() >= 0.5  # exact, whereas y + 0.5 may be rounded
         return (down + torch.where(up, y.sign(), 0.0)).to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WideFixedPoint(Requantization):
-    """total · M of a sum of 64 bits, M = mantissa · 2^(shift - 15) with a mantissa of 15 bits, once, ties up: TFLite's
-    activations of 16 bits. |total| is below 2^47.
+    """total · M for a 64-bit sum, M = mantissa · 2^(shift - 15) with a mantissa of 15 bits, rounded once, ties up.
 
-    The mantissa is that of FixedPoint, (31 bits + 2^15) / 2^16 rounded down, 2^15 - 1 at most; the shift is its, too.
+    Used by TFLite for 16-bit activations; |total| is below 2^47. The mantissa is that of FixedPoint, (31 bits + 2^15) /
+    2^16 rounded down, at most 2^15 - 1; the shift is the same.
+
     Source: TFLite, kernels/internal/common.cc, MultiplyByQuantizedMultiplier of int64.
     """
 
@@ -221,18 +230,18 @@ TFLITE = FixedPoint(rounding="tflite")
 
 
 def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
-    """The mantissa (2^30 to 2^31 - 1, or 0) and the shift, int64, of positive numbers, float64, which they are as
-    mantissa · 2^(shift - 31).
+    """The mantissa (2^30 to 2^31 - 1, or 0) and shift of positive float64 numbers mantissa · 2^(shift - 31), as int64.
 
-    Read from the bits of the number; in a decomposition, found by a logarithm, which every runtime has, and products
-    with powers of two, which are exact: where a runtime rounds the logarithm across an integer, the rest says so."""
+    Read from the bits of the number. In a decomposition, computed with a logarithm, which every runtime has, and exact
+    products with powers of two; the remainder corrects a logarithm that was rounded across an integer.
+    """
     if not is_lowering():
         bits = multiplier.view(torch.int64)
         mantissa = ((bits & (2**52 - 1)) + 2**52 + 2**21) >> 22
         shift = ((bits >> 52) & 2047) - 1022
     else:
-        low, high = -_MANTISSA_BITS - 3, 33  # what is beyond is 0, or the largest
-        near = torch.where(multiplier > 2.0**low, multiplier, 2.0**low).clamp(max=2.0**high)  # NaN is not
+        low, high = -_MANTISSA_BITS - 3, 33  # beyond this range M is 0, or the largest
+        near = torch.where(multiplier > 2.0**low, multiplier, 2.0**low).clamp(max=2.0**high)  # maps NaN to 2^low, too
         shift = torch.log2(near).floor().to(torch.int64).clamp(low, high)
         rest = near * lookup([2.0**-i for i in range(low, high + 1)], shift - low)
         shift = shift + (rest >= 2).to(torch.int64) - (rest < 1).to(torch.int64) + 1
@@ -246,7 +255,7 @@ def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power_of_two(exponent: Tensor, most: int = 62) -> Tensor:
-    """2^exponent, for exponents of 0 to `most`, int64. Of a table that is no longer, bounds of sums are the nearer."""
+    """2^exponent as int64, for exponents from 0 to `most`. A shorter table gives tighter bounds of sums."""
     return lookup([2.0**i for i in range(most + 1)], exponent).to(torch.int64)
 
 
@@ -255,20 +264,22 @@ def floor_quotient(x: Tensor, by: Tensor | int) -> Tensor:
 
 
 def _nearest_product(n: Tensor, mantissa: Tensor, bits: Tensor, ties: str) -> Tensor:
-    """n · mantissa / 2^bits to the nearest, where the product takes more than 64 bits: |n| below 2^54, a mantissa of 31
-    bits. It is n's upper part times the mantissa, and a rest below 2^24, of which only whether it is 0 counts."""
+    """n · mantissa / 2^bits to nearest, where the product exceeds 64 bits: |n| below 2^54, a mantissa of 31 bits.
+
+    Computed from n's upper part times the mantissa, and a remainder below 2^24, of which only matters whether it is 0.
+    """
     upper = floor_quotient(n, 2**24)
     lower = (n - upper * 2**24) * mantissa
     high = upper * mantissa + floor_quotient(lower, 2**24)
     rest = (lower.remainder(2**24) != 0).to(torch.int64)
-    # One bit below holds the rest: it lies off a tie, and does not reach the next number.
+    # One bit below represents the remainder: it breaks ties, and does not reach the next integer.
     long = nearest(high * 2 + rest, power_of_two((bits - 23).clamp(min=0)), ties)
-    short = nearest(n.clamp(-(2**31), 2**31) * mantissa, power_of_two(bits), ties)  # n beyond is beyond all codes
+    short = nearest(n.clamp(-(2**31), 2**31) * mantissa, power_of_two(bits), ties)  # a larger n is beyond all codes
     return torch.where(bits > 24, long, short)
 
 
 def nearest(x: Tensor, by: Tensor, ties: str) -> Tensor:
-    """x / by to the nearest, `by` a power of two."""
+    """x / by to nearest, for `by` a power of two."""
     down = floor_quotient(x, by)
     twice = (x - down * by) * 2
     if ties == "tflite":

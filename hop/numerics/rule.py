@@ -1,12 +1,12 @@
-"""Rule: what scale rules share, and the blocks that they look at.
+"""Rule: the base class of scale rules, and the blocks they read.
 
-A rule is a frozen value; adding one is adding a subclass. x is float32, cut into blocks; reductions run over a block,
-keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
-and y, the elements that the format encodes; `scale_of` is the s of
+A rule is a frozen value; to add one, add a subclass. x is float32, split into blocks; reductions run over a block, keep
+its dimensions, and ignore NaN. max is the format's largest value above its zero. A rule returns the stored tensors and
+y, the elements that the format encodes; `scale_of` is the s of
 
-    x ≈ (decode(codes) - zero_point) · s            less an offset m, where the rule has one
+    x ≈ (decode(codes) - zero_point) · s            minus an offset m, if the rule has one
 
-What code outside asks a rule is a property or a method here, so that a new rule answers for itself.
+Code elsewhere only uses a rule's properties and methods, so new rules need no changes there.
 """
 
 import math
@@ -28,50 +28,52 @@ _TOLD = ("scale_of", "block_scale_format")
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor cut into blocks, as hop.numerics.blocks.split does."""
+    """A tensor split into blocks, as by hop.numerics.blocks.split."""
 
-    x: Tensor  # float32, filled up with the rule's padding
-    dims: list[int]  # that run over a block
-    places: list[int]  # of the blocks along each dimension of the tensor
-    dtype: torch.dtype  # of the tensor before it became float32
-    block: Block  # the elements of one, as hop.numerics.blocks has it
+    x: Tensor  # float32, padded with the rule's padding
+    dims: list[int]  # dimensions that run over a block
+    places: list[int]  # dimensions that count blocks, for each dimension of the tensor
+    dtype: torch.dtype  # dtype of the tensor before it was converted to float32
+    block: Block  # block sizes as in hop.numerics.blocks
 
     def magnitude(self) -> Tensor:
-        """|x|, 0 for NaN."""
+        """|x|, with NaN as 0."""
         magnitude = self.x.abs()
-        return torch.where(magnitude == magnitude, magnitude, 0.0)  # isnan is not vectorized by Inductor
+        return torch.where(magnitude == magnitude, magnitude, 0.0)  # Inductor does not vectorize isnan
 
     def amax(self) -> Tensor:
         """The largest magnitude of each block."""
         return self.combined(self.own_amax(), "max")
 
     def own_amax(self) -> Tensor:
-        """The same, of what is at hand."""
+        """The largest magnitude of each block in this process's data."""
         return self.magnitude().amax(self.dims, keepdim=True)
 
     def has_nan(self) -> Tensor:
-        """Whether each block has a NaN, for a rule whose padding is none."""
+        """Whether each block has a NaN, for rules whose padding is not NaN."""
         flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
         return self.combined(flags, "max") > 0
 
     def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
-        """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
-        elements of the same block (hop.tensor.buffers.sharding). `block` says which blocks, if not those that x is cut
-        into."""
+        """Combine a per-block statistic with those of other processes that have elements of the same block.
+
+        `op` is "max", "min" or "sum"; see hop.tensor.buffers.sharding. `block` is given if the blocks are not those of
+        x.
+        """
         return values
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
-        """The largest power of two, from 2^-128, that is at most x > 0."""
+        """The largest power of two, at least 2^-128, that is at most x > 0."""
         up = E8M0.decode(E8M0.encode(x))
         return torch.where(up > x, up / 2, up)
 
     def once(self, scale: Tensor) -> Tensor:
-        """`scale`, to be computed once for each block, and not again for each element."""
+        """Mark `scale` to be computed once per block, not again for each element."""
         return scale
 
 
 class Found(NamedTuple):
-    """What is stored, in the order of `Rule.stored`, and what is encoded."""
+    """The stored tensors, in the order of `Rule.stored`, and the values to encode."""
 
     tensors: tuple[Tensor, ...]
     y: Tensor
@@ -79,53 +81,53 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rule(Value):
-    """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
+    """Base class of scale rules: one float32 scale per block, which divides the elements if the caller gives it."""
 
     takes_ends: ClassVar[bool] = False
-    """Whether 0 and infinity mean something where the caller gives the scale, as an amax does that can be either."""
+    """Whether a given scale may be 0 or infinite, because it is an amax."""
 
     given_name: ClassVar[str] = "scale"
-    """The stored tensor that is the scale which a caller gives."""
+    """The name of the stored tensor that a caller's scale becomes."""
 
     is_static: ClassVar[bool] = False
-    """Whether the caller always gives the scale itself, which was found before."""
+    """Whether the caller always gives the scale, found beforehand."""
 
     is_delayed: ClassVar[bool] = False
-    """Whether the caller gives the amax of earlier steps (Delayed)."""
+    """Whether the caller passes the amax of earlier steps (Delayed)."""
 
     is_sum: ClassVar[bool] = False
-    """Whether a scale is found from a sum over its block, which has an order."""
+    """Whether a scale is computed from a sum over its block, whose order matters."""
 
     @property
     def outer_block(self) -> Block | None:
-        """The elements that share what a caller gives as scale, if they are more than a block; else None."""
+        """The block of elements that share a caller's scale, if it is larger than a block; else None."""
         return None
 
     def of_blocks(self, change: Callable[[Block], Block]) -> "Rule":
-        """The rule with `change` of each block that it has itself."""
+        """The rule with `change` applied to each of its own blocks."""
         return self
 
     @property
     def requantization(self) -> Convention | None:
-        """How hop.scaled goes from an exact sum to codes, where the scale is given; else None."""
+        """The convention by which hop.scaled converts an exact sum to codes, if the scale is given; else None."""
         return None
 
     @property
     def amax_floor(self) -> float | None:
-        """What amax is at least, where the scale is amax / max; None for other rules."""
+        """The lower bound of amax if the scale is amax / max; None for other rules."""
         return None
 
     @property
     def scale_is_stored(self) -> bool:
-        """Whether s is the first stored tensor itself."""
+        """Whether the scale s is the first stored tensor itself."""
         return type(self).scale_of is Rule.scale_of
 
     def of_ends(self) -> "Rule":
-        """The rule that finds a scale from the least and the largest number of a block, where all numbers count."""
+        """The rule that finds a scale from the minimum and maximum of a block, taking all values into account."""
         return self
 
     def padding(self) -> float:
-        """What fills up blocks that are cut off; it counts for nothing."""
+        """The padding of incomplete blocks, which must not affect the result."""
         return math.nan
 
     def has_zero_point(self) -> bool:
@@ -133,17 +135,19 @@ class Rule(Value):
         return False
 
     def zero(self, format: Format) -> int:
-        """The code of 0, of a format of integers, where no zero point is stored."""
+        """The code of 0 in an integer format, if no zero point is stored."""
         return format.zero
 
     def has_offset(self) -> bool:
-        """Whether a number in floats is subtracted from each element of a block: x ≈ (decode(codes) - zero) · s - m."""
+        """Whether a float offset is subtracted from each element of a block: x ≈ (decode(codes) - zero) · s - m."""
         return False
 
     @property
     def is_compound(self) -> bool:
-        """Whether there is such a number, or s is made of tensors that serve other blocks: then the codes and the first
-        stored tensor alone are not the tensor."""
+        """Whether there is an offset, or s is computed from tensors with other blocks.
+
+        Codes and the first stored tensor then do not determine the values.
+        """
         return False
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
@@ -152,49 +156,52 @@ class Rule(Value):
         return scale | ({"zero_point": (format.dtype, block)} if self.has_zero_point() else {})
 
     def check(self, format: Format, block: Block) -> None:
-        """Raise ValueError if the rule makes no sense here."""
+        """Raise ValueError if the rule does not support a format or block."""
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        """The rule."""
+        """Find the scales of blocks, and scale the elements."""
         raise NotImplementedError
 
     def missing(self, prefix: str = "") -> str | None:
-        """What to say where the caller gives no scale, None if the rule finds one."""
+        """The error text for a missing scale; None if the rule finds one."""
         return None
 
     def refuses_scale(self, prefix: str = "") -> str | None:
-        """What to say where the caller gives a scale, None if the rule takes one."""
+        """The error text for a given scale; None if the rule accepts one."""
         return None
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
-        """What is stored and encoded where the caller gives the scale."""
+        """The stored tensors and values to encode for a given scale."""
         tensors = (scale,) if zero_point is None else (scale, zero_point)
         return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
     def given_of(self, scale: Tensor, format: Format) -> Tensor:
-        """What the caller gives for `scale` to be stored."""
+        """The scale that a caller must pass so that `scale` is stored."""
         return scale
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
-        """s, in float32."""
+        """The scale s, in float32."""
         return tensors[0]
 
     def offset_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """m, in float32, of a rule that has one."""
+        """m, in float32; None if the rule has no offset."""
         return None
 
     def has_block_scale(self) -> bool:
-        """Whether s is in part, or all, a number of few bits for each block, `block_scale_of`; `outer_scale_of` is what
-        is left."""
+        """Whether part or all of s is a per-block number of few bits, `block_scale_of`.
+
+        `outer_scale_of` is the remaining factor.
+        """
         return False
 
     def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The part of the step whose product with any number of a float format is exact in bfloat16, but for numbers
-        below its least normal one."""
+        """The part of s whose product with every value of a float format is exact in bfloat16, except for subnormal
+        results.
+        """
         raise NotImplementedError
 
     def outer_scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
-        """s without the block scale, None for 1."""
+        """s without the block scale; None for 1."""
         return None if self.outer_scale_is_one() else self.scale_of(tensors, format)
 
     def outer_scale_is_one(self) -> bool:
@@ -203,29 +210,31 @@ class Rule(Value):
 
     @property
     def block_scale_format(self) -> Format | None:
-        """The format of the codes that the block scale is stored as; None where it is stored as it is."""
+        """The format in which the block scale is stored as codes; None if it is stored as its value."""
         return None
 
     @property
     def outer_scale_name(self) -> str | None:
-        """The stored tensor that s has besides the block scale; None if it has none."""
+        """The stored tensor that contributes to s besides the block scale; None if there is none."""
         return None if self.has_block_scale() else "scale"
 
     def outer_scale_factor(self, format: Format) -> float:
-        """What that tensor is multiplied by to give the outer scale."""
+        """The factor between that tensor and the outer scale."""
         return 1.0
 
     @property
     def scale_is_told(self) -> bool:
-        """Whether `block_scale_format`, `outer_scale_name` and `outer_scale_factor` say what `scale_of` computes. Not
-        so where a subclass has a `scale_of` of its own, and no `block_scale_format` beside it."""
+        """Whether `block_scale_format`, `outer_scale_name` and `outer_scale_factor` describe what `scale_of` computes.
+
+        This is not the case if a subclass overrides `scale_of` without `block_scale_format`.
+        """
         first = {name: next(i for i, c in enumerate(type(self).__mro__) if name in vars(c)) for name in _TOLD}
         return first["scale_of"] >= first["block_scale_format"]
 
     def clips(self) -> bool:
-        """Whether the scale that the rule finds leaves elements beyond the largest number."""
+        """Whether the rule's scale may leave elements beyond the largest value."""
         return False
 
     def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
-        """The derivative of s by the scale that the caller gave, from it and the amax of each block."""
+        """The derivative of s with respect to the caller's scale, from the amax of each block and that scale."""
         return 1.0

@@ -1,7 +1,7 @@
-"""Scale rules: from the elements of a block to its scale, and from the scale to what is encoded.
+"""Scale rules: from the elements of a block to its scale, and from the scale to the values to encode.
 
-What they share is in hop.numerics.rule, those of floats in hop.numerics.float_rules; here are those of all formats, and
-the names of all.
+The base class is in hop.numerics.rule, rules for floats in hop.numerics.float_rules; this module has those for all
+formats, and exports all.
 
 Source of AbsMean: Ma et al. 2024, "The Era of 1-bit LLMs".
 """
@@ -48,11 +48,11 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Static(Rule):
-    """No rule: the caller always gives the scale, and the zero point if the format is used with one.
+    """No rule: the caller always gives the scale, and the zero point if affine=True.
 
-    `requantize` says how hop.scaled goes from an exact integer sum to codes (hop.requantization), or from codes to
-    those of a function of them (hop.integer_functions); quantize itself divides by the scale, or, for Reciprocal,
-    multiplies by its reciprocal."""
+    `requantize` is how hop.scaled converts an exact integer sum to codes (hop.requantization), or codes to those of a
+    function (hop.integer_functions). quantize divides by the scale, or multiplies by its reciprocal for Reciprocal.
+    """
 
     affine: bool = False
     requantize: Convention = Division()
@@ -70,7 +70,7 @@ class Static(Rule):
     def check(self, format: Format, block: Block) -> None:
         if not format.is_integer and self.requantize != Division():
             raise ValueError(
-                f"Static: requantize={self.requantize} gives integers, and {format.name} has others; take Division()"
+                f"Static: requantize={self.requantize} returns integers, but {format.name} has none; use Division()"
             )
 
     def has_zero_point(self) -> bool:
@@ -95,15 +95,16 @@ class Static(Rule):
     def missing(self, prefix: str = "") -> str:
         names = [f"{prefix}scale", *[f"{prefix}zero_point"] * self.affine]
         lacks = f"{' and '.join(names)} {'are' if self.affine else 'is'} None"
-        return f"{lacks}, and this quantizer has no rule to find a scale; pass {'= and '.join(names)}="
+        return f"{lacks}, but this quantizer has no rule to find a scale; pass {'= and '.join(names)}="
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Amax(Rule):
     """scale = amax / max, 1 where that is 0; codes of x / scale.
 
-    amax is at least `floor`. An infinity counts as the largest float32: it saturates, and the rest of its block
-    becomes zeros."""
+    amax is at least `floor`. An infinity counts as the largest float32: it saturates, and the rest of its block becomes
+    zeros.
+    """
 
     floor: float = 0.0
 
@@ -121,10 +122,11 @@ class Amax(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MinMax(Rule):
-    """The range of a block, widened to hold 0, fills the codes from low to high.
+    """The range of a block, extended to include 0, is mapped to all codes.
 
     scale = (max(x, 0) - min(x, 0)) / (high - low), 1 where that is 0
-    zero_point = clamp(low - round(min(x, 0) / scale), low, high)"""
+    zero_point = clamp(low - round(min(x, 0) / scale), low, high)
+    """
 
     def has_zero_point(self) -> bool:
         return True
@@ -146,9 +148,10 @@ class MinMax(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AbsMean(Rule):
-    """scale = mean of |x| over the elements that are not NaN, 1 where that is 0; codes of x / scale.
+    """scale = mean of |x| over elements that are not NaN, 1 where that is 0; codes of x / scale.
 
-    Summed in float64, so that the order of the sum does not show."""
+    Summed in float64, so that the order of the sum has no effect.
+    """
 
     is_sum: ClassVar[bool] = True
 
@@ -167,7 +170,7 @@ class AbsMean(Rule):
 
 
 def _quotient(x: Tensor, number: float) -> Tensor:
-    """x / number, correctly rounded; on CUDA a plain x / number is a product with the rounded 1 / number."""
+    """x / number, correctly rounded; on CUDA, x / number is a product with the rounded reciprocal."""
     return x / torch.full_like(x, number)
 
 

@@ -1,15 +1,15 @@
-"""Scheme: a frozen value that says how the operands of a matrix product, convolution or embedding are quantized, and
-how their gradient is computed; and the schemes in which people deploy models, by name. Those in which they train are in
-hop.recipes.
+"""Scheme: how the operands of a product, convolution or embedding are quantized, and how the gradient is computed.
 
-A name is the format, then what is quantized by it: WEIGHT alone, or activations too, with scales that are found in each
-call (DYNAMIC) or before (STATIC); then what shares a scale, where there is a choice. `A_DA_B_W` is dynamic activations
-in A, weights in B. `SCHEMES` lists them, `named` finds one by its name.
+Also named schemes for deployment. Those for training are in hop.recipes.
 
-A quantizer's last dimension is the one that the product sums over, whichever way the operator takes its operands: one
-of blocks (1, -1) has a scale for each row of the left factor, and one for each output channel of the right. In a
-convolution the rows are the examples of the input and the output channels of the weight, which in a transposed one with
-groups share a scale where they have the same place in their groups.
+A name consists of the format, then what it applies to: only WEIGHT, or also activations, with scales found in each call
+(DYNAMIC) or beforehand (STATIC); then the elements that share a scale, if there is a choice. `A_DA_B_W` has dynamic
+activations in A and weights in B. `SCHEMES` lists them, `named` finds one by name.
+
+A quantizer's last dimension is the one that the product sums over, regardless of how the operator takes its operands:
+block (1, -1) has a scale for each row of the left factor, and for each output channel of the right one. In a
+convolution the rows are the examples of the input and the output channels of the weight. In a transposed convolution
+with groups, output channels at the same position in their groups share a scale.
 """
 
 import difflib
@@ -27,20 +27,21 @@ BACKWARDS = (STE, ORIGINAL, QUANTIZED)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scheme(Value):
-    """Which quantizer each operand gets, and how the backward runs.
+    """The quantizer of each operand, and how the backward runs.
 
     Args:
-        lhs: of the left factor, or of the input of a convolution; None to leave it in floats.
-        rhs: of the right factor, or of the weight; None to leave it in floats.
-        output: of the result; None for a float one. With it alone a scheme is for what is no product: norms and
-            activations.
-        grad: of the gradient of the result, for backward="quantized".
-        backward: "ste", the gradient of fake quantization: products of the gradient with the numbers that the codes
-            stand for; "original", products with the operands before they were quantized; "quantized", products of
-            codes, with the gradient quantized too.
+        lhs: for the left factor, or a convolution's input; None to leave it in floats.
+        rhs: for the right factor, or the weight; None to leave it in floats.
+        output: for the result; None for a float result. A scheme with only an output is for operators other than
+            products: norms and activations.
+        grad: for the gradient of the result, with backward="quantized".
+        backward: "ste", the gradient of fake quantization: products of the gradient with dequantized operands;
+            "original", products with the operands before quantization; "quantized", products of codes, with the
+            gradient quantized too.
 
     Raises:
-        ValueError, TypeError: the fields do not go together.
+        TypeError: a field has the wrong type.
+        ValueError: the fields cannot be combined.
     """
 
     lhs: Quantizer | None
@@ -58,45 +59,47 @@ class Scheme(Value):
                 )
             if q is not None and (q.flat or q.layout is not None):
                 raise ValueError(
-                    f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not; take one "
+                    f"Scheme: {name}={q} has flat=True or a layout, which operands of a product cannot have; use one "
                     "without"
                 )
         if self.lhs is None and self.rhs is None and self.output is None:
             raise ValueError("Scheme: lhs, rhs and output are None, so nothing would be quantized; give one of them")
         if self.output is not None and self.output.stochastic:
-            raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
+            raise ValueError(f"Scheme: output={self.output} rounds at random; use one that rounds to nearest")
         self._check_noise()
         if self.backward not in BACKWARDS:
             raise ValueError(
-                f"Scheme: backward must be one of {BACKWARDS}, got {shown(self.backward)}; take one of them"
+                f"Scheme: backward must be one of {BACKWARDS}, got {shown(self.backward)}; use one of them"
             )
         if (self.grad is not None) != (self.backward == QUANTIZED):
             raise ValueError(
-                f"Scheme: grad is what backward='quantized' quantizes gradients with, and goes with it alone; got "
+                f"Scheme: grad is the quantizer of gradients for backward='quantized', and only for it; got "
                 f"grad={self.grad} and backward={shown(self.backward)}; give both, or neither"
             )
         if self.backward == QUANTIZED:
             self._check_quantized()
         self._check_kinds()
-        str(self)  # raises TypeError for a field that no text can stand for
+        str(self)  # raises TypeError for a field without a textual form
 
     def _check_noise(self) -> None:
-        """Raise unless what adds noise is an operand, whose numbers the backward reads as the forward does."""
+        """Raise ValueError unless noise is only added to operands, and the backward reads the same values as the
+        forward.
+        """
         for name in ("output", "grad"):
             q = getattr(self, name)
             if q is not None and q.adds_noise():
                 raise ValueError(
-                    f"Scheme: {name}={q} adds noise in the place of rounding, and {name} is passed on as codes; take "
+                    f"Scheme: {name}={q} adds noise instead of rounding, but {name} is passed on as codes; use "
                     "gradient=None there"
                 )
         if self.backward == ORIGINAL and self.adds_noise():
             raise ValueError(
-                "Scheme: backward='original' multiplies the operands before they were quantized, and lhs or rhs adds "
-                "noise to them; take backward='ste'"
+                "Scheme: backward='original' multiplies the unquantized operands, but lhs or rhs adds "
+                "noise to them; use backward='ste'"
             )
 
     def _check_kinds(self) -> None:
-        """Raise unless numbers of these formats are multiplied by each other."""
+        """Raise ValueError unless values of these formats can be multiplied with each other."""
         given = {name: q for name in ("lhs", "rhs", "grad") if (q := getattr(self, name)) is not None}
         formats = [q.format for q in given.values()]
         if self.lhs is not None and self.rhs is not None and self.grad is None:
@@ -104,7 +107,7 @@ class Scheme(Value):
         if len(given) > 1 and not (all(f.is_integer for f in formats) or all(f.is_float for f in formats)):
             raise ValueError(
                 "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
-                f"{' and '.join(f'{name}={q}' for name, q in given.items())}; take formats of one kind, or None for "
+                f"{' and '.join(f'{name}={q}' for name, q in given.items())}; use formats of one kind, or None for "
                 "one of them"
             )
 
@@ -112,15 +115,15 @@ class Scheme(Value):
         for name in ("lhs", "rhs"):
             q = getattr(self, name)
             if q is None:
-                raise ValueError(f"Scheme: backward='quantized' multiplies codes, and {name} is None; give a quantizer")
+                raise ValueError(f"Scheme: backward='quantized' multiplies codes, but {name} is None; give a quantizer")
             if q.gradient is not None:
                 raise ValueError(
-                    f"Scheme: backward='quantized' multiplies codes, and {name} has gradient={q.gradient}, which is "
-                    "for floats; take backward='ste'"
+                    f"Scheme: backward='quantized' multiplies codes, but {name} has gradient={q.gradient}, which is "
+                    "for floats; use backward='ste'"
                 )
             if q.scale.has_zero_point() and not q.shares_scale():
                 raise ValueError(
-                    f"Scheme: backward='quantized' sums over the rows of {name}, whose zero points differ ({q}); take "
+                    f"Scheme: backward='quantized' sums over the rows of {name}, whose zero points differ ({q}); use "
                     "a symmetric quantizer, or one scale for the tensor"
                 )
         assert self.lhs is not None and self.rhs is not None and self.grad is not None
@@ -133,12 +136,14 @@ class Scheme(Value):
 
     @staticmethod
     def parse(text: str) -> "Scheme":
-        """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        """The scheme that `str` spells as `text`. Raises ValueError with the position of an error."""
         return _parse(text)
 
     def to_nearest(self) -> "Scheme":
-        """The same without random bits, and without gradient estimators: what rounds at random rounds to the nearest.
-        Layers compute so in eval mode, and once they are frozen."""
+        """The scheme without random bits and gradient estimators: stochastic rounding becomes rounding to nearest.
+
+        Layers compute in it in eval mode, and once they are frozen.
+        """
         if not self.is_stochastic() and not self.has_estimator():
             return self
         fields = {f: getattr(self, f) for f in ("lhs", "rhs", "output", "grad")}
@@ -146,15 +151,15 @@ class Scheme(Value):
         return replace(self, **plain)
 
     def has_estimator(self) -> bool:
-        """Whether the gradient of a rounding is not straight through."""
+        """Whether the gradient of a rounding is not straight-through."""
         return any(q is not None and q.gradient is not None for q in (self.lhs, self.rhs, self.output, self.grad))
 
     def is_stochastic(self) -> bool:
-        """Whether a call draws random bits, in its forward or in its backward."""
+        """Whether a call draws random bits, in its forward or backward."""
         return any(q is not None and q.is_random() for q in (self.lhs, self.rhs, self.grad))
 
     def adds_noise(self) -> bool:
-        """Whether training computes an operand as floats with noise, in the place of codes."""
+        """Whether training replaces an operand's codes by floats with noise."""
         return any(q is not None and q.adds_noise() for q in (self.lhs, self.rhs))
 
 
@@ -164,20 +169,22 @@ def _parse(text: str) -> Scheme:
 
 
 def rows_share_scales(q: Quantizer) -> bool:
-    """Whether one scale serves each row, so that it can leave a sum over the row, or stay in one over rows."""
+    """Whether one scale serves each row, so that it can be factored out of a sum over the row."""
     return q.scale.outer_block is None and all(
         block[-1] == -1 and set(block) <= {-1, 1} for _, block in q.stored().values()
     )
 
 
 def turns_exactly(q: Quantizer) -> bool:
-    """Whether the codes and scales of a transposed matrix are the transposed ones: where blocks are square."""
+    """Whether transposing a matrix transposes its codes and scales, because its blocks are square."""
     return not q.stochastic and q.transposed(2) == q
 
 
 def for_convolution(q: Quantizer, ndim: int, transposed: bool = False) -> Quantizer:
-    """The quantizer of an operand of a convolution: its rows are all that has one first index; one second index in the
-    weight of a transposed convolution, (I, O / groups, *kernel), whose groups share their scales."""
+    """The quantizer of a convolution's operand: its rows are the elements with the same first index.
+
+    In the weight of a transposed convolution, (I, O / groups, *kernel), the second index, so that groups share scales.
+    """
     if len(q.block) == 2 and q.block[-1] == -1:
         rows = (-1, q.block[0]) if transposed else q.block
         return replace(q, block=(*rows, *(-1,) * (ndim - 2)))
@@ -186,13 +193,13 @@ def for_convolution(q: Quantizer, ndim: int, transposed: bool = False) -> Quanti
 
 # ---- integers
 
-INT8_DYNAMIC = Scheme(presets.INT8_ROW, presets.INT8_ROW)  # a scale for each row and channel
-INT8_STATIC = Scheme(presets.INT8_TENSOR_STATIC_AFFINE, presets.INT8_ROW)  # calibrated or learned activations
+INT8_DYNAMIC = Scheme(presets.INT8_ROW, presets.INT8_ROW)  # a scale per row and channel
+INT8_STATIC = Scheme(presets.INT8_TENSOR_STATIC_AFFINE, presets.INT8_ROW)  # calibrated or learned activation scales
 INT8_WEIGHT = Scheme(None, presets.INT8_ROW)
 INT4_WEIGHT_32 = Scheme(None, presets.INT4_32)  # groups of 32 along the input features
 INT4_WEIGHT_64 = Scheme(None, presets.INT4_64)
 INT4_WEIGHT_128 = Scheme(None, presets.INT4_128)
-INT4_WEIGHT_32_AFFINE = Scheme(None, presets.UINT4_32_AFFINE)  # with a zero point for each group
+INT4_WEIGHT_32_AFFINE = Scheme(None, presets.UINT4_32_AFFINE)  # with a zero point per group
 INT4_WEIGHT_64_AFFINE = Scheme(None, presets.UINT4_64_AFFINE)
 INT4_WEIGHT_128_AFFINE = Scheme(None, presets.UINT4_128_AFFINE)
 INT8_DA_INT4_W = Scheme(presets.INT8_ROW_AFFINE, presets.INT4_32)
@@ -222,20 +229,21 @@ SHORT = {
     "fp8": "fp8_dynamic_row",
     **{name: f"{name}_dynamic" for name in ("mxfp8", "mxfp4", "nvfp4")},
 }
-"""The names that need not be written out."""
+"""Short names."""
 
 
 def named(name: str) -> Scheme:
-    """The scheme of a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or short, "int8", "int4", "8da4w", "fp8",
-    "mxfp8", "mxfp4", "nvfp4".
+    """The scheme with a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or a short name.
 
-    Raises ValueError, with the nearest names, for any other."""
+    Short names are "int8", "int4", "8da4w", "fp8", "mxfp8", "mxfp4" and "nvfp4". Raises ValueError with similar names
+    if there is none.
+    """
     lower = name.lower().replace("-", "_")
     result = SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
         near = difflib.get_close_matches(lower, known, n=3) or known
-        raise ValueError(f"scheme: no scheme is called {name!r}; take {', '.join(near)}, or a hop.Scheme")
+        raise ValueError(f"scheme: no scheme is called {name!r}; use {', '.join(near)}, or a hop.Scheme")
     return result
 
 

@@ -1,21 +1,22 @@
-"""Frozen values as text and back: how a quantizer stands in a graph, in a file, and in an error message.
+"""Convert frozen values to text and back: the form of a quantizer in graphs, files and error messages.
 
     text    = "hop1:" value
-    value   = Name "(" [field "=" value {", " field "=" value}] ")"     a dataclass, without fields at their default
+    value   = Name "(" [field "=" value {", " field "=" value}] ")"     a dataclass, without default fields
             | name                                                      a constant, such as e4m3
             | "torch." name                                             a dtype
             | number | "inf" | "nan" | string | "True" | "False" | "None"
             | "(" [value {", " value}] [","] ")"                        a tuple
 
-Only classes and constants that were registered here can be read, and nothing is evaluated: each class checks its own
-fields when it is made. A text has at most 2^16 characters, and values nest 32 deep, so that reading one takes bounded
-time.
+Only registered classes and constants can be read, and nothing is evaluated: each class validates its fields when it is
+created. A text has at most 2^16 characters, and values are nested at most 32 deep, so that reading takes bounded time.
 """
 
 import dataclasses
 import functools
+import importlib
 import json
 import math
+import pkgutil
 import re
 from typing import Any, cast
 
@@ -34,22 +35,23 @@ _TOKEN = re.compile(
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
 )
 _DEEPEST = 32
-_LONGEST_TEXT = 2**16  # characters; the longest of ours, of codebooks of 256 numbers, have a quarter of these
+_LONGEST_TEXT = 2**16  # characters; our longest texts, codebooks of 256 numbers, have a quarter of that
 _LONGEST = 120  # characters of a value in a message
-_LONGEST_PART = 80  # characters of a text that is quoted around a position
-_LONGEST_MESSAGE = 600  # characters of what a class says of its fields
-_DEEPEST_JSON = 64  # lists and objects in each other
+_LONGEST_PART = 80  # characters quoted around a position
+_LONGEST_MESSAGE = 600  # characters of a class's error about its fields
+_DEEPEST_JSON = 64  # nesting of lists and objects
 _DTYPES = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)}
 _LARGEST = torch.finfo(torch.float32).max
 _WORDS = {"True": True, "False": False, "None": None}
 
 
 class Value:
-    """The base of frozen dataclasses whose fields are all that they are: equal fields make equal values with one
-    spelling, which are constants of compiled programs and pickle as text.
+    """Base class of frozen dataclasses that consist of their fields only.
 
-    Classes of this package are spelled by their names, others by module and name. A subclass that is no dataclass
-    itself, and so does not say what its fields are, has no spelling and is equal to itself alone."""
+    Values with equal fields are equal and have one text; they are constants of compiled programs, and are pickled as
+    text. Classes of this package are spelled by name, others by module and name. A subclass that is not itself a
+    dataclass, and so does not declare its fields, has no text and is equal only to itself.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -61,8 +63,8 @@ class Value:
     def _text(self) -> str:
         if not declares_fields(type(self)):
             raise TypeError(
-                f"{type(self).__name__} does not declare its fields, so that it has no spelling and is equal to itself "
-                "alone: decorate the class with @dataclass(frozen=True)"
+                f"{type(self).__name__} does not declare its fields, so it has no textual form and is equal only to "
+                "itself: decorate the class with @dataclass(frozen=True)"
             )
         return _PREFIX + _spelled(self, type(self).__name__)
 
@@ -95,13 +97,21 @@ REFUSED.append(Value)
 
 
 def declares_fields(cls: type) -> bool:
-    """Whether `cls` is a dataclass itself, and not only a subclass of one."""
+    """Whether `cls` itself is a dataclass, not only a subclass of one."""
     return "__dataclass_fields__" in cls.__dict__
 
 
 def register_constant(name: str, value: Any) -> None:
-    """Spell a value equal to `value` as `name`."""
+    """Spell values equal to `value` as `name`."""
     _constants[name] = value
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import every module of this package, including those that `import hop` skips, such as integer functions."""
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
 
 
 def read(text: str, expected: type = Value) -> Any:
@@ -110,10 +120,10 @@ def read(text: str, expected: type = Value) -> Any:
 
 
 def dtype(name: str) -> torch.dtype:
-    """The dtype that is spelled "torch.float32" or the like. Raises ValueError for anything else."""
+    """The dtype spelled as "torch.float32" or similar. Raises ValueError for anything else."""
     result = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     if result is None:
-        raise ValueError(f"{shown(name)} is no dtype")
+        raise ValueError(f"{shown(name)} is not a dtype")
     return result
 
 
@@ -123,7 +133,7 @@ def _spelled(value: Any, where: str) -> str:
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
-        return repr(value + 0.0)  # 0.0 and -0.0 are equal, and equal values have one spelling
+        return repr(value + 0.0)  # 0.0 and -0.0 are equal, and equal values have one text
     if isinstance(value, str):
         return json.dumps(value)
     if isinstance(value, torch.dtype):
@@ -134,7 +144,7 @@ def _spelled(value: Any, where: str) -> str:
     name = next((n for n, cls in _classes.items() if cls is type(value) and declares_fields(cls)), None)
     if name is None:
         raise TypeError(
-            f"{where} is {type(value).__name__}, which has no spelling: a quantizer's fields are numbers, strings, "
+            f"{where} is {type(value).__name__}, which has no textual form: a quantizer's fields are numbers, strings, "
             "dtypes, tuples, formats and rules; tensors and process groups belong to the module that uses it"
         )
     constant = next((n for n, c in _constants.items() if type(c) is type(value) and _fields(c) == _fields(value)), None)
@@ -168,7 +178,7 @@ class _Parser:
         self.at = len(_PREFIX)
         start = self.at
         if len(self.text) > _LONGEST_TEXT:
-            raise self.error(f"text has {len(self.text)} characters, and {_LONGEST_TEXT} is the most")
+            raise self.error(f"text has {len(self.text)} characters, more than {_LONGEST_TEXT}")
         value = self.value()
         if self.text[self.at :].strip():
             raise self.error("expected the end")
@@ -191,7 +201,7 @@ class _Parser:
         return str(match.lastgroup), match[str(match.lastgroup)]
 
     def next_is(self, mark: str) -> bool:
-        """Step over `mark` if it comes next."""
+        """Skip `mark` if it comes next, and return whether it does."""
         before = self.at
         if _TOKEN.match(self.text, self.at) and self.token() == ("mark", mark):
             return True
@@ -203,10 +213,10 @@ class _Parser:
             raise self.error(f"expected {mark!r}")
 
     def value(self) -> Any:
-        """The next value. What it nests in counts, so that no text exhausts the stack."""
+        """Read the next value. Nesting is limited, so that no text exhausts the stack."""
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise self.error(f"values nest {_DEEPEST} deep at most")
+            raise self.error(f"values are nested more than {_DEEPEST} deep")
         try:
             return self.one_value()
         finally:
@@ -230,13 +240,15 @@ class _Parser:
             return self.tuple()
         if kind == "name" and word in _WORDS:
             return _WORDS[word]
+        if kind == "name" and word not in _classes and word not in _constants:
+            _import_all()
         if kind == "name" and word in _classes and declares_fields(_classes[word]):
             return self.instance(_classes[word], before)
         if kind == "name" and word in _constants:
             return _constants[word]
         self.at = before
         known = [name for name in (*_constants, *_classes) if not name.startswith(("_", "Fast"))]
-        raise self.error(f"{shown(word)} is no value known here; known are {', '.join(known)}")
+        raise self.error(f"{shown(word)} is not a known value; known are {', '.join(known)}")
 
     def number(self, word: str, before: int) -> int | float:
         try:
@@ -270,7 +282,7 @@ class _Parser:
             kind, name = self.token()
             if kind != "name" or name not in known or name in fields:
                 self.at = at
-                rule = "is given twice" if name in fields else f"is no field of {cls.__name__}: {', '.join(known)}"
+                rule = "is given twice" if name in fields else f"is not a field of {cls.__name__}: {', '.join(known)}"
                 raise self.error(f"{shown(name)} {rule}")
             self.need("=")
             fields[name] = self.value()
@@ -281,13 +293,13 @@ class _Parser:
             return cls(**fields)
         except (TypeError, ValueError, OverflowError) as error:
             self.at, message = before, str(error)
-            if len(message) > _LONGEST_MESSAGE:  # which quotes a name, or many fields
+            if len(message) > _LONGEST_MESSAGE:  # it may quote a name, or many fields
                 message = f"{message[:_LONGEST_PART]}… …{message[-_LONGEST:]}"
             raise self.error(message) from error
 
 
 def real(value: Any, what: str) -> float:
-    """`value` as a float, if it is a number that float32 holds."""
+    """Return `value` as a float if it is a number that float32 can represent, else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError(
             f"{what} must be a finite number within float32's range; got {shown(value)}; give such a number"
@@ -302,47 +314,49 @@ def flag(value: Any, what: str) -> None:
 
 
 def integer(value: Any, what: str) -> None:
-    """Raise ValueError unless `value` is an integer that 64 bits hold."""
+    """Raise ValueError unless `value` is an integer of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise ValueError(f"{what} must be an integer, got {shown(value)}; give such a number")
 
 
 def finite(value: Any, what: str) -> float:
-    """`value` as a float, if it is a finite number that is not negative."""
+    """Return `value` as a float if it is finite and not negative, else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{what} must be a finite number, 0 or more; got {shown(value)}; give such a number")
     return float(value)
 
 
 def shown(value: Any) -> str:
-    """A value that was given, in the words of a message: a tensor by its dtype, shape and device, others as Python
-    spells them, cut where that is long."""
+    """Describe a value in a message: a tensor by dtype, shape and device, others by their repr, shortened if long."""
     if isinstance(value, torch.Tensor):
-        kind = "QuantizedTensor" if hasattr(value, "quantizer") else "tensor"  # a FakeTensor too: the same when traced
+        # FakeTensors too: the same message when traced
+        kind = "QuantizedTensor" if hasattr(value, "quantizer") else "tensor"
         return f"a {kind} of {value.dtype} and shape {tuple(value.shape)} on {value.device}"
     many = cast(list[Any], value) if isinstance(value, list) else []
     if any(isinstance(x, torch.Tensor) for x in many):
         return f"[{', '.join(shown(x) if isinstance(x, torch.Tensor) else repr(x) for x in many)}]"
     try:
         text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+    except (ValueError, RecursionError):  # an integer with thousands of digits, deeply nested lists
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def from_json(text: bytes | str, what: str) -> dict[str, Any]:
-    """A JSON object, or ValueError, which names `what` it was to be. Its lists and objects do not nest so deeply that
-    code which recurses over them fails."""
+    """Parse a JSON object, or raise ValueError naming `what` it is.
+
+    Nesting is limited, so that code which recurses over the result cannot overflow the stack.
+    """
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is no JSON: {error}") from error
+        raise ValueError(f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
+        raise ValueError(f"{what} is not a JSON object")
     level: list[Any] = [value]
     for _ in range(_DEEPEST_JSON):
         inside = (x.values() if isinstance(x, dict) else x for x in level)
         level = [x for values in inside for x in values if isinstance(x, dict | list)]
         if not level:
             return cast(dict[str, Any], value)
-    raise ValueError(f"{what} has lists and objects in each other more than {_DEEPEST_JSON} deep")
+    raise ValueError(f"{what} has lists and objects nested more than {_DEEPEST_JSON} deep")

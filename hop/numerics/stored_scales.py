@@ -1,12 +1,11 @@
-"""StoredScales: scales, and offsets, as files of quantized models hold them: in 16 bits, or as codes under a float.
+"""StoredScales: scales and offsets as stored in files of quantized models: in 16 bits, or as codes times a float.
 
-    x ≈ codes · s - m        in float32, the product and the difference each rounded by itself
-
-    s = scale                                       one for each block, a float of 16 bits
-    s = decode(scale)                               or the code of a format
-    s = outer_scale · decode(scale)                 or such a code under a float that several blocks share
-    s = decode(scale) / outer_scale                 or over it
-    m                                               likewise, of offset and outer_offset; 0 without offsets
+    x ≈ codes · s - m        in float32, the product and the difference rounded separately
+    s = scale                                 one per block, a 16-bit float
+    s = decode(scale)                         or a code of a format
+    s = outer_scale · decode(scale)           or such a code times a float that several blocks share
+    s = decode(scale) / outer_scale           or divided by it
+    m                                         likewise, from offset and outer_offset; 0 without offsets
 
 Source: the block formats of ggml, as the package gguf dequantizes them.
 """
@@ -25,8 +24,8 @@ from hop.numerics.rule import LARGEST, Blocks, Found, Rule
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# Half of e8m0, whose last code is a number too; half of e4m3 without a sign; e2m1 twice as large. As ggml has them:
-# its scales are halves so that elements are integers.
+# As in ggml: half of e8m0, whose last code is a value too; half of unsigned e4m3; twice e2m1. The scales are halved so
+# that elements are integers.
 E8M0_HALF = Codebook("e8m0_half", 8, torch.uint8, tuple(2.0 ** (code - 128) for code in range(256)))
 UE4M3_HALF = Codebook(
     "ue4m3_half",
@@ -41,26 +40,26 @@ for _format in (E8M0_HALF, UE4M3_HALF, E2M1_DOUBLED):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StoredScales(Rule):
-    """Scales in a float dtype or in a format, with offsets if `offset` says so; what quantizing stores is
+    """Scales in a float dtype or a format, with offsets if `offset`. Quantizing stores
 
-        s = amax / max                          without offsets, of the format's largest number above its zero
-        s = (max(x, 0) - min(x, 0)) / high      with offsets, of a format of integers from 0 to high
+        s = amax / max                          without offsets; max is the format's largest value above its zero
+        s = (max(x, 0) - min(x, 0)) / high      with offsets, for an integer format from 0 to high
         m = -min(x, 0)
 
-    each rounded to how it is stored, and at most the largest number there. Under a float of several blocks the largest
-    of their s becomes the largest code; what divides codes is the reciprocal of such a float, 1 where s is 0. Elements
-    are then encoded by what is stored; where that is 0, as code 0.
+    each rounded to its stored form, and at most the largest value there. With an outer scale, the largest s of its
+    blocks becomes the largest code; with `divided`, the reciprocal of that scale is stored, 1 where s is 0. Elements
+    are then encoded with the stored s, and as code 0 where it is 0.
 
     Args:
-        scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of numbers from 0 up.
-        outer: the elements that share the float by which codes of scales are multiplied, as a block: whole multiples of
-            the quantizer's, or -1. None if there is no such float.
-        outer_dtype: of that float.
+        scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of non-negative values.
+        outer: the block of elements that share an outer scale, the float that multiplies codes of scales: multiples of
+            the quantizer's block sizes, or -1. None for no outer scale.
+        outer_dtype: the dtype of the outer scale.
         offset: whether offsets are stored, in the same way as scales.
-        divided: whether codes are divided by that float.
+        divided: whether codes are divided by the outer scale.
 
-    It takes no scale from a caller. Products of floats by such tensors with an outer scale, or with offsets, are those
-    of their dequantized numbers; products of integers by matrices of such integers sum codes exactly (docs/scaled.md).
+    It does not accept a scale from the caller. Products of floats with such tensors use dequantized values if there is
+    an outer scale or an offset; products of integers with such integer matrices sum codes exactly (docs/scaled.md).
     """
 
     scale: Format | torch.dtype = torch.float16
@@ -77,24 +76,24 @@ class StoredScales(Rule):
             )
         if self.outer_dtype not in _DTYPES:
             raise TypeError(
-                f"StoredScales: outer_dtype must be one of {_DTYPES}, got {spelling.shown(self.outer_dtype)}; take one"
+                f"StoredScales: outer_dtype must be one of {_DTYPES}, got {spelling.shown(self.outer_dtype)}; use one"
             )
         spelling.flag(self.offset, "StoredScales: offset")
         spelling.flag(self.divided, "StoredScales: divided")
         if self.outer is None:
             if self.divided:
                 raise ValueError(
-                    "StoredScales: divided=True is for codes under an outer float, and outer is None; give outer"
+                    "StoredScales: divided=True is for codes with an outer scale, but outer is None; give outer"
                 )
             return
         object.__setattr__(self, "outer", blocks.checked(self.outer, "StoredScales: outer"))
         if _format_of(self.scale) is None:
             raise ValueError(
-                f"StoredScales: outer={self.outer} is for scales that are codes, and scale is {self.scale}; give a "
+                f"StoredScales: outer={self.outer} is for scales that are codes, but scale is {self.scale}; give a "
                 "format such as hop.formats.INT8, or leave outer out"
             )
 
-    # ---- what it stores
+    # ---- stored tensors
 
     @property
     def given_name(self) -> str:  # type: ignore[override]
@@ -118,7 +117,7 @@ class StoredScales(Rule):
         return True
 
     def refuses_scale(self, prefix: str = "") -> str | None:
-        return f"{prefix}scale must be None, as this quantizer's rule finds and rounds it; leave it out"
+        return f"{prefix}scale must be None, because this quantizer's rule finds and rounds it; leave it out"
 
     def of_blocks(self, change: Callable[[Block], Block]) -> Rule:
         return self if self.outer is None else replace(self, outer=change(self.outer))
@@ -134,7 +133,7 @@ class StoredScales(Rule):
     def check(self, format: Format, block: Block) -> None:
         if self.offset and not (format.is_integer and format.min == 0):
             raise ValueError(
-                f"scale={self}: offsets are for integers from 0 up, and {format.name} starts at {format.min:g}; take "
+                f"scale={self}: offsets are for integers from 0 up, but {format.name} starts at {format.min:g}; use "
                 "one such as hop.formats.UINT4, or offset=False"
             )
         if self.outer is None:
@@ -147,7 +146,7 @@ class StoredScales(Rule):
                 f"{block}; give such sizes"
             )
 
-    # ---- the meaning
+    # ---- computation
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         return self._number(tensors, 0)
@@ -184,7 +183,7 @@ class StoredScales(Rule):
         raise ValueError(self.refuses_scale())
 
     def _rounded(self, parts: Blocks, number: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A number of each block as it is stored, and the float of several blocks."""
+        """A per-block number in its stored form, and its outer scale."""
         format, dtype = _format_of(self.scale), cast(torch.dtype, self.scale)
         if format is None:
             return _as(number, dtype, parts), None
@@ -205,12 +204,12 @@ class StoredScales(Rule):
 
 
 def _format_of(scale: Any) -> Format | None:
-    """Of scales that are codes. A function, since Dynamo reads no property of a value that it has made."""
+    """The format of scales that are codes. A function, because Dynamo cannot read a property of a value it created."""
     return scale if isinstance(scale, Format) else None
 
 
 def _largest(x: Tensor, place: int, count: int) -> Tensor:
-    """The largest of each `count` in a row along a dimension, -1 for all; of numbers from 0 up."""
+    """The largest of each `count` consecutive elements along a dimension, -1 for all; for non-negative values."""
     if count == -1:
         return x.amax(place, keepdim=True) if x.shape[place] != 0 else x.sum(place, keepdim=True)
     if count == 1:
@@ -221,7 +220,7 @@ def _largest(x: Tensor, place: int, count: int) -> Tensor:
 
 
 def _as(number: Tensor, dtype: torch.dtype, parts: Blocks) -> Tensor:
-    """A number from 0 up in a float dtype, at most its largest; rounded although it becomes float32 again."""
+    """A non-negative number in a float dtype, saturated; rounded even if it is converted back to float32."""
     return parts.once(number.clamp(max=torch.finfo(dtype).max).to(dtype))
 
 
@@ -231,6 +230,6 @@ def _over(x: Tensor, number: float) -> Tensor:
 
 
 def has_whole_numbers(q: Any) -> bool:
-    """Whether the elements of a quantizer are integers times stored scales, by codes that are others, as IQ4_NL's."""
+    """Whether a quantizer's values are integers times stored scales, but its codes differ from these, as for IQ4_NL."""
     is_stored = type(q.scale) is StoredScales and not q.flat and q.layout is None
     return is_stored and q.format.is_whole and not q.format.is_integer

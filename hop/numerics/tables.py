@@ -1,4 +1,4 @@
-"""Tables of numbers: the places where rounding goes from one to the next, and looking numbers up."""
+"""Tables of numbers: rounding thresholds, and table lookup."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from hop.compat.export import is_lowering
 
 
 def halfway(values: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
-    """For each number the least float32 that is rounded to it or to a larger one."""
+    """For each value, the least float32 that rounds to it or to a larger value."""
     result = [-math.inf]
     for lower, (a, b) in enumerate(itertools.pairwise(values)):
         middle: float | Fraction = (a + b) / 2
-        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
+        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot represent it
             middle = (Fraction(a) + Fraction(b)) / 2
         least, up = float32(float(middle)), tie_goes_up(lower)
         while least > middle or (least == middle and up):
@@ -35,9 +35,12 @@ def float32(x: float) -> float:
 
 
 def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
-    """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
-    with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
-    Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
+    """The values of a dynamic map: 0, 1, and the midpoints of equal intervals in each decade below 1.
+
+    Each decade has twice as many intervals as the one below; with `signed` half as many, and also the negatives.
+    Rounded to float32 at each step, as in checkpoints. Source: Dettmers 2016, "8-Bit Approximations for Parallelism in
+    Deep Learning".
+    """
     points = [0.0, 1.0]
     for i in range(decades):
         count = 2**i if signed else 2 ** (i + 1)
@@ -63,7 +66,7 @@ def _before(x: float) -> float:
 
 
 def tensor(values: Any, device: torch.device) -> Tensor:
-    """The numbers as a float32 tensor, made inside a graph too."""
+    """The numbers as a float32 tensor, also inside of a graph."""
     if not is_lowering():
         return torch.as_tensor(values, dtype=torch.float32, device=device)
     if not isinstance(values[0], float):
@@ -77,7 +80,7 @@ def lookup(table: Sequence[float], index: Tensor) -> Tensor:
 
 
 def search(x: Tensor, table: Sequence[float]) -> Tensor:
-    """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
+    """For each element, the position of the last entry of the ascending `table` that is at most it, else 0; int64."""
     size = 1 << (len(table) - 1).bit_length()
     entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
     result = torch.zeros_like(x, dtype=torch.int64)
@@ -89,5 +92,5 @@ def search(x: Tensor, table: Sequence[float]) -> Tensor:
 
 
 def _take(table: Tensor, index: Tensor) -> Tensor:
-    """table[index]; indexing with a 0-d tensor would read it."""
+    """table[index] without reading a 0-d index tensor."""
     return table.index_select(0, index.reshape(-1)).reshape(index.shape)

@@ -1,9 +1,9 @@
 """Sums, means, average pools and concatenations of codes by TOSA's operators.
 
-Sources: the TOSA specification 1.0, RESCALE and AVG_POOL2D, and its functions apply_scale_32 and reciprocal_scale. Of
-which operators a sum, a mean and a concatenation are made: TensorFlow, compiler/mlir/tosa/transforms/legalize_tfl.cc
-(ConvertTFLAddOp), legalize_common.cc (convertReduceOpCommon, convertConcatV2Op); here each RESCALE rounds once, which
-the integer profile has without extensions.
+Sources: the TOSA specification 1.0, RESCALE and AVG_POOL2D, and its functions apply_scale_32 and reciprocal_scale. The
+operators that make up a sum, a mean and a concatenation: TensorFlow, compiler/mlir/tosa/transforms/legalize_tfl.cc
+(ConvertTFLAddOp), legalize_common.cc (convertReduceOpCommon, convertConcatV2Op). Here each RESCALE rounds once, which
+the integer profile supports without extensions.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,22 @@ from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.requantization import FixedPoint, fixed_point, floor_quotient, nearest, power_of_two
 
 _INPUTS = (torch.int8, torch.int16)
-_HEADROOM = {torch.int8: 20, torch.int16: 15}  # bits that the operands of a sum are shifted to the left by
+_HEADROOM = {torch.int8: 20, torch.int16: 15}  # bits by which the operands of a sum are shifted left
 
 
 def rescaled(x: Tensor, multiplier: Tensor) -> Tensor:
-    """x times a positive number, float64, as RESCALE computes it: by a mantissa of 31 bits, rounded once, ties up."""
+    """x times a positive float64 number, as in RESCALE: by a mantissa of 31 bits, rounded once, ties up."""
     mantissa, shift = fixed_point(multiplier)
     return nearest(x * mantissa, power_of_two(31 - shift), "tflite")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaAdd(families.OfTwo):
-    """A sum or a difference of two tensors: RESCALE of both codes, less their zero points, to 2^20 steps, or 2^15 of 16
-    bits, of twice the larger scale; ADD or SUB; RESCALE to the output's scale. Each rounds once."""
+    """A sum or difference of two tensors.
+
+    RESCALE of both codes minus zero points to 2^20 steps (2^15 for 16 bits) of twice the larger scale; ADD or SUB;
+    RESCALE to the output's scale. Each rounds once.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -45,15 +48,17 @@ class TosaAdd(families.OfTwo):
 
     @staticmethod
     def multipliers(scale: Tensor, other: Tensor, out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the first operand, the second and the sum, float64."""
+        """The float64 multipliers of the first operand, the second and the sum."""
         twice, room = torch.maximum(scale, other) * 2, 2.0 ** _HEADROOM[dtype]
         return scale / twice * room, other / twice * room, twice / (out * room)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaMean(families.Mean):
-    """A mean over n elements: RESCALE to int32, less the zero point, REDUCE_SUM, and RESCALE by the scale over n times
-    the output's, which rounds once."""
+    """A mean over n elements: RESCALE to int32 minus the zero point, REDUCE_SUM, and RESCALE to the output's scale.
+
+    The last multiplier is the scale over n times the output's; it rounds once.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -64,15 +69,18 @@ class TosaMean(families.Mean):
 
     @staticmethod
     def multiplier(scale: Tensor, out: Tensor, count: Tensor) -> Tensor:
-        """That of the sum, float64."""
+        """The float64 multiplier of the sum."""
         return scale / (out * count.clamp(min=1).to(torch.float64))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaAveragePool(families.AveragePool):
-    """AVG_POOL2D: the sum of a window's codes, less their zero point, times the reciprocal of how many lie inside the
-    tensor, in 31 bits and rounded down, ties up. Where the output has another scale, a RESCALE that rounds once
-    follows. It does not count what pads the tensor."""
+    """AVG_POOL2D: the sum of a window's codes minus zero points, times the reciprocal of their number inside the
+    tensor.
+
+    The reciprocal has 31 bits and is rounded down; the product rounds ties up. If the output has another scale, a
+    RESCALE that rounds once follows. Padding is not counted.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -87,8 +95,10 @@ class TosaAveragePool(families.AveragePool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TosaConcatenation(families.Concatenation):
-    """CONCAT of operands that RESCALE brings to the output's scale, rounded once; those that have that scale and zero
-    point stay as they are."""
+    """CONCAT of operands that RESCALE converts to the output's scale, rounded once.
+
+    Operands that already have the output's scale and zero point are unchanged.
+    """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
     rule: ClassVar[FixedPoint] = SINGLE

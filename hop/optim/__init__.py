@@ -1,11 +1,13 @@
-"""Optimizers whose states are quantized tensors, with the arguments of torch.optim.
+"""Optimizers with quantized states and the arguments of torch.optim.
 
-states.py      which states are quantized, and by what
-updates.py     the updates, as functions of float32 tensors
-rounding.py    float32 to bfloat16, stochastically
-optimizer.py   what all optimizers share
-optimizers.py  AdamW, Adam, SGD, Lion
-torchao_states.py  states of torchao.optim
+states.py           which states are quantized, and by which quantizer
+updates.py          the update rules, as functions of float32 tensors
+rounding.py         stochastic rounding of float32 to bfloat16
+step.py             the operator that a step calls
+optimizer.py        the base class: states, steps, and state_dict
+optimizers.py       AdamW, Adam, SGD, Lion
+loading.py          checks of a state_dict before it is loaded
+torchao_states.py   import of states of torchao.optim
 """
 
 from hop.optim.optimizers import SGD as SGD

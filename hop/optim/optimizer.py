@@ -1,4 +1,4 @@
-"""What all optimizers share: their states, and the way of a step."""
+"""The base class of the optimizers: states, steps, and saved state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast
@@ -23,15 +23,16 @@ _OWN = (
     "min_numel",
     "error_if_nonfinite",
     "decoupled_weight_decay",
-)  # options that a state_dict does not change
-_OF_TORCH = ("foreach", "fused", "capturable", "differentiable")  # which say how torch.optim computes, not what
-_PARAMETERS = "give one such as model.parameters()"
-_TAKEN = ("lr", "betas", "eps", "momentum", "dampening", "weight_decay")  # options that every such state_dict has
-_STREAMS = 2**16  # of random numbers, for each param group
+)  # options that load_state_dict keeps from this optimizer
+# how torch.optim computes a step; the result is the same
+_OF_TORCH = ("foreach", "fused", "capturable", "differentiable")
+_PARAMETERS = "pass for example model.parameters()"
+_TAKEN = ("lr", "betas", "eps", "momentum", "dampening", "weight_decay")  # options that every compatible state_dict has
+_STREAMS = 2**16  # random streams for each param group, one per parameter
 
 
 class Keywords(TypedDict, total=False):
-    """What all optimizers take by keyword."""
+    """Keyword arguments that all optimizers have."""
 
     maximize: bool
     state: Quantizer | States | None
@@ -46,7 +47,7 @@ class Keywords(TypedDict, total=False):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer, some of whose states are quantized."""
+    """A torch.optim.Optimizer with quantized states."""
 
     def __init__(
         self,
@@ -66,11 +67,11 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         if differentiable:
             raise ValueError(
-                f"{self._name}: differentiable must be False, as codes have no gradient; got True; leave it out"
+                f"{self._name}: differentiable must be False, because codes have no gradient, got True; omit it"
             )
         if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
             raise ValueError(
-                f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}; give one such as 4096"
+                f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}; use for example 4096"
             )
         flags = {"maximize": maximize, "stochastic_rounding": stochastic_rounding}
         for which, value in (flags | {"error_if_nonfinite": error_if_nonfinite}).items():
@@ -83,14 +84,14 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(self._checked(params), defaults | options | flags | {"seed": seed})
 
     def _checked(self, params: Any) -> list[Any]:
-        """The parameters or groups of them that an optimizer is given."""
+        """Check the parameters or param groups that an optimizer is created with, and list them."""
         if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
             raise TypeError(
                 f"{self._name}: params must be an iterable of parameters, got {shown(params)}; {_PARAMETERS}"
             )
         listed = list(cast(Iterable[Any], params))
         if not listed:
-            raise ValueError(f"{self._name}: params must hold one parameter or more, got []; {_PARAMETERS}")
+            raise ValueError(f"{self._name}: params must contain at least one parameter, got []; {_PARAMETERS}")
         return listed
 
     @property
@@ -105,39 +106,42 @@ class Optimizer(torch.optim.Optimizer):
             if not p.is_floating_point():
                 raise TypeError(
                     f"{self._name}: params: parameters must be floating point, got one of {p.dtype} and shape "
-                    f"{tuple(p.shape)}; pass those that are trained"
+                    f"{tuple(p.shape)}; pass only trainable parameters"
                 )
 
-    # ---- what a subclass says
+    # ---- implemented by subclasses
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         """The names of the states of a group."""
         raise NotImplementedError
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        """What a step does with the parameters of a group."""
+        """The update rule of a group."""
         raise NotImplementedError
 
     def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
-        """The options of the rule but lr."""
+        """The options of the rule, except lr."""
         raise NotImplementedError
 
     # ---- a step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step.
+        """Take one step.
 
         Args:
             closure: evaluates the model again and returns the loss.
 
+        Returns:
+            The loss that `closure` returns, or None.
+
         Raises:
-            FloatingPointError: with error_if_nonfinite, if a gradient has a NaN or an infinity; before any parameter
-                or state has changed.
+            FloatingPointError: with error_if_nonfinite, if a gradient contains a NaN or an infinity. No parameter and
+                no state has changed then.
         """
         loss = None
         if closure is not None:
             if not callable(closure):
-                raise TypeError(f"{self._name}.step: closure must be a function, got {closure!r}; leave it out")
+                raise TypeError(f"{self._name}.step: closure must be a function, got {closure!r}; omit it")
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
@@ -161,8 +165,10 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def explain(self) -> str:
-        """Which kernel a step of each parameter takes, and why those before it declined; of parameters that have a
-        gradient and took a step."""
+        """Explain which kernel runs the step of each parameter, and why the kernels before it declined.
+
+        Covers parameters that have a gradient and have taken a step.
+        """
         found: dict[str, list[str]] = {}
         for number, group in enumerate(self.param_groups):
             seed = group["seed"] if group["stochastic_rounding"] else None
@@ -174,12 +180,14 @@ class Optimizer(torch.optim.Optimizer):
         return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
 
     def _numbers(self, group: dict[str, Any]) -> list[float | Tensor]:
-        """The options of a step, lr first. Programs have tensors, and no constants."""
+        """The options of a step, lr first; tensors in a compiled program, where constants would cause recompilation."""
         options = [group["lr"], *self._options(group)]
         return [as_tensor(x) for x in options] if torch.compiler.is_compiling() else options
 
     def _zeros(self) -> tuple[list[Tensor], list[str]]:
-        """Of each gradient that must be finite a number, 0 if it is on all processes, and what to say otherwise."""
+        """A scalar for each gradient that must be finite, 0 if it is finite on all processes, and the error message
+        otherwise.
+        """
         zeros: list[Tensor] = []
         errors: list[str] = []
         for number, group in enumerate(self.param_groups):
@@ -189,15 +197,17 @@ class Optimizer(torch.optim.Optimizer):
                     zeros.append(total.full_tensor() if isinstance(total, DTensor) else total)
                     errors.append(
                         f"{self._name}: the gradient of parameter {place} of group {number}, of shape "
-                        f"{tuple(p.shape)}, has a NaN or an infinity, and must be finite; nothing was changed; leave "
-                        "out the step, or scale the loss down"
+                        f"{tuple(p.shape)}, contains a NaN or an infinity, but must be finite; nothing was changed; "
+                        "skip the step, or scale the loss down"
                     )
         return zeros, errors
 
     def _init_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Append the parameters that have a gradient, and make their states; with the first group those of all groups.
-        Dynamo runs what has this name in optimizers, and does not trace it; states that the first call does not make
-        are none to it."""
+        """Append the parameters that have a gradient to `params`, and create missing states.
+
+        The call for the first group creates the states of all groups: Dynamo runs the method of this name of an
+        optimizer instead of tracing it, and does not see states that the first call does not create.
+        """
         groups = self.param_groups if group is self.param_groups[0] else (group,)
         for p in (p for other in groups for p in other["params"] if p.grad is not None):
             if isinstance(local(p), QuantizedTensor):
@@ -207,7 +217,8 @@ class Optimizer(torch.optim.Optimizer):
                 state = None if p.grad is None else self.state[p]
                 if state is not None and not state:
                     made = {name: fresh(p, self._quantizer(other, p, name)) for name in self._names(other)}
-                    state.update({"step": torch.tensor(0.0), **made})  # at once: Ctrl-C leaves all of it, or nothing
+                    # in one go, so that an interrupt leaves all of it or nothing
+                    state.update({"step": torch.tensor(0.0), **made})
         params += [p for p in group["params"] if p.grad is not None]
 
     def _gradient(self, p: Tensor) -> Tensor:
@@ -216,12 +227,12 @@ class Optimizer(torch.optim.Optimizer):
         if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad, *self._option_tensors()))):
             raise NotImplementedError(
                 f"{self._name}: a parameter of shape {tuple(p.shape)}, its gradient or an option carries a tangent of "
-                "forward mode, which a step would lose; take the step outside of the dual level, or of primals"
+                "forward mode, which a step would lose; call step outside the dual level, or use primals"
             )
         if grad.is_sparse:
             raise RuntimeError(
                 f"{self._name}: the gradient of a parameter of shape {tuple(p.shape)} is sparse, and it must be dense; "
-                "give its layer sparse=False, or use torch.optim.SparseAdam for it"
+                "create its layer with sparse=False, or use torch.optim.SparseAdam"
             )
         if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
             grad = grad.redistribute(p.device_mesh, p.placements)
@@ -237,21 +248,24 @@ class Optimizer(torch.optim.Optimizer):
     # ---- saving and loading
 
     def load_state_dict(self, state_dict: dict[str, Any], *, requantize: bool = False) -> None:
-        """Take over states and options: of this optimizer, or of one of torch.optim with the same parameters, whose
-        floats are quantized as this optimizer says. Nothing is shared with `state_dict`.
+        """Load states and options, of this optimizer or of one of torch.optim with the same parameters.
+
+        Float states are quantized with this optimizer's quantizers. Nothing is shared with `state_dict`.
 
         Args:
             state_dict: what state_dict() of such an optimizer returns.
-            requantize: whether states of other quantizers than this optimizer's are quantized anew, which loses
-                precision, and not refused. One without quantizers takes all.
+            requantize: whether to requantize states whose quantizers differ from this optimizer's, which loses
+                precision;
+                otherwise they are an error. An optimizer without quantizers loads any states.
 
         Raises:
-            TypeError, ValueError: it is of another optimizer, or has states of other quantizers. Nothing has changed
-                then.
+            TypeError, ValueError: `state_dict` is from another kind of optimizer, or has states with other quantizers.
+                Nothing has changed then.
 
-        States may be placed otherwise than the parameters are: whole where these are DTensors, or the other way round.
-        They are then quantized anew; all processes of the mesh must call this. hop.checkpoint.save and load, with
-        torch.distributed.checkpoint.state_dict, do the same from files, for any number of processes."""
+        The states may be placed differently from the parameters: whole where the parameters are DTensors, or vice
+        versa. They are then requantized, and all processes of the mesh must call this function. hop.checkpoint.save and
+        load, with torch.distributed.checkpoint.state_dict, do the same with files, for any number of processes.
+        """
         flag(requantize, f"{self._name}: requantize")
         self._check_state_dict(state_dict, requantize)
         own = [{k: group[k] for k in _OWN if k in group} for group in self.param_groups]
@@ -274,12 +288,12 @@ class Optimizer(torch.optim.Optimizer):
                         if given is None
                         else self._fitted(group, p, name, given)
                     )
-                # torch.optim.SGD counts no steps: where it has a momentum, there was one.
+                # torch.optim.SGD does not count steps: a saved momentum means that there was at least one.
                 step = state.get("step", float(bool(had)))
                 state["step"] = torch.as_tensor(step, dtype=torch.float32).clone()
 
     def _check_state_dict(self, state_dict: dict[str, Any], requantize: bool) -> None:
-        """Raise for a state_dict that is not of this optimizer. Numbers of groups and parameters torch compares."""
+        """Raise if `state_dict` is not one of this optimizer. torch compares the numbers of groups and parameters."""
         check_whole(self._name, state_dict)
         options = [key for key in self.defaults if key in _TAKEN]
         for number, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):

@@ -13,23 +13,25 @@ from hop.optim.updates import UpdateRule
 
 
 class Adam(Optimizer):
-    """torch.optim.Adam, whose states are quantized. The update is computed in float32, one parameter after the other.
+    """torch.optim.Adam with quantized states. The update is computed in float32, one parameter at a time.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch.optim.Adam has them.
-            Each number may be a tensor of one element. foreach, fused and capturable are taken, and change nothing.
-        state: what quantizes the states "exp_avg", "exp_avg_sq" and "max_exp_avg_sq": a mapping from these names to
-            quantizers, such as hop.optim.BITS8, BITS4, FP8 or BITS8_FP8; a quantizer for all; None for floats. A param
-            group may have its own.
-        min_numel: the number of elements below which the states of a parameter stay floats, in its dtype.
-        stochastic_rounding: round bfloat16 parameters stochastically, so that updates smaller than half a unit are not
-            lost: unbiased, and a function of the seed, the step and the parameter's position.
-        error_if_nonfinite: raise FloatingPointError, before anything has changed, where a gradient has a NaN or an
-            infinity. Otherwise its parameter becomes NaN, and an infinity makes zeros of the other states in its block.
-        seed: of stochastic rounding; by default drawn from PyTorch's generator.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as in torch.optim.Adam. Each
+            number may be a tensor of one element. foreach, fused and capturable are accepted and have no effect.
+        state: the quantizers of the states "exp_avg", "exp_avg_sq" and "max_exp_avg_sq": a mapping from these names to
+            quantizers, such as hop.optim.BITS8, BITS4, FP8 or BITS8_FP8; one quantizer for all; or None for floats.
+            Each
+            param group may have its own.
+        min_numel: the states of parameters with fewer elements stay floats, in the parameter's dtype.
+        stochastic_rounding: round bfloat16 parameters stochastically, so that updates smaller than half a unit in the
+            last place are not lost. The rounding is unbiased and depends only on the seed, the step and the parameter's
+            position.
+        error_if_nonfinite: raise FloatingPointError, before anything has changed, if a gradient contains a NaN or an
+            infinity. Otherwise its parameter becomes NaN, and an infinity turns the other states of its block to zeros.
+        seed: the seed of stochastic rounding; by default drawn from PyTorch's generator.
 
     Raises:
-        TypeError, ValueError: an argument is of a wrong type or out of its range.
+        TypeError, ValueError: an argument has a wrong type or is out of range.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """torch.optim.AdamW, whose states are quantized. Arguments are those of Adam; weight_decay is 0.01 by default."""
+    """torch.optim.AdamW with quantized states. The arguments are those of Adam; weight_decay is 0.01 by default."""
 
     def __init__(
         self,
@@ -80,25 +82,25 @@ class AdamW(Adam):
 
 
 class AdamW8bit(AdamW):
-    """AdamW with states of 8 bits, dynamic maps in blocks of 256: AdamW(state=hop.optim.BITS8)."""
+    """AdamW with 8-bit states, dynamic maps in blocks of 256: AdamW(state=hop.optim.BITS8)."""
 
 
 class AdamW4bit(AdamW):
-    """AdamW with states of 4 bits in blocks of 128: AdamW(state=hop.optim.BITS4)."""
+    """AdamW with 4-bit states in blocks of 128: AdamW(state=hop.optim.BITS4)."""
 
     def __init__(self, params: Any, *args: Any, **options: Any) -> None:
         super().__init__(params, *args, **{"state": BITS4, **options})
 
 
 class AdamWFp8(AdamW):
-    """AdamW with states in e4m3 in blocks of 256: AdamW(state=hop.optim.FP8)."""
+    """AdamW with e4m3 states in blocks of 256: AdamW(state=hop.optim.FP8)."""
 
     def __init__(self, params: Any, *args: Any, **options: Any) -> None:
         super().__init__(params, *args, **{"state": FP8, **options})
 
 
 class SGD(Optimizer):
-    """torch.optim.SGD, whose momentum is quantized. Options that Adam has too are Adam's."""
+    """torch.optim.SGD with a quantized momentum. Options that Adam also has are described there."""
 
     def __init__(
         self,
@@ -112,11 +114,11 @@ class SGD(Optimizer):
     ) -> None:
         _check(self._name, lr=lr, momentum=momentum, weight_decay=weight_decay)
         if not isinstance(dampening, int | float | Tensor):
-            raise TypeError(f"{self._name}: dampening must be a number, got {dampening!r}; give one such as 0")
+            raise TypeError(f"{self._name}: dampening must be a number, got {dampening!r}; use for example 0")
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError(
                 f"{self._name}: nesterov needs a momentum above 0 and a dampening of 0, got {momentum} and {dampening}"
-                "; give such numbers"
+                "; use such values"
             )
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"nesterov": nesterov}, **options)
@@ -133,8 +135,11 @@ class SGD(Optimizer):
 
 
 class Lion(Optimizer):
-    """Lion: the sign of an average of gradients, with decoupled weight decay. Its learning rate is about a tenth of
-    AdamW's, and its weight_decay ten times as large. Options that Adam has too are Adam's."""
+    """Lion: a step along the sign of an average of gradients, with decoupled weight decay.
+
+    Its learning rate is about a tenth of AdamW's, and its weight_decay ten times as large. Options that Adam also has
+    are described there.
+    """
 
     def __init__(
         self,
@@ -158,33 +163,33 @@ class Lion(Optimizer):
 
 
 def _is_used(x: float | Tensor) -> bool:
-    """Whether a weight decay or momentum is not 0. The value of a tensor, which may change, is not asked."""
+    """Whether a weight decay or momentum may be nonzero; always True for a tensor, whose value can change."""
     return isinstance(x, Tensor) or x != 0
 
 
 def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
-    """Refuse what torch.optim refuses."""
+    """Raise for values that torch.optim rejects."""
     for key, x in numbers.items():
         if isinstance(x, Tensor):
             if x.numel() != 1:
                 raise ValueError(
-                    f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}; give such "
+                    f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}; use such "
                     "a number"
                 )
         elif not isinstance(x, int | float):
-            raise TypeError(f"{name}: {key} must be at least 0, and finite; got {x!r}; give such a number")
+            raise TypeError(f"{name}: {key} must be at least 0 and finite, got {x!r}; use such a number")
         if not x >= 0 or x == math.inf:
-            raise ValueError(f"{name}: {key} must be at least 0, and finite; got {x}; give such a number")
+            raise ValueError(f"{name}: {key} must be at least 0 and finite, got {x}; use such a number")
     if betas is None:
         return
     pair = cast(Sequence[Any], betas) if isinstance(betas, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(beta, int | float | Tensor) for beta in pair):
-        raise TypeError(f"{name}: betas must be two numbers, got {betas!r}; give such numbers")
+        raise TypeError(f"{name}: betas must be two numbers, got {betas!r}; use such numbers")
     for i, beta in enumerate(pair):
         if isinstance(beta, Tensor) and beta.numel() != 1:
             raise ValueError(
-                f"{name}: betas[{i}] must be a number or a tensor of one element, got shape {tuple(beta.shape)}; give "
+                f"{name}: betas[{i}] must be a number or a tensor of one element, got shape {tuple(beta.shape)}; use "
                 "such a number"
             )
         if not 0 <= beta < 1:
-            raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}; give such a number")
+            raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}; use such a number")

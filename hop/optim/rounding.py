@@ -1,4 +1,4 @@
-"""float32 to bfloat16, stochastically: up with the probability that keeps the expectation."""
+"""Round float32 to bfloat16 stochastically: up with the probability that preserves the expectation."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,10 @@ from hop.tensor.buffers.noise import noise
 
 
 def rounded(x: Tensor, seed: Tensor, stream: int) -> Tensor:
-    """x, float32, as bfloat16: the 16 bits that are dropped, plus 16 random ones, carry. What is not finite stays."""
+    """Round a float32 tensor to bfloat16 stochastically.
+
+    Adds 16 random bits to the 16 bits that are dropped, and keeps the carry. NaNs and infinities are not changed.
+    """
     low, high = noise(seed, (*x.shape, 2), stream=stream, bits=8).to(torch.int32).unbind(-1)
     carried = (x.view(torch.int32) + (low + high * 256)) & -(2**16)
     return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Which states of an optimizer are quantized, and by what."""
+"""The quantizers of an optimizer's states."""
 
 import functools
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from hop.numerics.spelling import VERSION, shown
 from hop.tensor import QuantizedTensor
 
 SIGNED = ("exp_avg", "momentum_buffer")
-UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")  # of squares
+UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")  # means of squares
 STATES = SIGNED + UNSIGNED
 
 States = Mapping[str, Quantizer | None]
@@ -34,7 +34,7 @@ _SPELLED = f"hop{VERSION}:"
 
 
 def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
-    """The spelling of the quantizer of each state that has one: what a param group holds, which is saved with it."""
+    """The spelling of the quantizer of each quantized state: what a param group contains, and is saved with it."""
     if state is None:
         return {}
     if isinstance(state, Quantizer):
@@ -42,25 +42,25 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
     if not isinstance(state, Mapping):
         raise TypeError(
             f"{name}: state must be a Quantizer, a mapping from names of states to quantizers, or None; got "
-            f"{shown(state)}; give one such as hop.optim.BITS8"
+            f"{shown(state)}; use for example hop.optim.BITS8"
         )
     result: dict[str, str] = {}
     for key, q in state.items():
         if key not in STATES:
             raise ValueError(
-                f"{name}: the keys of state must be names of states, got {key!r}; take one of {', '.join(STATES)}"
+                f"{name}: the keys of state must be names of states, got {key!r}; use one of {', '.join(STATES)}"
             )
-        if isinstance(q, str) and q.startswith(_SPELLED):  # of a group that was saved
+        if isinstance(q, str) and q.startswith(_SPELLED):  # from a saved group
             q = quantizer(q)
         if q is not None and not isinstance(q, Quantizer):
             raise TypeError(
-                f"{name}: state[{key!r}] must be a Quantizer or None, got {shown(q)}; give one such as "
+                f"{name}: state[{key!r}] must be a Quantizer or None, got {shown(q)}; use for example "
                 "hop.presets.STATE8"
             )
         if q is not None and (q.is_random() or q.scale.missing() is not None):
             raise ValueError(
-                f"{name}: state[{key!r}] must find its scale and round to the nearest, got {q}; give one such as "
-                "hop.optim.BITS8"
+                f"{name}: state[{key!r}] must compute its scale and round to the nearest value, got {q}; use for "
+                "example hop.optim.BITS8"
             )
         if q is not None:
             result[key] = str(q)
@@ -74,11 +74,13 @@ def quantizer(text: str) -> Quantizer:
 
 @functools.cache
 def least_part(text: str) -> float:
-    """What part of the largest number in a block the least one above 0 is; 0.0 for blocks that are not flat, or have
-    another rule than Amax.
+    """The smallest value above 0 that a quantizer's format represents, as a fraction of its largest.
 
-    A mean of squares above 0 is stored as this part of its block at least (`raised`). Smaller ones would become 0, by
-    whose root a step is divided: then it is as large as the mean of gradients over eps."""
+    Returns 0.0 for blocks that are not flat, and for scale rules other than Amax.
+
+    A mean of squares above 0 is stored as at least this fraction of its block's maximum (see `raised`). Smaller values
+    would become 0, and the step, which divides by the square root, would be as large as the mean of gradients over eps.
+    """
     q = quantizer(text)
     if not q.flat or q.scale.amax_floor is None:
         return 0.0
@@ -87,7 +89,7 @@ def least_part(text: str) -> float:
 
 
 def raised(text: str, x: Tensor) -> Tensor:
-    """x, in float32, whose numbers above 0 are at least `least_part` of the largest in their block."""
+    """Raise values of a float32 tensor above 0 to at least `least_part` of their block's maximum."""
     part, q = least_part(text), quantizer(text)
     if not part:
         return x
@@ -102,20 +104,23 @@ def raised(text: str, x: Tensor) -> Tensor:
 
 
 def local(x: Tensor) -> Tensor:
-    """The part of a tensor that this process has."""
+    """The part of a tensor that this process stores."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def is_placed(x: Tensor, p: Tensor) -> bool:
-    """Whether this process has the same part of x as of p."""
+    """Whether this process stores the same part of x as of p."""
     if isinstance(x, DTensor) and isinstance(p, DTensor):
         return x.device_mesh == p.device_mesh and x.placements == p.placements
     return isinstance(x, DTensor) == isinstance(p, DTensor)
 
 
 def _part(x: Tensor, p: Tensor) -> Tensor:
-    """The numbers of x that this process has of p. Where x is placed otherwise, which all processes then know, its
-    numbers travel: codes of blocks over one part are none of another."""
+    """The part of x that corresponds to this process's part of p, dequantized.
+
+    If x is placed differently from p, which all processes then know, its values are communicated rather than its codes:
+    blocks of one part are not blocks of another.
+    """
     own = local(x)
     own = dequantize(own, p.dtype) if isinstance(own, QuantizedTensor) else own.clone()
     if is_placed(x, p):
@@ -129,7 +134,7 @@ def _part(x: Tensor, p: Tensor) -> Tensor:
 
 
 def fresh(p: Tensor, q: Quantizer | None, like: Tensor | None = None) -> Tensor:
-    """A state of a parameter: zeros, or the numbers of `like`, in the dtype and the placement of the parameter."""
+    """Create a state of a parameter: zeros, or the values of `like`, with the parameter's dtype and placement."""
     if like is None:
         own = torch.zeros_like(local(p), memory_format=torch.preserve_format, requires_grad=False)
     else:

@@ -1,14 +1,16 @@
-"""A step of the parameters of a group, in place.
+"""One step of the parameters of a group, in place.
 
     hop::step_(rule, options, seed, streams, steps!, params!, grads, quantizers, buffers!, zeros, errors)
 
-What a compiled program holds is this call, one for each group; it does there what it does in eager mode. `rule` is the
-spelling of an UpdateRule, `options` are the learning rate and the rule's own options, tensors of one element, so that a
-program takes those that change as inputs. With a seed, bfloat16 parameters are rounded stochastically, each by a
-stream of its own. `steps` count. `quantizers` has the spelling of the quantizer of each state, parameter by parameter,
-"" for floats, and `buffers` the tensors of all states in turn. Everything is computed in float32, of float64 parameters
-in float64, and rounded once.
-Where one of `zeros` is not 0, FloatingPointError is raised, with the text from `errors`, before anything has changed.
+A compiled program contains one call of this operator for each group, and the call behaves as in eager mode. `rule` is
+the spelling of an UpdateRule. `options` are the learning rate and the rule's own options, as tensors of one element, so
+that options that change are inputs of the program. With a seed, bfloat16 parameters are rounded stochastically, each
+with its own stream. `steps` are the step counts. `quantizers` are the spellings of the quantizers of each state, "" for
+floats, parameter by parameter; `buffers` are the tensors of all states in the same order. The step is computed in
+float32, or float64 for float64 parameters, and rounded once.
+
+If one of `zeros` is not 0, the call raises FloatingPointError with the corresponding text from `errors`, before
+anything has changed.
 """
 
 import functools
@@ -52,7 +54,7 @@ def step_(
     zeros: Sequence[Tensor],
     errors: Sequence[str],
 ) -> None:
-    """A step of parameters, whose states are in turn. None is a DTensor."""
+    """Take a step of parameters, given the states of all in turn. None of the tensors may be a DTensor."""
     quantizers, buffers = spelled(states)
     call = _step
     if not eager.is_plain_eager():
@@ -64,7 +66,7 @@ dynamo.allow_in_graph(step_)
 
 
 def as_tensor(x: float | Tensor) -> Tensor:
-    """An option of a step as a tensor. Dynamo turns a product with a number that changes into one with an input."""
+    """Convert an option of a step to a tensor. Dynamo makes the factor of a product an input if it changes."""
     return x if isinstance(x, Tensor) else torch.ones((), dtype=torch.float64) * x
 
 
@@ -109,18 +111,18 @@ def _step(
 
 
 def _key(seed: int | None, count: float, p: Tensor) -> int | None:
-    """The seed of a parameter's rounding, or None if it is rounded to the nearest."""
+    """The seed that a parameter is rounded with in this step, or None to round to the nearest value."""
     return None if seed is None or p.dtype != torch.bfloat16 else seed + int(count)
 
 
 @functools.lru_cache(maxsize=1024)
 def _least(quantizers: tuple[str, ...]) -> list[float]:
-    """Of each state, what part of its block's largest a number above 0 is at least."""
+    """For each state, the fraction of its block's maximum that values above 0 are raised to; 0 for no raise."""
     return [least_part(name) if name and i >= UpdateRule.means else 0.0 for i, name in enumerate(quantizers)]
 
 
 def explain(rule: str, seed: int | None, p: Tensor, grad: Tensor, states: Sequence[Tensor]) -> str:
-    """Which kernel a step of a parameter takes, and why those before it declined: a line each."""
+    """Explain which kernel computes the step of a parameter, and why those before it declined: one line each."""
     quantizers, buffers = spelled(states)
     call = (rule, (), _key(seed, 0, p), 0, p, grad, quantizers, buffers, _least(tuple(quantizers)))
     lines = []
@@ -133,7 +135,7 @@ def explain(rule: str, seed: int | None, p: Tensor, grad: Tensor, states: Sequen
 
 
 def spelled(states: Sequence[Tensor]) -> tuple[list[str], list[Tensor]]:
-    """The quantizers of states, "" for floats, and the buffers of all in turn."""
+    """The spellings of the states' quantizers, "" for floats, and the buffers of all states in turn."""
     quantizers = [str(x.quantizer) if isinstance(x, QuantizedTensor) else "" for x in states]
     return quantizers, [b for x in states for b in (x.buffers().values() if isinstance(x, QuantizedTensor) else (x,))]
 
@@ -155,12 +157,14 @@ def _each(
 
 
 def _check(p: Tensor, grad: Tensor, quantizers: Sequence[str], buffers: Sequence[Tensor]) -> None:
-    """Raise unless the gradient and the states are those of a parameter of this shape, and lie in their storages."""
+    """Raise unless the gradient and the states have the parameter's shape, and the tensors are
+    within their storages.
+    """
     shape, at = tuple(p.shape), 0
     for name, x in (("gradient", grad), *(("state", buffers[i]) for i in _floats(tuple(quantizers)))):
         if x.shape != p.shape:
             raise ValueError(
-                f"step: a {name} of shape {tuple(x.shape)} is none of a parameter of {shape}; make it anew"
+                f"step: a {name} of shape {tuple(x.shape)} does not fit a parameter of shape {shape}; create it again"
             )
     for q in quantizers:
         if q:
@@ -171,7 +175,7 @@ def _check(p: Tensor, grad: Tensor, quantizers: Sequence[str], buffers: Sequence
 
 @functools.lru_cache(maxsize=1024)
 def _floats(quantizers: tuple[str, ...]) -> list[int]:
-    """The places of the states in floats among the buffers."""
+    """The indices of the float states among the buffers."""
     ends = itertools.accumulate((_buffers(q) for q in quantizers), initial=0)
     return [at for q, at in zip(quantizers, ends, strict=False) if not q]
 
@@ -183,12 +187,12 @@ def _form(quantizer: str, shape: tuple[int, ...]) -> Sequence[copies.Buffer]:
 
 @functools.lru_cache(maxsize=1024)
 def _buffers(quantizer: str) -> int:
-    """How many a state has."""
+    """The number of buffers of a state."""
     return 1 + len(Quantizer.parse(quantizer).stored()) if quantizer else 1
 
 
 def _write(call: tuple[Any, ...]) -> None:
-    """The step by PyTorch's operators; on a GPU fused by Inductor."""
+    """Compute the step with PyTorch's operators; on a GPU fused by Inductor."""
     rule, numbers, seed, stream, p, grad, quantizers, buffers, _ = call
     key = None if seed is None else torch.tensor(seed, device=p.device)
     given = torch.tensor(numbers, dtype=_wide(p), device=p.device)
@@ -196,7 +200,10 @@ def _write(call: tuple[Any, ...]) -> None:
 
 
 def write_fused(*call: Any) -> None:
-    """As `write_updated`, compiled: tensors of all shapes share programs where blocks run over them as one row."""
+    """Compile and run `write_updated`.
+
+    Tensors of all shapes share one program if all blocks run over the flattened tensor.
+    """
     rule, numbers, seed, stream, p, grad, quantizers, buffers = call
     whole = all(x.is_contiguous() for x in (p, *buffers))
     if p.numel() > 1 and whole and all(Quantizer.parse(q).flat for q in quantizers if q):
@@ -210,14 +217,14 @@ def _compiled() -> Any:
 
 
 def write_updated(*call: Any) -> None:
-    """The step of one parameter, called as `updated`, whose result it writes."""
+    """Compute `updated` for the parameter, and write the results into it and its buffers."""
     *_, p, _, _, buffers = call
     for old, x in zip((p, *buffers), updated(*call), strict=True):
         old.copy_(x)
 
 
 def _wide(p: Tensor) -> torch.dtype:
-    """In which a step is computed."""
+    """The dtype the optimizer step is computed in."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
@@ -231,8 +238,11 @@ def updated(
     quantizers: Sequence[str],
     buffers: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The parameter and the buffers of its states after a step: what one means, in plain ATen, with its numbers in
-    float32 and the seed of its rounding."""
+    """The parameter and the buffers of its states after a step: the reference in plain ATen.
+
+    `numbers` are the constants of the step in the dtype that it is computed in. Without a seed the parameter is rounded
+    to the nearest value.
+    """
     held, at = [], 0
     for q in quantizers:
         held.append(buffers[at : at + _buffers(q)])

@@ -1,10 +1,10 @@
-"""States of the optimizers of torchao.optim, which hold the same codes and scales:
+"""Load states of the optimizers of torchao.optim, which contain the same codes and scales.
 
-    OptimState8bit    codes of the parameter's shape       scale, one for each block      qmap, the codebook
-    OptimState4bit    two codes a byte, the first high     the same                       the same
-    OptimStateFp8     codes in e4m3                        the same                       -
+    OptimState8bit   codes of the parameter's shape       scale, one for each block     qmap, the codebook
+    OptimState4bit   two codes a byte, the first high     the same                      the same
+    OptimStateFp8    codes in e4m3                        the same                      -
 
-torchao itself is not imported: what holds its states has done so.
+torchao itself is not imported: whoever holds its states has imported it.
 """
 
 import dataclasses
@@ -28,40 +28,41 @@ _QUANTIZERS: dict[str, dict[bool, Quantizer]] = {
 
 
 def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """Take over the states and options of an optimizer of torchao.optim, of the same parameters.
+    """Load the states and options of an optimizer of torchao.optim with the same parameters.
 
-    Codes and scales stay as they are, to the bit, where this optimizer has the same quantizer for a state: AdamW8bit of
-    either library, AdamW4bit, AdamWFp8. Other states, such as those with another block size, are quantized anew; an
-    optimizer whose `state` has quantizers with that block size, such as dataclasses.replace(hop.presets.STATE4,
-    block=(256,)), takes them as they are. Nothing is shared with `state_dict`.
+    Codes and scales are kept bit for bit where this optimizer has the same quantizer for a state: AdamW8bit of either
+    library, AdamW4bit, AdamWFp8. Other states, such as those with another block size, are requantized. To keep them,
+    create the optimizer with `state` quantizers of that block size, such as dataclasses.replace(hop.presets.STATE4,
+    block=(256,)). Nothing is shared with `state_dict`.
 
     Args:
-        optimizer: of hop.optim, such as AdamW8bit.
-        state_dict: what the other's state_dict() gives, which may come from torch.load.
+        optimizer: an optimizer of hop.optim, such as AdamW8bit.
+        state_dict: what the other optimizer's state_dict() returns, possibly loaded by torch.load.
 
     Raises:
-        TypeError: `optimizer` is none of hop.optim, or a state is of an unknown type.
-        ValueError: `state_dict` is of no optimizer, or has other param groups than `optimizer`; a codebook is another
-            than torchao's.
+        TypeError: `optimizer` is not from hop.optim, or a state has an unknown type.
+        ValueError: `state_dict` is not an optimizer's, or has other param groups than `optimizer`; or a codebook
+            differs from torchao's.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"load_torchao_state: optimizer must be one of hop.optim, got {type(optimizer).__name__}; make "
-            "one such as hop.optim.AdamW8bit"
+            f"load_torchao_state: optimizer must be one of hop.optim, got {type(optimizer).__name__}; create "
+            "for example hop.optim.AdamW8bit"
         )
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         keys = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
         raise ValueError(
             f"load_torchao_state: state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}; "
-            "give what state_dict() of an optimizer returns"
+            "pass what an optimizer's state_dict() returns"
         )
     states = {
         number: {name: _converted(f"state {name!r} of parameter {number}", x) for name, x in state.items()}
         for number, state in state_dict["state"].items()
     }
     given = [dict(group) for group in state_dict["param_groups"]]
-    for group, own in zip(given, optimizer.param_groups, strict=False):  # load_state_dict compares their numbers
-        if not isinstance(own["lr"], Tensor):  # torchao makes a tensor of any
+    # load_state_dict compares the numbers of groups
+    for group, own in zip(given, optimizer.param_groups, strict=False):
+        if not isinstance(own["lr"], Tensor):  # torchao converts any lr to a tensor
             group |= {key: float(group[key]) for key in ("lr", "initial_lr") if key in group}
     optimizer.load_state_dict({"state": states, "param_groups": given}, requantize=True)
 
@@ -84,9 +85,9 @@ def _quantized(where: str, x: Any, quantizer: Quantizer) -> Tensor:
         numbers = torch.tensor(quantizer.format.numbers, dtype=torch.float32)
         if not torch.equal(x.qmap.cpu(), numbers):
             raise ValueError(
-                f"{where}: its codebook is not that of {quantizer.format.name}; dequantize it, and load the numbers by "
-                "load_state_dict"
+                f"{where}: its codebook is not that of {quantizer.format.name}; dequantize it, and load the values "
+                "with load_state_dict"
             )
-    if quantizer.per_byte() == 2:  # the first is the low one here
+    if quantizer.per_byte() == 2:  # in this library the first code is in the low half
         codes = (codes >> 4) | (codes << 4)
     return QuantizedTensor({"codes": codes, "scale": x.scale}, quantizer, x.shape, x.dtype)

@@ -1,6 +1,6 @@
-"""What a step does to one parameter: the numbers that it takes, and functions of tensors in float32, or all in float64.
+"""The update rules: the constants of a step, and its computation on tensors in float32, or all in float64.
 
-The numbers of a step are Python floats, computed in float64, and rounded to the dtype of the tensors.
+The constants are computed as Python floats, in float64, and rounded to the dtype of the tensors.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _FLAGS = ("coupled", "nesterov", "maximize")
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """What a step does, but for its numbers.
+    """A kind of step, without its constants.
 
     Args:
         name: "adam", "sgd" or "lion".
         coupled: whether weight decay is added to the gradient; otherwise it shrinks the parameter.
-        nesterov: of "sgd".
+        nesterov: Nesterov momentum, for "sgd".
         maximize: whether the gradient is negated.
     """
 
@@ -32,7 +32,9 @@ class UpdateRule:
     maximize: bool = False
 
     means: ClassVar = 1
-    """How many states, the first ones, are means of gradients, not of their squares."""
+    """The number of states, counted from the first, that are means of gradients; later ones
+    are means of their squares.
+    """
 
     def __str__(self) -> str:
         return " ".join([self.name, *(f for f in _FLAGS if getattr(self, f))])
@@ -43,13 +45,13 @@ class UpdateRule:
         return cls(name, **dict.fromkeys(flags, True))
 
     def numbers(self, step: float, lr: float, options: Sequence[float]) -> tuple[float, ...]:
-        """The numbers of a step, of which 1 is the first, from the options of the rule."""
+        """Compute the constants of step `step`, counted from 1, from the rule's options."""
         return _NUMBERS[self.name](self, step, lr, *options)
 
     def update(
         self, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The parameter and its states after a step."""
+        """Compute the parameter and its states after a step."""
         return _UPDATES[self.name](self, numbers, p, -grad if self.maximize else grad, states)
 
 
@@ -64,14 +66,15 @@ def _adam_numbers(
 def adam(
     rule: UpdateRule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Adam (Kingma and Ba 2015), with decoupled weight decay AdamW (Loshchilov and Hutter 2019):
+    """Adam (Kingma and Ba 2015), with decoupled weight decay AdamW (Loshchilov and Hutter 2019).
 
         m = β₁ m + (1 - β₁) g        v = β₂ v + (1 - β₂) g²        p = decay p - rate m / (√v scale + ε)
 
-    rate = lr / (1 - β₁ᵗ), scale = 1 / √(1 - β₂ᵗ), decay = 1 - lr λ; coupled: decay = 1, and g + λ p in the place of g.
-    The largest v takes the place of v where there is a third state (Reddi et al. 2018).
+    rate = lr / (1 - β₁ᵗ), scale = 1 / √(1 - β₂ᵗ), decay = 1 - lr λ. If coupled, decay = 1, and g + λ p replaces g. If
+    there is a third state, the largest v replaces v (Reddi et al. 2018).
 
-    Options: β₁, β₂, ε, λ. Numbers: decay, λ, β₁, 1 - β₁, β₂, 1 - β₂, rate, scale, ε. States: m, v, the largest v."""
+    Options: β₁, β₂, ε, λ. Numbers: decay, λ, β₁, 1 - β₁, β₂, 1 - β₂, rate, scale, ε. States: m, v, the largest v.
+    """
     decay, weight_decay, beta1, rest1, beta2, rest2, rate, scale, eps = numbers
     mean, square, *largest = states
     if rule.coupled:
@@ -84,7 +87,7 @@ def adam(
 
 
 def _root(x: Tensor) -> Tensor:
-    """√x to the nearest float32, which PyTorch's own on the CPU misses at times, by one unit."""
+    """√x, correctly rounded to float32: PyTorch's CPU kernel is sometimes off by one unit."""
     return x.to(torch.float64).sqrt().to(x.dtype) if x.is_cpu else x.sqrt()
 
 
@@ -97,11 +100,14 @@ def _sgd_numbers(
 def sgd(
     rule: UpdateRule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Stochastic gradient descent, with momentum μ as torch.optim.SGD has it: b = μ b + (1 - dampening) g, in the first
-    step b = g, and p = p - lr b; nesterov: p = p - lr (g + μ b). λ p is added to g if coupled.
+    """Stochastic gradient descent, with momentum μ as in torch.optim.SGD.
 
-    Options: μ, dampening, λ. Numbers: λ, μ, 1 - dampening, lr, and whether it is the first step: 1 or 0. States: b, or
-    none."""
+    b = μ b + (1 - dampening) g, in the first step b = g, and p = p - lr b. With Nesterov momentum p = p - lr (g + μ b).
+    If coupled, λ p is added to g.
+
+    Options: μ, dampening, λ. Numbers: λ, μ, 1 - dampening, lr, and 1 in the first step, otherwise 0. States: b, or
+    none.
+    """
     weight_decay, momentum, rest, lr, first = numbers
     if rule.coupled:
         grad = grad + p * weight_decay
@@ -123,7 +129,8 @@ def lion(
 ) -> tuple[Tensor, list[Tensor]]:
     """Lion (Chen et al. 2023): p = (1 - lr λ) p - lr sign(β₁ m + (1 - β₁) g), then m = β₂ m + (1 - β₂) g.
 
-    Options: β₁, β₂, λ. Numbers: 1 - lr λ, β₁, 1 - β₁, β₂, 1 - β₂, lr. States: m."""
+    Options: β₁, β₂, λ. Numbers: 1 - lr λ, β₁, 1 - β₁, β₂, 1 - β₂, lr. States: m.
+    """
     decay, beta1, rest1, beta2, rest2, lr = numbers
     (mean,) = states
     return p * decay - (mean * beta1 + grad * rest1).sign() * lr, [mean * beta2 + grad * rest2]

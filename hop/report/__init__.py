@@ -1,14 +1,16 @@
-"""Reports of programs: where the error enters, what is still float, which kernel ran, what another format would cost.
+"""Reports on programs: where quantization error enters, what is still float, which kernels ran, what other schemes
+would cost.
 
-values.py      types and histograms of values        rows.py       the rows of a report
-pairing.py     which nodes of two programs belong together
-measuring.py   what is measured while they run       listing.py    rows, from what was measured
-comparing.py   compare                               report.py     Report
-words.py       a report in words                     picture.py    pictures, by matplotlib
-page.py        a report as a page of HTML, with page.html, page.css and page.js
-trying.py      sweep                                 sweeping.py   Sweep
-operations.py  time and FLOPs of operations, PyTorch's and ours
-journal.py     what of a sweep is done               plain.py      values as JSON has them
+values.py         types and float values of tensors     rows.py       the rows of a report
+pairing.py        match the nodes of two programs       nodes.py      module paths of nodes
+measuring.py      measure programs while they run       listing.py    rows from measurements
+comparing.py      compare                               report.py     Report
+summary.py        the sentences of a report             picture.py    matplotlib figures
+page.py           the HTML page, from page.html, page.css and page.js
+sweeps.py         sweep                                 sweep_result.py  Sweep
+operations.py     time and FLOPs of PyTorch's operations and ours
+journal.py        finished results of a sweep, on disk  json_values.py   values that JSON can hold
+spread.py         histograms of values
 """
 
 from hop.report.comparing import compare as compare

@@ -1,4 +1,4 @@
-"""compare: a program, node by node, beside a reference."""
+"""compare: measure a program node by node, optionally against a reference."""
 
 from typing import Any
 
@@ -28,28 +28,29 @@ def compare(
     name: str = "",
     progress: Progress | None = None,
 ) -> Report:
-    """Run a model and look at each value that it computes, beside those of a reference if there is one.
+    """Run a model and measure each value that it computes, against a reference if one is given.
 
     Args:
         model: an exported program, its `module()`, or a module, which is exported with `data`.
-        reference: the same, of a program with the same inputs: usually the float model.
-        data: the tuple of the positional arguments of both, a dict of their arguments by name, or a list of such tuples
-            or dicts; by default what a program was exported with.
-        runs: how often the model runs on the first arguments, for the times.
-        name: what the report calls the model.
-        progress: called with what is being done, how much of it is, and how much there is.
+        reference: the same for the reference, usually the float model; it must take the same inputs.
+        data: a tuple of positional arguments for both, a dict of arguments by name, or a list of such tuples or dicts.
+            Default: the example inputs that a program was exported with.
+        runs: number of timed runs, on the first arguments.
+        name: the model's name in the report.
+        progress: called with the current activity, the number of steps done and the number of steps in total.
 
     Returns:
-        A Report: a row for each value.
+        A Report with one row per value.
 
     Raises:
-        TypeError: model or reference is no program and no module, or data no tuple, no dict and no list of these.
-        ValueError: there is no data, or it does not fit a program; or `runs` is below 1.
+        TypeError: `model` or `reference` is neither a program nor a module, or `data` is not a tuple, a dict or a list
+            of these.
+        ValueError: there are no inputs, they do not fit a program, or `runs` is below 1.
     """
     check_count("compare: runs", runs, 3)
     check_function("compare: progress", progress)
     given = inputs_of("compare", data, {"model": model} | ({} if reference is None else {"reference": reference}))
-    tell = progress or _silent
+    tell = progress or _no_progress
     a = Meter(exported("compare", model, given), "model", "compare")
     b = None if reference is None else Meter(exported("compare", reference, given), "reference", "compare")
     node_pairs = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
@@ -72,19 +73,19 @@ def compare(
 
 
 def check_count(what: str, count: Any, such: int) -> None:
-    """Raise ValueError unless `count` is a number of runs."""
+    """Raise ValueError unless `count` is an integer of at least 1."""
     if type(count) is not int or count < 1:
         raise ValueError(f"{what} must be an integer of at least 1, got {count!r}; give one such as {such}")
 
 
 def check_function(what: str, function: Any) -> None:
-    """Raise TypeError unless it is a function, or None."""
+    """Raise TypeError unless `function` is callable or None."""
     if function is not None and not callable(function):
         raise TypeError(f"{what} must be a function, got {function!r}; leave it out")
 
 
 def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Arguments]:
-    """The arguments of each run of models, which are named for errors."""
+    """The arguments of each run. `models` maps the argument names used in errors to the models."""
     for name, model in models.items():
         if not isinstance(model, Program | nn.Module):
             raise TypeError(
@@ -101,7 +102,7 @@ def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Ar
 
 
 def exported(caller: str, model: Program | nn.Module, data: list[Arguments]) -> Program:
-    """The program of a module, for shapes as `data` has them."""
+    """`model` as a program; a module is exported, with dynamic sizes wherever the inputs in `data` differ."""
     if isinstance(model, Program):
         return model
     args, kwargs = data[0].args, dict(data[0].kwargs)
@@ -113,19 +114,19 @@ def exported(caller: str, model: Program | nn.Module, data: list[Arguments]) -> 
     columns = iter(zip(*leaves, strict=True))
 
     def shape(_: Any) -> dict[int, Any] | None:
-        return _shape(next(columns))
+        return _dynamic_shape(next(columns))
 
     with torch.no_grad():
         by_place, by_name = tree_map(shape, (args, kwargs))
         return torch.export.export(model, args, kwargs, dynamic_shapes=by_name if kwargs else by_place)
 
 
-def _silent(what: str, done: int, of: int) -> None:
-    """Progress that nobody asked for."""
+def _no_progress(what: str, done: int, of: int) -> None:
+    """The default progress callback: do nothing."""
 
 
-def _shape(column: tuple[Any, ...]) -> dict[int, Any] | None:
-    """Which sizes of an input differ from one tuple to the next."""
+def _dynamic_shape(column: tuple[Any, ...]) -> dict[int, Any] | None:
+    """The dynamic dimensions of one input: those whose size differs between runs."""
     if not isinstance(column[0], Tensor):
         return None
     sizes = zip(*(x.shape for x in column), strict=True)

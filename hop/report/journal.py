@@ -1,4 +1,4 @@
-"""A file of JSON lines to which results are added one by one, so that stopping loses none that is there."""
+"""A file of JSON lines that a sweep appends each result to, so that an interrupted sweep can resume."""
 
 import ctypes
 import hashlib
@@ -23,13 +23,14 @@ _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 class Journal:
-    """The results of one sweep, as a context manager. `lines` are those that are there; without a path none is kept.
+    """The results of one sweep, as a context manager. `lines` are those already in the file; without a path, nothing is
+    saved.
 
-    The first line holds a fingerprint of what is measured. A last line that was cut off is dropped. The file is locked
-    until the journal is closed, so that two sweeps do not mix their lines, where the file system has locks.
+    The first line is a fingerprint of the measurement. A truncated last line is dropped. The file is locked until the
+    journal is closed, where the file system supports locks, so that two sweeps cannot mix their lines.
 
     Raises:
-        ValueError: the file holds something else, or results of another fingerprint; or another sweep writes to it.
+        ValueError: the file is not a journal, its fingerprint differs, or another sweep is writing to it.
         OSError: the file cannot be written.
     """
 
@@ -54,7 +55,7 @@ class Journal:
         self._stack.close()
 
     def add(self, line: dict[str, Any]) -> None:
-        """One result more, on the disk before this returns."""
+        """Append one result and sync it to disk."""
         if self.path is not None:
             self._write({k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()})
 
@@ -74,15 +75,15 @@ class Journal:
             entries: list[Any] = [from_json(line, "a line") for line in whole.decode().splitlines()]
             head, *rest = entries or [None]
         except ValueError as error:
-            raise ValueError(f"sweep: {path} is no journal of a sweep: {error}; name another file") from error
+            raise ValueError(f"sweep: {path} is not a sweep journal: {error}; name another file") from error
         if not isinstance(head, dict) or "sweep" not in head:
-            raise ValueError(f"sweep: {path} is no journal of a sweep; name another file, or remove it")
+            raise ValueError(f"sweep: {path} is not a sweep journal; name another file, or remove it")
         if head["sweep"] != fingerprint:
             raise ValueError(
-                f"sweep: {path} holds results of another model, other data or other options; name another file, or "
+                f"sweep: {path} has results of another model, other data or other options; name another file, or "
                 "remove it"
             )
-        if whole != content:  # cut off while it was written
+        if whole != content:  # the last write was interrupted
             self._file.truncate(len(whole))
         self.lines = [{key: _NUMBERS.get(v, v) if key != "name" else v for key, v in line.items()} for line in rest]
 
@@ -96,12 +97,12 @@ class Journal:
                     data = data[self._file.write(data) :]
                 os.fsync(self._file.fileno())
             except OSError:
-                self._file.truncate(end)  # no part of a line stays
+                self._file.truncate(end)  # leave no partial line
                 raise
 
 
 def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
-    """A hash of a program, of what it holds, of its inputs and of options that change what is measured."""
+    """A SHA-256 hash of a program, its tensors, its inputs and the options that affect measurements."""
     result = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
     tensors = {**program.constants, **program.state_dict}
     for name in sorted(tensors):

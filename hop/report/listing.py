@@ -1,4 +1,4 @@
-"""The rows of a report, from what was measured."""
+"""Build the rows of a report from measurements."""
 
 import math
 import operator
@@ -26,17 +26,17 @@ from hop.report.measuring import Meter, Pair
 from hop.report.nodes import inner_operator, module_of, path_of
 from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Row, Source
 from hop.report.spread import Spread
-from hop.report.values import Type, numbers, of_quantizer
+from hop.report.values import Type, float_values, type_from_quantizer
 from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 
-_ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
+_ATTENTION = aten.scaled_dot_product_attention.default  # its first two arguments are the factors
 _PRODUCTS = within(MATRIX, CONVOLUTION, EMBEDDING) | {_ATTENTION}
-_MOVES = {aten.dropout.default, aten._to_copy.default}  # beside those of the table
+_MOVES = {aten.dropout.default, aten._to_copy.default}  # in addition to those that the operator table lists
 _FORMATS = {
     *(quantize_operator, fake_quantize_operator, dequantize_operator, pack_operator),
     *(quantize_buffers, dequantize_buffers, buffers_operator),
 }
-_ARGUMENTS = {  # where those of the inner operator begin
+_ARGUMENTS = {  # position of the inner operator's first argument
     out_dtype_operator: 2,
     scaled_operator: 4,
     scaled_buffers: 4,
@@ -45,7 +45,7 @@ _ARGUMENTS = {  # where those of the inner operator begin
 
 
 def rows_of(meter: Meter, node_pairs: list[Pair]) -> tuple[Row, ...]:
-    """A row for each input, and each value of tensors that the program computes."""
+    """One row for each input and for each tensor that the program computes."""
     return tuple(_Listing(meter, node_pairs).rows)
 
 
@@ -55,9 +55,9 @@ class _Listing:
         self.rows: list[Row] = []
         self.pairs = {pair.a: pair for pair in node_pairs if pair.elements is not None}
         self.outputs = {node: i for i, (node, _) in reversed(list(enumerate(meter.outputs)))}
-        self.held = _held(meter)
+        self.stored = _stored_tensors(meter)
         self.places: dict[Node, int] = {}
-        self.ratios: dict[Node, float] = {}  # the SQNR of what a node has, or of what came into it
+        self.ratios: dict[Node, float] = {}  # the SQNR of a node's value, else the lowest SQNR of its inputs
         for node in meter.graph.nodes:
             is_row = node in meter.inputs or node.op == "call_function"
             if is_row and meter.seen[node].type is not None:
@@ -69,11 +69,11 @@ class _Listing:
     def _row(self, node: Node) -> Row:
         seen = self.meter.seen[node]
         operands = tuple(self._operand(n) for n in node.all_input_nodes if self.meter.seen[n].type is not None)
-        result = _spelled(node) or seen.type
+        result = _buffers_type(node) or seen.type
         assert result is not None
         lines = seen.explained.splitlines()
         kernel = lines[-1].removesuffix(": chosen") if lines else "" if node.op == "placeholder" else "PyTorch"
-        constants = [self.held[n][1] for n in node.all_input_nodes if n in self.held]
+        constants = [self.stored[n][1] for n in node.all_input_nodes if n in self.stored]
         return Row(
             name=node.name,
             path=path_of(node),
@@ -95,11 +95,11 @@ class _Listing:
         )
 
     def _operand(self, node: Node) -> Source:
-        name = self.held[node][0] if node in self.held else node.name
-        return Source(name, _spelled(node) or self.meter.seen[node].type, self.places.get(node))
+        name = self.stored[node][0] if node in self.stored else node.name
+        return Source(name, _buffers_type(node) or self.meter.seen[node].type, self.places.get(node))
 
     def _factors(self, node: Node) -> tuple[Type, ...]:
-        """The types of the two factors of a product; of an embedding, of its weight."""
+        """The types of a product's two factors; for an embedding, the type of its weight."""
         op = inner_operator(node)
         if op not in _PRODUCTS:
             return ()
@@ -116,13 +116,13 @@ class _Listing:
             scheme = Scheme.parse(str(node.args[1]))
             for i, q in enumerate((scheme.lhs, scheme.rhs)):
                 if q is not None and types[i] is not None:
-                    types[i] = of_quantizer(q)
+                    types[i] = type_from_quantizer(q)
         return tuple(t for t in types if t is not None)
 
     def _type(self, x: Any) -> Type | None:
         if isinstance(x, Operand):
-            return of_quantizer(x.quantizer)
-        return (_spelled(x) or self.meter.seen[x].type) if isinstance(x, Node) else None
+            return type_from_quantizer(x.quantizer)
+        return (_buffers_type(x) or self.meter.seen[x].type) if isinstance(x, Node) else None
 
     def _before(self, node: Node) -> float:
         return min((self.ratios[n] for n in node.all_input_nodes), default=math.inf)
@@ -153,16 +153,16 @@ def _sort(node: Node, operands: tuple[Source, ...], result: Type) -> str:
     return MOVE if is_move and operands else OTHER
 
 
-def _spelled(node: Any) -> Type | None:
-    """The quantizer of a list of buffers, which the node spells."""
+def _buffers_type(node: Any) -> Type | None:
+    """The type of a list of buffers, from the quantizer among the node's arguments; None for other nodes."""
     if not isinstance(node, Node) or not isinstance(value(node), list | tuple):
         return None
     at = {quantize_buffers: 0, scaled_buffers: 1}.get(node.target)  # type: ignore[call-overload]
-    return None if at is None else of_quantizer(Quantizer.parse(str(node.args[at])))
+    return None if at is None else type_from_quantizer(Quantizer.parse(str(node.args[at])))
 
 
-def _held(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
-    """The parameters, buffers and constants of the program by their nodes, with their names in the model."""
+def _stored_tensors(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
+    """Map the nodes of the program's parameters, buffers and constants to their names in the model and values."""
     result: dict[Node, tuple[str, Tensor]] = {}
     if isinstance(meter.program, ExportedProgram):
         specs = meter.program.graph_signature.input_specs
@@ -182,11 +182,11 @@ def _held(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
 
 
 def parameter_bytes(meter: Meter) -> int:
-    """Of all that the program holds and reads, each tensor once."""
-    parameters = {id(x): x.nbytes for node, (_, x) in _held(meter).items() if node.users}
+    """The total bytes of the tensors that the program stores and reads, each counted once."""
+    parameters = {id(x): x.nbytes for node, (_, x) in _stored_tensors(meter).items() if node.users}
     return sum(parameters.values())
 
 
 def _spread(x: Tensor) -> Spread | None:
-    given = numbers(x.detach())
+    given = float_values(x.detach())
     return None if given is None else Spread.of(given)

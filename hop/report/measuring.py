@@ -1,4 +1,4 @@
-"""What is measured while programs run: of each node of one, and of each pair of nodes of two."""
+"""Measurements of running programs: per node of one program, and per pair of nodes of two."""
 
 import statistics
 import time
@@ -18,14 +18,14 @@ from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.report.spread import Spread
-from hop.report.values import Type, numbers, type_of
+from hop.report.values import Type, float_values, type_of
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]  # current activity, steps done, steps in total
 
 
 @dataclass(eq=False)
-class Seen:
-    """What is known of a node."""
+class NodeMeasurements:
+    """Measurements of one node."""
 
     type: Type | None = None
     shape: tuple[int, ...] = ()
@@ -35,24 +35,24 @@ class Seen:
     seconds: list[float] = field(default_factory=list[float])
 
     def add(self, x: Any) -> None:
-        """A value of it."""
+        """Record one value of the node."""
         first = cast(Sequence[Any], x)[0] if isinstance(x, list | tuple) and x else cast(Any, x)
         if self.type is None and isinstance(first, Tensor):
             self.type, self.shape = type_of(first), tuple(first.shape)
             self.bytes = sum(t.nbytes for t in tree_leaves(x) if isinstance(t, Tensor))
-        given = numbers(x)
+        given = float_values(x)
         if given is not None:
             spread = Spread.of(given)
             self.values = spread if self.values is None else self.values + spread
 
 
 class Meter(Runner):
-    """A program that looks at each value that it computes, or at the time that each takes."""
+    """Runs a program and records each value that it computes, or the time that each node takes."""
 
     def __init__(self, program: Any, name: str, caller: str) -> None:
         super().__init__(program, name, caller)
-        self.seen: dict[Node, Seen] = {node: Seen() for node in self.graph.nodes}
-        self.times = False  # which of the two
+        self.seen: dict[Node, NodeMeasurements] = {node: NodeMeasurements() for node in self.graph.nodes}
+        self.times = False  # whether to record times instead of values
         given = [n for n in self.graph.nodes if n.op == "placeholder"]
         if isinstance(program, ExportedProgram):
             specs = zip(given, program.graph_signature.input_specs, strict=True)
@@ -81,7 +81,7 @@ class Meter(Runner):
         return result
 
     def time(self, arguments: Arguments) -> None:
-        """Run once more, for the times."""
+        """Run once and record times."""
         self.times = True
         for _ in self.steps(arguments):
             pass
@@ -94,13 +94,13 @@ class Meter(Runner):
 
 @dataclass(eq=False)
 class Pair(Figures):
-    """A node and that of the reference, with where their differences lie."""
+    """A node, its counterpart in the reference, and a histogram of their differences."""
 
     spread: Spread | None = None
 
     def add(self, x: Any, y: Any) -> None:
         super().add(y, x)  # the signal is the reference's
-        of_x, of_y = numbers(x), numbers(y)
-        if of_x is not None and of_y is not None and of_x.shape == of_y.shape:
-            spread = Spread.of(of_x - of_y.to(of_x.device))
+        values, wanted = float_values(x), float_values(y)
+        if values is not None and wanted is not None and values.shape == wanted.shape:
+            spread = Spread.of(values - wanted.to(values.device))
             self.spread = spread if self.spread is None else self.spread + spread

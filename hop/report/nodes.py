@@ -1,4 +1,4 @@
-"""What a node of a program says of itself: the submodule of the model in which it stands, and what it calls."""
+"""The module that a node comes from, and the operator that it runs."""
 
 import re
 from typing import Any
@@ -9,18 +9,20 @@ from hop.compat.eager import OpOverload
 
 
 def path_of(node: Node) -> str:
-    """The submodule in which a node stands, as "encoder.layer.0"; empty where the program does not say."""
+    """The path of the submodule that a node belongs to, such as "encoder.layer.0"; empty if the program does not record
+    it.
+    """
     paths = paths_of(node)
     return paths[-1] if paths else ""
 
 
 def paths_of(node: Node) -> list[str]:
-    """That submodule and those around it, outermost first."""
-    return [path for name, _ in _stack(node) if (path := _plain(str(name)))]
+    """The paths of that submodule and of its parents, outermost first."""
+    return [path for name, _ in _stack(node) if (path := _module_path(str(name)))]
 
 
 def module_of(node: Node) -> str:
-    """The class of that submodule."""
+    """The class name of the submodule that a node belongs to; empty if the program does not record it."""
     stack = _stack(node)
     if not path_of(node) or not stack:
         return ""
@@ -29,13 +31,13 @@ def module_of(node: Node) -> str:
 
 
 def _stack(node: Node) -> list[tuple[str, Any]]:
-    """The names and classes of the submodules in which a node stands, outermost first."""
+    """The names and classes of the modules that enclose a node, outermost first."""
     modules: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     return list(modules.values())
 
 
-def _plain(name: str) -> str:
-    """The path of a module as `named_modules` has it, of one call like of another."""
+def _module_path(name: str) -> str:
+    """A module's path as `named_modules` spells it; repeated calls of a module share one path."""
     if name.startswith("_empty_nn_module_stack"):
         return ""
     name = re.sub(r"^L\['self'\]\.?|^L__self___?|@\d+", "", name)
@@ -43,6 +45,6 @@ def _plain(name: str) -> str:
 
 
 def inner_operator(node: Node) -> Any:
-    """What a node calls; of an operator on operators, the inner one."""
+    """The operator that a node calls; for one of our operators on operators, the inner one."""
     inner = node.args[0] if node.args else None
     return inner if isinstance(inner, OpOverload) else node.target

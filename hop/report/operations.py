@@ -1,4 +1,4 @@
-"""Time and FLOPs of each operation of a function, those of PyTorch and ours, in one table."""
+"""A table of the time and FLOPs of each operation that a function calls, PyTorch's and ours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +17,21 @@ class Operation:
     name: str
     calls: int
     seconds: float
-    """Of all calls, what they call included."""
+    """Of all calls together, including the operations they call."""
     flops: int
-    """Of all calls; 0 of what torch.utils.flop_counter does not count."""
+    """Of all calls together; 0 if torch.utils.flop_counter does not count the operation."""
 
 
 def operations(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Operation]:
-    """The operations of a call that have FLOPs, and all of ours, longest first. Runs the function twice: the profiler
-    takes FLOPs of its own list of operators alone, so that they come from torch.utils.flop_counter, in another run.
+    """Return the operations of a call that have FLOPs, and all of ours, slowest first.
+
+    The function runs twice, because torch.profiler counts the FLOPs of a fixed list of operators only: times come from
+    the profiler, FLOPs from torch.utils.flop_counter.
 
     Args:
-        function: what is called, in eager mode; compiled programs have no operations of ours.
-        args, kwargs: what it is called with."""
+        function: called in eager mode; our operators do not appear in compiled programs.
+        args, kwargs: the arguments of the call.
+    """
     with FlopCounterMode(display=False) as counter, counting(counter) as ours:
         function(*args, **kwargs)
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as measured:
@@ -43,7 +46,7 @@ def operations(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> li
 
 
 def table(rows: list[Operation]) -> str:
-    """The operations as text, a line each."""
+    """Format the operations as text, one per line."""
     lines = [f"{'operation':<64} {'calls':>6} {'ms':>9} {'GFLOP':>9} {'GFLOP/s':>9}"]
     for o in rows:
         rate = o.flops / o.seconds * 1e-9 if o.seconds else 0.0

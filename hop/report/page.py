@@ -1,8 +1,8 @@
-"""The page of a report: one file of HTML that needs nothing else, neither a network nor another file.
+"""The page of a report: a single self-contained HTML file.
 
-page.html is its frame, page.css its looks, page.js what it does with the data, which stands in it as JSON. A policy in
-its head (Content-Security-Policy) allows this script and this style by their hashes, and nothing else: no request, no
-other script.
+page.html is the frame, page.css the style, and page.js renders the data, which is embedded as JSON. A
+Content-Security-Policy in the head allows this script and this style by their hashes and nothing else: no requests, no
+other scripts.
 """
 
 import base64
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parent
 
 
 def html(report: dict[str, Any] | None, sweep: dict[str, Any] | None = None) -> str:
-    """The page of `Report.to_dict()`, of `Sweep.to_dict()`, or of both."""
+    """Render `Report.to_dict()`, `Sweep.to_dict()`, or both."""
     style, script = _read("page.css"), _read("page.js")
     known = report or sweep or {}
     title = known.get("name") or "report"
@@ -35,8 +35,8 @@ def html(report: dict[str, Any] | None, sweep: dict[str, Any] | None = None) -> 
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in a script element: no character of it begins a tag, a comment or an entity."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII alone
+    """Serialize to JSON that is safe inside a script element: no character can begin a tag, a comment or an entity."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII only
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

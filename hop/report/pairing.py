@@ -1,14 +1,14 @@
-"""Which nodes of a program correspond with which of the reference.
+"""Match the nodes of a program with those of the reference.
 
-Programs that were made of one another keep names, or know where their nodes come from
-(hop.export.analysis.correspondence). Those that were exported each on its own, a quantized module beside the float one,
-share the paths of their submodules:
+Programs derived from one another share node names, or record the nodes that they replaced
+(hop.export.analysis.correspondence). Programs exported separately, such as a quantized module and the float one, share
+only the paths of their submodules:
 
-* the operators of one kind and shape in a submodule correspond in order, if both programs have equally many there;
-* nodes that hop.export.verify would pair do, unless they stand in different submodules;
-* then what a submodule returns, where it is one tensor of one shape in both.
+* operators of the same kind and rank in a submodule correspond in order, if both programs have equally many there;
+* nodes that hop.export.verify would pair correspond, unless they belong to different submodules;
+* then a submodule's result, if it is a single tensor of the same shape in both.
 
-An operator of ours counts as the one that it runs, so that a quantized product corresponds with the float one.
+One of our operators counts as the operator it runs, so that a quantized product corresponds with the float one.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 
 from torch.fx import Graph, Node
 
-from hop.export.analysis.correspondence import kind, pairs_of, same_shape
+from hop.export.analysis.correspondence import corresponding_nodes, kind, same_shape
 from hop.export.rewrite.program import value
 from hop.report.nodes import inner_operator, path_of, paths_of
 
@@ -24,7 +24,7 @@ _NUMBERS = ("float", "quantized")
 
 
 def pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
-    """The nodes that correspond, in the order of `a`."""
+    """The pairs of corresponding nodes, in the order of `a`."""
     paired: dict[Node, Node] = {}
 
     def take(x: Node, y: Node) -> None:
@@ -33,21 +33,21 @@ def pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
             taken.add(y)
 
     taken: set[Node] = set()
-    for x, y in _in_order(a, b, _place):
+    for x, y in _in_order(a, b, _ordinal_key):
         take(x, y)
-    for x, y in pairs_of(a, b):
+    for x, y in corresponding_nodes(a, b):
         if path_of(x) == path_of(y) or not (path_of(x) and path_of(y)):
             take(x, y)
     results = [_results(graph) for graph in (a, b)]
-    for path, of_a in results[0].items():
-        of_b = results[1].get(path, [])
-        if len(of_a) == len(of_b) == 1:
-            take(of_a[0], of_b[0])
+    for path, nodes in results[0].items():
+        others = results[1].get(path, [])
+        if len(nodes) == len(others) == 1:
+            take(nodes[0], others[0])
     return [(node, paired[node]) for node in a.nodes if node in paired]
 
 
-def _place(node: Node) -> Hashable | None:
-    """What operators have in common that correspond in order."""
+def _ordinal_key(node: Node) -> Hashable | None:
+    """The key that corresponding operators share, or None."""
     path = path_of(node)
     return (path, inner_operator(node), len(value(node).shape)) if path else None
 
@@ -60,12 +60,12 @@ def _in_order(a: Graph, b: Graph, place: Callable[[Node], Hashable | None]) -> l
             if node.op == "call_function" and kind(value(node)) is not None and (key := place(node)) is not None:
                 group[key].append(node)
         groups.append(group)
-    both = [(of_a, groups[1].get(key, [])) for key, of_a in groups[0].items()]
+    both = [(nodes, groups[1].get(key, [])) for key, nodes in groups[0].items()]
     return [pair for x, y in both if len(x) == len(y) for pair in zip(x, y, strict=True)]
 
 
 def _results(graph: Graph) -> dict[str, list[Node]]:
-    """The tensors of each submodule that others read."""
+    """The tensors of each submodule that nodes outside it read."""
     inside: defaultdict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.op == "call_function" and kind(value(node)) is not None:

@@ -1,4 +1,4 @@
-"""Pictures of reports for notebooks, by matplotlib."""
+"""Figures of reports for notebooks, drawn with matplotlib."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import Any
 from hop.report.rows import Candidate, Row
 from hop.report.values import FLOAT, INTEGER, LOW_BIT
 
-COLOURS = {FLOAT: "#0072b2", INTEGER: "#009e73", LOW_BIT: "#d55e00"}  # of Okabe and Ito, apart for the colour-blind
+COLOURS = {FLOAT: "#0072b2", INTEGER: "#009e73", LOW_BIT: "#d55e00"}  # Okabe and Ito's colour-blind-safe palette
 
 
-def of_report(name: str, rows: Sequence[Row]) -> Any:
-    """SQNR along the program, and the noise that each row adds."""
+def plot_report(name: str, rows: Sequence[Row]) -> Any:
+    """Plot the SQNR along the program and the noise that each row adds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -36,8 +36,8 @@ def of_report(name: str, rows: Sequence[Row]) -> Any:
     return figure
 
 
-def of_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate]) -> Any:
-    """Quality over bytes: the candidates, the front of those that none beats in both, and their times."""
+def plot_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate]) -> Any:
+    """Plot quality over bytes: the candidates with their times, and the Pareto front of the two."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
@@ -45,7 +45,7 @@ def of_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate]) -
     best = set(front)
     shown = [row for row in rows if row.scheme and math.isfinite(row.quality)]
     near = 0.04 * (max((r.quality for r in shown), default=0) - min((r.quality for r in shown), default=0))
-    heights: list[float] = []  # of the labels at the right of their points
+    heights: list[float] = []  # of the labels placed right of their points
     for row in sorted(shown, key=lambda row: row.quality):
         place = (row.parameter_bytes / 1e6, row.quality)
         axes.plot(*place, "o", color=COLOURS[FLOAT] if row in best else "0.6", ms=7)
@@ -57,7 +57,7 @@ def of_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate]) -
     line = [(r.parameter_bytes / 1e6, r.quality) for r in front if r in shown]
     axes.plot([x for x, _ in line], [y for _, y in line], "--", color=COLOURS[FLOAT], lw=1)
     axes.set_xlabel("parameters, MB")
-    axes.set_ylabel("loss, turned" if any(row.loss is not None for row in rows) else "SQNR of the outputs, dB")
+    axes.set_ylabel("negative loss" if any(row.loss is not None for row in rows) else "SQNR of the outputs, dB")
     axes.set_title(name or "quality over bytes")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.3, y=0.1)

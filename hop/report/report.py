@@ -1,4 +1,4 @@
-"""Report: what compare found, for people, for programs and for notebooks."""
+"""Report: the result of compare, as text, as data, and as figures for notebooks."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hop.compat.files import write_whole
 from hop.export.table import table
 from hop.report import page, picture, summary
-from hop.report.json_values import plain
+from hop.report.json_values import to_json_value
 from hop.report.rows import Row
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What hop.report.compare found.
+    """The result of hop.report.compare.
 
     Attributes:
-        rows: one for each value, in the order in which the program computes them.
-        inputs: how many tuples of arguments it ran on.
+        rows: one per value, in the order in which the program computes them.
+        inputs: number of argument sets that the model ran on.
         has_reference: whether there was a reference; without one, no row has an error.
-        parameter_bytes: of all parameters and constants that the program reads, each once, with their scales.
-        name: of the model.
+        parameter_bytes: bytes of all parameters and constants that the program reads, each counted once, scales
+            included.
+        name: the model's name.
     """
 
     rows: tuple[Row, ...]
@@ -37,13 +38,14 @@ class Report:
 
     @cached_property
     def summary(self) -> str:
-        """Sentences: where the error enters first, which rows add most to it, what is still float, where formats
-        change, what it costs."""
+        """Sentences: where the error enters, which rows add most to it, what is still float, where formats change, what
+        it costs.
+        """
         return "\n".join(self.sentences)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The same, one by one."""
+        """The sentences of `summary`, one by one."""
         return summary.summary(self.rows, self.has_reference, self.parameter_bytes)
 
     @property
@@ -57,16 +59,16 @@ class Report:
         return summary.losses(self.rows)
 
     def row(self, name: str) -> Row:
-        """The row of a node. Raises KeyError where there is none."""
+        """Return the row of a node. Raises KeyError if there is none."""
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(f"report: no row is named {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Lists, dicts, strings, numbers and None alone, as JSON has them; infinite numbers and NaN as strings."""
-        rows = [_spelled(row) for row in self.rows]
-        return plain(
+        """Return lists, dicts, strings, numbers and None only, as in JSON; infinities and NaN become strings."""
+        rows = [_row_dict(row) for row in self.rows]
+        return to_json_value(
             {
                 "name": self.name,
                 "summary": list(self.sentences),
@@ -81,7 +83,7 @@ class Report:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def to_dataframe(self) -> Any:
-        """A pandas.DataFrame of the rows, without histograms; its index is their names. Needs pandas."""
+        """Return a pandas.DataFrame of the rows without histograms, indexed by name. Needs pandas."""
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         columns = {
@@ -101,15 +103,17 @@ class Report:
         return pandas.DataFrame(columns, index=pandas.Index([r.name for r in self.rows], name="node"))
 
     def plot(self) -> Any:
-        """A matplotlib.figure.Figure: SQNR along the program, and what each product adds. Needs matplotlib."""
-        return picture.of_report(self.name, self.rows)
+        """Return a matplotlib.figure.Figure of the SQNR along the program and the noise that each row adds. Needs
+        matplotlib.
+        """
+        return picture.plot_report(self.name, self.rows)
 
     def html(self, sweep: "Sweep | None" = None) -> str:
-        """A page that needs nothing else: no network, no other file. With a sweep, that is shown above."""
+        """Return a self-contained HTML page. A sweep, if given, is shown at the top."""
         return page.html(self.to_dict(), None if sweep is None else sweep.to_dict())
 
     def save(self, path: str | Path, sweep: "Sweep | None" = None) -> None:
-        """Write the page to a file."""
+        """Write the HTML page to a file."""
         write_whole(path, self.html(sweep))
 
     def __str__(self) -> str:
@@ -127,8 +131,8 @@ class Report:
         return f"{self.summary}\n\n{table(names, lines, right=4)}"
 
 
-def _spelled(row: Row) -> dict[str, Any]:
-    """A row as a dict, with what follows from its fields."""
+def _row_dict(row: Row) -> dict[str, Any]:
+    """A row as a dict, with its derived properties."""
     changes = [[asdict(of) for of in change] for change in row.changes]
     derived = {"formats": row.formats, "kind": row.kind, "changes": changes}
     return {**asdict(row), **derived, "added": None if row.error is None else row.error.added}

@@ -1,4 +1,4 @@
-"""The rows of a report, one for each value that a program computes, and of a sweep, one for each scheme."""
+"""The rows of a report, one per value that a program computes, and of a sweep, one per scheme."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Source:
     """A tensor that a node reads.
 
     Attributes:
-        name: of its node; of a parameter, its path in the model.
-        type: how its elements are held; None of a list whose first item is no tensor.
-        row: the place of the row that computes it; None for a parameter or a constant.
+        name: the name of its node; for a parameter, its path in the model.
+        type: its element type; None for a list whose first item is not a tensor.
+        row: index of the row that computes it; None for a parameter or a constant.
     """
 
     name: str
@@ -30,17 +30,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Error:
-    """How the values of a node differ from those of the reference.
+    """Differences between the values of a node and those of the reference.
 
     Attributes:
-        reference: the name of the node that it is compared with.
-        elements, differing: how many were compared, and how many differ.
-        sqnr: 10 log10(Σ r² / Σ (r - x)²) in decibels, of the reference's numbers r: inf if nothing differs, None for
+        reference: the name of the reference's node.
+        elements, differing: number of elements compared, and number that differ.
+        sqnr: 10 log10(Σ r² / Σ (r - x)²) in decibels, with r the reference's values: inf if nothing differs, None for
             integers.
-        largest: the largest difference.
-        before: the least SQNR of the rows that it depends on, through those that have none: what came in. inf if
-            nothing came in.
-        spread: of x - r; None for integers.
+        largest: the largest absolute difference.
+        before: the lowest SQNR among the inputs, looking through rows without one; inf if no error came in.
+        spread: the histogram of x - r; None for integers.
     """
 
     reference: str
@@ -53,7 +52,7 @@ class Error:
 
     @property
     def added(self) -> float:
-        """The noise that came in here: noise over signal, less that of the noisiest operand, and at least 0."""
+        """The noise that this node adds: its noise over signal minus that of its noisiest operand, and at least 0."""
         if self.sqnr is None:
             return 0.0
         return max(0.0, _ratio(self.sqnr) - _ratio(self.before))
@@ -68,21 +67,24 @@ class Row:
     """One node of a program.
 
     Attributes:
-        name: of the node.
-        path, module: the submodule that the node stands in, and its class; empty where the program does not say.
-        operator: what the node calls; of operators on operators, the inner one too.
+        name: the node's name.
+        path, module: the path and the class of the submodule that the node belongs to; empty if the program does not
+            record them.
+        operator: the operator that the node calls, followed by the inner one for operators on operators.
         sort: "product" (matrix products, convolutions, embeddings), "quantize" (a change of format), "move" (views,
             copies), "input", or "other".
         operands: the tensors that it reads.
-        computes: the types that it computes in: of the two factors of a product, else of the result.
-        result: the type of the result; shape: for the first inputs.
-        output: the position among the outputs of the program, None for a value between.
-        kernel: the implementation that ran; reasons: those that were asked before it, and why each declined.
-        parameter_bytes: of the parameters and constants that it reads, with their scales.
+        computes: the types of a product's two factors; for other operators, the type of the result.
+        result: the type of the result.
+        shape: the shape of the result for the first inputs.
+        output: index among the outputs of the program; None for an intermediate value.
+        kernel: the implementation that ran.
+        reasons: why each implementation tried before it declined.
+        parameter_bytes: bytes of the parameters and constants that it reads, scales included.
         seconds: the median over runs; None for an input.
-        error: against the reference; None without one, and where nothing corresponds.
-        values: where the numbers of the result lie; None for integers.
-        weights: where those of its largest parameter lie; None without one.
+        error: differences from the reference; None without a reference or a corresponding node.
+        values: the histogram of the result; None for integers.
+        weights: the histogram of its largest parameter; None without one.
     """
 
     name: str
@@ -105,30 +107,34 @@ class Row:
 
     @property
     def formats(self) -> str:
-        """The same in words, such as "int8 × int8"."""
+        """The formats of `computes` as text, such as "int8 × int8"."""
         return " × ".join(t.format for t in self.computes)
 
     @property
     def kind(self) -> str:
-        """The kind that it computes in: low-bit if one of the factors is, integer if one is."""
+        """The kind that it computes in: "low-bit" if any of the types in `computes` is, else "integer" if any is, else
+        "float".
+        """
         kinds = {t.kind for t in self.computes}
         return LOW_BIT if LOW_BIT in kinds else INTEGER if INTEGER in kinds else FLOAT
 
     @property
     def is_float(self) -> bool:
-        """Whether it computes with floats alone."""
+        """Whether it computes in floats only."""
         return self.kind == FLOAT
 
     @property
     def quantizes_inside(self) -> bool:
-        """Whether it is a product of low-bit factors that takes a float one and quantizes it itself."""
+        """Whether it is a product that quantizes one of its float operands itself."""
         given = sum(o.type is not None and o.type.kind == LOW_BIT for o in self.operands)
         return self.sort == PRODUCT and sum(t.kind == LOW_BIT for t in self.computes) > given
 
     @property
     def changes(self) -> tuple[tuple[Type, Type], ...]:
-        """Where a format changes: from an operand that another row computes, to the result. Masks, indices and the
-        other integers beside floats are no such operands, but for those that a cast or a dequantization reads."""
+        """The pairs of types (operand, result) whose formats differ, for operands that another row computes.
+
+        Integer operands such as masks and indices count only for casts and dequantization.
+        """
         if self.operator == "getitem":  # a list has a type for each item
             return ()
         read = [o.type for o in self.operands if o.row is not None and o.type is not None]
@@ -138,16 +144,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One scheme.
+    """Measurements of one scheme.
 
     Attributes:
-        name, scheme: its name, and its spelling; of the float model, "float" and "".
-        sqnr: of the outputs against the float model, in decibels; inf if they are equal.
-        cosine: the mean cosine between the outputs and the float model's, over their last dimension.
-        loss: the mean of the loss function, None without one.
-        parameter_bytes: of all parameters and constants that the program reads, with their scales.
-        seconds, float_seconds: of one run on the first arguments, and of the float model between these runs: medians.
-        rewritten, left: how many operators compute in the scheme, and how many could not.
+        name, scheme: the candidate's name and the scheme's text; "float" and "" for the float model.
+        sqnr: SQNR in decibels of the outputs against the float model; inf if they are equal.
+        cosine: mean cosine similarity with the float model's outputs, over their last dimension.
+        loss: the value of the loss function; None without one.
+        parameter_bytes: bytes of all parameters and constants that the program reads, scales included.
+        seconds, float_seconds: median time of one run on the first arguments, and of the float model's interleaved
+            runs.
+        rewritten, left: number of operators converted to the scheme, and number that could not be.
     """
 
     name: str
@@ -163,10 +170,12 @@ class Candidate:
 
     @property
     def quality(self) -> float:
-        """What the Pareto front compares: the loss with its sign turned, else the SQNR. Greater is better."""
+        """The quality used for the Pareto front, higher is better: the negative loss, or the SQNR if there is no loss
+        function.
+        """
         return self.sqnr if self.loss is None else -self.loss
 
     @property
     def slowdown(self) -> float:
-        """Its time over that of the float model, in the same minutes."""
+        """Its time divided by that of the float model, measured in turns."""
         return self.seconds / self.float_seconds

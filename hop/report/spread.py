@@ -1,4 +1,4 @@
-"""Spread: where numbers lie, as a histogram."""
+"""Spread: a histogram of values."""
 
 import math
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-_BINS = 64  # of a histogram: even, so that a range doubles by joining pairs of bins
+_BINS = 64  # even, so that joining pairs of bins doubles the range
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where numbers lie: a histogram, with a linear axis.
+    """A histogram of values, with a linear axis.
 
     Attributes:
-        count: how many there are.
-        low, high: the least and the greatest that is finite; both 0 where none is.
-        zeros: how many are 0.
-        rest: how many are NaN or infinite.
-        limit: the histogram goes from -limit to limit, in bins of one width.
-        bins: how many lie in each of them.
+        count: number of values.
+        low, high: the smallest and the largest finite value; both 0 if there is none.
+        zeros: number of zeros.
+        rest: number of NaNs and infinities.
+        limit: the histogram spans -limit to limit in bins of equal width.
+        bins: number of values in each bin.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Spread:
 
     @staticmethod
     def of(x: Tensor) -> "Spread":
-        """Of a tensor of floats."""
+        """The histogram of a float tensor."""
         flat = x.detach().reshape(-1).float()
         finite = flat[flat.isfinite()]
         rest = flat.numel() - finite.numel()
@@ -46,7 +46,7 @@ class Spread:
         return Spread(flat.numel(), low, high, int((finite == 0).sum()), rest, limit, tuple(counts))
 
     def __add__(self, other: "Spread") -> "Spread":
-        if self.limit == 0 or other.limit == 0:  # one without a finite number
+        if self.limit == 0 or other.limit == 0:  # one has no finite value
             known = other if self.limit == 0 else self
             count, rest = self.count + other.count, self.rest + other.rest
             return Spread(count, known.low, known.high, known.zeros, rest, known.limit, known.bins)
@@ -63,7 +63,7 @@ class Spread:
         )
 
     def _wider(self, limit: float) -> tuple[int, ...]:
-        """The bins of a range that is a power of two times as wide."""
+        """The bins for a range from -limit to limit, which is a power of two times as wide."""
         bins, own = self.bins, self.limit
         while own < limit:
             joined = [bins[i] + bins[i + 1] for i in range(0, _BINS, 2)]

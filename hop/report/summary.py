@@ -1,4 +1,4 @@
-"""A report in words: where the error enters, what adds to it, what is still float, where formats change."""
+"""A report in sentences: where the error enters, what adds to it, what is still float, where formats change."""
 
 import math
 from collections import Counter
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from hop.report.rows import PRODUCT, Row
 
-_MOST = 3  # rows that a sentence names
+_MAX_NAMED = 3  # most rows that one sentence names
 
 
 def summary(rows: Sequence[Row], has_reference: bool, parameter_bytes: int) -> tuple[str, ...]:
-    """Sentences, the most important one first."""
+    """The sentences of a report, the most important first."""
     sentences = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
     sentences += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
     return tuple(sentence for sentence in sentences if sentence)
 
 
-_NO_REFERENCE = "There is no reference, so that nothing is said of errors."
+_NO_REFERENCE = "There is no reference, so errors are unknown."
 
 
 def where(row: Row) -> str:
-    """A row as people find it: its name and its submodule."""
+    """A row's name, followed by its submodule."""
     return f"{row.name} ({row.path})" if row.path else row.name
 
 
@@ -34,7 +34,7 @@ def first_error(rows: Sequence[Row]) -> Row | None:
 
 
 def losses(rows: Sequence[Row]) -> list[Row]:
-    """The rows that add to the error of what they read, the greatest noise first."""
+    """The rows that add to the error of their inputs, the noisiest first."""
     return sorted((row for row in rows if row.error and row.error.added > 0), key=_added, reverse=True)
 
 
@@ -45,40 +45,40 @@ def _added(row: Row) -> float:
 def _errors(rows: Sequence[Row]) -> str:
     compared = [row for row in rows if row.error is not None]
     if not compared:
-        return "No value corresponds with one of the reference."
+        return "No value of the model corresponds with one of the reference."
     first = first_error(rows)
     if first is None:
         return f"All {len(compared)} values that correspond with one of the reference are equal to it."
     assert first.error is not None
     sqnr = first.error.sqnr
     at = "" if sqnr is None else f", with an SQNR of {decibels(sqnr)}"
-    said = f"The error enters first at {where(first)}, {first.operator}, in {first.formats}{at}."
+    text = f"The error enters first at {where(first)}, {first.operator}, in {first.formats}{at}."
     outputs = [row for row in compared if row.output is not None]
-    told = [
+    parts = [
         f"output {row.output} has {decibels(row.error.sqnr)}" if row.error and row.error.sqnr is not None else ""
         for row in outputs
     ]
-    told = [t for t in told if t][:_MOST]
-    return f"{said} At the end {', '.join(told)}." if told else said
+    parts = [t for t in parts if t][:_MAX_NAMED]
+    return f"{text} At the end {', '.join(parts)}." if parts else text
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
-    said: list[str] = []
+    text: list[str] = []
     with_loss = [row for row in losses(rows) if row is not first_error(rows)]
-    low, floats = ([row for row in with_loss if row.is_float == flag][:_MOST] for flag in (False, True))
+    low, floats = ([row for row in with_loss if row.is_float == flag][:_MAX_NAMED] for flag in (False, True))
     for own, what in (
-        (low, "Of what computes in other formats than floats, these lose most beyond what comes in"),
-        (floats, "Floats pass on what comes in; these make it larger beside the signal"),
+        (low, "Quantized operators that add the most error"),
+        (floats, "Float operators that amplify the error"),
     ):
         outputs = [
             (row, decibels(row.error.before), decibels(row.error.sqnr))
             for row in own
             if row.error is not None and row.error.sqnr is not None
         ]
-        told = [f"{where(row)} from {before} to {after}" for row, before, after in outputs if before != after]
-        if told:
-            said.append(f"{what}: {'; '.join(told)}.")
-    return said
+        parts = [f"{where(row)} from {before} to {after}" for row, before, after in outputs if before != after]
+        if parts:
+            text.append(f"{what}: {'; '.join(parts)}.")
+    return text
 
 
 def _floats(rows: Sequence[Row]) -> str:
@@ -91,8 +91,8 @@ def _floats(rows: Sequence[Row]) -> str:
     if len(left) == len(products):
         kinds = ", ".join(sorted({row.result.format for row in left}))
         return f"{_all(len(products))} in floats ({kinds})."
-    names = ", ".join(where(row) for row in left[:_MOST])
-    more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
+    names = ", ".join(where(row) for row in left[:_MAX_NAMED])
+    more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
     weight = (
         f", with {size(bytes_left)} of parameters" if (bytes_left := sum(row.parameter_bytes for row in left)) else ""
     )
@@ -109,13 +109,13 @@ def _all(count: int) -> str:
 def _changes(rows: Sequence[Row]) -> str:
     pairs = Counter((a.format, b.format) for row in rows for a, b in row.changes)
     inside = sum(row.quantizes_inside for row in rows)
-    said = "Between nodes, no value changes its format."
+    text = "No value changes its format between nodes."
     if pairs:
-        told = ", ".join(f"{count} × {a} to {b}" for (a, b), count in pairs.most_common(_MOST))
+        parts = ", ".join(f"{count} × {a} to {b}" for (a, b), count in pairs.most_common(_MAX_NAMED))
         places = "place" if sum(pairs.values()) == 1 else "places"
-        said = f"Values change their format in {sum(pairs.values())} {places}: {told}."
-    told = "One product quantizes floats itself." if inside == 1 else f"{inside} products quantize floats themselves."
-    return f"{said} {told}" if inside else said
+        text = f"Values change their format in {sum(pairs.values())} {places}: {parts}."
+    parts = "One product quantizes floats itself." if inside == 1 else f"{inside} products quantize floats themselves."
+    return f"{text} {parts}" if inside else text
 
 
 def _costs(rows: Sequence[Row], parameter_bytes: int) -> str:
@@ -125,13 +125,13 @@ def _costs(rows: Sequence[Row], parameter_bytes: int) -> str:
         return f"Parameters take {size(parameter_bytes)}."
     share = 100 * slow.seconds / seconds
     return (
-        f"Parameters take {size(parameter_bytes)}; its nodes take {1e3 * seconds:.3g} ms one by one, of which "
-        f"{where(slow)} takes {share:.0f} %."
+        f"Parameters take {size(parameter_bytes)}; the nodes take {1e3 * seconds:.3g} ms in total when run one by one, "
+        f"of which {where(slow)} takes {share:.0f} %."
     )
 
 
 def size(count: int) -> str:
-    """Bytes, as people say them."""
+    """Format a number of bytes."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""sweep: what other formats would cost a model, and what they would save."""
+"""sweep: measure a model's accuracy, size and time in several schemes."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ from hop.report.journal import Journal, fingerprint
 from hop.report.listing import parameter_bytes
 from hop.report.measuring import Meter, Progress
 from hop.report.sweep_result import Candidate, Sweep
-from hop.report.values import numbers
+from hop.report.values import float_values
 
 CANDIDATES: Mapping[str, Scheme] = {
     name: schemes.named(name)
@@ -32,21 +32,20 @@ CANDIDATES: Mapping[str, Scheme] = {
         *("mxfp8", "mxfp4", "mxfp4_weight", "nvfp4", "nvfp4_weight"),
     )
 }
-"""What `sweep` tries by default: schemes by their names in hop.schemes, of activations and weights, or of weights
-alone."""
+"""The default candidates of `sweep`: schemes of activations and weights, or of weights only, by name."""
 
-FLOAT = "float"  # the model as it is
+FLOAT = "float"  # the name of the unchanged model
 Loss = Callable[[list[Any]], float]
 
 
 @dataclass(frozen=True)
 class Options:
-    """The rest of what a sweep may be told.
+    """Further options of a sweep.
 
     Args:
-        rounds: how often each candidate runs for its time, by turns with the float model.
-        name: what the sweep calls the model.
-        progress: called with what is being done, how many candidates are done, and how many there are.
+        rounds: number of timed runs of each candidate, in turns with the float model.
+        name: the model's name in the results.
+        progress: called with the current activity, the number of candidates done and the number of candidates.
     """
 
     rounds: int = 5
@@ -71,29 +70,29 @@ def sweep(
     journal: str | Path | None = None,
     options: "Options | None" = None,
 ) -> Sweep:
-    """Try schemes on a float model: what each does to its outputs, its bytes and its time.
+    """Convert a float model to several schemes and measure the outputs, size and time of each.
 
-    The products of the model run in each scheme as hop.export.to_scheme puts them there.
+    The model's products are converted by hop.export.to_scheme.
 
     Args:
         model: an exported program, or a module, which is exported with `data`.
-        data: the tuple of its positional arguments, a dict of its arguments by name, or a list of such tuples or dicts;
-            by default what a program was exported with.
-        candidates: schemes by name; CANDIDATES by default.
-        loss: a function of the outputs for all arguments, a list, to one number, less of which is better. Then that is
-            the quality; otherwise the SQNR of the outputs.
-        journal: a file of JSON lines, to which each candidate is written once it is done. A sweep that finds one of
-            the same model and data goes on where it ended.
-        options: the rest, see Options.
+        data: a tuple of positional arguments, a dict of arguments by name, or a list of such tuples or dicts. Default:
+            the example inputs that a program was exported with.
+        candidates: schemes by name. Default: CANDIDATES.
+        loss: a function from the list of outputs, one per argument set, to a number; lower is better. It replaces the
+            SQNR of the outputs as the measure of quality.
+        journal: a file of JSON lines that each finished candidate is appended to. A sweep of the same model and data
+            resumes from it.
+        options: see Options.
 
     Returns:
         A Sweep.
 
     Raises:
-        TypeError: model is no program and no module, data no tuple, no dict and no list of these, or a
-            candidate no Scheme.
-        ValueError: there is no data, the journal is of another model or other data, or the model computes in low
-            precision already.
+        TypeError: `model` is neither a program nor a module, `data` is not a tuple, a dict or a list of these, or a
+            candidate is not a Scheme.
+        ValueError: there are no inputs, the journal belongs to another model or other data, or the model already
+            computes in low precision.
     """
     chosen, given = Options() if options is None else options, inputs_of("sweep", data, {"model": model})
     if not isinstance(chosen, Options):
@@ -110,9 +109,10 @@ def sweep(
     low = sorted({node.target.name() for node in program.graph.nodes if isinstance(node.target, Hop)})
     if low:
         raise ValueError(
-            f"sweep: model must be a float one, and this one computes by {', '.join(low)}; give the one before"
+            f"sweep: model must be a float model, but this one calls {', '.join(low)}; pass the model from before "
+            "quantization"
         )
-    wanted = _wanted(candidates)
+    wanted = _checked_candidates(candidates)
     given = [placed(program, x, "sweep", "model") for x in given]
     of = fingerprint(program, given, [chosen.rounds, loss is not None])
     with Journal(journal, of) as notes, torch.no_grad():
@@ -121,8 +121,8 @@ def sweep(
     return Sweep(tuple(rows), len(given), chosen.name)
 
 
-def _wanted(candidates: Any) -> Mapping[str, Scheme]:
-    """The candidates of a sweep. Raises TypeError for what is none."""
+def _checked_candidates(candidates: Any) -> Mapping[str, Scheme]:
+    """Check the candidates and return them. Raises TypeError if one is not a Scheme."""
     wanted = CANDIDATES if candidates is None else candidates
     if not isinstance(wanted, Mapping):
         raise TypeError(
@@ -163,7 +163,7 @@ def _run(
 
 
 class _Trial:
-    """Measures programs against the float one, on the same arguments."""
+    """Measures programs against the float model on the same arguments."""
 
     def __init__(self, program: ExportedProgram, data: list[Arguments], loss: Loss | None, options: Options) -> None:
         self.program, self.data, self.loss, self.options = program, data, loss, options
@@ -171,12 +171,12 @@ class _Trial:
         self.wanted = [self.float(*x.args, **x.kwargs) for x in data]
 
     def measured(self, program: ExportedProgram | None) -> Candidate:
-        """The figures of a program; of the float one for None."""
+        """Measure a program; None measures the float model."""
         module: Any = self.float if program is None else program.module()
         outputs = self.wanted if program is None else [module(*x.args, **x.kwargs) for x in self.data]
         losses: list[float] = []
         floats: list[float] = []
-        for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
+        for _ in range(self.options.rounds):  # in turns, so that other load on the machine slows both
             floats.append(_seconds(self.float, self.data[0]))
             losses.append(floats[-1] if program is None else _seconds(module, self.data[0]))
         return Candidate(
@@ -203,9 +203,9 @@ def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
 
 
 def _pairs(outputs: Any, wanted: Any) -> list[tuple[Tensor, Tensor]]:
-    """The outputs that are floats, beside those of the float model."""
+    """The float outputs, each with the float model's."""
     both = zip(tree_leaves(outputs), tree_leaves(wanted), strict=True)
-    values = [(numbers(x), numbers(y)) for x, y in both]
+    values = [(float_values(x), float_values(y)) for x, y in both]
     return [(x.double(), y.double()) for x, y in values if x is not None and y is not None]
 
 
@@ -219,7 +219,7 @@ def _sqnr(outputs: Any, wanted: Any) -> float:
 
 
 def _cosine(outputs: Any, wanted: Any) -> float:
-    """The mean over all rows, rows of zeros left out."""
+    """The mean cosine similarity over all rows, zero rows excluded."""
     cosines: list[Tensor] = []
     for x, y in _pairs(outputs, wanted):
         x, y = (v.reshape(-1, v.shape[-1]) if v.dim() else v.reshape(1, 1) for v in (x, y))

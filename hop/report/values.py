@@ -1,4 +1,4 @@
-"""What a report says of values: how their elements are held, and the numbers that they stand for."""
+"""Element types and float values of tensors, for reports."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,12 @@ KINDS = (FLOAT, INTEGER, LOW_BIT)
 
 @dataclass(frozen=True)
 class Type:
-    """How the elements of a value are held.
+    """The element type of a value.
 
     Attributes:
-        name: the dtype of a plain tensor; the format of a quantized one, and the block that shares a scale.
-        kind: "float"; "integer", booleans included; or "low-bit", a quantized tensor or one of 8-bit floats.
-        bits: of one element, without scales.
+        name: the dtype of a plain tensor; the format and block of a quantized one.
+        kind: "float"; "integer", including booleans; or "low-bit", a quantized tensor or an 8-bit float one.
+        bits: bits per element, without scales.
     """
 
     name: str
@@ -36,28 +36,28 @@ class Type:
 
 
 def type_of(x: Any) -> Type | None:
-    """None of what is no tensor and no list that begins with one."""
+    """The type of a tensor, or of a list's first tensor; None for anything else."""
     if isinstance(x, list | tuple) and x:
         return type_of(x[0])
     if isinstance(x, QuantizedTensor):
-        return of_quantizer(x.quantizer)
-    return of_dtype(x.dtype) if isinstance(x, Tensor) else None
+        return type_from_quantizer(x.quantizer)
+    return type_from_dtype(x.dtype) if isinstance(x, Tensor) else None
 
 
-def of_quantizer(q: Quantizer) -> Type:
+def type_from_quantizer(q: Quantizer) -> Type:
     whole = all(size == -1 for size in q.block)
     block = "by tensor" if whole else "by " + "×".join("all" if size == -1 else str(size) for size in q.block)
     return Type(f"{q.format.name} {block}", LOW_BIT, q.format.bits)
 
 
-def of_dtype(dtype: torch.dtype) -> Type:
+def type_from_dtype(dtype: torch.dtype) -> Type:
     is_float = dtype.is_floating_point or dtype.is_complex
     group = (FLOAT if dtype.itemsize > 1 else LOW_BIT) if is_float else INTEGER
     return Type(str(dtype).removeprefix("torch."), group, 8 * dtype.itemsize)
 
 
-def numbers(x: Any) -> Tensor | None:
-    """What a tensor stands for, in float32; None of integers and of what is no tensor."""
+def float_values(x: Any) -> Tensor | None:
+    """The values of a float or quantized tensor in float32; None for anything else."""
     if isinstance(x, QuantizedTensor):
         return dequantize(x, torch.float32)
     if kind(x) != "float":

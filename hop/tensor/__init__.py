@@ -1,14 +1,15 @@
-"""QuantizedTensor: codes and scales that stand for a float tensor. The one tensor subclass, for every format.
+"""QuantizedTensor: codes and scales that represent a float tensor. The one tensor subclass, for all formats.
 
-quantized.py   what it is: buffers, a quantizer, and the float dtype that it appears in
-table.py       the table of ATen operators, and what happens to those that are not in it
+quantized.py   the class: buffers, a quantizer, and the float dtype it appears in
+from_codes.py  create one from codes, scales and zero points
+table.py       the table of ATen operators, and what happens to operators without a rule
 rules.py       the rules in the table
 units.py       how many elements an element of a buffer serves
-views.py       how a change of shape carries over to the buffers
+views.py       apply changes of shape to the buffers
 proto.py       the same without data
-storage.py     files
+storage.py     safetensors files
 control_flow.py  in PyTorch's loops and branches
-buffers/       the operators on buffers that all of these are made of
+buffers/       the operators on buffers that these are composed of
 distributed/   on several processes: DTensor, FSDP2 and collectives
 """
 

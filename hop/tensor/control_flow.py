@@ -1,6 +1,6 @@
-"""QuantizedTensor in PyTorch's higher-order operators of control flow: how it is taken apart and put together.
+"""QuantizedTensor in PyTorch's control flow operators: how it is split and reassembled.
 
-hop_tensor(quantizer, buffers, usages, shape, dtype) -> tensor        in programs that are exported, of its own buffers
+hop_tensor(quantizer, buffers, usages, shape, dtype) -> tensor        in exported programs, from its own buffers
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from hop.tensor.quantized import QuantizedTensor
 
 
 class Together(Composite):
-    """hop_tensor."""
+    """The operator hop_tensor."""
 
     parts = buffers_operator
 
@@ -37,7 +37,7 @@ together_operator = Together("hop_tensor")
 
 
 class Size(NamedTuple):
-    """A size that is not known: a multiple of that of a buffer."""
+    """An unknown size, as a multiple of a buffer's size."""
 
     buffer: int
     dim: int
@@ -45,7 +45,7 @@ class Size(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A tensor without its buffers."""
+    """Description of a tensor without its buffers."""
 
     names: tuple[str, ...]
     quantizer: Quantizer
@@ -65,7 +65,7 @@ def form(t: QuantizedTensor) -> Form:
 
 
 def _size(n: Any, buffers: Sequence[Tensor], per_byte: int) -> Any:
-    """Where a symbolic size is found among the buffers, or the number that it has, which the program then asks for."""
+    """Find a symbolic size among the buffers; if it is not found, specialize the program to its value."""
     for i, buffer in enumerate(buffers):
         for dim, size in enumerate(buffer.shape):
             for factor in {1, per_byte}:
@@ -76,7 +76,7 @@ def _size(n: Any, buffers: Sequence[Tensor], per_byte: int) -> Any:
 
 def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
     shape = [n if isinstance(n, int) else parts[n.buffer].shape[n.dim] * n.factor for n in form.shape]
-    if tracing.is_exporting():  # operators of ATen record what the graph knows alone
+    if tracing.is_exporting():  # ATen operators would only record what the graph knows
         usages = list(copies.of(form.names))
         result: Any = together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
         return result
@@ -84,7 +84,7 @@ def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
 
 
 def slices(t: QuantizedTensor) -> tuple[list[Tensor], Form]:
-    """The buffers of all slices along the first dimension, side by side, and the form of one."""
+    """The buffers of all slices along the first dimension, stacked, and the form of one slice."""
     first, n = _first(t), t.shape[0]
     parts = []
     for own, buffer in zip(first.buffers().values(), apart(t), strict=True):
@@ -111,8 +111,8 @@ def _first(t: QuantizedTensor) -> QuantizedTensor:
 
 def _cut(t: QuantizedTensor, why: str) -> ValueError:
     return ValueError(
-        f"a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} has no slices along its first dimension, along "
-        f"which a loop runs: {why}. Quantize it by blocks of one element along that dimension, or hop.dequantize it"
+        f"a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} has no slices along its first dimension, which "
+        f"a loop runs over: {why}. Quantize it by blocks of one element along that dimension, or hop.dequantize it"
     )
 
 

@@ -1,6 +1,6 @@
-"""from_codes: a quantized tensor of codes, scales and zero points that were made elsewhere.
+"""from_codes: create a quantized tensor from existing codes, scales and zero points.
 
-hop_from_buffers(quantizer, buffers, shape, dtype) -> QuantizedTensor            in graphs
+hop_from_buffers(quantizer, buffers, shape, dtype) -> QuantizedTensor      in graphs
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from hop.tensor.quantized import QuantizedTensor
 
 
 class FromBuffers(Composite):
-    """hop_from_buffers. An operator, so that a graph knows the tensor and not only its buffers."""
+    """The operator hop_from_buffers, so that a graph contains the tensor rather than only its buffers."""
 
     parts = buffers_operator
 
@@ -53,28 +53,28 @@ def from_codes(
     shape: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> QuantizedTensor:
-    """Make a quantized tensor of codes that were made elsewhere.
+    """Create a quantized tensor from codes that were computed elsewhere.
 
-    A buffer that has the quantizer's form already is taken as it is, without a copy.
+    A buffer that already has the quantizer's form is used without a copy.
 
     Args:
-        quantizer: how the codes are read, such as `Quantizer(formats.INT8, (1, -1), Static(affine=True))`.
-        codes: one in each element, of the dtype of the quantizer's format, or of any integer dtype if the format is one
-            of integers; or several in a byte, as hop.quantize stores them, with `shape`.
-        scale: what the quantizer stores: floats, or the codes of its scales, such as e8m0; a number, or any shape that
-            broadcasts to one scale for each block, or, with `axis`, a vector.
-        zero_point: the codes of 0, for a quantizer that has them; of any integer dtype, in the shapes of `scale`.
-        global_amax: float32, for a quantizer that stores it (two levels of scales).
-        axis: the dimension of `codes` along which a vector of scales and zero points runs.
-        shape: of the tensor; that of `codes` by default.
-        dtype: the floating-point dtype that it appears in.
+        quantizer: how to read the codes, such as `Quantizer(formats.INT8, (1, -1), Static(affine=True))`.
+        codes: one code per element, of the dtype of the quantizer's format, or of any integer dtype if that is an
+            integer format; or several per byte, as hop.quantize stores them, together with `shape`.
+        scale: the scale that the quantizer stores: floats, or the codes of its scales, such as e8m0; a number, any
+            shape that broadcasts to one scale per block, or, with `axis`, a vector.
+        zero_point: the codes of 0, for a quantizer with zero points; any integer dtype, in the shapes of `scale`.
+        global_amax: float32, for a quantizer that stores it (two-level scales).
+        axis: the dimension of `codes` that a vector of scales and zero points corresponds to.
+        shape: the shape of the tensor; by default that of `codes`.
+        dtype: the floating-point dtype the tensor appears in.
 
     Returns:
         A QuantizedTensor of `shape` on the device of `codes`.
 
     Raises:
-        TypeError: an argument is of another type or dtype.
-        ValueError: a shape does not fit; or, in eager mode on the CPU, a code or a zero point is none of the format.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a shape does not match; or, in eager mode on the CPU, a code or zero point is outside of the format.
     """
     if not isinstance(quantizer, Quantizer):
         raise TypeError(
@@ -114,7 +114,7 @@ def from_codes(
 
 def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.Buffer) -> Tensor:
     format, integers = q.format, not codes.dtype.is_floating_point and codes.dtype != torch.bool
-    if tuple(codes.shape) != shape:  # several to a byte
+    if tuple(codes.shape) != shape:  # several per byte
         copies.check_one(buffer, codes, None)
         return codes
     if codes.dtype != format.dtype and not (format.is_integer and integers):
@@ -129,7 +129,7 @@ def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.B
 
 
 def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, axis: int | None) -> Tensor:
-    """A scale, zero point or amax in the form of its buffer."""
+    """Convert a scale, zero point or amax to the form of its buffer."""
     if not isinstance(value, Tensor):
         value = torch.tensor(value, device=codes.device)
     if value.device != codes.device:
@@ -155,7 +155,7 @@ def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, a
 
 
 def _check_range(name: str, x: Tensor, low: int, high: int, format: str) -> None:
-    """Raise ValueError for an integer beyond low..high; where data can be read without waiting for a device."""
+    """Raise ValueError for integers outside low..high, if the data can be read without synchronizing a device."""
     if torch.compiler.is_compiling() or not eager.is_plain_eager() or not x.is_cpu or x.numel() == 0:
         return
     least, most = (int(v) for v in torch.aminmax(x))

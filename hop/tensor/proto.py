@@ -16,19 +16,19 @@ from hop.tensor import QuantizedTensor
 
 @dataclass(frozen=True)
 class TensorProto:
-    """A tensor without data.
+    """A description of a tensor without data.
 
     Args:
-        shape: its sizes, symbolic ones included.
-        dtype: what it appears in; floating point where it has a quantizer.
-        device: where its buffers lie.
-        requires_grad: whether it collects a gradient.
+        shape: the sizes, possibly symbolic.
+        dtype: the dtype it appears in; floating point if it has a quantizer.
+        device: the device of its buffers.
+        requires_grad: whether it requires a gradient.
         quantizer: how it is quantized, None for a plain tensor.
-        usages: the copies that a quantized tensor holds, "rowwise", "columnwise" or both.
+        usages: the copies that a quantized tensor has, "rowwise", "columnwise" or both.
 
     Raises:
-        TypeError: an argument is of another type, or dtype none that it can have.
-        ValueError: a size is negative, or usages are none of the quantizer.
+        TypeError: an argument has the wrong type, or dtype is not allowed.
+        ValueError: a size is negative, or the quantizer does not support the usages.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class TensorProto:
                 f"TensorProto: dtype must be a torch.dtype, got {self.dtype!r}; give one such as torch.float32"
             )
         if isinstance(self.device, Quantizer):
-            raise TypeError(f"TensorProto: device={self.device} is a quantizer; pass it by name, quantizer=")
+            raise TypeError(f"TensorProto: device={self.device} is a quantizer; pass it as quantizer=")
         if not isinstance(self.device, str | torch.device):
             raise TypeError(
                 f"TensorProto: device must be a torch.device or its name, got {self.device!r}; give one such as 'cuda'"
@@ -62,7 +62,7 @@ class TensorProto:
                 f"TensorProto: requires_grad must be True or False, got {self.requires_grad!r}; give one of them"
             )
         if self.requires_grad and not (self.dtype.is_floating_point or self.dtype.is_complex):
-            raise ValueError(f"TensorProto: requires_grad=True is for floats, and dtype is {self.dtype}; leave it out")
+            raise ValueError(f"TensorProto: requires_grad=True is for floats, but dtype is {self.dtype}; leave it out")
         if not isinstance(self.usages, str | tuple | list):
             raise TypeError(f"TensorProto: usages must be a tuple of {copies.USAGES}, got {self.usages!r}; give such")
         if self.quantizer is None:
@@ -81,7 +81,7 @@ class TensorProto:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorProto":
-        """What describes `tensor`, plain or quantized."""
+        """Describe `tensor`, plain or quantized."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"TensorProto.of: tensor must be a tensor, got {shown(tensor)}; make one with torch.tensor")
         if not isinstance(tensor, QuantizedTensor):
@@ -91,16 +91,19 @@ class TensorProto:
         )
 
     def buffers(self) -> list[Buffer]:
-        """The tensors that hold the data, in a fixed order: for a plain tensor itself, named "data"."""
+        """The tensors with the data, in a fixed order; for a plain tensor itself, named "data"."""
         if self.quantizer is None:
             return [Buffer("data", self.shape, self.dtype)]
         return copies.describe(self.quantizer, self.shape, self.usages)
 
     def create_tensor(self, buffers: Sequence[Tensor] | None = None) -> Any:
-        """The tensor: of `buffers`, in the order of `buffers()`, or not initialized. Made in pure Python, so that it
-        is traced, and is fake where tensors are.
+        """Create the tensor from `buffers`, in the order of `buffers()`, or uninitialized.
 
-        Raises ValueError if the buffers are not those that the proto describes."""
+        Pure Python, so it can be traced, and creates fake tensors where others do.
+
+        Raises:
+            ValueError: the buffers do not match the description.
+        """
         described = self.buffers()
         if buffers is None:
             buffers = [torch.empty(b.shape, dtype=b.dtype, device=self.device) for b in described]
@@ -112,7 +115,7 @@ class TensorProto:
         return QuantizedTensor(named, self.quantizer, self.shape, self.dtype, self.requires_grad)
 
     def update_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> "TensorProto":
-        """A copy that holds, or does not hold, the copies named; the quantizer is shared and stays as it is."""
+        """A copy of the description with or without the given usages. The quantizer stays the same."""
         wanted = {copies.ROWWISE: rowwise, copies.COLUMNWISE: columnwise}
         has = {usage: usage in self.usages if want is None else want for usage, want in wanted.items()}
         return replace(self, usages=tuple(usage for usage, held in has.items() if held))

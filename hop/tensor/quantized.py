@@ -1,4 +1,4 @@
-"""QuantizedTensor itself."""
+"""QuantizedTensor, the tensor subclass."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,34 +21,34 @@ from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, d
 
 
 class QuantizedTensor(Tensor):
-    """A float tensor that is held as codes and scales.
+    """A float tensor stored as codes and scales.
 
-    It has the shape and the float dtype (the appearance dtype) of what it stands for; `dequantize` gives those numbers.
-    `hop.quantize` makes one. What ATen operators do with it is listed in docs/quantized_tensor.md.
+    It has the shape and the float dtype (the appearance dtype) of the tensor it represents; `dequantize` returns the
+    values. `hop.quantize` creates one. docs/quantized_tensor.md lists what ATen operators do with it.
 
     Args:
-        buffers: what hop.numerics.copies.describe lists for the quantizer, the shape and the usages, in that order;
-            dense, on one device.
+        buffers: the buffers that hop.numerics.copies.describe lists for the quantizer, the shape and the usages, in
+            that order; dense, on one device.
         quantizer: how the buffers are read.
-        shape: of the tensor that it stands for.
-        dtype: a floating-point dtype that it appears in.
-        requires_grad: whether it collects a gradient, a plain tensor of its shape and dtype.
+        shape: the shape of the represented tensor.
+        dtype: the floating-point dtype it appears in.
+        requires_grad: whether it accumulates a gradient, a plain tensor of its shape and dtype.
 
-    A buffer, or the quantizer, may be assigned anew: by one of the same form. Names, shapes, dtypes and devices of
-    buffers are checked then and here; their memory is, by each operator of this library that reads it. A buffer has no
-    gradient and no tangent of its own.
+    A buffer or the quantizer may be replaced by one of the same form. Names, shapes, dtypes and devices of buffers are
+    checked then and here; their memory is checked by each operator of this library that reads it. A buffer has no
+    separate gradient or tangent.
 
     Raises:
-        TypeError: an argument is of another type, or dtype no floating-point one.
-        ValueError: the buffers are not those that the quantizer describes for the shape.
+        TypeError: an argument has the wrong type, or dtype is not a floating-point one.
+        ValueError: the buffers do not match the quantizer's description for the shape.
     """
 
     quantizer: Quantizer
     _names: tuple[str, ...] = ()
-    _form: forms.Form | None = None  # found when it is first asked for
-    _kind: plan.Kind | None = None  # the same
+    _form: forms.Form | None = None  # computed when first needed
+    _kind: plan.Kind | None = None  # computed when first needed
 
-    # The buffers, of which a tensor has those that its quantizer and its usages need.
+    # The buffers. A tensor has those that its quantizer and usages need.
     codes: Tensor
     scale: Tensor
     zero_point: Tensor | None = None
@@ -92,7 +92,7 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
-        """The tensor of buffers that are known to fit: what an operator of ours has made, or a view of what does."""
+        """Create a tensor from buffers that are known to match: results of our operators, or views of such."""
         t = _empty(QuantizedTensor, buffers, quantizer, shape, dtype, requires_grad)
         _fill(t, buffers, quantizer)
         return t
@@ -105,7 +105,7 @@ class QuantizedTensor(Tensor):
         shape: Sequence[int],
         dtype: torch.dtype,
     ) -> "QuantizedTensor":
-        """As `fitting`, of contiguous buffers that were just made on the CPU, with a byte for each code. 1 µs."""
+        """Create a tensor as `fitting` does, from new contiguous CPU buffers with one byte per code. Takes 1 µs."""
         t: QuantizedTensor = subclasses.make_contiguous_wrapper(QuantizedTensor, shape, dtype)
         attributes = vars(t)
         attributes.update(zip(names, buffers, strict=True))
@@ -123,8 +123,8 @@ class QuantizedTensor(Tensor):
     def _check_assigned(self, name: str, value: Any) -> None:
         if name not in self._names:
             raise AttributeError(
-                f"a QuantizedTensor by {self.quantizer} with usages {self.usages} has the buffers {self._names}, and "
-                f"none named {name!r}; make a tensor with it"
+                f"a QuantizedTensor by {self.quantizer} with usages {self.usages} has the buffers {self._names}, but "
+                f"none named {name!r}; create a tensor that has it"
             )
         described = copies.describe(self.quantizer, self.shape, self.usages)
         copies.check_one(next(b for b in described if b.name == name), value, self.device)
@@ -132,13 +132,13 @@ class QuantizedTensor(Tensor):
 
     @property
     def operand(self) -> Operand:
-        """What holds it, of which `check` has been asked."""
+        """The tensor's buffers and quantizer as an Operand, after `check`."""
         self.check()
         attributes = vars(self)
         return Operand(self.quantizer, tuple(attributes[name] for name in self._names), self.usages, tuple(self.shape))
 
     def fits(self) -> bool:
-        """Whether it still has the form and the memory that its quantizer describes."""
+        """Whether the buffers still have the form that the quantizer describes, and their memory."""
         attributes, form = vars(self), self._form or form_of(self)
         buffers = [attributes[name] for name in self._names]
         if self.device.type == "cpu":
@@ -147,13 +147,18 @@ class QuantizedTensor(Tensor):
         return all(t.shape == shape and t.dtype is dtype and memory.holds(t) for t, (_, shape, dtype) in pairs)
 
     def check(self) -> None:
-        """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
-        and RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
+        """Raise if a buffer has changed since it was assigned. In eager mode only, as graphs know the sizes of their
+        inputs.
+
+        Raises:
+            ValueError: a buffer has lost its form, by `resize_`, `set_` or the like.
+            RuntimeError: a buffer has lost its memory.
+        """
         if eager.is_plain_eager():
             attributes, form = vars(self), self._form or form_of(self)
             buffers = [attributes[name] for name in self._names]
             if not form.fits(buffers):
-                if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
+                if self.numel():  # an empty part of a DTensor may keep the scale of the last, incomplete block
                     copies.check(form.described, buffers)
                 memory.check(buffers)
         elif any(map(_is_known_not_to_be, self.buffers().values(), self._described())):
@@ -163,7 +168,7 @@ class QuantizedTensor(Tensor):
         return copies.describe(self.quantizer, self.shape, self.usages)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The tensors that hold the data, by name, in the order of hop.numerics.copies.describe."""
+        """The buffers by name, in the order of hop.numerics.copies.describe."""
         return {name: getattr(self, name) for name in self._names}
 
     def rebuilt(
@@ -174,51 +179,52 @@ class QuantizedTensor(Tensor):
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> "QuantizedTensor":
-        """A tensor like this one with other buffers: what is not said stays, the appearance dtype above all."""
+        """A tensor like this one with other buffers; arguments that are None keep their value."""
         return QuantizedTensor.fitting(
             buffers, quantizer or self.quantizer, self.shape if shape is None else shape, dtype or self.dtype
         )
 
     def numbers(self) -> Tensor:
-        """The numbers that it stands for, in its dtype, below autograd: hop.dequantize has the gradient."""
+        """The dequantized values in this tensor's dtype, below autograd; hop.dequantize has the gradient."""
         self.check()
         buffers = list(self.buffers().values())
         return dequantize_buffers(str(self.quantizer), buffers, list(self.usages), list(self.shape), self.dtype)
 
     @property
     def usages(self) -> tuple[str, ...]:
-        """The copies that it holds: "rowwise", "columnwise"."""
+        """The copies that it has: "rowwise", "columnwise"."""
         return copies.of(self._names)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes of all buffers."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers().values())  # symbolic sizes too
+        # works with symbolic sizes
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers().values())
 
     def data_ptr(self) -> int:
-        """0, as for any tensor without storage of its own, also where it is a view at an offset."""
+        """Return 0, as for any tensor without storage, even for a view with an offset."""
         return 0
 
     @property
     def data(self) -> Any:
-        """The same tensor for which autograd does not look."""
+        """The same tensor, detached from autograd."""
         return Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
     def data(self, new: Any) -> None:
         if not isinstance(new, QuantizedTensor):
-            raise TypeError(f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ for numbers")
+            raise TypeError(f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ for plain values")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         _fill(self, new.buffers(), new.quantizer)
 
     def share_memory_(self) -> "QuantizedTensor":
-        """Move the buffers to memory that other processes can share."""
+        """Move the buffers to shared memory."""
         for buffer in self.buffers().values():
             buffer.share_memory_()
         return self
 
     def is_shared(self) -> bool:
-        """Whether all buffers lie in such memory."""
+        """Whether all buffers are in shared memory."""
         return all(cast(bool, buffer.is_shared()) for buffer in self.buffers().values())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -228,7 +234,7 @@ class QuantizedTensor(Tensor):
             f"usages={self.usages}, device={self.device}, nbytes={self.nbytes}{grad})"
         )
 
-    # ---- what PyTorch asks of a subclass
+    # ---- called by PyTorch
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return list(self._names), (self.quantizer, self.dtype)
@@ -247,7 +253,7 @@ class QuantizedTensor(Tensor):
         return table.apply(op, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # 8-bit floats go as bytes: pickle, without torch.save, cannot read them back (torch 2.13)
+        # store 8-bit floats as bytes: pickle, without torch.save, cannot read them back (torch 2.13)
         buffers = [
             b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b for b in self.buffers().values()
         ]
@@ -266,13 +272,13 @@ _BUFFERS = frozenset(
 
 
 def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
-    """Raise TypeError or ValueError for what makes no QuantizedTensor."""
+    """Raise TypeError or ValueError for arguments that do not form a QuantizedTensor."""
     if not isinstance(quantizer, Quantizer):
         raise TypeError(f"quantizer must be a Quantizer, got {shown(quantizer)}; give one such as hop.presets.INT8_ROW")
     if dtype not in copies.APPEARANCES:
         raise TypeError(
             f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype!r}; "
-            "take one of them"
+            "use one of them"
         )
     sizes = blocks.checked_shape("QuantizedTensor", shape)
     if not isinstance(buffers, Mapping):
@@ -299,7 +305,7 @@ def _empty(
     codes = buffers.get("codes")
     if codes is None:
         (codes, *_), strides, offset = buffers.values(), subclasses.contiguous_strides(shape), 0
-    else:  # laid out as its codes are, which is how a compiled program tells views apart
+    else:  # with the strides of its codes, by which a compiled program distinguishes views
         strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
         if quantizer.is_tiled():
             strides, offset = subclasses.contiguous_strides(shape), 0
@@ -313,13 +319,13 @@ def _empty(
 
 
 def _fill(t: QuantizedTensor, buffers: Mapping[str, Tensor], quantizer: Quantizer) -> None:
-    """Let t hold buffers that were checked."""
+    """Assign buffers that were checked to t."""
     _refuse_tangents(buffers.values())
     vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers))
 
 
 def _is_known_not_to_be(buffer: Tensor, described: copies.Buffer) -> bool:
-    """Whether a buffer has another dtype or shape than is described, whatever value symbolic sizes have."""
+    """Whether a buffer's dtype or shape differs from its description for any value of symbolic sizes."""
     _, shape, dtype = described
     if buffer.dtype != dtype or buffer.dim() != len(shape):
         return True
@@ -330,20 +336,20 @@ def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
     dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
     if dual and any(map(eager.has_tangent, buffers)):
         raise NotImplementedError(
-            "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
+            "QuantizedTensor: a buffer has a tangent, which would be lost: only the tensor itself can have one, of "
             "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
         )
 
 
 def kind_of(t: Any) -> plan.Kind:
-    """What t has in common with others that kernels take alike: quantizer, buffers, shape and device."""
+    """The cache key of plans for t: quantizer, buffers, shape and device."""
     values = (t.quantizer, t._names, tuple(t.shape), t.device)
     vars(t)["_kind"] = result = plan.kind(values, t._names[0], t.dim() > 2)
     return result
 
 
 def form_of(t: Any) -> forms.Form:
-    """The names, shapes and dtypes that the buffers of t must have; its sizes are numbers."""
+    """The names, shapes and dtypes that the buffers of t must have; sizes must be concrete."""
     form = vars(t)["_form"] = _form(t.quantizer, tuple(t.shape), t._names)
     return form
 
@@ -362,7 +368,7 @@ def _loaded(
     requires_grad: bool,
     is_parameter: bool,
 ) -> Any:
-    """A tensor from a file, whose parts may not fit together."""
+    """Create a tensor from unpickled parts, after checking that they match."""
     parsed = Quantizer.parse(quantizer)
     described = copies.describe(parsed, shape, copies.checked(parsed, usages))
     dtypes = [b.dtype if b.dtype.is_floating_point and b.dtype.itemsize == 1 else None for b in described]
@@ -382,7 +388,7 @@ KEYED.append(QuantizedTensor)
 
 
 def operand(x: Any) -> Any:
-    """A QuantizedTensor as an Operand, in a list too; anything else as it is."""
+    """Convert a QuantizedTensor to an Operand, also in lists; anything else is returned unchanged."""
     if isinstance(x, list | tuple) and not isinstance(x, Operand):
         return [operand(v) for v in cast(list[Any], x)]
     return x.operand if isinstance(x, QuantizedTensor) else x

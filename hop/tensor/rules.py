@@ -1,5 +1,7 @@
-"""The rules of QuantizedTensor. A rule is written once for all operators that it serves; its docstring is what the
-documentation says of them."""
+"""The rules of QuantizedTensor.
+
+A rule is written once for all operators that it serves; its docstring is the text in the documentation's table.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +21,7 @@ from hop.tensor.table import IndivisibleError, implements, refuse_training
 aten = torch.ops.aten
 
 
-# ---- the same tensor
+# ---- copies and conversions
 
 
 @implements(aten.detach.default, aten.alias.default)
@@ -60,7 +62,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: Any = torch.preserve_format,
 ) -> Any:
-    """fresh buffers; a float dtype becomes the appearance dtype, another one, and an 8-bit float, dequantizes"""
+    """fresh buffers; a float dtype becomes the appearance dtype, any other dtype and 8-bit floats dequantize"""
     t.check()
     dtype = dtype or t.dtype
     if dtype not in copies.APPEARANCES or layout not in (None, torch.strided):
@@ -90,7 +92,7 @@ def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> Any:
     """the same tensor if the dtype is the same, otherwise an error"""
     if dtype != t.dtype:
         raise RuntimeError(
-            f"view(dtype={dtype}) of a QuantizedTensor of {t.dtype}: its bits are codes, not {t.dtype}. For numbers in "
+            f"view(dtype={dtype}) of a QuantizedTensor of {t.dtype}: its bits are codes, not {t.dtype}. For values in "
             f"another dtype use .to({dtype}), for the codes .codes"
         )
     return views.alias(t)
@@ -104,7 +106,7 @@ def is_same_size(op: OpOverload, t: Tensor, other: Tensor) -> bool:
 
 @implements(aten._has_same_storage_numel.default)
 def has_same_storage(op: OpOverload, t: Tensor, other: Tensor) -> bool:
-    """yes: its tangent is a plain tensor"""
+    """always true, because its tangent is a plain tensor"""
     return True
 
 
@@ -113,7 +115,7 @@ def has_same_storage(op: OpOverload, t: Tensor, other: Tensor) -> bool:
 
 @implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any) -> Any:
-    """a view, unless it would cut a block"""
+    """a view, unless it would split a block"""
     return views.reshape(t, subclasses.inferred_size(size, t.numel()))
 
 
@@ -121,7 +123,7 @@ def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any
 def as_strided(
     op: OpOverload, t: QuantizedTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """a view, if other rules can make one with these strides, as torch.compile asks for; otherwise an error"""
+    """a view, if other rules can create one with these strides, as for torch.compile; otherwise an error"""
     return views.as_strided(t, size, stride, t.storage_offset() if storage_offset is None else storage_offset)
 
 
@@ -153,7 +155,7 @@ def unsqueeze(op: OpOverload, t: QuantizedTensor, dim: int) -> Any:
 
 @implements(aten.squeeze.default)
 def squeeze(op: OpOverload, t: QuantizedTensor) -> Any:
-    """a view, unless codes would then share a byte that do not"""
+    """a view, unless codes would then share a byte that do not before"""
     return views.squeeze(t, range(t.dim()))
 
 
@@ -165,13 +167,13 @@ def squeeze_dims(op: OpOverload, t: QuantizedTensor, dims: Any) -> Any:
 
 @implements(aten.expand.default)
 def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
-    """a view, unless blocks run over the flattened tensor or codes would share a byte that do not"""
+    """a view, unless blocks run over the flattened tensor, or codes would share a byte that do not before"""
     return views.expand(t, size)
 
 
 @implements(aten.slice.Tensor)
 def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    """a view, unless it would cut a block"""
+    """a view, unless it would split a block"""
     dim = views.dimension(dim, t.dim())
     if step < 1:
         raise IndivisibleError(f"a step of {step}")
@@ -182,20 +184,20 @@ def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, 
 
 @implements(aten.select_copy.int)
 def select_copy(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
-    """codes, unless it would cut a block"""
+    """codes, unless it would split a block"""
     return t.select(dim, index).clone()
 
 
 @implements(aten.select.int)
 def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
-    """a view, unless it would cut a block"""
+    """a view, unless it would split a block"""
     dim = views.dimension(dim, t.dim())
     return views.select(t, dim, views.dimension(index, t.shape[dim]))
 
 
 @implements(aten.split.Tensor)
 def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
-    """views, unless they would cut a block"""
+    """views, unless they would split a block"""
     n = t.shape[views.dimension(dim, t.dim())]
     if size < 1:
         raise IndivisibleError(f"parts of {size}")
@@ -204,7 +206,7 @@ def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
 
 @implements(aten.split_with_sizes.default)
 def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: int = 0) -> Any:
-    """views, unless they would cut a block"""
+    """views, unless they would split a block"""
     dim = views.dimension(dim, t.dim())
     if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"{sizes} do not sum to {t.shape[dim]}")
@@ -214,22 +216,23 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
 
 @implements(aten.unbind.int)
 def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
-    """views, unless they would cut a block"""
+    """views, unless they would split a block"""
     dim = views.dimension(dim, t.dim())
     return [views.select(t, dim, i) for i in range(t.shape[dim])]
 
 
 @implements(aten.cat.default)
 def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """codes and scales side by side where all have one quantizer and no block is cut, each part with its scales;
-    otherwise dequantized"""
+    """codes and scales concatenated if all have one quantizer and no block is split, each part with its scales;
+    otherwise dequantized
+    """
     _check(tensors)
     return views.cat([x for x in tensors if x.shape != (0,)] or tensors, dim)
 
 
 @implements(aten.stack.default)
 def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """a batch in front, of tensors with one quantizer, whose scales stay their own; otherwise as cat"""
+    """a batch of tensors with one quantizer, each with its own scales; otherwise as cat"""
     _check(tensors)
     first = tensors[0]
     if dim in (0, -first.dim() - 1) and all(_is_row_wise_like(x, first) for x in tensors):
@@ -241,7 +244,7 @@ def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _is_row_wise_like(x: Any, first: Any) -> bool:
-    """Whether x is a quantized tensor like `first`, which can be a member of a batch."""
+    """Whether x is a quantized tensor like `first` that can become a member of a batch."""
     if not isinstance(x, QuantizedTensor) or not isinstance(first, QuantizedTensor):
         return False
     q = x.quantizer
@@ -254,13 +257,13 @@ def _is_row_wise_like(x: Any, first: Any) -> bool:
 
 @implements(aten.empty_like.default)
 def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
-    """a quantized tensor, not initialized; a plain one within another operator"""
+    """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, t.shape, options) if _is_quantized(t, options) else _plain_like(op, t, **options)
 
 
 @implements(aten.new_empty.default)
 def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
-    """a quantized tensor, not initialized; a plain one within another operator"""
+    """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, size, options) if _is_quantized(t, options) else _plain_like(op, t, size, **options)
 
 
@@ -279,11 +282,12 @@ def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options
 
 
 def _is_quantized(t: QuantizedTensor, options: dict[str, Any]) -> bool:
-    """Whether a new tensor like t is quantized: in a float dtype, and asked for by Python code.
+    """Whether a new tensor like t is quantized: it has a float dtype, and Python code requested it.
 
-    Operators in C++ that are composed of others, and formulas of gradients, write numbers into new tensors, such as
-    `scalar - t` by empty_like, fill_ and sub_, which codes would round at each step. PyTorch's Python functions always
-    pass pin_memory, and C++ code does not."""
+    C++ operators that are composed of others, and gradient formulas, write into new tensors step by step, such as
+    `scalar - t` by empty_like, fill_ and sub_. Codes would round at each step. PyTorch's Python functions always pass
+    pin_memory, and C++ code does not.
+    """
     return "pin_memory" in options and (options.get("dtype") or t.dtype) in copies.APPEARANCES
 
 
@@ -304,11 +308,11 @@ def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Any, **options: Any) 
 
 @implements(aten.copy_.default)
 def copy_(op: OpOverload, to: Any, source: Any, non_blocking: bool = False) -> Any:
-    """buffers where both have one quantizer and shape; otherwise dequantized from, quantized anew into"""
+    """buffers if both have one quantizer and shape; otherwise dequantized from, quantized anew into"""
     if not isinstance(to, QuantizedTensor):
         return to.copy_(_numbers(source), non_blocking)
     if not (eager.is_plain_eager() or isinstance(source, QuantizedTensor)):
-        refuse_training(str(op), to)  # Dynamo writes addcdiv_ of an optimizer as copy_
+        refuse_training(str(op), to)  # Dynamo records an optimizer's addcdiv_ as copy_
     write(to, source, non_blocking)
     return to
 
@@ -325,7 +329,7 @@ def zero_(op: OpOverload, t: QuantizedTensor) -> Any:
 
 @implements(aten.equal.default)
 def equal(op: OpOverload, a: Any, b: Any) -> bool:
-    """whether the dequantized numbers are equal"""
+    """whether the dequantized values are equal"""
     return a.shape == b.shape and torch.equal(_numbers(a), _numbers(b))
 
 
@@ -335,11 +339,11 @@ def dequantize(op: OpOverload, t: QuantizedTensor) -> Tensor:
     return t.numbers()
 
 
-# ---- what the rules are made of
+# ---- helpers
 
 
 def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
-    """x with t's quantizer and copies; its scale is t's where the quantizer has no rule to find one."""
+    """Quantize x like t, with the same copies. Uses t's scale if the quantizer has no rule to find one."""
     q = t.quantizer
     scale = zero_point = noise = None
     if q.scale.missing() is not None:
@@ -379,19 +383,21 @@ def _is_like(source: Any, to: QuantizedTensor) -> bool:
 
 
 def _holds_numbers(t: Any) -> bool:
-    """Whether some elements are not 0, or would not be at another scale."""
+    """Whether some elements are not 0, or would not be 0 at another scale."""
     rule = t.quantizer.scale
     return rule.has_zero_point() or rule.has_offset() or bool(t.numbers().any())
 
 
 def _shares_scale(t: QuantizedTensor) -> bool:
-    """Whether a scale of t, a view, serves elements of its base that t has not: only one of a whole dimension can,
-    since views do not cut others."""
+    """Whether a scale of the view t also serves elements of its base outside of t.
+
+    This is only possible for a scale that spans a whole dimension, because views do not split other blocks.
+    """
     base = subclasses.base(t)
     if not isinstance(base, QuantizedTensor) or t.numel() == base.numel():
         return False
     for name, (_, block) in base.quantizer.stored().items():
-        even = set(block) <= {-1, 1}  # all scales serve as many elements
+        even = set(block) <= {-1, 1}  # all scales serve equally many elements
         mine, its = t.buffers()[name].numel(), base.buffers()[name].numel()
         if -1 in block and not (even and t.numel() * its == base.numel() * mine):
             return True
@@ -409,7 +415,7 @@ def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTe
 
 
 def _format(t: QuantizedTensor, name: str, memory_format: torch.memory_format) -> torch.memory_format:
-    """The memory format of a copy of a buffer, for that of t: all are contiguous, but others are for codes alone."""
+    """The memory format for copying a buffer; channels_last formats apply only to codes."""
     codes = name == "codes" and t.quantizer.per_byte() == 1
     return memory_format if codes or memory_format is torch.contiguous_format else torch.preserve_format
 

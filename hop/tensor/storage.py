@@ -1,12 +1,13 @@
-"""Quantized tensors in safetensors files: the buffers as tensors, and what they are in the file's metadata.
+"""Save quantized tensors in safetensors files: buffers as tensors, and their description in the metadata.
 
-    "name:codes", "name:scale", ...    the buffers of the quantized tensor "name"
-    metadata["hop"]                    JSON: {"name": {"quantizer": ..., "shape": ..., "dtype": ..., "usages": ...}}
+    "name:codes", "name:scale", ...   the buffers of the quantized tensor "name"
+    metadata["hop"]                   JSON: {"name": {"quantizer": ..., "shape": ..., "dtype": ..., "usages": ...}}
 
-Nothing in a file is run. Limits: a tensor comes back contiguous and without requires_grad, a Parameter as a tensor; two
-names may not share memory, not even a scale, so clone one of them or leave it out and tie it again after loading.
+Reading a file runs no code from it. Limits: tensors are loaded contiguous and without requires_grad, and Parameters as
+tensors. Two names may not share memory, not even a scale: clone one of them, or leave it out and tie it again after
+loading.
 
-Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
+Requires the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
 
 import json
@@ -29,18 +30,18 @@ from hop.tensor.proto import TensorProto
 __all__ = ["load_file", "save_file"]
 
 _KEY = "hop"
-_MOST_DIMENSIONS = 64  # of PyTorch's tensors
+_MOST_DIMENSIONS = 64  # PyTorch's limit
 
 
 def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors`, plain and quantized, such as a module's state_dict, and `metadata` of your own.
+    """Write plain and quantized tensors, such as a module's state_dict, and optional `metadata` to a file.
 
     Raises:
-        ValueError: a name that a buffer's name collides with, or the key "hop" in `metadata`.
-        RuntimeError: tensors that share memory; from safetensors, with their names.
+        ValueError: a name collides with a buffer's name, or `metadata` has the key "hop".
+        RuntimeError: tensors share memory (raised by safetensors, with their names).
     """
     if _KEY in (metadata or {}):
-        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library; rename it")
+        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is reserved; rename it")
     if not all(isinstance(text, str) for pair in (metadata or {}).items() for text in pair):
         raise TypeError(
             f"save_file: metadata must be a mapping from text to text, got {shown(metadata)}; give one such as "
@@ -49,9 +50,7 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
     file = _checked_path("save_file", path)
     flat, described = flattened(tensors)
     if not file.parent.is_dir():
-        raise FileNotFoundError(
-            f"save_file: path must lie in a folder that is there, got {path}; make the folder first"
-        )
+        raise FileNotFoundError(f"save_file: path must be in an existing folder, got {path}; create the folder first")
     safetensors = _safetensors()
     with temporary_folder(file.parent) as folder:
         try:
@@ -65,9 +64,11 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
 
 
 def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a file holds: plain tensors, among them the buffers of quantized ones, and the metadata that describe these.
+    """The contents of a file: plain tensors, including the buffers of quantized ones, and metadata that describes
+    these.
 
-    Raises as `save_file`."""
+    Raises as `save_file` does.
+    """
     if not isinstance(tensors, Mapping):
         raise TypeError(
             f"save_file: tensors must be a mapping from names to tensors, got {shown(tensors)}; give one such as "
@@ -109,14 +110,14 @@ def _check_tensor(name: Any, tensor: Any) -> None:
             f"save_file: tensors[{name!r}] must be a tensor, got {shown(tensor)}; make one with torch.tensor"
         )
     if tensor.is_meta:
-        raise ValueError(f"save_file: tensors[{name!r}] must hold numbers, got {shown(tensor)}; load them first")
+        raise ValueError(f"save_file: tensors[{name!r}] must have data, got {shown(tensor)}; load it first")
 
 
 def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors that `save_file` wrote, on `device`. A file without quantized tensors is read as it is.
+    """Read the tensors that `save_file` wrote, to `device`. Files without quantized tensors are read too.
 
     Raises:
-        ValueError: the file does not hold what its metadata describes.
+        ValueError: the file does not match its metadata.
     """
     try:
         torch.device(device)
@@ -127,7 +128,7 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
     safetensors = _safetensors()
     if not _checked_path("load_file", path).is_file():
         raise FileNotFoundError(
-            f"load_file: path must be a file that is there, got {path}; save one with hop.storage.save_file"
+            f"load_file: path must be an existing file, got {path}; save one with hop.storage.save_file"
         )
     try:
         with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
@@ -135,22 +136,22 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
             text = metadata.get(_KEY, "{}")
             flat = {key: read_tensor(file, key, f"load_file: {path}") for key in file.keys()}  # noqa: SIM118  no mapping
     except safetensors.SafetensorError as error:
-        raise ValueError(f"load_file: {path} is no whole file of safetensors: {shown(error)}") from error
+        raise ValueError(f"load_file: {path} is not a complete safetensors file: {shown(error)}") from error
     quantized: dict[str, Tensor] = {}
     for name, entry in from_json(text, f"load_file: {path}: its metadata").items():
         try:
             quantized[name] = _built(name, entry, flat, device)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"load_file: {path}: {shown(name)} is not what the metadata says: {error}") from error
+            raise ValueError(f"load_file: {path}: {shown(name)} does not match the metadata: {error}") from error
     return {**flat, **quantized}
 
 
 def read_tensor(file: Any, name: str, where: str) -> Tensor:
-    """A tensor of an open file of safetensors. Raises ValueError, with `where` it is, for one that PyTorch has not."""
+    """Read a tensor of an open safetensors file. Raises ValueError, prefixed by `where`, for unsupported shapes."""
     shape = file.get_slice(name).get_shape()
     if len(shape) > _MOST_DIMENSIONS or max(shape, default=0) >= 2**63:
         raise ValueError(
-            f"{where}: tensor {shown(name)} has shape {shown(shape)}; PyTorch's have up to {_MOST_DIMENSIONS} sizes, "
+            f"{where}: tensor {shown(name)} has shape {shown(shape)}; PyTorch supports up to {_MOST_DIMENSIONS} sizes, "
             "each below 2^63"
         )
     try:
@@ -160,7 +161,7 @@ def read_tensor(file: Any, name: str, where: str) -> Tensor:
 
 
 def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.device) -> Any:
-    """The tensor that `entry` describes, of buffers that are taken out of `flat`."""
+    """The tensor that `entry` describes; removes its buffers from `flat`."""
     fields = {"quantizer", "shape", "dtype", "usages"}
     if not isinstance(entry, dict) or entry.keys() != fields:
         raise ValueError(f"its entry must have the fields {sorted(fields)}, got {shown(entry)}")
@@ -185,7 +186,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
 
 def _safetensors() -> Any:
     try:
-        import safetensors.torch  # pyright: ignore[reportUnusedImport]  it becomes an attribute
+        import safetensors.torch  # makes it an attribute
     except ImportError as error:
         raise ImportError("hop.storage needs the package safetensors: pip install 'torch-hop[safetensors]'") from error
     return safetensors

@@ -1,8 +1,9 @@
 """The table of what ATen operators do with quantized tensors.
 
-An operator without a rule runs on dequantized numbers, and quantizes anew what it wrote to quantized tensors; one that
-is composed of others (CompositeImplicitAutograd) runs as those; a foreach operator runs tensor by tensor.
-Where a view would cut a block, the result is a plain tensor instead. Both warn, once for each operator.
+An operator without a rule runs on dequantized values, and requantizes the quantized tensors it wrote to. One that is
+composed of others (CompositeImplicitAutograd) runs as those; a foreach operator runs tensor by tensor.
+
+If a view would split a block, the result is a plain tensor instead. Both cases warn, once per operator.
 """
 
 import contextlib
@@ -28,13 +29,18 @@ _moving = contextvars.ContextVar("moving", default=False)
 
 
 class IndivisibleError(Exception):
-    """A view that would cut a block, or a byte of codes, or leave a copy behind; its text says which."""
+    """Raised for a view that would split a block or a byte of codes, or leave a copy stale;
+    its text gives the reason.
+    """
 
 
 @contextlib.contextmanager
 def moving() -> Iterator[None]:
-    """While DTensor moves a tensor between processes: no process may go on with a plain tensor where another has codes,
-    so what would cut a block is an error, but for the end of the tensor, where DTensor takes padding off."""
+    """Context manager for the time DTensor moves a tensor between processes.
+
+    No process may continue with a plain tensor while others have codes, so splitting a block is an error, except at the
+    end of the tensor, where DTensor removes padding.
+    """
     token = _moving.set(True)
     try:
         yield
@@ -43,7 +49,7 @@ def moving() -> Iterator[None]:
 
 
 def is_moving() -> bool:
-    """Whether DTensor moves a tensor."""
+    """Whether DTensor is moving a tensor."""
     return _moving.get()
 
 
@@ -51,7 +57,7 @@ patches.MOVING.append(moving)
 
 
 def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a rule for `ops`, called as rule(op, *args, **kwargs)."""
+    """Register a rule for `ops`, called as rule(op, *args, **kwargs)."""
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
@@ -68,7 +74,7 @@ _COLLECTIVES = ("distributed.collectives", "distributed.c10d")
 
 @functools.cache
 def rules() -> dict[OpOverload, Callable[..., Any]]:
-    """The table, whose modules are imported when the first operator meets a QuantizedTensor."""
+    """The table; imports its modules when the first operator is called on a QuantizedTensor."""
     for name in ("rules", "distributed.padding", *(_COLLECTIVES if distributed.is_available() else ())):
         importlib.import_module(f"hop.tensor.{name}")
     return RULES
@@ -89,8 +95,8 @@ def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if is_moving():
             raise RuntimeError(_uncut(op, args, cut)) from cut
         plain_args, plain_kwargs = _plain((args, kwargs))
-        out = op(*plain_args, **plain_kwargs)  # raises for arguments that are wrong for any tensor
-        _warn(op, f"{op} of a QuantizedTensor gives a plain, dequantized tensor and no view of it: {cut}")
+        out = op(*plain_args, **plain_kwargs)  # raises for arguments that are invalid for any tensor
+        _warn(op, f"{op} of a QuantizedTensor returns a plain, dequantized tensor instead of a view: {cut}")
         return out
     return subclasses.correct_aliasing(op, args, kwargs, out)
 
@@ -98,16 +104,16 @@ def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _uncut(op: OpOverload, args: tuple[Any, ...], cut: IndivisibleError) -> str:
     t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
     return (
-        f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} so: {op} would cut what "
-        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without "
-        "blocks, or distribute the float tensor and quantize it then, or hop.dequantize it first"
+        f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} in this way: {op} would "
+        f"split what belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one "
+        "without blocks, or distribute the float tensor and quantize it then, or hop.dequantize it first"
     )
 
 
 def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
         raise NotImplementedError(
-            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, "
+            f"{op} has no rule for a QuantizedTensor, of which only codes and scales are sent; use another collective, "
             "or hop.dequantize it first"
         )
     for t in _written(op, args, kwargs):
@@ -118,7 +124,7 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _on_numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `op` on dequantized numbers, and quantize what it wrote to quantized arguments."""
+    """Run `op` on dequantized values, and requantize the quantized arguments it wrote to."""
     plain_args, plain_kwargs = _plain((args, kwargs))
     out = op(*plain_args, **plain_kwargs)
     if op._schema.is_mutable:
@@ -131,12 +137,12 @@ def _on_numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for t, x in changed:
             t.copy_(x)
         out = subclasses.correct_aliasing(op, args, kwargs, out)
-    _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized numbers")
+    _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized values")
     return out
 
 
 def _one_by_one(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a foreach operator tensor by tensor: by the rule of the operator of one tensor, if that has one."""
+    """Run a foreach operator tensor by tensor, with the rule of the single-tensor operator if there is one."""
     names = [a.name for a in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     count = len(next(x for x in given.values() if isinstance(x, list | tuple)))
@@ -161,19 +167,19 @@ def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def refuse_training(who: str, t: Any) -> None:
-    """Raise if `t`, to which `who` writes, is a quantized tensor that is trained."""
+    """Raise if `who` writes to a quantized tensor `t` that requires a gradient."""
     if hasattr(t, "quantizer") and t.requires_grad and t.is_leaf:
         raise training_error(who, t)
 
 
 def training_error(who: str, t: Any) -> RuntimeError:
-    """RuntimeError for a step of training that writes to a quantized tensor."""
+    """RuntimeError for a training step that writes to a quantized tensor."""
     return RuntimeError(
         f"{who} writes to a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} that requires a gradient, as a "
-        "step of training does: its codes would round small steps away. Train floats: leave its module out when "
+        "training step does: its codes would round small steps away. Train floats: leave its module out when "
         "quantizing (a rule of None in hop.quantize_, modules_to_not_convert in HopConfig), or train what "
-        "hop.nn.convert makes, and hop.nn.freeze it then; outside of layers of hop.nn, assign "
-        "torch.nn.Parameter(hop.dequantize(weight)). To write all the same, call requires_grad_(False) before"
+        "hop.nn.convert returns, and call hop.nn.freeze afterwards; outside of layers of hop.nn, assign "
+        "torch.nn.Parameter(hop.dequantize(weight)). To write anyway, call requires_grad_(False) first"
     )
 
 
@@ -192,7 +198,7 @@ def _warn(op: OpOverload, message: str) -> None:
 
 
 def _depth_of_caller() -> int:
-    """How many calls up from `_warn` the code is that called the operator."""
+    """The stack level of the code that called the operator, counted from `_warn`."""
     frame, depth = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("hop.tensor.", "hop.compat.", OpOverload.__module__)

@@ -1,8 +1,7 @@
-"""Units: how many elements of a quantized tensor one element of a buffer serves along each dimension, and the quantizer
-that describes buffers of given units.
+"""Units: how many elements of a quantized tensor one element of a buffer serves along each dimension.
 
-1, -1 (a whole dimension) or more: one code an element, or, if packed, several along the last dimension; one scale a
-block.
+A unit is 1, -1 (a whole dimension) or more: one code serves an element or, if packed, several along the last dimension;
+one scale serves a block. This module also finds the quantizer for buffers of given units.
 """
 
 import functools
@@ -19,12 +18,14 @@ Units = Block
 
 
 def of_buffers(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
-    """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
+    """The units of each buffer of a tensor of `ndim` dimensions. Raises IndivisibleError for other than row-wise
+    buffers.
+    """
     if usages != (copies.ROWWISE,):
         raise IndivisibleError("its column-wise copy would go stale")
     if quantizer.is_tiled():
         raise IndivisibleError(
-            f"its layout={quantizer.layout} is of whole tensors alone; hop.unpack(x) gives the plain form"
+            f"its layout={quantizer.layout} is for whole tensors only; hop.unpack(x) returns the plain layout"
         )
     result: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
     for name, (_, block) in quantizer.stored().items():
@@ -34,7 +35,7 @@ def of_buffers(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[s
 
 @functools.lru_cache(maxsize=4096)
 def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: tuple[int, ...]) -> Quantizer:
-    """The quantizer of a tensor of `shape` with these units of its buffers: `quantizer`, if it describes them."""
+    """The quantizer for a tensor of `shape` whose buffers have these units; `quantizer` itself if it matches."""
     per_byte = quantizer.per_byte()
     new = dict(named)
     codes = new["codes"]
@@ -46,7 +47,7 @@ def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: t
 
 
 def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
-    """The quantizer of a tensor of `shape` whose scales have these units."""
+    """The quantizer for a tensor of `shape` whose scales have these units."""
     if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
         return quantizer
     if quantizer.layout is not None and not quantizer.is_tiled():
@@ -58,13 +59,13 @@ def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]
         rule = rule.of_blocks(lambda _: block_of(new[rule.given_name]))
         return replace(quantizer, block=block_of(new["scale"]), scale=rule)
     except ValueError as error:
-        raise IndivisibleError(f"no quantizer has its blocks: {error}") from error
+        raise IndivisibleError(f"no quantizer can have its blocks: {error}") from error
 
 
 def block_of(units: Units) -> Block:
-    """The block with these units, as short as it can be told. A symbolic size is fixed: a quantizer knows no others."""
+    """The shortest block with these units. Symbolic sizes are specialized, because quantizers need integers."""
     block = tuple(int(u) for u in units) or (-1,)
-    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.numerics.blocks takes to be in front
+    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # hop.numerics.blocks adds these in front
         block = block[1:]
     return block
 
@@ -81,7 +82,7 @@ def is_whole(unit: int, n: int) -> bool:
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The shortest runs of dimensions of equal product, side by side; no size is 0."""
+    """The shortest consecutive groups of dimensions with equal products; no size is 0."""
     result: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -112,7 +113,9 @@ def regrouped(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tu
 
 
 def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
-    """The units of dimensions of sizes `new`, which hold the elements of dimensions of (size, unit) `old` in order."""
+    """The units of dimensions of sizes `new` that contain the elements of `old`, dimensions of
+    (size, unit), in order.
+    """
     real = [(n, u) for n, u in old if n != 1]
     if [n for n, _ in old] == new:
         return [u for _, u in old]
@@ -121,7 +124,7 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
     if all(u == -1 for _, u in real):
         return [-1] * len(new)
     cut = IndivisibleError(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
-    # Units of a whole number of elements in a row, or, if they are ragged, with a shorter one at the very end.
+    # Units cover a whole number of consecutive elements, or, if ragged, a shorter run at the very end.
     run, behind, ragged = 1, 1, False
     for n, u in reversed(real):
         if ragged or (u != 1 and run != behind):

@@ -1,10 +1,10 @@
-"""Views of a quantized tensor: how a change of shape carries over to its buffers.
+"""Views of a quantized tensor: apply a change of shape to its buffers.
 
-Each buffer has the dimensions of the tensor, and one of its elements serves a unit of them: one code an element, or, if
-packed, several along the last dimension; one scale a block. So a buffer is a grid of units, of sizes 1, -1 (a whole
-dimension) or more, and a view of the tensor is a view of each grid, if no unit is cut.
+Each buffer has the dimensions of the tensor, and one of its elements serves a unit: one code serves an element or, if
+packed, several along the last dimension; one scale serves a block. So a buffer is a grid of units of size 1, -1 (a
+whole dimension) or more, and a view of the tensor is a view of each grid, if no unit is split.
 
-A function here returns the new tensor, or raises Cut, which says why there is none.
+The functions return the new tensor, or raise IndivisibleError with the reason.
 """
 
 import functools
@@ -27,12 +27,12 @@ from hop.tensor.units import Units
 
 
 def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
-    """`plan`, a function with a cache, that looks into it only if the sizes before and after are numbers."""
+    """`plan`, a cached function, or its uncached form if sizes are symbolic."""
     return plan if all(type(n) is int for n in (*t.shape, *shape)) else plan.__wrapped__
 
 
 def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]) -> Any:
-    """The tensor of `shape` whose grids are what `change` makes of t's."""
+    """The tensor of `shape` whose grids are the results of `change` for t's."""
     if t.quantizer.flat:
         raise IndivisibleError("its blocks run over the flattened tensor")
     units_of = units.of_buffers(t.quantizer, t.usages, t.dim())
@@ -43,7 +43,7 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
 
 
 def unpacked(t: Any) -> Any:
-    """The tensor with its codes in the plain form."""
+    """The tensor with its codes in plain layout."""
     q = t.quantizer
     return t.rebuilt(q.packed(t.buffers(), t.shape, None), quantizer=replace(q, layout=None))
 
@@ -60,7 +60,7 @@ def permute(t: Any, dims: Sequence[int]) -> Any:
         return alias(t)
     dims = [dimension(d, t.dim()) for d in dims]
     if len(set(dims)) != t.dim():
-        raise IndivisibleError(f"{dims} is no permutation")
+        raise IndivisibleError(f"{dims} is not a permutation")
     as_columns = None if t.quantizer.layout is None or dims != [1, 0] else t.quantizer.layout.transposed()
     if as_columns is not None:
         return _transposed(t, as_columns)
@@ -110,7 +110,7 @@ def expand(t: Any, shape: Sequence[int]) -> Any:
         return alias(t)
 
     def change(grid: Tensor, own: Units) -> tuple[Tensor, Units]:
-        # the numbers of an expanded dimension are equal, and so are their scales
+        # values of an expanded dimension are equal, and so are their scales
         new = tuple((1 if u != -1 else -1) if g else u for g, u in zip(grown, own, strict=True))
         sizes = [(-1 if u == -1 else n) if g else -1 for g, u, n in zip(grown, new, shape, strict=True)]
         return grid.expand(sizes), new
@@ -119,7 +119,7 @@ def expand(t: Any, shape: Sequence[int]) -> Any:
 
 
 def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
-    """Elements start, start + step, ... below end, which lie inside the dimension."""
+    """Elements start, start + step, ... below end, all inside the dimension."""
     size = t.shape[dim]
     shape = list(t.shape)
     shape[dim] = -(-(end - start) // step)
@@ -136,7 +136,7 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
         shared = table.is_moving() and units.is_whole(u, size) and grid is not t.codes
         if u == -1 or shared:
             return grid, own
-        ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be cut off
+        ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be incomplete
         if (_cuts(start, end, u, size) and not ends) or (u != 1 and step != 1):
             raise IndivisibleError(
                 f"{u} elements along dimension {dim} share a byte or a scale, and {start}:{end}:{step} cuts them"
@@ -169,7 +169,7 @@ def _narrow_flat(t: Any, dim: int, start: int, end: int, step: int, shape: list[
 
 
 def _cuts(start: int, end: int, unit: int, size: int) -> bool:
-    """Whether start:end of a row of `size` elements cuts a unit."""
+    """Whether start:end of a row of `size` elements splits a unit."""
     return unit != 1 and (start % unit != 0 or (end % unit != 0 and end != size))
 
 
@@ -209,12 +209,12 @@ def _reshaped(
         for name, us in regrouped.items()
     }
     if quantizer.per_byte() > 1:
-        sizes["codes"] = sizes["codes"] or (1,)  # a single number has no dimension, its byte has one
+        sizes["codes"] = sizes["codes"] or (1,)  # a single number has no dimension, but its byte has one
     return quantizer, sizes
 
 
 def cat(tensors: Sequence[Any], dim: int) -> Any:
-    """Side by side, if each but the last ends with a block. Not a view."""
+    """Concatenate tensors if each but the last ends with a block. Not a view."""
     first = tensors[0]
     if not all(hasattr(t, "quantizer") for t in tensors) or any(
         t.quantizer != first.quantizer or t.usages != first.usages for t in tensors
@@ -238,9 +238,10 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
 
 
 def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quantizer:
-    """The quantizer of a tensor of `shape`, parts like t side by side, which have `sizes` along `dim`.
+    """The quantizer of a tensor of `shape`, a concatenation of parts like t with `sizes` along `dim`.
 
-    Where one scale serves a whole dimension of each part, the parts keep theirs: a block of the result is a part."""
+    If one scale serves a whole dimension of each part, the parts keep their scales: each part is a block of the result.
+    """
     q, rows = t.quantizer, shape
     if q.flat:
         if any(n != 1 for n in shape[:dim]):
@@ -259,8 +260,11 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
 
 
 def separable(t: Any, dim: int) -> Any:
-    """t as a part along `dim` of a larger tensor: a second scale, which must serve whole dimensions or single blocks
-    (hop.scale_rules.TwoLevel), then serves single blocks along it."""
+    """t prepared as a part of a larger tensor along `dim`.
+
+    A second scale, which must serve whole dimensions or single blocks (hop.scale_rules.TwoLevel), is repeated to serve
+    single blocks along it.
+    """
     q = t.quantizer
     if q.flat or q.scale.outer_block is None:
         return t
@@ -279,7 +283,9 @@ def separable(t: Any, dim: int) -> Any:
 
 
 def refined(t: Any, dim: int) -> Any:
-    """t with blocks that divide its size along `dim`, where they are cut off at its end: with more scales, the same."""
+    """t with smaller blocks that divide its size along `dim` if the last one is incomplete:
+    more scales, same values.
+    """
     units_of, n = units.of_buffers(t.quantizer, t.usages, t.dim()), t.shape[dim]
     ragged = {
         name: u for name, u in units_of.items() if name != "codes" and not units.is_whole(u[dim], n) and n % u[dim]
@@ -295,7 +301,7 @@ def refined(t: Any, dim: int) -> Any:
 
 
 def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
-    """The size of a unit along a dimension of parts of `sizes`."""
+    """The unit along a dimension for concatenated parts of `sizes`."""
     first, *_, last = sizes
     if unit != -1 and all(n % unit == 0 for n in sizes[:-1]):
         return unit
@@ -303,21 +309,21 @@ def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
         return first
     shared = "a byte" if name == "codes" else "a scale"
     raise IndivisibleError(
-        f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, and parts of {list(sizes)} "
-        "side by side do not end where they do"
+        f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, but parts of {list(sizes)} "
+        "do not end at multiples of that"
     )
 
 
 def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) -> Any:
-    """The view of t that has these strides and this offset, which is how torch.compile asks for a view."""
+    """The view of t with these strides and this offset, as torch.compile requests views."""
     if t.numel() == 0 and 0 in size:
         return reshape(t, size)
     if tuple(size) == tuple(t.shape) and offset == t.storage_offset():
         if tuple(stride) == tuple(t.stride()):
-            return alias(t)  # with the blocks it has, along dimensions of one element too
+            return alias(t)  # keeps its blocks, also along dimensions with one element
         contiguous = tuple(stride) == subclasses.contiguous_strides(size)
         if contiguous and t.quantizer.per_byte() > 1 and t.codes.is_contiguous():
-            return alias(t)  # each row may end with a byte that is not full
+            return alias(t)  # each row may end with an incomplete byte
     far = sorted((d for d, n in enumerate(size) if n != 1 and stride[d] != 0), key=lambda d: -stride[d])
     sizes, strides = [size[d] for d in far], [stride[d] for d in far]
     ones = [n if d in far else 1 for d, n in enumerate(size)]
@@ -328,7 +334,7 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
             result = reshape(result, subclasses.inferred_size(sizes, result.numel()))
             result = permute(result, sorted(range(len(far)), key=lambda i: far[i]))
             result = expand(reshape(result, ones), size)
-        except (IndivisibleError, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view
+        except (IndivisibleError, RuntimeError):  # RuntimeError: PyTorch's own, if a buffer has no such view
             continue
         if result.numel() == 0:
             return result
@@ -337,8 +343,8 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
             return result
     raise RuntimeError(
         f"as_strided of a QuantizedTensor of shape {tuple(t.shape)}, strides {t.stride()} and offset "
-        f"{t.storage_offset()}: size {tuple(size)}, strides {tuple(stride)} and offset {offset} are no view that its "
-        "blocks and bytes allow; dequantize it first"
+        f"{t.storage_offset()}: size {tuple(size)}, strides {tuple(stride)} and offset {offset} are not a view that "
+        "its blocks and bytes allow; dequantize it first"
     )
 
 
@@ -354,7 +360,7 @@ def _merged(sizes: list[int], strides: list[int]) -> tuple[list[int], list[int]]
 
 
 def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
-    """Elements of t in a row, from `offset` on."""
+    """Consecutive elements of t, from `offset` on."""
     numel = math.prod(sizes)
     for dim, n in enumerate(t.shape):
         rest = math.prod(t.shape[dim + 1 :])
@@ -381,12 +387,14 @@ def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
 
 
 def _grid(grid: Tensor, t: Any) -> Tensor:
-    """The packed codes of a single number have a dimension that the number has not."""
+    """Remove the dimension that the packed codes of a single number have."""
     return grid.reshape(()) if t.dim() == 0 else grid
 
 
 def dimension(dim: int, ndim: int) -> int:
-    """`dim` counted from the front. One that is out of range is left to PyTorch's own operator, for its error."""
+    """`dim` counted from the front. Raises IndivisibleError if out of range, so that PyTorch's operator raises its
+    error.
+    """
     if not -ndim <= dim < ndim:
         raise IndivisibleError(f"dimension {dim} of {ndim}")
     return dim % ndim

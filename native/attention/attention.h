@@ -1,4 +1,4 @@
-// A call of hop_attend.
+// The parameters of a call of hop_attend.
 #pragma once
 #if defined(__SSE2__)
 #include <emmintrin.h>

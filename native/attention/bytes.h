@@ -5,10 +5,10 @@ using RowCode = uint8_t;
 HOP_INLINE void store_codes(RowCode* to, Ints codes) { store_as(to, __builtin_convertvector(codes, Codes)); }
 HOP_INLINE Ints ints_from(const uint8_t* p) { return __builtin_convertvector(load_as<Codes>(p), Ints); }
 
-// Lines of keys are made a quad at a time.
+// No fast path: keys are packed a quad at a time.
 HOP_INLINE int64_t transpose_tokens(const int8_t*, int64_t, int64_t, uint8_t*) { return 0; }
 
-// Four tokens of 16 channels, side by side.
+// Interleaves four tokens of 16 channels.
 HOP_INLINE void interleave(const int8_t* const rows[4], uint8_t* to) {
 #if defined(__SSE2__)
     __m128i r[4];

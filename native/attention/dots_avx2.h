@@ -1,8 +1,8 @@
-// Dot products of two int16 with AVX2, to which codes are widened. Included in a namespace, after lanes.h.
+// Dot products of two int16 with AVX2; codes are widened to int16. Included in a namespace, after lanes.h.
 
 using RowCode = int16_t;
 using Quads = __m256i;  // 8 columns of two codes
-using Four = __m256i;   // two codes, for all columns
+using Four = __m256i;   // two codes, broadcast to all columns
 constexpr int kRowsAtOnce = 6, kLinesAtOnce = 2, kVectors = 4;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -20,7 +20,7 @@ HOP_INLINE void store_codes(RowCode* to, Ints codes) {
 }
 HOP_INLINE Ints ints_from(const uint8_t* p) { return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 
-// Quads of 8 tokens, 8 at a time, as many as there are: how many. Each goes to a line.
+// Packs quads of 8 tokens into lines, 8 quads at a time. Returns the number of quads packed.
 HOP_INLINE int64_t transpose_tokens(const int8_t* from, int64_t stride, int64_t quads, uint8_t* to) {
     int64_t c = 0;
     for (; c + 8 <= quads; c += 8) {
@@ -43,7 +43,7 @@ HOP_INLINE int64_t transpose_tokens(const int8_t* from, int64_t stride, int64_t 
     return c;
 }
 
-// Two tokens of 8 channels, side by side.
+// Interleaves two tokens of 8 channels.
 HOP_INLINE void interleave(const int8_t* const rows[2], uint8_t* to) {
     __m128i r[2];
     for (int i = 0; i < 2; ++i) r[i] = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows[i])));

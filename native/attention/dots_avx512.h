@@ -1,9 +1,9 @@
-// Dot products of four bytes by VNNI. Included in a namespace, after lanes.h.
+// Dot products of four bytes with VNNI. Included in a namespace, after lanes.h.
 
 #include "attention/bytes.h"
 
 using Quads = __m512i;  // 16 columns of four signed bytes
-using Four = __m512i;   // four unsigned bytes, for all columns
+using Four = __m512i;   // four unsigned bytes, broadcast to all columns
 constexpr int kRowsAtOnce = 6, kLinesAtOnce = 4, kVectors = 2;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return _mm512_loadu_si512(p); }

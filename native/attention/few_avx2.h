@@ -1,5 +1,5 @@
-// Products of few rows, for which keys and values are read where they lie: lines would cost more than they save. Included in
-// a namespace, after pack.h.
+// Products of few rows, which read keys and values in place: packing would cost more than it saves. Included in a
+// namespace, after pack.h.
 
 // Dot products of a row with 8 tokens of `width` elements, a multiple of 16.
 HOP_INLINE Ints dots_of_tokens(const RowCode* row, const int8_t* const (&tokens)[8], int64_t width) {
@@ -20,7 +20,7 @@ HOP_INLINE Ints dots_of_tokens(const RowCode* row, const int8_t* const (&tokens)
     return Ints(_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31)));
 }
 
-// Sums of 16 · N channels of `tokens` values, times their weights, of which one more is 0 if they are odd in number.
+// Weighted sums over `tokens` values of 16 · N channels. If `tokens` is odd, there is one more weight, which is 0.
 template <int N>
 static HOP_ALONE void add_tokens(const RowCode* weights, const int8_t* v, int64_t stride, int64_t tokens, int32_t* out) {
     Ints sums[2 * N] = {};
@@ -40,6 +40,6 @@ static HOP_ALONE void add_tokens(const RowCode* weights, const int8_t* v, int64_
 }
 
 static bool is_few(const hop_attention& a) {
-    constexpr int64_t most = 4;  // rows beside a head of keys
+    constexpr int64_t most = 4;  // rows for each head of keys
     return a.queries * (a.heads / a.key_heads) <= most && a.width % 16 == 0 && a.value_width % 16 == 0;
 }

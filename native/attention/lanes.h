@@ -1,5 +1,5 @@
-// Numbers side by side, at any level: what compilers make of their vectors. Included in a namespace, before the dot products
-// of a level. AVX2 has vectors of eight: what GCC makes of longer ones compares and selects a number at a time.
+// Vectors of numbers at any level, as compilers' vector types. Included in a namespace, before the dot products of a
+// level. AVX2 uses vectors of eight: GCC splits comparisons and selections of longer ones into scalars.
 
 #if defined(HOP_IN_AVX2)
 constexpr int kLanes = 8;

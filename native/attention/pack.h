@@ -1,15 +1,15 @@
-// Keys and values of a head as lines of columns of four bytes, [columns / kLanes][quads][kLanes][4], zeros where there are
-// none. Included in a namespace, after the dot products of a level.
+// Keys and values of a head, packed into lines of columns of four bytes, [columns / kLanes][quads][kLanes][4], padded
+// with zeros. Included in a namespace, after the dot products of a level.
 //
-// Queries and weights are RowCodes: bytes of 0 to 255, for which 128 is added to a query's code, or int16, for which codes
-// of lines are widened. A quad is four bytes, of kTogether codes.
+// Queries and weights are RowCodes: bytes of 0 to 255, for which 128 is added to a query's code, or int16, for which
+// the codes of lines are widened. A quad is four bytes, with kTogether codes.
 
 using LineCode = std::make_signed_t<RowCode>;
 constexpr int kTogether = 4 / sizeof(RowCode), kLine = 4 * kLanes, kOffset = sizeof(RowCode) == 1 ? 128 : 0;
 
 HOP_INLINE int64_t line_count(int64_t columns) { return divide_up(columns, kLanes); }
 
-// Columns are tokens: kTogether elements of a token lie side by side.
+// Columns are tokens: kTogether elements of a token are adjacent.
 static HOP_ALONE void pack_keys(const int8_t* k, int64_t stride, int64_t tokens, int64_t width, int64_t lines, uint8_t* out) {
     const int64_t whole = width / kTogether, quads_of = divide_up(width, kTogether);
     const auto put = [](const int8_t* from, int64_t n, uint8_t* to) HOP_INLINED {
@@ -31,7 +31,7 @@ static HOP_ALONE void pack_keys(const int8_t* k, int64_t stride, int64_t tokens,
     }
 }
 
-// What the offset of a query's codes adds to the sum of each token, negative.
+// The (negative) contribution of the queries' offset to the sum of each token.
 static HOP_ALONE void sum_keys(const uint8_t* packed, int64_t quads_of, int64_t lines, int32_t* out) {
     if (kOffset == 0) return void(std::memset(out, 0, size_t(lines * kLanes) * sizeof(int32_t)));
     RowCode ones[kTogether];
@@ -44,7 +44,7 @@ static HOP_ALONE void sum_keys(const uint8_t* packed, int64_t quads_of, int64_t 
     }
 }
 
-// Columns are channels: kTogether tokens of a channel are brought side by side, in the first `quads` of `quads_of`.
+// Columns are channels: kTogether tokens of a channel are adjacent, in the first `quads` of `quads_of` quads.
 static HOP_ALONE void pack_values(const int8_t* v, int64_t stride, int64_t tokens, int64_t width, int64_t quads, int64_t quads_of, uint8_t* out) {
     int8_t part[kTogether][kLanes];
     for (int64_t c = 0; c < quads; ++c) {

@@ -1,13 +1,13 @@
-// Scores to probabilities in uint8 (hop/impls/scaled/families/attention.py). Included in a namespace, after the dot products
-// of a level.
+// From scores to probabilities in uint8 (hop/impls/scaled/families/attention.py). Included in a namespace, after the
+// dot products of a level.
 //
-// 255 · e^t is found within 2^-20 of itself; where that does not decide to which integer it is rounded, at about one number
-// in 2^13, the exponential is found as the reference finds it.
+// 255 · e^t is approximated to within 2^-20. If that does not determine the rounded integer, which happens for about
+// one value in 2^13, the exponential is computed as in the reference.
 
-// 255 · 2^f from -1/2 to 1/2; 2^-23.4
+// 255 · 2^f for f from -1/2 to 1/2, relative error 2^-23.4
 constexpr float kPower[] = {0x1.fe0002p+7f, 0x1.618144p+7f, 0x1.ea0d1ep+5f, 0x1.c4f02ep+3f, 0x1.3bcf46p+1f, 0x1.5aacdcp-2f};
 
-// steps · e^t
+// Computes steps · e^t.
 template <int steps, int V>
 HOP_INLINE void powers(const Floats (&t)[V], Floats (&y)[V]) {
     constexpr float log2_e = 0x1.715476p+0f;
@@ -28,10 +28,10 @@ HOP_INLINE void powers(const Floats (&t)[V], Floats (&y)[V]) {
 
 struct Rounded {
     Ints codes;
-    Floats off;  // above 1/2 where it is not decided
+    Floats off;  // above 1/2 if the rounding is not determined
 };
 
-// x to an integer.
+// Rounds x to an integer.
 HOP_INLINE Rounded rounded(Floats x) {
     const Ints codes = nearest(x);
     const Floats off = number(bits(x - __builtin_convertvector(codes, Floats)) & 0x7fffffff);
@@ -49,7 +49,8 @@ struct Undecided {
     float off[V * kLanes];
 };
 
-// Stores the codes that are not decided, if c is not null; what that adds to the sum of codes.
+// Recomputes the codes whose rounding was not determined, and stores them if c is not null. Returns the change of the
+// sum of codes.
 template <int steps, int V>
 static HOP_ALONE int32_t decide(const float* x, const float* more, float most, const Undecided<V>& u, RowCode* c) {
     int32_t changed = 0;
@@ -63,7 +64,7 @@ static HOP_ALONE int32_t decide(const float* x, const float* more, float most, c
     return changed;
 }
 
-// V vectors side by side: each step waits for the one before it.
+// Computes V vectors at a time: within one vector each step depends on the previous one.
 template <int steps, bool Stored, bool More, int V>
 HOP_INLINE void probabilities_of(const float* x, const float* more, float most, RowCode* c, Ints& total, int32_t& changed) {
     Floats t[V], y[V];
@@ -91,8 +92,8 @@ HOP_INLINE void probabilities_of(const float* x, const float* more, float most, 
     }
 }
 
-// rint(steps · e^(x - most)) of n scores, a multiple of kLanes, none of which is above `most`: stored, if asked for, and their
-// sum. To each score is added what `more` holds, if anything.
+// Computes rint(steps · e^(x - most)) of n scores, a multiple of kLanes, none of which is above `most`. Stores the
+// codes if `Stored`, and returns their sum. With `More`, more[i] is added to each score.
 template <int steps, bool Stored, bool More>
 static HOP_ALONE int32_t probabilities(const float* x, const float* more, int64_t n, float most, RowCode* c) {
     Ints total{};

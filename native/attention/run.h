@@ -1,18 +1,18 @@
-// Attention, a block of rows of scores at a time. Included in a namespace (isa.h), after probabilities.h.
+// Attention, one block of rows of scores at a time. Included in a namespace (isa.h), after probabilities.h.
 
-// What a thread's memory holds, for one head of keys and values and one block of rows.
+// The layout of a thread's memory for one head of keys and values and one block of rows.
 struct AttentionRoom {
-    static constexpr int kMost = 24;  // rows of a block, and bytes of their scores that stay in the second cache
+    static constexpr int kMost = 24;  // maximum rows of a block, and bytes of their scores that stay in the second-level cache
     static constexpr int64_t kScores = 1 << 18;
     int rows;
     int64_t quads_of_keys, lines, quads_of_values;  // of kLanes and of kTogether tokens
-    int64_t apart;  // rows of scores and of weights: not a power of two, where they would share places in the first cache
+    int64_t apart;  // row pitch of scores and weights: not a power of two, for which rows would compete for cache sets
     size_t sizes[8], size = 0;
     uint8_t *keys = nullptr, *values = nullptr;
     RowCode *queries = nullptr, *weights = nullptr;
     int32_t *corrections = nullptr, *sums = nullptr;
     float *scores = nullptr, *scales = nullptr;
-    bool invalid = false;  // a value's scale is infinite or NaN
+    bool invalid = false;  // whether a scale of the values is infinite or NaN
 
     explicit AttentionRoom(const hop_attention& a) {
         quads_of_keys = divide_up(a.width, kTogether);
@@ -42,13 +42,13 @@ struct AttentionRoom {
     float* channels() const { return scales + 2 * lines * kLanes; }
 };
 
-// One row of a block: where it is, and how many keys it may see.
+// One row of a block: its position, and the number of keys that it may see.
 struct AttentionRow {
     int64_t head, query, keys;
     float scale;
 };
 
-// How many keys a row may see: up to the last that a mask of booleans leaves, of whose row `mask` is the start.
+// The number of keys that a row may see: up to the last one that a boolean mask keeps. `mask` is the start of its row.
 static int64_t seen(const uint8_t* mask, int64_t keys) {
     constexpr int64_t word = sizeof(uint64_t);
     for (; keys >= word; keys -= word) {
@@ -71,7 +71,7 @@ static AttentionRow row_of(const AttentionCall& c, int64_t batch, int64_t head, 
 
 // ---- products
 
-// The first `count` of `quads_of` quads of a line.
+// Multiplies the first `count` of `quads_of` quads of a line.
 template <int N>
 HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int64_t count, int64_t quads_of,
                          Ints (&sums)[N][kLinesAtOnce]) {
@@ -91,7 +91,7 @@ HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int
 
 // ---- scores
 
-// Adds to the scores of keys j to j + kLanes what the mask says.
+// Adds the mask to the scores of keys j to j + kLanes.
 HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j) {
     const int64_t there = least(kLanes, c.a.keys - j);
     if (c.a.mask == HOP_MASK_FLOAT) {
@@ -106,7 +106,7 @@ HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j
     return ints_from(from) != 0 ? x : all(-infinity());
 }
 
-// Scores of a row from key j on, which a mask changes or of which the row does not see all.
+// Masks scores of a row from key j on, if a mask applies or the row does not see all keys.
 static HOP_ALONE void hide(const AttentionCall& c, int64_t batch, const AttentionRow& r, int64_t j, Floats (&x)[kLinesAtOnce]) {
     for (int p = 0; p < kLinesAtOnce; ++p) {
         const int64_t at = j + p * kLanes;
@@ -116,13 +116,14 @@ static HOP_ALONE void hide(const AttentionCall& c, int64_t batch, const Attentio
     }
 }
 
-// The largest score, the largest with the log of the value's scale, and where there is a NaN.
+// The largest score, the largest score plus log of the value's scale, and whether there is a NaN.
 struct Extent {
     Floats most, top;
     Ints nan;
 };
 
-// Scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums. `plain`: nothing hides any.
+// Computes scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums. `plain`: no
+// mask applies.
 template <int N>
 HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                        bool plain, const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
@@ -230,7 +231,7 @@ static HOP_ALONE void store_any(const AttentionCall& c, const float* y, int64_t 
     }
 }
 
-// Queries of a block, with the offset of their codes.
+// Copies the queries of a block, adding the offset to their codes.
 static HOP_ALONE void take_queries(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t elements = room.quads_of_keys * kTogether;
     for (int i = 0; i < rows; ++i) {
@@ -241,7 +242,7 @@ static HOP_ALONE void take_queries(const AttentionCall& c, const AttentionRoom& 
     }
 }
 
-// The weights of values in a row of scores, in steps of 255, and what their sum is multiplied by.
+// Computes the weights of values in a row of scores, in steps of 1/255. Returns the factor of their sum.
 static HOP_ALONE float weigh(const AttentionCall& c, const AttentionRoom& room, const Extent& extent, const float* x, int64_t keys,
                    RowCode* weights) {
     constexpr int kSteps = 1024;
@@ -258,7 +259,7 @@ static HOP_ALONE float weigh(const AttentionCall& c, const AttentionRoom& room, 
     return functions::exactly(Function::exp, top - most) * (1.0f / float(total) * (float(kSteps) / 255.0f));
 }
 
-// Rows `first` to `first + N`, channels p to p + kLanes · kLinesAtOnce: the weighted sums of values.
+// Computes the weighted sums of values for rows `first` to `first + N`, channels p to p + kLanes · kLinesAtOnce.
 template <int N>
 static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p, int64_t keys, int64_t channels) {
     Ints sums[N][kLinesAtOnce];
@@ -311,7 +312,7 @@ static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& 
 
 // ---- heads
 
-// Brings to lines what rows of `seen` keys at most read.
+// Packs the keys and values of a head that rows of at most `seen` keys read.
 static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch, int64_t head, int64_t seen) {
     const hop_attention& a = c.a;
     const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;

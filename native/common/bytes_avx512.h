@@ -1,15 +1,15 @@
-// Up to 256 floats, found by permutations of the tables of hop_codebook_tables. Included in a namespace (isa.h).
+// Looks up up to 256 floats by permuting the tables of hop_codebook_tables. Included in a namespace (isa.h).
 
 struct ByteTables {
-    __m512i table[4][4];  // byte, places 64 at a time
+    __m512i table[4][4];  // [byte of the float][64 entries at a time]
 
     explicit ByteTables(const uint8_t* bytes) {
         for (int byte = 0; byte < 4; ++byte)
             for (int part = 0; part < 4; ++part) table[byte][part] = _mm512_loadu_si512(bytes + 256 * byte + 64 * part);
     }
 
-    // Four vectors of floats, of places that lie in groups of 16 bytes: four of the first vector, four of the second,
-    // four of the third, four of the last.
+    // Looks up four vectors of floats. The places are in groups of 16 bytes: four for the first vector, four for the
+    // second, four for the third and four for the last.
     HOP_MEMBER void of(__m512i places, __m512 v[4]) const {
         const __mmask64 above = _mm512_movepi8_mask(places);
         __m512i b[4];
@@ -25,7 +25,7 @@ struct ByteTables {
         v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(low2, high2));
     }
 
-    // The same of places in four vectors of integers.
+    // The same for places in four vectors of integers.
     HOP_MEMBER void of_lanes(const __m512i n[4], __m512 v[4]) const {
         const __m512i a = _mm512_or_si512(n[0], _mm512_slli_epi32(n[1], 8));
         const __m512i b = _mm512_or_si512(_mm512_slli_epi32(n[2], 16), _mm512_slli_epi32(n[3], 24));

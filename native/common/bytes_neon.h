@@ -1,11 +1,11 @@
-// Few-bit floats are bfloat16 numbers, whose low and high bytes are looked up. Included in a namespace (isa.h).
+// Looks up few-bit floats as bfloat16 numbers, low and high bytes separately. Included in a namespace (isa.h).
 
 struct FloatBytes {
-    int bits = 0, shift = 0;       // of a code; of a magnitude of 8 bits, to where bfloat16 has it
-    uint8x16_t low[2], high[2];    // of codes of 4 bits, or of magnitudes 0 to 15 and 112 to 127
-    uint8x16_t base;               // what is added to the high byte of a shifted magnitude
+    int bits = 0, shift = 0;       // bits of a code; left shift that moves an 8-bit magnitude to its position in bfloat16
+    uint8x16_t low[2], high[2];    // for codes of 4 bits, or for magnitudes 0 to 15 and 112 to 127
+    uint8x16_t base;               // offset for the high byte of a shifted magnitude
 
-    // words(code): the upper 16 bits of the number of a code.
+    // words(code) returns the upper 16 bits of the float that a code represents.
     template <class Words>
     FloatBytes(int count, int mantissa, const Words words) : bits(count), shift(7 - mantissa), base(vdupq_n_u8(0)) {
         for (int part = 0; part < (bits == 4 ? 1 : 2); ++part) {
@@ -19,8 +19,8 @@ struct FloatBytes {
         if (bits == 8) base = vdupq_n_u8(static_cast<uint8_t>((words(16) - (16 << shift)) >> 8));
     }
 
-    // Magnitudes 16 to 111 are shifted and offset, those below and above taken from tables: an index beyond a table leaves
-    // what is there.
+    // Magnitudes 16 to 111 are shifted and offset; lower and higher ones are looked up: an index outside a table leaves
+    // the destination unchanged.
     void of(uint8x16_t code, uint8x16_t& l, uint8x16_t& h) const {
         if (bits == 4) {
             l = vqtbl1q_u8(low[0], code), h = vqtbl1q_u8(high[0], code);

@@ -46,14 +46,14 @@ Cpu detect() {
 constexpr Cpu kMost = HOP_AMX_TILES;
 constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
 #elif defined(__AARCH64EL__)
-// Products of four bytes, of tiles of int8, of tiles of bfloat16.
+// Support for dot products of four bytes, for int8 tiles, and for bfloat16 tiles.
 struct Features {
     bool dotprod = false, i8mm = false, bf16 = false;
 };
 
 #if defined(__linux__)
 Features features() {
-    const unsigned long own = getauxval(AT_HWCAP), more = getauxval(AT_HWCAP2);  // bits of asm/hwcap.h, which is newer than some
+    const unsigned long own = getauxval(AT_HWCAP), more = getauxval(AT_HWCAP2);  // bits as in recent versions of asm/hwcap.h
     return {(own >> 20 & 1) != 0, (more >> 13 & 1) != 0, (more >> 14 & 1) != 0};
 }
 #elif defined(__APPLE__)

@@ -1,26 +1,27 @@
-// Which instructions this CPU has, and which of them kernels may use.
+// Instruction sets: which ones this CPU has, and which ones kernels may use.
 #pragma once
 
 namespace hop {
 
-// What a CPU has; each has all that those before it have, and each architecture counts its own from 1 on.
+// The CPU's capabilities. Each includes all previous ones; each architecture counts from 1.
 #if defined(__AARCH64EL__)
 enum Cpu { HOP_PORTABLE = 0, HOP_NEON, HOP_NEON_DOTPROD, HOP_NEON_I8MM, HOP_NEON_BF16 };
 #else
-// HOP_AVX512_VNNI counts VBMI in.
+// HOP_AVX512_VNNI includes VBMI.
 enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX512_PLAIN, HOP_AVX512_VNNI, HOP_AVX512_BF16, HOP_AMX_TILES };
 #endif
 
-// Which code kernels run. That for AVX-512 needs VNNI and VBMI; avx512_bf16 differs from it in products of floats alone.
+// The code that kernels run. The code for AVX-512 needs VNNI and VBMI; avx512_bf16 differs from it only in float
+// products.
 enum class Level : int { portable = 0, avx2, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
 
-Cpu best_cpu();  // that the CPU and the operating system offer
-Level level();   // for the best, or what was asked for
-bool reorders_few_rows();  // whether few rows of floats may take an order of their own (hop.h)
+Cpu best_cpu();  // the best that CPU and operating system support
+Level level();   // the level for the best CPU, or the one set by hop_use_level
+bool reorders_few_rows();  // whether few rows of floats may be summed in another order (hop.h)
 
 }  // namespace hop
 
-// Declares what code defines at each level that it is compiled for (level.h), and calls that of this CPU's level:
+// Declares functions that are defined at each level (level.h), and calls the one for this CPU:
 //
 //     HOP_AT_EACH_LEVEL(int run(const Call& call);)      portable, avx2 and avx512; with _OR_NEON also neon
 //     HOP_BY_LEVEL(run(call))

@@ -1,6 +1,6 @@
-// Code for one set of instructions. A file includes all that it needs from the system, then opens a region with
-// HOP_BEGIN_TARGET and a namespace of its own, and includes the shared code there (level.h): so no function that was compiled
-// for one CPU can be merged with another's.
+// Code for one instruction set. A file first includes all system headers that it needs, then opens a region with
+// HOP_BEGIN_TARGET and a namespace, and includes the shared code in it (level.h). So the linker cannot merge a function
+// compiled for one CPU with another's.
 #pragma once
 
 #define HOP_PRAGMA(text) _Pragma(#text)
@@ -14,7 +14,7 @@
 #define HOP_END_TARGET _Pragma("GCC pop_options")
 #endif
 
-// GCC keeps plain loops to 256 bits unless told; clang knows no such option of a function.
+// GCC restricts plain loops to 256 bits by default; clang has no such option for functions.
 #if defined(__clang__)
 #define HOP_WIDE ""
 #else
@@ -26,8 +26,8 @@
 #define HOP_AVX512_BF16 HOP_AVX512 ",avx512bf16"
 #define HOP_AMX HOP_AVX512_BF16 ",amx-tile,amx-int8,amx-bf16"
 
-// AArch64: what is above NEON, which all of them have. Older compilers declare these instructions only where a whole file
-// is for them, and get no levels above `neon`.
+// AArch64: extensions of NEON, which all of these CPUs have. Older compilers declare these instructions only if the
+// whole file is compiled for them; they get no level above `neon`.
 #if defined(__clang__)
 #define HOP_BEGIN_NEON
 #define HOP_END_NEON
@@ -35,7 +35,7 @@
 #define HOP_TARGET_I8MM "dotprod,i8mm"
 #define HOP_TARGET_BF16 "dotprod,i8mm,bf16"
 #else
-// Loads that are moved up before registers are given out take those of sums.
+// Without this, GCC moves loads ahead of register allocation, and they take the registers of sums.
 #define HOP_BEGIN_NEON _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-schedule-insns\")")
 #define HOP_END_NEON _Pragma("GCC pop_options")
 #define HOP_TARGET_DOTPROD "arch=armv8.2-a+dotprod"
@@ -50,15 +50,15 @@
 #define HOP_NEON_TARGETS (__GNUC__ >= 10)
 #endif
 
-// Of functions and lambdas whose arguments are to lie in registers.
+// For functions and lambdas whose arguments must stay in registers.
 #define HOP_INLINED __attribute__((always_inline))
 #define HOP_INLINE static inline HOP_INLINED
 #define HOP_MEMBER inline HOP_INLINED
 
-// Of functions that are not to be copied to where they are called.
+// For functions that must not be inlined.
 #define HOP_ALONE __attribute__((noinline))
 
-// Before a loop of few steps whose arrays are to lie in registers.
+// Before a short loop over arrays that must stay in registers.
 #if defined(__clang__)
 #define HOP_UNROLL _Pragma("clang loop unroll(full)")
 #define HOP_UNROLL_BY_TWO _Pragma("clang loop unroll_count(2)")

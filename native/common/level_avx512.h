@@ -1,4 +1,4 @@
-// Includes HOP_CODE for AVX-512 (level.h).
+// Compiles HOP_CODE for AVX-512 (level.h).
 #if defined(__x86_64__)
 #include <immintrin.h>
 

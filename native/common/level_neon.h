@@ -1,4 +1,4 @@
-// Includes HOP_CODE for NEON (level.h).
+// Compiles HOP_CODE for NEON (level.h).
 #if defined(__AARCH64EL__)
 #include <arm_neon.h>
 

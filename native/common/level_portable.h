@@ -1,4 +1,4 @@
-// Includes HOP_CODE in plain C++ (level.h).
+// Compiles HOP_CODE as plain C++ (level.h).
 #include "common/level.h"
 
 #define HOP_IN_PORTABLE

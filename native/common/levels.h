@@ -1,4 +1,4 @@
-// Includes HOP_CODE for each level in turn (level.h): of kernels that are small.
+// Compiles HOP_CODE for each level in turn (level.h), for small kernels.
 #include "common/level_portable.h"
 
 #include "common/level_avx2.h"

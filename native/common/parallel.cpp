@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<hop_threads> run_on{nullptr};
 
-// The threads of a pool do not survive fork, and a region would wait for them forever.
+// The threads of a pool do not survive fork, and a parallel region would wait for them forever.
 std::atomic<bool> forked{false};
 #if defined(__unix__) || defined(__APPLE__)
 const int watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
@@ -77,11 +77,11 @@ void use_huge_pages(void* data, size_t bytes) {
 
 #if defined(__linux__)
 namespace {
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
 constexpr size_t kSmall = size_t(32) << 10;
 
-// A page for each 2 MB that a smaller tensor lies in, with what lies beside it there. Where the memory is not all in use by
-// the process, the system leaves it as it is.
+// Collapses to a huge page each 2 MB that a small tensor shares with its neighbors. The system leaves memory unchanged
+// that the process does not use completely.
 void gather_around(uintptr_t begin, uintptr_t end) {
     constexpr size_t kSeen = 4096;
     static std::atomic<uintptr_t> seen[kSeen];

@@ -1,5 +1,5 @@
-// Work shared among threads: those of the host (hop_use_threads), so that PyTorch's threads and ours are the same, and
-// none spins while others work.
+// Parallel work on the host's threads (hop_use_threads): PyTorch's threads are shared, so that none spins while others
+// work.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace hop {
 
-// Calls body(context, index, count) on `threads` threads at most, index 0..count-1; returns when all have returned.
+// Calls body(context, index, count) on up to `threads` threads, with index 0..count-1; returns when all have returned.
 void run_parallel(int threads, void (*body)(void*, int, int), void* context);
 
 template <class Body>
@@ -19,7 +19,7 @@ void parallel(int threads, Body&& body) {
         const_cast<std::remove_const_t<B>*>(&body));
 }
 
-// Waits for all `count` threads of a parallel region; used once.
+// Waits for all `count` threads of a parallel region; can be used once.
 class Barrier {
 public:
     void wait(int count);
@@ -28,8 +28,8 @@ private:
     std::atomic<int> arrived_{0};
 };
 
-// Items 0..size-1, each taken by one thread: `grain` at a time, but of the last 2 · threads · grain each by itself, so that
-// threads end together.
+// Distributes items 0..size-1 to threads: `grain` at a time, and the last 2 · threads · grain one at a time, so that
+// all threads finish at about the same time.
 class Queue {
 public:
     explicit Queue(int64_t size, int64_t grain = 1, int threads = 0) : size_(size), grain_(grain) {
@@ -49,29 +49,30 @@ private:
     int64_t size_, grain_, grains_;
 };
 
-// Threads worth starting for `work` units of which `least` are worth one.
+// The number of threads that pay off for `work` units, if each thread needs at least `least` of them.
 inline int worth(int threads, int64_t work, int64_t least) {
     const int64_t most = work / (least > 0 ? least : 1);
     return most < 1 ? 1 : most < threads ? static_cast<int>(most) : threads;
 }
 
-// A buffer of this thread's own that keeps its memory from call to call, up to a limit; 64-byte aligned, on huge pages.
+// A thread-local buffer that keeps its memory between calls, up to a limit; 64-byte aligned, on huge pages.
 class Scratch {
 public:
     ~Scratch();
-    char* get(size_t bytes);  // nullptr if there is no memory
-    void trim();              // gives back what is above the limit
+    char* get(size_t bytes);  // nullptr if out of memory
+    void trim();              // frees memory above the limit
 
 private:
     char* data_ = nullptr;
     size_t size_ = 0;
 };
 
-void use_huge_pages(void* data, size_t bytes);  // for memory that was not written yet
+void use_huge_pages(void* data, size_t bytes);  // for memory that has not been written yet
 
-// The same for memory in use, the first time that it is seen: a weight that is read in every call, in a package above all,
-// whose constants lie on small pages, is read in 6 to 15 % less time. It takes 0.4 ms for each megabyte, once; where the
-// system cannot, nothing happens. What lies there does not change; beside a small tensor it may be memory of others.
+// The same for memory in use, the first time that it is passed. A weight that every call reads is then read 6 to 15 %
+// faster, above all in packages, whose constants are on small pages. Takes 0.4 ms per megabyte, once; does nothing if
+// the system does not support it. The contents do not change. Next to a small tensor, the pages may include other
+// memory.
 void gather_pages(const void* data, size_t bytes);
 
 }  // namespace hop

@@ -1,12 +1,12 @@
-// Work of which each thread has a part of its own.
+// Parallel work in which each thread has its own part.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace hop {
 
-// Items 0..size-1: each thread begins with its own part, so that it finds in its cache what it read in the last call;
-// then it takes from others.
+// Distributes items 0..size-1: each thread begins with its own part, so that its cache still contains the data of the
+// last call, and then takes items of other threads.
 class Parts {
 public:
     Parts(int64_t size, int threads) : size_(size), threads_(threads > kMost ? kMost : threads) {

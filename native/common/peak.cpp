@@ -1,4 +1,4 @@
-// What the matrix unit can do, and how fast memory is read: the two limits of a roofline.
+// Measures the throughput of the matrix unit and of memory: the two limits of a roofline.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -18,7 +18,7 @@ namespace amx {
 
 #include "common/registers_amx.h"
 
-// Products of tiles that stay where they are.
+// Multiplies tiles that stay in registers.
 void multiply_tiles(int64_t count) {
     const Registers registers(16, 16);
     alignas(64) uint8_t tile[1024] = {};

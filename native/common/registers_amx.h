@@ -1,10 +1,10 @@
 // Included in a namespace (isa.h).
 
-// Before tile instructions, after what they read was written: GCC's do not say that they read memory, so that it might
-// leave those writes out, or do them later.
+// Call before tile instructions, after writing their operands: GCC does not know that these instructions read memory,
+// and could drop or delay the writes.
 inline void written() { asm volatile("" ::: "memory"); }
 
-// The tile registers of this thread: 0 to 3 sums, 4 and 5 of lhs, 6 and 7 of rhs.
+// The tile registers of this thread: 0 to 3 for sums, 4 and 5 for lhs, 6 and 7 for rhs.
 class Registers {
 public:
     Registers(int rows, int quads) {

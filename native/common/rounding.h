@@ -1,4 +1,4 @@
-// Conversions to 16-bit floats, to the nearest, ties to even. Included in a namespace (isa.h).
+// Conversions to 16-bit floats, to nearest, ties to even. Included in a namespace (isa.h).
 
 inline uint16_t to_bfloat16(float x) {
     uint32_t bits;
@@ -12,11 +12,11 @@ inline uint16_t to_float16(float x) {
     std::memcpy(&bits, &x, 4);
     const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-    if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 2^16 and more
-    if (magnitude < 0x38800000) {  // below the least normal number: in units of 2^-24
+    if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 2^16 or more
+    if (magnitude < 0x38800000) {  // below the smallest normal number: in units of 2^-24
         float tiny;
         std::memcpy(&tiny, &magnitude, 4);
-        const float steps = tiny + 0.5f;  // whose last bit is 2^-24
+        const float steps = tiny + 0.5f;  // the last bit of the sum is 2^-24
         uint32_t found;
         std::memcpy(&found, &steps, 4);
         return static_cast<uint16_t>(sign | (found - 0x3f000000));

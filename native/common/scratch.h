@@ -1,4 +1,4 @@
-// Memory of this thread, valid until its next call. Each file that includes this has its own.
+// Thread-local memory, valid until the next call. Each file that includes this has its own.
 #pragma once
 #include "common/parallel.h"
 

@@ -1,9 +1,9 @@
-// Transposes of lines of the cache. Included in a namespace (isa.h), after transpose.h.
+// Transposes in units of cache lines. Included in a namespace (isa.h), after transpose.h.
 
-constexpr int64_t kLine = 64;  // bytes of a line of the cache: both sides move whole ones
+constexpr int64_t kLine = 64;  // bytes of a cache line: reads and writes are whole lines
 
-// A square of a line by as many rows, by way of the stack: rows that lie a power of two apart share the places in the
-// cache that would keep them from one square of registers to the next.
+// Transposes a square, one line wide, via the stack: rows whose distance is a power of two compete for the cache sets
+// that would keep them from one square of registers to the next.
 template <class T>
 inline void transpose_lines(const T* in, int64_t in_stride, T* out, int64_t out_stride) {
     constexpr int kSide = kLine / sizeof(T), kSquare = 16 / sizeof(T);

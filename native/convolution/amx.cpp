@@ -1,4 +1,4 @@
-// Convolutions on the matrix unit of AMX.
+// Convolutions with the AMX matrix unit.
 #include "convolution/convolution.h"
 
 #if defined(__x86_64__)
@@ -36,7 +36,7 @@ namespace amx {
 #include "convolution/rows.h"
 #include "convolution/run.h"
 
-// The engine of convolutions: rows are read where they lie, as int8 or uint8.
+// The engine of convolutions that reads rows in place, as int8 or uint8.
 template <bool Unsigned>
 class Windowed {
 public:

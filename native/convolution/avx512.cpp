@@ -25,7 +25,7 @@ namespace avx512 {
 #include "convolution/rows.h"
 #include "convolution/run.h"
 
-// Rows of uint8 that are read where they lie.
+// Reads rows of uint8 in place.
 class Windowed : public Avx512<Int8> {
 public:
     using Avx512<Int8>::Avx512;
@@ -44,7 +44,7 @@ private:
     template <int N, class Between>
     static void block(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums,
                       bool add, const Between& between) {
-        constexpr int kThirds = (N + 2) / 3;  // a register for three rows
+        constexpr int kThirds = (N + 2) / 3;  // one register for three rows
         __m512i c[N][2];
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {

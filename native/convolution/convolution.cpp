@@ -8,9 +8,9 @@
 namespace hop {
 namespace {
 
-constexpr int64_t kWeightBytes = 256 << 10;  // of a weight that every thread reads for itself
-constexpr int64_t kImageBytes = 512 << 10;   // of an image, or of gathered rows, that stay in the cache
-constexpr int64_t kMostBlocks = 64;          // of rows taken at once; a quarter of it where sums are kept in memory
+constexpr int64_t kWeightBytes = 256 << 10;  // size of a weight up to which every thread reads all of it
+constexpr int64_t kImageBytes = 512 << 10;   // size of an image, or of gathered rows, that stays in the cache
+constexpr int64_t kMostBlocks = 64;          // maximum number of row blocks at a time; a quarter of it if sums are kept in memory
 
 int64_t product_of(const int64_t* sizes) { return sizes[0] * sizes[1] * sizes[2]; }
 
@@ -54,7 +54,7 @@ Convolution::Convolution(const hop_convolution& convolution, int threads)
     panels = ceil_div(outputs, kBlock), slices = depthwise ? ceil_div(taps, 4) : ceil_div(taps * inputs, kSlice);
 }
 
-// Pixels that are all alike become one line of them.
+// Merges all pixels of a 1x1 convolution without strides and borders into one line.
 void Convolution::flatten() {
     for (const Dimension& d : dims)
         if (d.kernel != 1 || d.stride != 1 || d.padding != 0 || d.size != d.outputs) return;
@@ -69,7 +69,7 @@ void Convolution::flatten() {
     dims[2].size = dims[2].outputs = all;
 }
 
-// Where the elements of an image of `band` outputs lie.
+// Computes the layout of an image of `band` outputs.
 void Convolution::lay_out() {
     if (borrowed) {
         for (int i = 0; i < 3; ++i) at[i] = strides[2 + i], phase_at[i] = 0;
@@ -120,7 +120,7 @@ void Convolution::plan(Windows allowed) {
     cut(job.threads);
 }
 
-// How much is taken at once, and by whom.
+// Chooses how much work is done at a time, and how threads share it.
 void Convolution::cut(int threads) {
     const int64_t all = dims[outer].outputs, whole = ceil_div(rows_of(all), kBlock), total = batch * whole;
     const int64_t columns = units * panels, weight = depthwise ? 0 : columns * slices * 2 * kTile;

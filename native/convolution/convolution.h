@@ -1,24 +1,23 @@
-// What the parts of a convolution share, whatever instructions they are compiled for.
+// Data structures of convolutions that all instruction sets share.
 //
-// The input becomes an image: channels last, the border filled with the code of 0, so that what an output pixel
-// multiplies lies at the same offsets from its first element whatever the pixel. Where the input is such an image
-// already, it is read in place. Two ways from there:
+// The input is copied to an image: channels last, with the border filled with the code of 0. So the elements that an
+// output pixel multiplies have the same offsets from its first element for all pixels. If the input already has this
+// form, it is read in place. There are two ways to multiply an image:
 //
-//     windows    tiles of 16 pixels are loaded from the image itself, 64 channels of one kernel element at a time. The
-//                pixels run on from line to line, and what comes out between two lines of outputs is dropped. With
-//                strides the image is split into phases, each of which holds every stride-th element, so that the
-//                pixels are neighbours
-//     rows       what each pixel multiplies is gathered into one row: any number of channels, and of outputs only
+//     windows    tiles of 16 pixels are loaded from the image itself, 64 channels of one kernel element at a time. Pixels
+//                run on from line to line, and results between two lines of outputs are dropped. With strides, the image
+//                is split into phases with every stride-th element each, so that successive pixels are adjacent
+//     rows       the elements that each pixel multiplies are gathered into one row: works with any number of channels, and
+//                computes only the outputs
 //
-// Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at
-// once.
+// In depthwise convolutions, pixels multiply elements of the image directly, four taps at a time.
 #pragma once
 #include "common/parts.h"
 #include "gemm/product.h"
 
 namespace hop {
 
-// One slice of a sum: where its 64 codes lie from the first of each row, and its tiles in those of a panel.
+// One slice of a sum: the offset of its 64 codes from the first code of each row, and of its tiles in a panel.
 struct Step {
     int64_t lhs, rhs;
 };
@@ -26,10 +25,10 @@ struct Step {
 // One dimension of an image.
 struct Dimension {
     int64_t size, outputs, kernel, stride, padding, dilation;
-    int64_t every = 1;              // elements of the padded input from one of the image to the next
-    int64_t phases = 1, period = 1;  // in use; and the taps from one to the next in the same phase
-    int64_t step = 1;               // elements of the image from one output to the next
-    int64_t span = 0;               // what the taps reach beyond the first
+    int64_t every = 1;              // distance in the padded input between adjacent elements of the image
+    int64_t phases = 1, period = 1;  // number of phases; and distance between successive taps of the same phase
+    int64_t step = 1;               // distance in the image between adjacent outputs
+    int64_t span = 0;               // distance from the first tap to the last
 
     void split(bool into_phases);
     int64_t tap_phase(int64_t tap) const { return tap % period; }
@@ -39,39 +38,39 @@ struct Dimension {
     bool inside() const { return padding == 0 && (outputs - 1) * stride + (kernel - 1) * dilation < size; }
 };
 
-// What an engine reads as windows: nothing; rows of an input of uint8 that is the image, of which none is dropped; all.
+// The images that an engine reads as windows: none; uint8 inputs read in place, if no row is dropped; all.
 enum class Windows { none, flat, all };
 
-// A call, and what follows from it.
+// A call and the values derived from it.
 struct Convolution {
     hop_convolution c;
-    Job job;  // the product that it amounts to, of all pixels and all outputs
+    Job job;  // the equivalent product over all pixels and all outputs
     Dimension dims[3];
-    int64_t batch, pixels;  // of an example's output
+    int64_t batch, pixels;  // of the output of one example
     int64_t strides[5];     // of the input, in bytes
 
-    // Groups with few channels are multiplied together, zeros between them.
-    int64_t units, merged, inputs, outputs;  // units, groups in each, and what each has
-    int64_t taps, panels, slices;            // panels of a unit, slices of its sum; four taps each of a depthwise one
+    // Groups with few channels are merged and multiplied together, with zeros between them.
+    int64_t units, merged, inputs, outputs;  // units, groups in each unit, inputs and outputs of a unit
+    int64_t taps, panels, slices;            // panels of a unit, slices of its sum; depthwise slices have four taps
 
     bool depthwise = false;
     bool windows = false, borrowed = false;  // borrowed: the input is the image
     int outer = 2, inner = 2;  // the first and the last dimension with outputs; the first is cut into bands
-    int64_t band = 1, examples = 1;          // outputs of it, and examples, that are taken at once
-    int64_t row_groups = 1, bands = 1, shares = 1;  // a share: some of the panels
-    int64_t at[3], phase_at[3], example_at = 0, row_at = 0, image_bytes = 0;  // row_at: from a row to the next
-    int64_t band_rows = 0, blocks = 0;  // of an example's band; blocks of all that is taken at once
+    int64_t band = 1, examples = 1;          // outputs of a band, and examples, that are processed at a time
+    int64_t row_groups = 1, bands = 1, shares = 1;  // a share is a subset of the panels
+    int64_t at[3], phase_at[3], example_at = 0, row_at = 0, image_bytes = 0;  // row_at: distance between rows
+    int64_t band_rows = 0, blocks = 0;  // rows of one example's band; blocks that are processed at a time
 
     Convolution(const hop_convolution& convolution, int threads);
     void plan(Windows allowed);
     int64_t lhs_steps(Step* steps) const;
 
     int64_t zero(int64_t example) const;  // the code of 0
-    bool is_ready() const {  // whether the weight's tiles can be multiplied as they are
+    bool is_ready() const {  // whether the weight's tiles can be used without conversion
         return units == 1 && merged == 1 && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
     }
     int64_t row_stride() const { return slices * kSlice; }  // of gathered rows
-    int64_t rows_of(int64_t count) const;  // of an example's band of `count` outputs
+    int64_t rows_of(int64_t count) const;  // of one example's band of `count` outputs
 
 private:
     void flatten();
@@ -100,7 +99,7 @@ inline int64_t Convolution::lhs_steps(Step* steps) const {
         return slices;
     }
     Step* next = steps;
-    for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // the taps of some channels read the same lines
+    for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // the taps of the same channels read the same lines
         for (int64_t tap = 0; tap < taps; ++tap) {
             const int64_t of[3] = {tap / (c.kernel[1] * c.kernel[2]), tap / c.kernel[2] % c.kernel[1],
                                    tap % c.kernel[2]};

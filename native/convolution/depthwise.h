@@ -1,8 +1,8 @@
-// Convolutions of each channel by itself. Included in a namespace (isa.h).
+// Depthwise convolutions. Included in a namespace (isa.h).
 //
-// Four taps of 32 channels are multiplied at once. The weight of a panel is [taps / 4][32 channels][4 taps], filled up
-// with zeros, the channels in the order in which bytes of four lines are interleaved: 0 to 3, 16 to 19, 4 to 7, 20 to
-// 23, ...
+// Four taps of 32 channels are multiplied at a time. The weight of a panel is [taps / 4][32 channels][4 taps], padded
+// with zeros. The channels are in the order in which bytes of four lines are interleaved: 0 to 3, 16 to 19, 4 to 7, 20
+// to 23, ...
 
 constexpr int kTaps = 4, kTapBytes = kBlock * kTaps;
 
@@ -10,7 +10,7 @@ inline int place_of_channel(int channel) { return channel % 16 / 4 * 8 + channel
 
 inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
     const int64_t first = panel * kBlock, count = c.outputs - first < kBlock ? c.outputs - first : kBlock;
-    if (c.job.p.rhs.layout == HOP_TILED && c.job.p.rhs.format == HOP_INT8) {  // its quads are of four taps
+    if (c.job.p.rhs.layout == HOP_TILED && c.job.p.rhs.format == HOP_INT8) {  // its quads contain four taps
         constexpr int kFour = 4 * kTaps;                                       // bytes of four channels
         const auto* tiles = static_cast<const int8_t*>(c.job.rhs.codes) + panel * ceil_div(c.taps, kSlice) * 2 * kTile;
         for (int64_t step = 0; step < c.slices; ++step, out += kTapBytes) {
@@ -28,8 +28,8 @@ inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
                          out + tap / kTaps * kTapBytes + place_of_channel(static_cast<int>(i)) * kTaps + tap % kTaps);
 }
 
-// The sums of some pixels, whose first taps lie at the addresses `from`, in 32 channels; `turned`: their codes are signed,
-// and are turned to unsigned ones. In convolution_depthwise_avx512.h or convolution_depthwise_plain.h.
+// Computes the sums of some pixels, whose first taps are at the addresses `from`, in 32 channels. `turned`: the codes
+// are signed and are converted to unsigned. Defined in depthwise_avx512.h or depthwise_plain.h.
 inline void depthwise_rows(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t steps,
                            bool turned, const int8_t* weight, int32_t* sums);
 

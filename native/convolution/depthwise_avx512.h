@@ -1,6 +1,6 @@
-// Depthwise convolutions by VNNI. Included in a namespace (isa.h), after convolution_depthwise.h.
+// Depthwise convolutions with VNNI. Included in a namespace (isa.h), after depthwise.h.
 
-// Where there are so many Steps, the weight stays in registers; 0 for any number.
+// With exactly `Steps` steps, the weight stays in registers; 0 for any number.
 template <bool Turned, int Steps>
 inline void depthwise_block(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t any,
                             const int8_t* weight, int32_t* sums) {
@@ -38,7 +38,7 @@ inline void depthwise_block(const int64_t* from, int64_t channel, int rows, cons
 
 inline void depthwise_rows(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t steps,
                            bool turned, const int8_t* weight, int32_t* sums) {
-    constexpr int kOften = 3;  // of 3x3
+    constexpr int kOften = 3;  // steps of a 3x3 kernel
     const auto run = steps == kOften ? turned ? depthwise_block<true, kOften> : depthwise_block<false, kOften>
                      : turned        ? depthwise_block<true, 0>
                                      : depthwise_block<false, 0>;

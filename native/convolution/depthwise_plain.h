@@ -1,4 +1,4 @@
-// What an instruction set without convolution_depthwise_avx512.h takes in its place. Included in a namespace (isa.h).
+// Replaces depthwise_avx512.h for other instruction sets. Included in a namespace (isa.h).
 
 inline void depthwise_rows(const int64_t* from, int64_t first, int rows, const int64_t* offsets, int64_t steps,
                            bool turned, const int8_t* weight, int32_t* sums) {

@@ -1,44 +1,43 @@
-// From the sums of pixels to what is stored. Included in a namespace (isa.h), after requantize.h.
+// From the sums of pixels to stored results. Included in a namespace (isa.h), after requantize.h.
 
-// What belongs to the 32 outputs of a panel, for an example.
+// The data of the 32 outputs of a panel, for one example.
 struct Columns {
     alignas(64) float scale[kBlock];
     alignas(64) float bias[kBlock];
     alignas(64) int32_t sum[kBlock];   // of the weight's codes
-    alignas(64) int32_t less[kBlock];  // taken off the sums: of the zero point, and a bias of integers
-    // Of codes that are found by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds less the zero
+    alignas(64) int32_t less[kBlock];  // subtracted from the sums: for the zero point, and an integer bias
+    // If codes are computed by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds minus the zero
     // point.
     alignas(64) float factor[kBlock];
     alignas(64) float least[kBlock], most[kBlock];
-    int64_t first, example;  // of the outputs; what is described, or -1
+    int64_t first, example;  // the first output; the example that the data is for, or -1
     float lhs;
     int count;
     bool biased, finite;  // finite: no sum becomes NaN
-    bool past;            // whole lines of the results go past the cache
-    bool quick;  // quick: there are factors, and less holds the bias of those that stand for s_lhs · s_rhs / scale
+    bool past;            // results bypass the cache in whole lines
+    bool quick;  // factor is valid; if it is s_lhs · s_rhs / scale, `less` includes the bias
     alignas(64) Target target;
 };
 
 inline bool gives_codes(const Job& job) { return job.p.output.format == HOP_INT8 || job.p.output.format == HOP_UINT8; }
 
-// Bytes of an element of the result.
+// Bytes of one element of the result.
 inline int64_t result_bytes(const Job& job) {
     const int format = job.p.output.format;
     return gives_codes(job) ? 1 : format == HOP_FLOAT32 || format == HOP_INT32 ? 4 : 2;
 }
 
 inline void find_finite(Columns& c) {
-    c.finite = std::fabs(c.lhs) < 0x1p90f;  // so that no sum becomes infinite before it meets a scale of 0
+    c.finite = std::fabs(c.lhs) < 0x1p90f;  // so that no sum becomes infinite before it is multiplied by a scale of 0
     for (int j = 0; j < kBlock; ++j) c.finite = c.finite && c.scale[j] - c.scale[j] == 0 && c.bias[j] - c.bias[j] == 0;
 }
 
-// Finds the factors, where all numbers are such that multiplication by them gives the codes. Sums less the zero point
-// are `largest` at most.
+// Computes the factors if multiplying by them gives the right codes. `largest` bounds the sums minus the zero point.
 __attribute__((noinline)) inline void find_factors(const hop_output& o, double largest, Columns& c) {
     const bool real = by_real(o);
     c.quick = false;
     if (!real && o.requantize != HOP_MULTIPLIER) return;
-    // Loops without branches, which the compiler makes vectors of.
+    // loops without branches, which the compiler vectorizes
     alignas(64) int32_t less[kBlock];
     int all = 1;
     for (int j = 0; j < kBlock; ++j) {
@@ -59,7 +58,7 @@ __attribute__((noinline)) inline void find_factors(const hop_output& o, double l
         c.factor[j] = c.lhs * c.scale[j] / c.target.scale[j];
         const double steps = std::rint(static_cast<double>(c.bias[j]) / (static_cast<double>(c.lhs) * c.scale[j]));
         const double own = c.biased && j < c.count ? steps : 0;
-        const bool fits = std::fabs(own) < 0x1p31 - 1 - largest;  // the sum of both holds without saturation
+        const bool fits = std::fabs(own) < 0x1p31 - 1 - largest;  // whether their sum cannot saturate
         less[j] = static_cast<int32_t>(static_cast<uint32_t>(c.less[j]) - static_cast<uint32_t>(static_cast<int32_t>(fits ? own : 0)));
         all &= fits & (c.factor[j] - c.factor[j] == 0);
     }
@@ -72,7 +71,7 @@ inline void put(void* output, int64_t at, const T* elements, int count) {
     std::memcpy(static_cast<T*>(output) + at, elements, sizeof(T) * static_cast<size_t>(count));
 }
 
-// Rows of sums, the i-th to output + at[i], none where that is negative.
+// Stores rows of sums, the i-th at output + at[i]; rows with a negative at[i] are skipped.
 inline void store_plainly(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at,
                           void* output) {
     for (int i = 0; i < rows; ++i, sums += kBlock) {

@@ -1,7 +1,7 @@
-// Rows of sums by AVX-512, all that belongs to the columns in registers. Included in a namespace (isa.h), after
-// convolution_finish.h.
+// Stores rows of sums with AVX-512; all data of the columns stays in registers. Included in a namespace (isa.h), after
+// finish.h.
 
-// float32(sums - less), each half of a row.
+// float32(sums - less), for each half of a row.
 struct Sums512 {
     __m512i less[2];
     explicit Sums512(const Columns& c) : less{load512(c.less), load512(c.less + 16)} {}
@@ -23,7 +23,7 @@ struct Scales512 {
     }
 };
 
-// The high words of two halves of a row, once their low words are rounded into them.
+// The high words of two halves of a row, after rounding by their low words.
 inline __m512i rounded_512(__m512 y, bool nan) {
     const __m512i bits = _mm512_castps_si512(y),
                   odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -76,8 +76,8 @@ inline void float_rows(int format, const Columns& c, const int32_t* sums, int ro
     }
 }
 
-// Codes as hop.requantization.FloatMultiplier gives them, the bias within `less`. Bounds are whole numbers, so that it
-// is the same to apply them before rounding.
+// Codes as in hop.requantization.FloatMultiplier, with the bias in `less`. Bounds are integers, so they may be applied
+// before rounding.
 inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output) {
     const Sums512 exact(c);
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
@@ -96,8 +96,8 @@ inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, con
     }
 }
 
-// Codes as division gives them. y · (1 / scale) is less than 2^-22 of it away from y / scale, so that the nearest
-// integer is the same but where that lies so near to the middle of two; such rows are left to `slow`.
+// Codes by division. y · (1 / scale) differs from y / scale by less than 2^-22 relatively, so the nearest integer is
+// the same unless the value is very close to the middle of two; such rows are passed to `slow`.
 template <bool Biased, class Slow>
 inline void division_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output,
                           bool exactly, Slow slow) {
@@ -106,7 +106,7 @@ inline void division_rows(const Columns& c, const int32_t* sums, int rows, const
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
     const __m512 least[2] = {_mm512_load_ps(c.least), _mm512_load_ps(c.least + 16)};
     const __m512 most[2] = {_mm512_load_ps(c.most), _mm512_load_ps(c.most + 16)};
-    // No step is beyond 510. Where the factor is what the convention multiplies by, all are sure.
+    // No step exceeds 510. If the factor is the convention's own multiplier, all codes are exact.
     const __m512 sure = _mm512_set1_ps(exactly ? 1.f : 0.5f - 512 * 0x1p-21f);
     const __m256i zero = bytes_of(load512(c.target.zero), load512(c.target.zero + 16));
     const __mmask32 used = c.count == kBlock ? ~__mmask32(0) : (__mmask32(1) << c.count) - 1;

@@ -26,7 +26,7 @@ public:
     explicit Image(const Convolution& c) : c_(c), channels_(c.c.channels) {}
     int64_t line_bytes() const { return c_.strides[1] == 1 || channels_ == 1 ? 0 : c_.dims[2].size * channels_; }
 
-    // The band of outputs from `first` on of an example; `line` is memory for one line, channels last.
+    // Builds the band of outputs from `first` on of an example; `line` is memory for one line, channels last.
     void build(int64_t example, int64_t first, int64_t count, uint8_t* image, uint8_t* line) const {
         const auto* input = static_cast<const uint8_t*>(c_.job.lhs.codes) + example * c_.strides[0];
         const auto zero = static_cast<int>(c_.zero(example) & 255);
@@ -51,7 +51,7 @@ private:
         return ((i == c_.outer ? first * d.step : 0) + q) * d.every + d.phase_offset(phase) - d.padding;
     }
 
-    // One line in all its phases; `in` is null outside the input.
+    // Writes one line in all its phases; `in` is null outside the input.
     void lines(const uint8_t* in, int zero, int64_t first, int64_t count, uint8_t* out, uint8_t* line) const {
         const Dimension& w = c_.dims[2];
         const int64_t extent_w = extent(2, count);
@@ -85,7 +85,7 @@ private:
         }
     }
 
-    // Some pixels of a line with their channels last.
+    // Writes some pixels of a line, channels last.
     void made(const uint8_t* in, int64_t width, uint8_t* line) const {
         const int64_t by_channel = c_.strides[1], by_pixel = c_.strides[4];
         if (by_pixel == 1) return transpose_bytes(in, by_channel, line, channels_, channels_, width);

@@ -1,4 +1,4 @@
-// Convolutions by dot products of four bytes.
+// Convolutions with dot products of four bytes.
 #include "common/isa.h"
 #include "convolution/convolution.h"
 

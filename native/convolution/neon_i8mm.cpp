@@ -1,4 +1,4 @@
-// Convolutions by matrix products of two rows of 8 by two columns.
+// Convolutions with matrix products of two rows of 8 by two columns.
 #include "common/isa.h"
 #include "convolution/convolution.h"
 

@@ -1,4 +1,4 @@
-// Convolutions with what any CPU has.
+// Convolutions in portable C++.
 #include <atomic>
 #include <cstring>
 #include <type_traits>

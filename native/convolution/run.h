@@ -1,17 +1,17 @@
-// The skeleton of convolutions. Included in a namespace (isa.h), after gemm.h; see convolution.h.
+// The loops of convolutions. Included in a namespace (isa.h), after gemm.h; see convolution.h.
 //
-//     for each row group                 some lines of outputs of an example, or some examples: its image is built
-//         for some row blocks            all of them if the sum has many slices
-//             for each panel             of 32 outputs, of a share of all panels
-//                 for each chunk         if there are many slices; the sums are kept in memory meanwhile
-//                     for each row block an engine multiplies 32 pixels by 32 outputs
+//     for each row group                      some lines of outputs of an example, or some examples: builds their image
+//         for some row blocks                 all of them if the sum has many slices
+//             for each panel                  of 32 outputs, in a share of all panels
+//                 for each chunk              if there are many slices; sums are kept in memory between chunks
+//                     for each row block      an engine multiplies 32 pixels by 32 outputs
 //
-// Windows: the engine reads rows that lie anywhere,
+// With windows, the engine reads rows at any address,
 //
 //     template <int R> windows(a, row_stride, rows, steps, count, b, sums, add, ahead)
-//     kWhole                                     whether it reads R · 16 rows, whatever `rows` is
+//     kWhole                                  whether it reads R · 16 rows for any value of `rows`
 //
-// where steps say where the slices lie; others take tiles of lhs as products do.
+// where `steps` contains the offsets of the slices. Without windows, it reads tiles of lhs as products do.
 
 template <class Engine, bool Windows>
 class Convolving {
@@ -23,7 +23,7 @@ public:
                       (gives_codes(c.job) && c.job.p.output.scale_row_stride != 0);
         past_ = c.c.channels_last && result_bytes(c.job) * c.c.outputs * c.pixels * c.batch > kPastBytes;
         const int64_t chunks = ceil_div(c.slices, kMostSlices);
-        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // about what a pixel adds to the lines that are read
+        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // approximate elements that a pixel adds to the lines read
         at_once_ = c.depthwise ? 4 : c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
         chunk_ = c.depthwise || c.slices <= kMostSlices + kMostSlices / 4 ? c.slices : ceil_div(c.slices, chunks);
         if (chunk_ < c.slices) at_once_ = 0;
@@ -76,13 +76,13 @@ public:
     }
 
 private:
-    static constexpr int64_t kPastBytes = 4 << 20;  // of results that no second-level cache holds
-    static constexpr int64_t kMostSlices = 16;  // of a chunk: the panel's tiles stay in the first-level cache
+    static constexpr int64_t kPastBytes = 4 << 20;  // size of results that exceed all second-level caches
+    static constexpr int64_t kMostSlices = 16;  // slices of a chunk: the panel's tiles stay in the first-level cache
     static constexpr int64_t kRowsBytes = 24 << 10;
     using Sum = int32_t;
     static constexpr int kLhsUnit = Engine::kLhsBytes * kTile;
 
-    int32_t zero(int64_t example) const {  // in the codes that are multiplied
+    int32_t zero(int64_t example) const {  // of the codes that are multiplied
         if (c_.depthwise) return static_cast<int32_t>(c_.zero(example)) + (c_.job.p.lhs.format == HOP_INT8 ? 128 : 0);
         if (Windows) return static_cast<int32_t>(c_.zero(example));
         int32_t zero;
@@ -90,7 +90,7 @@ private:
         return zero + c_.job.shift;
     }
 
-    // A block that is multiplied, and not stored yet.
+    // A block that has been multiplied, but not stored.
     struct Pending {
         const Columns* columns;
         const Sum* sums;
@@ -150,7 +150,7 @@ private:
                 const int64_t end = begin + at_once < pixels_.count() ? begin + at_once : pixels_.count();
                 Ahead ahead = rows_ahead(end, (last - first) * (end - begin) * c_.slices);
                 for (int64_t panel = first; panel < last; ++panel) {
-                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are near now
+                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are about to be read
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
                         if (!c_.windows && !c_.depthwise) pixels_.gather(unit_);
@@ -161,7 +161,7 @@ private:
         }
 
     private:
-        // What the next blocks read in place, to be fetched before they are multiplied.
+        // Memory that the next blocks read in place, to be prefetched.
         Ahead rows_ahead(int64_t block, int64_t steps) const {
             if (!c_.windows || !c_.borrowed || block >= pixels_.count()) return Ahead(nullptr, 0, 1);
             const int64_t rest = pixels_.count() - block, blocks = rest < all_.at_once_ ? rest : all_.at_once_;
@@ -212,7 +212,7 @@ private:
             }
         }
 
-        // What belongs to the columns of a panel.
+        // Computes the data of the columns of a panel.
         void describe(int64_t panel, Columns& columns) {
             const int64_t first = panel % c_.panels * kBlock;
             columns.first = panel / c_.panels * c_.outputs + first;
@@ -232,7 +232,7 @@ private:
                 add_quads(tile + half * kTile, kQuads, c_.slices, 2 * kTile, columns.sum + half * kRows);
         }
 
-        // The same for an example, if that makes a difference.
+        // Updates the data for an example, if it differs between examples.
         void describe_for(int64_t example, Columns& columns) const {
             if (columns.example == example || (columns.example >= 0 && !all_.by_example_)) return;
             columns.example = example;
@@ -253,7 +253,7 @@ private:
             find_factors(c_.job.p.output, static_cast<double>(c_.job.p.k) * (255 * 128), columns);
         }
 
-        // The rows of a block are stored while the next is multiplied: a few after each step.
+        // Stores the rows of a block while the next one is multiplied: a few after each step.
         void finish(const Rows& block, const Sum* sums, Columns& columns) {
             flush();
             describe_for(block.example, columns);
@@ -283,7 +283,7 @@ private:
             }
         }
 
-        // A block that was put aside, to where pixels lie side by side.
+        // Copies a finished block to an output in which pixels are adjacent.
         template <class T>
         void turn() const {
             constexpr int kSide = 16 / sizeof(T);
@@ -293,7 +293,7 @@ private:
                 for (int j = 0; j < kBlock; j += kSide)
                     transpose_square(in + i * kBlock + j, kBlock, lines + j * kBlock + i, kBlock, kSide);
             const int64_t* at = pending_.at;
-            for (int first = 0, last; first < pending_.rows; first = last) {  // runs of neighbours
+            for (int first = 0, last; first < pending_.rows; first = last) {  // runs of adjacent pixels
                 for (last = first + 1; last < pending_.rows && at[first] >= 0 && at[last] == at[last - 1] + 1;) ++last;
                 if (at[first] < 0) continue;
                 T* out = reinterpret_cast<T*>(pending_.output) + at[first];
@@ -314,15 +314,15 @@ private:
         Scratch* scratch_ = nullptr;
         char* aside_ = nullptr;
         Sum* sums_ = nullptr;
-        Columns* columns_ = nullptr;  // of the panels of a share
+        Columns* columns_ = nullptr;  // for the panels of a share
         Step* steps_ = nullptr;
         Pending pending_ = {};
         int64_t rows_aside_[kBlock];
-        int64_t first_panel_ = -1, described_ = -1, turn_ = 0;  // described_: the next panel that is not yet
+        int64_t first_panel_ = -1, described_ = -1, turn_ = 0;  // described_: the next panel without data
         bool ready_ = false;
     };
 
     Convolution& c_;
     bool lhs_zero_, by_example_, past_;
-    int64_t chunk_, at_once_;  // slices, and blocks that stay in the first-level cache; 0: all blocks
+    int64_t chunk_, at_once_;  // slices of a chunk, and blocks that stay in the first-level cache; 0: all blocks
 };

@@ -1,12 +1,12 @@
 // The weight of a convolution. Included in a namespace (isa.h).
 
-// Where an element of the kernel lies from the first.
+// The offset of a kernel element from the first.
 inline int64_t tap_offset(const Convolution& c, int64_t tap) {
     const int64_t *strides = c.c.weight_strides, *kernel = c.c.kernel, of_line = kernel[1] * kernel[2];
     return tap / of_line * strides[2] + tap / kernel[2] % kernel[1] * strides[3] + tap % kernel[2] * strides[4];
 }
 
-// Codes of one output at one element of the kernel, from a channel of its group on.
+// Reads the codes of one output at one kernel element, from a given channel of its group on.
 inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int64_t channel, int64_t count,
                          int8_t* out) {
     const hop_operand& o = c.job.p.rhs;
@@ -34,12 +34,12 @@ inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int6
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int8_t>(in[i * strides[1]]);
 }
 
-// Whether the weight lies plainly, and a slice is of one element of the kernel.
+// Whether the weight is strided without merged groups, and each slice has one kernel element.
 inline bool is_plain(const Convolution& c) {
     return c.units == 1 && c.merged == 1 && c.job.p.rhs.layout == HOP_STRIDED && c.inputs % kSlice == 0;
 }
 
-// Whether the elements of the kernel lie side by side.
+// Whether kernel elements are adjacent.
 inline bool is_by_taps(const Convolution& c) {
     const int64_t *strides = c.c.weight_strides, *kernel = c.c.kernel;
     const int64_t dense[3] = {kernel[1] * kernel[2], kernel[2], 1};
@@ -48,7 +48,7 @@ inline bool is_by_taps(const Convolution& c) {
     return is_plain(c) && c.taps > 1 && strides[1] == c.taps;
 }
 
-// Half of the tiles of a panel for 64 channels, at all elements of the kernel, which lie side by side.
+// Writes half of the tiles of a panel for 64 channels, at all kernel elements, which are adjacent.
 inline void weight_by_taps(const Convolution& c, int64_t panel, int half, int64_t channels, uint8_t* tiles) {
     const int64_t first = panel * kBlock + half * kRows, *strides = c.c.weight_strides, each = c.inputs / kSlice;
     const int64_t rows = c.outputs - first < kRows ? c.outputs - first : kRows;
@@ -60,7 +60,7 @@ inline void weight_by_taps(const Convolution& c, int64_t panel, int half, int64_
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t i = 0; i < kSlice; i += kSide) {
                 const int64_t channel = channels * kSlice + i;
-                const bool last = first + row + 1 == c.outputs && channel + kSide == c.inputs;  // nothing follows it
+                const bool last = first + row + 1 == c.outputs && channel + kSide == c.inputs;  // must not read past the end
                 transpose_square(static_cast<const uint8_t*>(c.job.rhs.codes) + (first + row) * strides[0] +
                                      channel * c.taps + from,
                                  c.taps, block + row * kSlice + i, kTile, last ? count : kSide);
@@ -70,7 +70,7 @@ inline void weight_by_taps(const Convolution& c, int64_t panel, int half, int64_
     }
 }
 
-// A tile of a panel, int8. Panels of all units are counted on.
+// Writes one int8 tile of a panel. Panels are numbered across all units.
 inline void weight_tile(const Convolution& c, int64_t panel, int half, int64_t slice, uint8_t* tile) {
     const hop_operand& o = c.job.p.rhs;
     const int64_t unit = panel / c.panels, first = panel % c.panels * kBlock + half * kRows;

@@ -1,4 +1,4 @@
-// Products on the matrix unit of AMX: int8 and bfloat16.
+// Products with the AMX matrix unit: int8 and bfloat16.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)
@@ -79,7 +79,7 @@ private:
         if (kBytes == 1) {
             _tile_loadd(4, a, 64);
             if (R == 2) _tile_loadd(5, a + kBytes * kTile, 64);
-        } else {  // past the first-level cache, which is for the words that were decoded
+        } else {  // bypass the first-level cache, which is needed for decoded words
             _tile_stream_loadd(4, a, 64);
             if (R == 2) _tile_stream_loadd(5, a + kBytes * kTile, 64);
         }

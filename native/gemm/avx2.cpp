@@ -1,4 +1,4 @@
-// Products of integers with AVX2: int8 as int16.
+// Integer products with AVX2: int8 as int16.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)

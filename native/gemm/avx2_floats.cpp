@@ -1,4 +1,4 @@
-// Products of floats with AVX2.
+// Float products with AVX2.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)

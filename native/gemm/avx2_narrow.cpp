@@ -1,4 +1,4 @@
-// Products of integers by codes of 4 bits, with AVX2.
+// Integer products with 4-bit codes, with AVX2.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// Products of integers with AVX-512, by VNNI.
+// Integer products with AVX-512 VNNI.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// Products of floats with AVX-512's dot products of bfloat16. Those of integers are avx512.cpp's.
+// Float products with AVX-512's bfloat16 dot products. Integer products are in avx512.cpp.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)
@@ -17,11 +17,11 @@ namespace avx512_bf16 {
 #include "gemm/engine_avx512.h"
 #include "gemm/floats_avx512.h"
 
-// Pairs of words as they lie.
+// Multiplies pairs of bfloat16 words directly.
 struct Pairs {
     static constexpr int kLhsBytes = 2, kChains = 1;
 
-    // [16 rows][2][32]: of k 0 and 2 of each quad, and of k 1 and 3; so rows of two tiles lie equally far apart.
+    // [16 rows][2][32]: k 0 and 2 of each quad, then k 1 and 3; so the rows of two tiles have the same distance.
     static void lhs_tile(const uint8_t* tile, uint8_t* out) {
         for (int row = 0; row < kRows; ++row)
             for (int e = 0; e < 2; ++e) store512(out + (2 * row + e) * kSlice, load512(tile + e * kTile + row * kSlice));

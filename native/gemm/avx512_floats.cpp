@@ -1,4 +1,4 @@
-// Products of floats with AVX-512: bfloat16 as float32.
+// Float products with AVX-512: bfloat16 as float32.
 #include "gemm/product.h"
 
 #if defined(__x86_64__)
@@ -18,7 +18,7 @@ namespace avx512 {
 #include "gemm/lhs_floats.h"
 #include "gemm/floats_avx512.h"
 
-// Fused multiply-adds of single numbers: four of a quad, so that one chain would wait for itself.
+// Fused multiply-adds of single floats: four for each quad, so that a single chain would be limited by latency.
 struct Singles {
     static constexpr int kLhsBytes = 4, kChains = 2;
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }

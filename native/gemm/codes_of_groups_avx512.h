@@ -1,5 +1,5 @@
-// The sums of a group of few rows, from packed codes of 4 bits, or of a byte, in the order of k. Included in a namespace
-// (isa.h), after few_groups_avx512.h.
+// Sums of a group for few rows, from packed codes of 4 or 8 bits, in the order of k. Included in a namespace (isa.h),
+// after few_groups_avx512.h.
 
 inline __m512i four_codes(const uint8_t* at) {
     int32_t four;
@@ -7,13 +7,13 @@ inline __m512i four_codes(const uint8_t* at) {
     return _mm512_set1_epi32(four);
 }
 
-// Sums of int8 codes, less 128, by those of 4 bits: vpdpbusd. What zero points add is that of pair_row and pair_column,
-// of sums of columns that are found here.
+// Sums of int8 codes, minus 128, times 4-bit codes: vpdpbusd. The contribution of zero points is computed with pair_row
+// and pair_column, from sums of columns that are computed here.
 template <int N, bool Zero>
 struct NarrowInt8 {
     static constexpr bool kZero = Zero;
     static constexpr int kTileBytes = kTile / 2;
-    __m512i sign;  // what makes unsigned codes of signed ones, and is then taken from them
+    __m512i sign;  // converts signed codes to unsigned, and is subtracted again afterwards
 
     explicit NarrowInt8(int format) : sign(_mm512_set1_epi8(format == HOP_INT4 ? 8 : 0)) {}
 
@@ -32,7 +32,7 @@ struct NarrowInt8 {
         }
         const uint8_t *a = g.a, *b = g.b;
         for (int64_t slice = 0; slice < g.slices; ++slice, a += g.stride, b += kTile) {
-            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // of 16 quads, 15 each at most
+            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // of 16 quads, at most 15 each
             HOP_UNROLL_BY_TWO
             for (int quad = g.quad; quad < g.end; quad += 2) {
                 HOP_UNROLL
@@ -50,7 +50,7 @@ struct NarrowInt8 {
                     }
                 }
             }
-            // terms · zero - Σ of the codes, as they were with `sign` added
+            // terms · zero - Σ of the codes, including the offset by `sign`
             const __m512i added = _mm512_dpbusd_epi32(_mm512_setzero_si512(), sign, _mm512_set1_epi8(static_cast<char>(g.end - g.quad)));
             HOP_UNROLL
             for (int half = 0; half < 2; ++half)
@@ -67,7 +67,7 @@ struct NarrowInt8 {
     }
 };
 
-// Sums of words by those of codes of 4 bits: the numbers come from a table of words, as Words finds them.
+// Sums of words times 4-bit codes: floats are looked up in a table of words, as in Words.
 template <int N, bool Zero, class Products>
 struct NarrowWordsOfGroups {
     static constexpr bool kZero = Zero;
@@ -119,7 +119,7 @@ struct NarrowWordsOfGroups {
     }
 };
 
-// Sums of int8 codes, less 128, by int8 codes.
+// Sums of int8 codes, minus 128, times int8 codes.
 template <int N>
 struct BytesInt8 {
     static constexpr bool kZero = false;
@@ -160,7 +160,7 @@ struct BytesInt8 {
     }
 };
 
-// Sums of words by those of codes of a byte, which come from tables.
+// Sums of words times 8-bit codes, which are looked up in tables.
 template <int N, int Codes, class Products>
 struct BytesWordsOfGroups {
     static constexpr bool kZero = false;

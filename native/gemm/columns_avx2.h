@@ -1,6 +1,7 @@
-// What columns_plain.h has, with AVX2. Included in a namespace (isa.h).
+// The functions of columns_plain.h, with AVX2. Included in a namespace (isa.h).
 
-// 16 rows of 16 words, `stride` bytes apart, to rows `out_stride` bytes apart; each vector through `change`.
+// Transposes 16 rows of 16 words, `stride` bytes apart, to rows `out_stride` bytes apart; applies `change` to each
+// vector.
 template <class Change>
 inline void turn(const uint8_t* from, int64_t stride, uint8_t* to, int64_t out_stride, Change change) {
     for (int row = 0; row < 16; row += 8)
@@ -54,13 +55,14 @@ inline void scales_of_quads(int format, const uint8_t* quads, int at, float* sca
     for (int i = 0; i < kRows; i += 8) {
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + 4 * i));
         const __m256i code = _mm256_and_si256(_mm256_srl_epi32(x, _mm_cvtsi32_si128(8 * at)), byte);
-        if (format == HOP_E8M0) {  // the least is subnormal, the last NaN
+        if (format == HOP_E8M0) {  // the lowest code is subnormal, the highest is NaN
             const __m256i ends = _mm256_or_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), _mm256_cmpeq_epi32(code, byte));
             const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(code, 23), _mm256_and_si256(ends, _mm256_set1_epi32(0x400000)));
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(scales + i), bits);
             continue;
         }
-        // With the exponent of float32, subnormal numbers of e4m3 are too large, and less than twice the others' least.
+        // Decoded like normal e4m3 numbers, subnormal ones come out too large, but below 2^-6, the smallest normal number.
+        // The minimum with 2 x - 2^-6 corrects them and leaves the others unchanged.
         const __m256i own = _mm256_and_si256(code, magnitude), special = _mm256_cmpeq_epi32(own, magnitude);
         const __m256 normal = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(own, 20), _mm256_set1_epi32(120 << 23)));
         const __m256 size = _mm256_min_ps(normal, _mm256_fmadd_ps(normal, _mm256_set1_ps(2.f), _mm256_set1_ps(-0x1p-6f)));

@@ -1,13 +1,14 @@
-// Rows of words that become columns, their sums and their scales, of any instruction set. Included in a namespace (isa.h).
+// Transposes rows of words to columns, and computes their sums and scales, for any instruction set. Included in a
+// namespace (isa.h).
 
-// A tile of rows of 64 bytes: the quads of each row side by side -> those of each quad.
+// Transposes a tile of rows of 64 bytes: from all quads of each row to all rows of each quad.
 inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int row = 0; row < kRows; ++row)
         for (int quad = 0; quad < kQuads; ++quad)
             std::memcpy(tile + (quad * kRows + row) * 4, src + row * stride + quad * 4, 4);
 }
 
-// 16 rows of 16 numbers times a factor, turned.
+// Transposes 16 rows of 16 floats, multiplied by a factor.
 inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, float* out, int64_t out_stride) {
     for (int row = 0; row < kRows; ++row) {
         float own[kRows];
@@ -16,7 +17,7 @@ inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, 
     }
 }
 
-// The codes of some quads, a multiple of 4, of 16 rows, added to the sum of each; of `steps` tiles that lie so far apart.
+// Adds the codes of some quads, a multiple of 4, of 16 rows to each row's sum; for `steps` tiles at distance `step`.
 inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t step, int32_t* sums) {
     for (; steps > 0; --steps, tile += step) {
         int16_t halves[2 * kRows] = {};  // of a quad: two codes each
@@ -32,7 +33,7 @@ inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t ste
     }
 }
 
-// The scales that byte `at` of 16 quads stands for.
+// Decodes the scales in byte `at` of 16 quads.
 inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
     const float* table = scale_table(format);
     for (int i = 0; i < kRows; ++i) scales[i] = table[quads[4 * i + at]];

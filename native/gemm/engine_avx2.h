@@ -1,5 +1,5 @@
-// Products of integers with AVX2: int8 as int16. Included by each file that multiplies so, in the namespace of
-// its instructions.
+// Integer products with AVX2: int8 as int16. Included by each file that uses this engine, in the namespace of its
+// instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/columns_avx2.h"
@@ -16,7 +16,7 @@
 #include "gemm/row_blocks.h"
 #include "gemm/loads_avx2.h"
 
-// Factors as int16, in pairs of k 0 and 2 and of k 1 and 3.
+// Factors as int16, in pairs of k 0 and 2, and of k 1 and 3.
 struct Int8 {
     using Sum = int32_t;
     using Vector = __m256i;
@@ -92,8 +92,8 @@ public:
 private:
     static constexpr int kRow = kLhsBytes * kSlice;
 
-    // One or two rows read both tiles of a slice, so that codes come from memory in their order; the registers hold the sums of
-    // more by one tile.
+    // One or two rows process both tiles of a slice, so that codes are read from memory in order. For more rows, the
+    // registers hold the sums for only one tile.
     template <class Body>
     static void blocks(int rows, Body body) {
         in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
@@ -102,7 +102,7 @@ private:
         });
     }
 
-    // N rows by the 16 columns of each of T tiles.
+    // Multiplies N rows by the 16 columns of each of T tiles.
     template <int N, int T, class Between>
     void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
                Sum* sums, bool add, const Between& between) {

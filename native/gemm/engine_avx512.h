@@ -1,4 +1,4 @@
-// Products of integers with AVX-512, by VNNI. Included by each file that multiplies so, in the namespace of its
+// Integer products with AVX-512 VNNI. Included by each file that uses this engine, in the namespace of its
 // instructions.
 #include "common/rounding.h"
 #include "gemm/tiles_avx512.h"
@@ -19,15 +19,15 @@
 #include "gemm/codes_of_groups_avx512.h"
 #include "gemm/narrow_sums_avx512.h"
 
-// So few rows need several sums of each element, or they wait for each other.
+// Accumulators for each element: few rows need several, because a single one would be limited by latency.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
 
-// The first factor of vpdpbusd is unsigned, so 128 is added to the codes of lhs (Job::shift).
+// The first operand of vpdpbusd is unsigned, so 128 is added to the codes of lhs (Job::shift).
 struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr int kFetched = 4;  // rows by which codes are multiplied as fast as memory gives them
+    static constexpr int kFetched = 4;  // up to this many rows, memory is the bottleneck
     static constexpr bool kFewRows = true;
     template <int N, bool Zero>
     using Narrow = NarrowInt8<N, Zero>;
@@ -65,7 +65,7 @@ public:
     using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows, Numbers::kFetched;
     using Few = OneSumOrGroups<NarrowSums<Numbers>, FewGroups<Numbers>>;
     static constexpr bool kKept = true;
-    static constexpr int64_t kLongChunk = 32 << 10;  // rhs is read a tenth as often as lhs: the second cache is near enough
+    static constexpr int64_t kLongChunk = 32 << 10;  // rhs is read a tenth as often as lhs: the second-level cache is fast enough
 
     Avx512(int, int quads) : quads_(quads) {}
 
@@ -92,7 +92,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at once: 24 registers of sums; bytes of one
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 registers of sums; bytes of one row
 
     template <int N, int S, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,

@@ -1,5 +1,5 @@
-// Products of bfloat16 by matrix products of two rows of 4 by two columns. Included by each file that multiplies so, in the
-// namespace of its instructions.
+// bfloat16 products with matrix products of two rows of 4 by two columns. Included by each file that uses this engine,
+// in the namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/tiles_neon.h"
@@ -9,7 +9,7 @@
 
 inline bfloat16x8_t load_words(const uint8_t* p) { return vreinterpretq_bf16_u8(vld1q_u8(p)); }
 
-// A tile of words of rhs is [2 times 8 columns][16 quads][8 columns][4 k].
+// A tile of rhs words is [2 times 8 columns][16 quads][8 columns][4 k].
 struct Bfloat16 {
     using Sum = float;
     using Vector = float32x4_t;

@@ -1,4 +1,4 @@
-// Products of int8 by dot products of four bytes. Included by each file that multiplies so, in the namespace of its
+// int8 products with dot products of four bytes. Included by each file that uses this engine, in the namespace of its
 // instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"

@@ -1,5 +1,5 @@
-// Products of int8 by matrix products of two rows of 8 by two columns. Included by each file that multiplies so, in the
-// namespace of its instructions.
+// int8 products with matrix products of two rows of 8 by two columns. Included by each file that uses this engine, in
+// the namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/tiles_neon.h"

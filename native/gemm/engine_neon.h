@@ -1,4 +1,4 @@
-// Products with NEON: int8 by products of 16 bits, bfloat16 as float32. Included by each file that multiplies so, in the
+// Products with NEON: int8 as 16-bit products, bfloat16 as float32. Included by each file that uses this engine, in the
 // namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
@@ -8,8 +8,8 @@
 #include "gemm/lhs_floats.h"
 #include "gemm/lanes_neon.h"
 
-// Eight products of 16 bits each, which are added in pairs to sums of 32: two for each column. CPUs without dot products
-// multiply on one unit, and add on another.
+// Eight 16-bit products at a time, added in pairs to 32-bit sums, two for each column. CPUs without dot products
+// multiply and add in different units.
 struct Int8 {
     using Sum = int32_t;
     using Vector = int32x4_t;
@@ -63,7 +63,7 @@ struct Bfloat16 {
     template <int Count>
     static void end(Sum* to, bool, const Vector (&sums)[Count]) { store_sums(to, sums); }
 
-    // Of k 0, 2, 1 and 3 of each quad in turn.
+    // Processes k 0, 2, 1 and 3 of each quad, in this order.
     template <int N, int T>
     HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
         const uint32x4_t upper = vdupq_n_u32(0xffff0000);

@@ -1,5 +1,5 @@
-// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact. Included by
-// each file that multiplies so, in the namespace of its instructions.
+// Products in portable C++. Integers are multiplied as float32, in which sums over a slice are exact. Included by each
+// file that uses this engine, in the namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/columns_plain.h"
@@ -15,7 +15,7 @@
 #include "gemm/gemm.h"
 #include "gemm/lhs_floats.h"
 
-// Which end of a word its first byte is.
+// Whether a word's first byte is its lowest.
 constexpr bool kLittle = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
 
 struct Int8 {
@@ -97,7 +97,7 @@ private:
         }
     }
 
-    using Vector = float __attribute__((vector_size(16)));  // of any CPU: compilers take it apart where there is none
+    using Vector = float __attribute__((vector_size(16)));  // works on any CPU: compilers split it if there are no such registers
     static constexpr int kVectors = kRows / 4;
 
     template <int N>

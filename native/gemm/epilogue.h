@@ -1,8 +1,9 @@
-// From sums to what is stored. Included in a namespace (isa.h).
+// From sums to stored results. Included in a namespace (isa.h).
 
-// Rows begin..end - 1 of the sums of a block with the zero points taken in, modulo 2^32:
+// Applies the zero points to rows begin..end - 1 of a block's sums, modulo 2^32:
+//
 // Σ (a - za)(b - zb) = Σ ab - za Σ b - zb Σ a + terms · za · zb.
-// (__restrict__: the numbers of the sides are not read anew for each sum, and many sums are taken at once.)
+// (__restrict__: so the values of the sides are not reloaded for each sum, and the loop is vectorized.)
 template <bool LhsZero, bool RhsZero>
 inline void center(int32_t* __restrict__ c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
     for (int i = begin; i < end; ++i) {
@@ -25,17 +26,17 @@ inline void centered(const Job& job, int32_t* c, int begin, int end, const Side&
 }
 inline void centered(const Job&, float*, int, int, const Side&, const Side&, int64_t) {}
 
-// The sums of a group on their way to y.
+// The sums of a group, to be added to y.
 template <class Sum>
 struct GroupSums {
     Sum* c;
     const Side *lhs, *rhs;
     int64_t terms;
-    bool first;  // y is what they make
+    bool first;  // overwrite y instead of adding
     float* y;
 };
 
-// The bias of a block's columns, in real numbers; zeros if there is none.
+// Loads the bias of a block's columns, in real values; zeros if there is none.
 inline void load_bias(const Job& job, int64_t first, int columns, float* bias) {
     for (int j = 0; j < kBlock; ++j) bias[j] = 0.f;
     switch (job.p.output.bias_format) {
@@ -52,20 +53,20 @@ inline void load_bias(const Job& job, int64_t first, int columns, float* bias) {
     }
 }
 
-// Whether elements of so many bytes go past the cache, which cannot hold the whole output.
+// Whether results with elements of this size bypass the cache, because it cannot hold the whole output.
 inline bool is_past_cache(const Job& job, int64_t bytes) {
     constexpr int64_t large = 4 << 20;
     return job.p.m * job.p.n * bytes > large;
 }
 
-// `columns` elements, all 32 of a block in most cases.
+// Stores `columns` elements; in most cases all 32 of a block.
 template <class T>
 inline void store_elements(const Job& job, T* out, const T* elements, int columns) {
     if (columns == kBlock && is_past_cache(job, sizeof(T))) store_lines(out, elements, sizeof(T) * kBlock);
     else std::memcpy(out, elements, sizeof(T) * columns);
 }
 
-// What finish_rows takes of a block: `rows` of sums, or, without scales, of what they became.
+// The input of finish_rows: `rows` of sums, or, without scales, of values computed from them.
 template <class Sum>
 struct FinishedRows {
     const Sum* c;

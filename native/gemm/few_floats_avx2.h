@@ -1,10 +1,10 @@
-// Few rows of floats by a panel of packed codes: numbers go from codes to products in registers, with the sums that tiles give,
-// bit for bit. Included in a namespace (isa.h), after numbers_avx2.h.
+// Few rows of floats times a panel of packed codes: decoded values stay in registers. The sums equal those computed
+// from tiles bit for bit. Included in a namespace (isa.h), after numbers_avx2.h.
 
 class FewFloats {
 public:
-    // Whether a product is done so: of packed codes without zero points, whose block scales, if there are any, are those of whole
-    // slices, or of whole parts of one.
+    // Whether this class supports a product: packed codes without zero points, whose block scales, if any, are for
+    // whole slices or for whole fractions of a slice.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         const int64_t ks = o.fold.ks;
@@ -14,7 +14,8 @@ public:
         return !job.grouped() && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
     }
 
-    // `rows` of lhs by panel n, to y (rows x 32): sums, or those of groups, scaled. False if a code is infinite or NaN.
+    // Multiplies `rows` of lhs by panel n to y (rows x 32): sums, or those of groups, scaled. Returns false if a code
+    // is infinite or NaN.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales& folds,
                          int64_t n, float* y) {
         const Call call{job, reinterpret_cast<const float*>(lhs), sides, count, scales, folds, n, y};
@@ -29,13 +30,13 @@ public:
     }
 
 private:
-    static constexpr int kMost = 4;  // rows: more are faster by tiles
+    static constexpr int kMost = 4;  // more rows are faster with tiles
 
     struct Call {
         const Job& job;
         const float* lhs;
         const Side* sides;
-        int64_t count;  // of sides: 1 if all groups have the same
+        int64_t count;  // number of sides: 1 if all groups have the same
         BlockScales &scales, &folds;
         int64_t n;
         float* y;
@@ -49,10 +50,10 @@ private:
         });
     }
 
-    // N rows by the 16 columns of each of T tiles.
+    // Multiplies N rows by the 16 columns of each of T tiles.
     template <int N, int T, class Codes, bool Folded>
     static bool columns(const Call& call, int first, int tile) {
-        constexpr int each = Codes::kCodes / 4, bytes = kTile / each;  // quads at once; of a tile
+        constexpr int each = Codes::kCodes / 4, bytes = kTile / each;  // quads at a time; bytes of a tile
         const Job& job = call.job;
         const hop_operand& o = job.p.rhs;
         const __m256i table = table_of(o.format);
@@ -60,7 +61,7 @@ private:
         const float* a = call.lhs + first * kSlice;
         const int64_t a_stride = (job.p.m > kRows ? 2 : 1) * kTile;
         const bool grouped = job.grouped(), folds = o.fold.format != HOP_NONE;
-        const int64_t ks = folds ? o.fold.ks : grouped ? job.group : kSlice;  // of a run of quads that share their scales
+        const int64_t ks = folds ? o.fold.ks : grouped ? job.group : kSlice;  // length of a run of k with the same scales
         const int run = ks < kSlice ? static_cast<int>(ks / 4) : kQuads;
         __m256i most = _mm256_setzero_si256();
         __m256 c[T][N][2];
@@ -69,7 +70,7 @@ private:
         if (grouped) clear_rows(call.y + first * kBlock + tile * kRows, N, T);
         Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, call.n * kBlock, 4);
         Ahead next_folds = rows_ahead(job, o.fold, tile == 0 ? job.rhs.fold : nullptr, call.n * kBlock, o.fold.format == HOP_FLOAT32 ? 4 : 1);
-        int64_t group = 0, left = job.group;  // of k of the group
+        int64_t group = 0, left = job.group;  // remaining k of the group
         for (int64_t s = 0; s < job.slices; ++s, a += a_stride, b += 2 * bytes) {
             for (int quad = 0; quad < kQuads && group < job.groups;) {
                 if (Folded) {
@@ -114,7 +115,7 @@ private:
         each_sum<N, T>([&](auto t, auto i, auto half) HOP_INLINED { c[t][i][half] = _mm256_setzero_ps(); });
     }
 
-    // As add_group of groups_plain.h; the sums are 0 then.
+    // Like add_group of groups_plain.h; resets the sums to 0.
     template <int N, int T>
     HOP_INLINED static inline void add_group(const Call& call, int first, int tile, int64_t group, __m256 (&c)[T][N][2]) {
         const bool scaled = call.job.p.lhs.scale.format != HOP_NONE;

@@ -1,13 +1,13 @@
-// Few rows by a panel of packed codes in groups: codes go from memory to products in registers. Included in a namespace
-// (isa.h), after gemm.h; codes_of_groups_avx512.h makes the sums of a group.
+// Few rows times a panel of packed codes in groups: decoded values stay in registers. Included in a namespace (isa.h),
+// after gemm.h; codes_of_groups_avx512.h computes the sums of a group.
 
-// The zero points of 32 rows, group after group along k, those of many groups found at once, a byte each.
+// The zero points of 32 rows, group by group along k, one byte each; those of many groups are computed at a time.
 class GroupZeros {
 public:
     GroupZeros(const hop_operand& o, const void* data, int64_t rows, int64_t groups)
         : o_(o), data_(static_cast<const uint8_t*>(data)), rows_(rows), groups_(groups) {}
 
-    // Of rows first..first + 31 in groups begin..begin + kWindow - 1, 32 bytes each.
+    // Zero points of rows first..first + 31 in groups begin..begin + kWindow - 1, 32 bytes for each group.
     HOP_ALONE const uint8_t* at(int64_t first, int64_t begin) {
         const int64_t count = groups_ - begin < kWindow ? groups_ - begin : kWindow;
         const int64_t rest = rows_ - first, rows = rest < kBlock ? rest : kBlock;
@@ -25,7 +25,7 @@ public:
         return window_;
     }
 
-    // Whether those that were found last are all below 16.
+    // Whether the last ones computed are all below 16.
     HOP_ALONE bool are_small() const {
         __m512i any = load512(window_);
         for (int i = 64; i < kWindow * kBlock; i += 64) any = _mm512_or_si512(any, load512(window_ + i));
@@ -63,10 +63,10 @@ private:
     alignas(64) uint8_t window_[kWindow * kBlock] = {};
 };
 
-// What a group's sums are made from: quads `quad` to `end` of each of so many slices, and its zero points and terms.
+// The inputs of a group's sums: quads `quad` to `end` of each of `slices` slices, zero points and terms.
 struct GroupCodes {
     const uint8_t *a, *b;
-    int64_t stride, slices;  // of `a`: bytes from slice to slice
+    int64_t stride, slices;  // stride: bytes between slices of `a`
     int quad, end;
     const uint8_t* zero;  // of 32 columns
     const int32_t* pair;  // of the rows
@@ -75,17 +75,17 @@ struct GroupCodes {
 
 template <class Numbers>
 struct FewGroups {
-    static constexpr int kTogether = 6;  // rows whose sums the registers hold
+    static constexpr int kTogether = 6;  // rows whose sums fit in the registers
 
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         if (has_zero(o) && (o.format != HOP_UINT4 || o.zero_format == HOP_INT8 || o.zero < 0 || o.zero > 15)) return false;
-        const int64_t most = is_narrow(o.format) ? kBlock : kBlock / 2;  // from there on codes are brought to tiles once, for all
+        const int64_t most = is_narrow(o.format) ? kBlock : kBlock / 2;  // for more rows, codes are converted to tiles once
         return job.p.m <= most && o.layout == HOP_TILED && o.format != HOP_UINT8 && o.fold.format == HOP_NONE &&
                keeps_groups(job) && o.scale.ks == job.group;
     }
 
-    // To y (rows x 32), as kept_groups, bit for bit. False if a zero point needs another way.
+    // Computes y (rows x 32), as kept_groups does, bit for bit. Returns false if a zero point needs the general path.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* lhs_sides, int64_t sides, BlockScales& scales,
                          BlockScales&, int64_t n, float* y) {
         bool done = true;
@@ -108,7 +108,7 @@ private:
     struct Rows {
         const uint8_t* tiles;
         const Side* sides;
-        int64_t count;  // of sides: 1 if all groups have the same
+        int64_t count;  // number of sides: 1 if all groups have the same
         int first;
     };
 
@@ -124,7 +124,7 @@ private:
                      stride, span, 0, quads, nullptr, nullptr, 0};
         int64_t slices = job.slices;
         const bool once = rows.first == 0;
-        // Later rows find in the cache what the first ones read: memory is free for the next panel.
+        // Later rows find codes in the cache that the first ones read: memory bandwidth is free for the next panel.
         const int64_t size = job.slices * tiles;
         Ahead next_codes(job.p.m > kTogether ? g.b + size + size * rows.first / job.p.m : nullptr, size * N / job.p.m, job.groups);
         Ahead next_scales = rows_ahead(job, job.p.rhs.scale, once ? job.rhs.scale : nullptr, first, 4);
@@ -173,7 +173,7 @@ private:
     }
 };
 
-// Few rows of a product: of one sum, or of groups.
+// The kernel for few rows, for products with one sum or with groups.
 template <class OneSum, class Groups>
 struct OneSumOrGroups {
     static bool take(const Job& job, const uint8_t* lhs) { return job.grouped() ? Groups::take(job, lhs) : OneSum::take(job, lhs); }

@@ -1,6 +1,6 @@
-// From sums to a floating-point output with AVX-512. Included in a namespace (isa.h), after epilogue.h.
+// From sums to a floating-point output, with AVX-512. Included in a namespace (isa.h), after epilogue.h.
 
-// Words in the upper halves of lanes; what is below is not zero.
+// Words in the upper halves of lanes; the lower halves are arbitrary.
 inline __m512i bfloat16_above(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
@@ -22,7 +22,7 @@ template <bool Scaled, bool Biased, int Format, class Sum>
 inline void finish_rows_as(const Job& job, const FinishedRows<Sum>& f) {
     constexpr int64_t bytes = Format == HOP_FLOAT32 ? 4 : 2;
     const bool whole = f.columns == kBlock && is_past_cache(job, bytes);
-    const auto words = static_cast<uint64_t>(~uint64_t(0)) >> (64 - f.columns * bytes / 2);  // of 16 bits, to be stored
+    const auto words = static_cast<uint64_t>(~uint64_t(0)) >> (64 - f.columns * bytes / 2);  // mask of 16-bit words to store
     const __m512i odd = _mm512_add_epi16(_mm512_slli_epi16(load512(kCounting), 1), _mm512_set1_epi16(1));
     __m512 scale[2], bias[2];
     for (int half = 0; half < 2; ++half) {
@@ -61,7 +61,7 @@ inline void finish_rows_of(const Job& job, const FinishedRows<Sum>& f) {
     }
 }
 
-// As finish_rows of finish_plain.h, bit for bit.
+// Like finish_rows of finish_plain.h, bit for bit.
 template <class Sum>
 inline void finish_rows(const Job& job, const FinishedRows<Sum>& f) {
     if (f.lhs && f.bias) finish_rows_of<true, true>(job, f);

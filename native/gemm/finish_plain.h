@@ -1,6 +1,6 @@
-// From sums to a floating-point output, of any instruction set. Included in a namespace (isa.h), after epilogue.h.
+// From sums to a floating-point output, for any instruction set. Included in a namespace (isa.h), after epilogue.h.
 
-// (float(c) · s_lhs) · s_rhs, plus the bias, each operation rounded.
+// Computes (float(c) · s_lhs) · s_rhs, plus the bias; each operation is rounded.
 template <class Sum>
 inline void finish_rows(const Job& job, const FinishedRows<Sum>& f) {
     for (int i = 0; i < f.rows; ++i) {

@@ -1,9 +1,9 @@
-// Products of float32 and float16 numbers with quantized ones. At level avx2, where floats are multiplied in float32, they are
-// factors like others; elsewhere such a product is one of bfloat16 numbers.
+// Products of float32 and float16 with quantized factors. At level avx2, which multiplies floats in float32, they are
+// factors like others; at other levels the product is computed with bfloat16 numbers.
 //
-// A float32 number is the sum of three bfloat16 numbers, exactly: its upper 8 bits, the next 8 and the last; one of float16
-// that of two. The parts lie one below the other, the right factor is read once for them, and what the product makes of
-// them is added up, from the least.
+// A float32 number is exactly the sum of three bfloat16 numbers: its upper 8 bits, the next 8 and the last 8; a float16
+// number is the sum of two. The parts become additional rows of lhs, so that the right factor is read once, and their
+// results are added, from the least significant.
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -14,9 +14,9 @@
 namespace hop {
 namespace {
 
-constexpr int64_t kFew = 16;                        // rows, for which reading the weight takes longest
-constexpr int64_t kElements = int64_t(1) << 19;     // of the left factor and of the result that are taken at once
-constexpr int64_t kRowsOfThread = int64_t(1) << 14;  // elements worth a thread
+constexpr int64_t kFew = 16;                        // rows up to which reading the weight dominates
+constexpr int64_t kElements = int64_t(1) << 19;     // elements of the left factor, and of the result, processed at a time
+constexpr int64_t kRowsOfThread = int64_t(1) << 14;  // elements that pay for a thread
 
 uint32_t bits_of(float x) {
     uint32_t bits;
@@ -43,7 +43,7 @@ uint16_t nearest(float x) {  // bfloat16, ties to even
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The upper 16 bits; with `rounded` what is not finite stays as it is.
+// The upper 16 bits; with `rounded`, infinities and NaNs are unchanged.
 float upper(float x, bool rounded) {
     const uint32_t bits = bits_of(x);
     if (rounded && (bits & 0x7f800000) == 0x7f800000) return x;
@@ -131,7 +131,7 @@ int hop_multiply_floats(
             bool own_finite = true;
             for (int64_t i = 0; i < p.n; ++i) {
                 const float sum = high[i] + (count > 2 ? low[i] + middle[i] : middle[i]);
-                // Where the upper bits give an infinity it stands, and of a number that is none only they are taken.
+                // Keeps an infinity of the upper parts. Numbers that are not finite have only an upper part.
                 y[i] = rounded && std::isinf(high[i]) ? high[i] : sum;
                 own_finite &= std::isfinite(sum);
             }

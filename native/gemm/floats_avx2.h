@@ -1,8 +1,8 @@
-// Products of floats with AVX2: numbers of float32, by fused multiply-adds. Included in a namespace (isa.h), after
-// numbers_avx2.h.
+// Float products with AVX2, in float32 with fused multiply-adds. Included in a namespace (isa.h), after numbers_avx2.h.
 //
-// A tile of rhs is [64][16 columns] numbers, one of lhs [16 rows][64]. The sum of an element takes its products one after the
-// other, in the order of k, from the first of all, or of its group: so it depends on no other row, nor on where chunks end.
+// A tile of rhs is [64][16 columns] floats, one of lhs [16 rows][64]. Products are added one after the other, in the
+// order of k, beginning with the first k of all, or of the group. So a sum does not depend on the other rows or on the
+// chunks.
 
 class Floats {
 public:
@@ -26,16 +26,16 @@ public:
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
-        // Groups are kept, so that nothing else goes on beside a product.
+        // Groups are kept in registers, without other work between products.
         if constexpr (std::is_same<Between, Ahead>::value) multiplied(a, b, R * kTile, rows, slices, sums, add, between);
     }
 
     template <int R, class Between>
-    void step(const uint8_t*, const uint8_t*, int, int, Sum*, Between&) {}  // groups are kept
+    void step(const uint8_t*, const uint8_t*, int, int, Sum*, Between&) {}  // not used: groups are kept in registers
 
     static bool keeps(const Job& job) { return job.grouped(); }
 
-    // As add_group of groups_plain.h: each operation is rounded, groups are added in order.
+    // Like add_group of groups_plain.h: each operation is rounded, and groups are added in order.
     template <class Between>
     void groups(const Job& job, const KeptGroups& g, int rows, Between& between) {
         const bool scaled = job.p.lhs.scale.format != HOP_NONE;
@@ -88,9 +88,9 @@ private:
         });
     }
 
-    static constexpr int kMost = 6;  // rows at once: 12 registers of sums
+    static constexpr int kMost = 6;  // rows at a time: 12 registers of sums
 
-    // One or two rows by both tiles of a panel, more by one: twelve sums at most.
+    // One or two rows use both tiles of a panel, more rows use one: at most twelve sums.
     template <class Body>
     static void blocks(int rows, Body body) {
         for (int tile = 0; tile < 2; ++tile)
@@ -100,7 +100,7 @@ private:
             });
     }
 
-    // Products of N rows, a slice's width apart, with `count` (a multiple of 4) k of T tiles that lie side by side.
+    // Adds products of N rows, one slice apart, and `count` (a multiple of 4) k of T adjacent tiles.
     template <int N, int T>
     HOP_INLINED static inline void add_products(const float* a, const float* b, int count, __m256 (&c)[N][2 * T]) {
         for (int k = 0; k < count; k += 4, a += 4, b += 4 * kRows)

@@ -1,23 +1,24 @@
-// Products of floats with AVX-512. Included in a namespace (isa.h), after engine_avx512.h.
+// Float products with AVX-512. Included in a namespace (isa.h), after engine_avx512.h.
 //
-// The sum of an element takes its products in an order that depends on k alone, however many rows there are. Each Numbers
-// has kChains sums of an element, which do not wait for each other; a chain takes a chunk's products in the order of k:
+// The order in which products are added depends only on k, not on the number of rows. Each Numbers class has kChains
+// independent sums for each element; each chain adds a chunk's products in the order of k:
 //
 //     template <int N> add(a, left, right, quad, e, sums)
-//         products of rows of lhs with words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
+//         products of rows of lhs and words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
 //
-// One chain takes both, of two each takes one, and they are added up at the end of a chunk. A group has one chain.
+// A single chain adds both; of two chains each adds one, and they are added at the end of a chunk. Groups use one
+// chain.
 
-// Of functions on arrays that are to lie in registers: a call would bring them to memory.
+// For functions on arrays that must stay in registers: a call would move them to memory.
 #define HOP_IN_REGISTERS inline __attribute__((always_inline))
 
-// Adds the products of a quad of tiles.
+// Adds the products of one quad of tiles.
 template <class Numbers, int N>
 HOP_IN_REGISTERS void add_quad(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&c)[N][2]) {
     Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
 }
 
-// The numbers of kept_groups and FewGroups: one chain of each element's sum in a group.
+// The Numbers of kept_groups and FewGroups: one chain for each element and group.
 template <class Products>
 struct KeptFloats {
     using Vector = __m512;
@@ -69,7 +70,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at once: 24 registers of sums; bytes of one
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 registers of sums; bytes of one row
     static constexpr int kChains = Numbers::kChains;
 
     template <int N, class Between>
@@ -88,7 +89,7 @@ private:
             }
             if constexpr (kChains == 2) end<N>(c[0], c[1], sums);
             else end<N>(c[0], sums);
-        } else {  // one chain after the other: the registers hold one
+        } else {  // one chain after the other: the registers hold only one
             __m512 c[N][2], first[N][2];
             begin<N>(sums, add, c);
             chain<N>(a, stride, b, slices, quad, quads, 0, c, between);

@@ -1,30 +1,32 @@
-// The skeleton of every product. Included in a namespace (isa.h), after tiles, packing, epilogue and groups.
+// The loops of every product. Included in a namespace (isa.h), after tiles, packing, epilogue and groups.
 //
-//     pack lhs                           all threads, once for each slab of rows
-//     make tiles of rhs                  the same, of as many panels as the cache holds, if they are used often; then
-//     for each group of row blocks       its tiles stay in the second-level cache
-//       for each panel of 32 columns     threads take panels
-//         for each chunk of slices       the panel's tiles stay in the first-level cache: decoded, if codes are no tiles
-//           for each row block           an engine multiplies 32 rows by 32 columns
+//     pack lhs                            all threads, once for each slab of rows
+//     make tiles of rhs                   likewise, for as many panels as the cache holds, if they are used often; then
+//     for each group of row blocks        its tiles stay in the second-level cache
+//       for each panel of 32 columns      threads take panels
+//         for each chunk of slices        the panel's tiles stay in the first-level cache, decoded if codes are not tiles
+//           for each row block            an engine multiplies 32 rows by 32 columns
 //
-// An Engine says how: its kind of sums, the bytes of an element of its tiles (kBytes; of those of lhs, kLhsBytes), and
+// An Engine has a type of sums, the bytes of an element of its tiles (kBytes; kLhsBytes for lhs), and
 //
-//     Engine(rows, quads)                        rows of a row block (16 or fewer: of the one block); quads of a step
+//     Engine(rows, quads)                         rows of a row block (16 or fewer: of the only block); quads of a step
 //     template <int R> multiply(a, b, rows, slices, sums, add, between)
-//                                                `rows` of R · 16 rows by 32 columns, over whole slices
-//     template <int R> step(a, b, rows, quad, sums, between)     over `quads` quads of one slice, sums written new
+//                                                 multiplies `rows` of R · 16 rows by 32 columns, over whole slices
+//     template <int R> step(a, b, rows, quad, sums, between)      the same over `quads` quads of a slice, overwriting sums
 //
-// and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
-//     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
+// It calls between() regularly, in `multiply` after each slice, for other work that overlaps with the products.
+// Optional:
+//
+//     lhs_tile(tile, out)                         converts a tile of lhs to the engine's format
 //     lhs_slice(job, first, rows, slice, out), rhs_tile(job, folds, first, slice, out)
-//                                                if it has them: its own tiles, made from codes, of any bytes an element
-//     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
-//     kLongChunk                                 if it has one: bytes of a chunk of integers
-//     kGroup                                     if it has one: bytes of lhs in a group of row blocks
-//     kFetched                                   if it has one: rows, or fewer, for which it fetches packed codes itself
-//     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
+//                                                 creates the engine's own tiles from codes, with any bytes per element
+//     reads_codes(yes)                            receives whether tiles of rhs are packed codes, in memory
+//     kLongChunk                                  bytes of a chunk of integers
+//     kGroup                                      bytes of lhs in a group of row blocks
+//     kFetched                                    rows up to which the engine prefetches packed codes itself
+//     keeps(job), groups(job, kept, rows, between)      the groups of a chunk, scaled and added, if kKept
 
-// Memory to fetch while multiplying.
+// Memory to prefetch while multiplying.
 class Ahead {
 public:
     Ahead(const void* data, int64_t bytes, int64_t steps)
@@ -40,7 +42,7 @@ private:
     int64_t each_, left_;
 };
 
-// What the next panel's rows have of scales or zero points, if they lie side by side.
+// The scales or zero points of the next panel's rows, if they are contiguous.
 inline HOP_ALONE Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
     if (!data || s.rows != 1 || s.k_stride != 1 || first + 2 * kBlock > job.p.n) return Ahead(nullptr, 0, 1);
     const int64_t size = kBlock * s.row_stride * bytes;
@@ -82,7 +84,7 @@ class Multiplication {
 public:
     using Sum = typename Engine::Sum;
     static constexpr int kBytes = Engine::kBytes;
-    static constexpr int kUnit = kBytes * kTile, kLhsUnit = Engine::kLhsBytes * kTile;  // a tile
+    static constexpr int kUnit = kBytes * kTile, kLhsUnit = Engine::kLhsBytes * kTile;  // bytes of a tile
     static constexpr bool kInteger = kBytes == 1;
 
     explicit Multiplication(Job& job) : job_(job) {
@@ -94,8 +96,8 @@ public:
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
-        // Twice as long a chunk costs less than the sums' way to memory and back, if there are no others then; and what is
-        // read once need not stay in the cache.
+        // A chunk of twice the length costs less than moving the sums to memory and back, if it is the only one. Codes
+        // that are read once need not stay in the cache.
         const bool once = ready_ && job.p.m <= kReadOnce, twice = kInteger && job.slices <= 2 * kChunkBytes / (2 * kUnit);
         if (!job.grouped() && (once || twice)) chunk_ = job.slices;
         if (chunk_ > job.slices) chunk_ = job.slices;
@@ -119,7 +121,7 @@ public:
 private:
     static constexpr int64_t kSlabBytes = 16 << 20, kMostGroup = 16;
     static constexpr int64_t kReadOnce = 2;  // rows that all engines multiply at once
-    static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
+    static constexpr int64_t kGrain = 4;  // panels that a thread takes at a time
 
     int rows_of(int64_t block) const {
         const int64_t rest = job_.p.m - block * kBlock;
@@ -136,8 +138,8 @@ private:
         of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
         if (of_group > count) of_group = count;
         const int64_t row_groups = ceil_div(count, of_group);
-        // What many rows multiply is made tiles of once, unless that is fast; as are columns, of which several panels share lines
-        // and pages.
+        // For many rows, rhs is converted to tiles once, unless conversion is fast. The same for columns, where several
+        // panels share cache lines and pages.
         const bool fast = OwnTiles<Engine>::value && job_.p.rhs.layout == HOP_TILED;
         const bool ahead = !ready_ && ((row_groups > 1 && !fast) || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
         static thread_local Scratch strips;
@@ -182,7 +184,7 @@ private:
     void make(int64_t first, int64_t last) {
         const Words words(job_.p.rhs.format);
         BlockScales folds(job_.p.rhs.fold, job_.rhs.fold, job_.p.n, job_.p.k);
-        const bool together = job_.p.rhs.layout == HOP_STRIDED;  // slice by slice: panels share what is read of each
+        const bool together = job_.p.rhs.layout == HOP_STRIDED;  // slice by slice: panels share the cache lines that are read
         const int64_t panels = together ? last - first : 1;
         for (int64_t from = first; from < last; from += panels)
             for (int64_t slice = 0; slice < job_.slices; ++slice) {
@@ -194,7 +196,7 @@ private:
             }
     }
 
-    // Makes the tiles of two panels of whole columns of bytes; false if these are none.
+    // Makes the tiles of two panels from complete columns of bytes; false if they are not.
     bool make_two(int64_t n, int64_t slice) {
         const hop_operand& o = job_.p.rhs;
         if (!kInteger || o.layout != HOP_STRIDED || is_narrow(o.format) || o.row_stride != 1) return false;
@@ -230,7 +232,8 @@ private:
         else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
-    // Scales the sums of one group, some rows at a time, while those of the next are made; fetches what comes then.
+    // Scales the sums of one group, some rows at a time, while those of the next are computed; prefetches the following
+    // data.
     class Scaling {
     public:
         explicit Scaling(const Job& job) : job_(job) {}
@@ -254,7 +257,7 @@ private:
         int at_ = 0, rows_ = 0, each_ = 0;
     };
 
-    // What a thread has for itself.
+    // The state of one thread.
     class Worker {
     public:
         Worker(Multiplication& m, int64_t blocks)
@@ -276,7 +279,7 @@ private:
         }
         bool ready() const { return sums_ != nullptr; }
 
-        // Rows begin..end - 1 of a slab by panel n; `next` is the panel after it, or -1.
+        // Multiplies rows begin..end - 1 of a slab by panel n; `next` is the panel after it, or -1.
         void panel(int64_t slab, int64_t begin, int64_t end, int64_t n, int64_t next) {
             load_bias(job_, n * kBlock, columns_of(n), bias_);
             if (few_ && few_panel(n)) return;
@@ -302,7 +305,7 @@ private:
         }
 
     private:
-        // Without tiles of words; false if it has to be done with them.
+        // Multiplies without tiles of words; false if that is not possible.
         bool few_panel(int64_t n) {
             if constexpr (Engine::kFewRows) {
                 float* y = job_.grouped() ? y_ : reinterpret_cast<float*>(sums_);
@@ -319,16 +322,17 @@ private:
             return false;
         }
 
-        // What is read after `count` slices before `end` of a panel, to be fetched in so many steps.
+        // The memory that is read after `count` slices before `end` of a panel, to be prefetched in `steps` steps.
         Ahead ahead_of(int64_t n, int64_t next, int64_t end, int64_t count, int64_t steps) const {
-            // Asked for twice, codes come a third slower.
+            // Prefetching codes twice makes reading them a third slower.
             if (m_.ready_ && job_.p.m <= FetchedRows<Engine>::value) return Ahead(nullptr, 0, 1);
             const bool more = end < job_.slices;
             const void* source = more || next >= 0 ? m_.source(more ? n : next, more ? end : 0) : nullptr;
             return Ahead(source, count * m_.source_bytes(), steps);
         }
 
-        // The tiles of a chunk, and the sums of its columns, in each of `groups`, if they are asked for and not known.
+        // Returns the tiles of a chunk, and adds the sums of its columns in each of `groups` if they are needed and not
+        // known.
         const uint8_t* chunk(int64_t n, int64_t first, int64_t count, int64_t groups) {
             const uint8_t* tiles = tiles_;
             if (m_.made_) {
@@ -390,7 +394,7 @@ private:
                 store(slab + block, y_ + (block - begin) * kBlock * kBlock, n);
         }
 
-        // The sums of a group, of a part of a slice or of whole ones, while those of the one before are scaled.
+        // Computes the sums of a group, over part of a slice or whole slices, while the previous group is scaled.
         template <int R>
         void group_sums(const uint8_t* a, const uint8_t* b, int rows, int64_t group, int64_t slices, Sum* sums) {
             if (m_.per_slice_ > 1) {
@@ -470,7 +474,7 @@ private:
     const Side* side_of(int64_t block, int64_t group) const { return lhs_sides_ + block * sides_ + (sides_ > 1 ? group : 0); }
     const uint8_t* tiles_of(int64_t block) const { return reinterpret_cast<const uint8_t*>(lhs_) + block * block_bytes_; }
 
-    // Where the codes of a panel begin, and the bytes of one of its slices, if they lie together.
+    // The address of a panel's codes, and the bytes of one of its slices, if they are contiguous.
     const void* source(int64_t n, int64_t slice) const {
         const hop_operand& o = job_.p.rhs;
         if (made_) return made_of(n, slice);
@@ -490,7 +494,7 @@ private:
             const uint8_t* codes = tile_of_codes(job_.p.rhs, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, out);
             if (codes == out && (format == HOP_INT8 || format == HOP_UINT4)) return;
             for (int i = 0; i < kTile; i += 64) to_int8(format, codes + i, out + i);
-            for (int64_t k = job_.p.k - slice * kSlice; format == HOP_UINT8 && k < kSlice; ++k)  // 0 is no 0 there
+            for (int64_t k = job_.p.k - slice * kSlice; format == HOP_UINT8 && k < kSlice; ++k)  // code 0 does not represent 0 here
                 for (int row = 0; row < kRows; ++row) out[(k / 4 * kRows + row) * 4 + k % 4] = 0;
         } else {
             tile_of_words(job_, words, folds, first, slice, out);
@@ -499,12 +503,12 @@ private:
 
     Job& job_;
     int64_t chunk_, block_bytes_, slab_;
-    int64_t sides_;  // of each row block: 1 if all groups have the same
+    int64_t sides_;  // for each row block: 1 if all groups have the same
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
-    bool kept_ = false;  // sums of groups stay in registers
+    bool kept_ = false;  // whether sums of groups stay in registers
     char* lhs_ = nullptr;
-    uint8_t* made_ = nullptr;  // the tiles of a strip of panels, from strip_ on, if they are made ahead
+    uint8_t* made_ = nullptr;  // tiles of a strip of panels, from strip_ on, if made in advance
     int64_t strip_ = 0;
     Side* lhs_sides_ = nullptr;
 };

@@ -25,7 +25,7 @@ inline void add_rows(const GroupSums<Sum>& sums, int begin, int end) {
     }
 }
 
-// As add_group of groups_plain.h, bit for bit.
+// Like add_group of groups_plain.h, bit for bit.
 template <class Sum>
 inline void add_group(const Job& job, const GroupSums<Sum>& sums, int begin, int end) {
     const bool zeros = std::is_same<Sum, int32_t>::value && (lhs_has_zero(job) || has_zero(job.p.rhs));

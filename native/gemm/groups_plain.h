@@ -1,6 +1,6 @@
-// Sums of groups, of any instruction set. Included in a namespace (isa.h), after epilogue.h.
+// Sums of groups, for any instruction set. Included in a namespace (isa.h), after epilogue.h.
 
-// Rows begin..end - 1: y (+)= (float(c) · s_lhs) · s_rhs, each operation rounded, once zero points are taken into c.
+// Rows begin..end - 1: y (+)= (float(c) · s_lhs) · s_rhs, each operation rounded, after applying zero points to c.
 template <class Sum>
 inline void add_group(const Job& job, const GroupSums<Sum>& sums, int begin, int end) {
     const Side &lhs = *sums.lhs, &rhs = *sums.rhs;

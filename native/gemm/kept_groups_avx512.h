@@ -1,15 +1,15 @@
-// Sums of groups that stay in registers, from their products to what they add to y. Included in a namespace (isa.h), after
-// groups_avx512.h and an engine's numbers.
+// Sums of groups that stay in registers, from the products to y. Included in a namespace (isa.h), after groups_avx512.h
+// and the Numbers of an engine.
 
-// Rows first..first + N - 1. As add_group of groups_plain.h, bit for bit: each operation is rounded, groups are added in
-// order. Paired: zero points come with the first terms of a sum; Scaled: lhs has scales. y of integers stays in registers. That
-// of floats stays in memory, for twice as many rows: so few sums as these would wait for each other, where a CPU begins two
-// multiply-adds a cycle.
+// Processes rows first..first + N - 1. Like add_group of groups_plain.h, bit for bit: each operation is rounded, and
+// groups are added in order. Paired: zero points are included in the initial sums; Scaled: lhs has scales. For integers
+// y stays in registers. For floats it stays in memory, for twice as many rows: fewer sums would be limited by latency
+// on CPUs that start two multiply-adds per cycle.
 template <class Numbers, int N, bool Paired, bool Scaled, class Between>
 inline void kept_groups(const KeptGroups& g, int first, const Between& between) {
     constexpr int64_t row_bytes = Numbers::kLhsBytes * kSlice, slice_bytes = 2 * Numbers::kBytes * kTile;
     constexpr bool held = Numbers::kBytes == 1;
-    const __m512 none = _mm512_set1_ps(-0.f);  // -0 + x is x, for each x
+    const __m512 none = _mm512_set1_ps(-0.f);  // -0 + x is x for every x
     float* out = g.y + first * kBlock;
     __m512 y[held ? N : 1][2];
     for (int i = 0; !held && g.first && i < N * kBlock; i += kRows) _mm512_storeu_ps(out + i, none);
@@ -62,7 +62,7 @@ inline void kept_groups(const KeptGroups& g, int first, const Between& between) 
     }
 }
 
-// Whether the sums of a product's groups may stay in registers.
+// Whether the sums of a product's groups can stay in registers.
 inline bool keeps_groups(const Job& job) {
     const bool zeros = by_integers(job.p) && (lhs_has_zero(job) || has_zero(job.p.rhs));
     return job.grouped() && (!zeros || are_paired(job));
@@ -71,7 +71,7 @@ inline bool keeps_groups(const Job& job) {
 template <class Numbers, class Between>
 inline void keep_groups(const Job& job, const KeptGroups& g, int rows, Between& between) {
     constexpr bool integers = Numbers::kBytes == 1;
-    constexpr int most = integers ? 6 : 12;  // rows at once: 12 registers of sums and 12 of y, or 24 of sums
+    constexpr int most = integers ? 6 : 12;  // rows at a time: 12 registers of sums and 12 of y, or 24 of sums
     in_row_blocks<most>(rows, [&](auto n, int first) {
         const auto once = [&] { if (first == 0) between(); };
         if constexpr (integers) {

@@ -1,12 +1,12 @@
-// Engines whose instructions multiply four numbers of a row, one of them in each lane, by those of four columns. Included
-// in a namespace (isa.h), after skeleton_neon.h.
+// Engines whose instructions multiply four numbers of a row, one in each lane, by those of four columns. Included in a
+// namespace (isa.h), after skeleton_neon.h.
 //
-// Numbers says how, of N rows by T tiles of 16 columns, with kVectors vectors of sums for a row of a tile:
+// Numbers defines the products of N rows and T tiles of 16 columns, with kVectors vectors of sums for a row of a tile:
 //
-//     template <int N, int T> four(a, b, quad, sums)      four quads from `quad` on
-//     begin(from, add, sums), end(to, add, sums)          the sums of a row, from memory if they are added to, and back
+//     template <int N, int T> four(a, b, quad, sums)      multiplies four quads from `quad` on
+//     begin(from, add, sums), end(to, add, sums)          loads the sums of a row if `add`, and stores them
 //
-// Each sum is taken in the order of k, however many rows there are.
+// Each sum is computed in the order of k, for any number of rows.
 
 template <class Numbers>
 class Lanes : public Numbers {
@@ -38,7 +38,7 @@ public:
 private:
     static constexpr int kRow = kLhsBytes * kSlice, kRegisters = 24;  // bytes of a row; registers of sums
 
-    // Few rows take both tiles at once: fewer sums would wait for each other.
+    // Few rows use both tiles at once: fewer sums would be limited by latency.
     template <class Body>
     static void blocks(int rows, Body body) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
@@ -64,7 +64,7 @@ private:
     int quads_;
 };
 
-// Sums that lie in vectors as in memory.
+// Sums with the same layout in vectors and in memory.
 inline int32x4_t load_sum(const int32_t* p) { return vld1q_s32(p); }
 inline float32x4_t load_sum(const float* p) { return vld1q_f32(p); }
 inline void store_sum(int32_t* p, int32x4_t x) { vst1q_s32(p, x); }

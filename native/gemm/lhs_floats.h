@@ -1,6 +1,6 @@
-// The form of lhs for engines without products of bfloat16. Included in a namespace (isa.h).
+// The format of lhs for engines without bfloat16 products. Included in a namespace (isa.h).
 
-// A tile of bfloat16 numbers as float32: [16 rows][4][16 quads], of k 0, 2, 1 and 3 of each quad.
+// Converts a tile of bfloat16 to float32: [16 rows][4][16 quads], with k 0, 2, 1 and 3 of each quad.
 inline void lhs_floats(const uint8_t* tile, uint8_t* out) {
     for (int row = 0; row < kRows; ++row)
         for (int e = 0; e < 2; ++e, out += 2 * kQuads * sizeof(float)) {

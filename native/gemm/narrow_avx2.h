@@ -1,7 +1,7 @@
-// Products of integers by codes of 4 bits, with AVX2. Included in a namespace (isa.h), after gemm.h.
+// Integer products with 4-bit codes, with AVX2. Included in a namespace (isa.h), after gemm.h.
 //
-// vpmaddubsw multiplies the codes, made unsigned (Job::rhs_shift), by int8: eight of its results, 2 · 15 · 128 each at most, are
-// added up in 16 bits. What makes the codes unsigned is a zero point like others.
+// vpmaddubsw multiplies the codes, converted to unsigned (Job::rhs_shift), by int8. Eight of its results, at most 2 ·
+// 15 · 128 each, are added in 16 bits. The conversion to unsigned is handled as a zero point.
 
 constexpr int kWidened = 8;  // quads whose sums fit in 16 bits
 
@@ -11,10 +11,10 @@ inline __m256i four_codes(const uint8_t* at) {
     return _mm256_set1_epi32(four);
 }
 
-// sum += products, in 16 bits, in the register of the sum: GCC else takes sums apart, and brings them to memory.
+// sum += products, in 16 bits, in the register of the sum: otherwise GCC splits sums and moves them to memory.
 inline HOP_INLINED void add_words(__m256i& sum, __m256i products) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products)); }
 
-// Ones of 16 bits, not made anew wherever they are used.
+// 16-bit ones, not created again at each use.
 inline HOP_INLINED __m256i kept_ones() {
     __m256i ones = _mm256_set1_epi16(1);
     __asm__("" : "+x"(ones));
@@ -27,12 +27,12 @@ inline HOP_INLINED void add_scaled(__m256i c, float lhs, __m256 rhs, float* y) {
     _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x));
 }
 
-// Few rows by a panel of packed codes, which go from memory to products in registers.
+// Few rows times a panel of packed codes; decoded codes stay in registers.
 class FewNarrow {
 public:
-    static constexpr int kMost = 4;  // rows: more are faster by tiles
+    static constexpr int kMost = 4;  // more rows are faster with tiles
 
-    // Zero points are to be the same for all, and sums of the columns known, if they are those of all k.
+    // All zero points must be equal. The sums of columns must be known, if they are over all k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         if (job.p.m > kMost || o.layout != HOP_TILED || o.zero_format != HOP_NONE) return false;
@@ -40,7 +40,7 @@ public:
         return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
     }
 
-    // To y (rows x 32): sums, or those of groups, scaled.
+    // Computes y (rows x 32): sums, or those of groups, scaled.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales&, int64_t n, float* y) {
         in_row_blocks<kMost>(static_cast<int>(job.p.m), [&](auto rows, int) {
             constexpr int N = rows.value, T = N <= 2 ? 2 : 1;
@@ -53,7 +53,7 @@ public:
     }
 
 private:
-    // N rows by the 16 columns of each of T tiles; `Summed`: the columns' codes too.
+    // Multiplies N rows by the 16 columns of each of T tiles; with `Summed` it also adds the columns' codes.
     template <int N, int T, bool Summed>
     static void columns(const Job& job, const uint8_t* a, const Side* sides, int64_t count, BlockScales& scales, int64_t n, int tile, float* y) {
         constexpr int M = 2 * T;  // vectors of columns
@@ -77,7 +77,7 @@ private:
             const float* scale = scales.at(n * kBlock, group * job.group) + tile * kRows;
             const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)) * (o.zero + job.rhs_shift));
             each<M>([&](auto j) HOP_INLINED {
-                __m256i pair = zero;  // as pair_column
+                __m256i pair = zero;  // like pair_column
                 if (Summed) pair = _mm256_or_si256(pair, _mm256_and_si256(_mm256_sub_epi32(all, sum[j]), _mm256_set1_epi32(0xffff)));
                 each<N>([&](auto i) HOP_INLINED {
                     const __m256i own = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[i]), pair));
@@ -121,7 +121,7 @@ private:
     }
 };
 
-// Many rows by tiles of bytes: lhs as [16 rows][64] int8, rhs as [16 quads][16 columns][4] unsigned.
+// Many rows, with tiles of bytes: lhs as [16 rows][64] int8, rhs as [16 quads][16 columns][4] unsigned.
 class Narrow {
 public:
     using Sum = int32_t;
@@ -150,7 +150,7 @@ public:
             const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, out);
             for (int i = 0; i < kTile; i += 32) store(out + i, load256(codes + i));
         }
-        for (int64_t k = job.p.k - slice * kSlice; job.rhs_shift && k < kSlice; ++k)  // 0 is no 0 there
+        for (int64_t k = job.p.k - slice * kSlice; job.rhs_shift && k < kSlice; ++k)  // code 0 does not represent 0 here
             for (int row = 0; row < kRows; ++row) out[(k / 4 * kRows + row) * 4 + k % 4] = 0;
     }
 
@@ -176,7 +176,7 @@ public:
 
     static bool keeps(const Job& job) { return job.grouped() && are_paired(job); }
 
-    // As add_group of groups_plain.h, bit for bit.
+    // Like add_group of groups_plain.h, bit for bit.
     template <class Between>
     void groups(const Job&, const KeptGroups& g, int rows, Between& between) {
         blocks(rows, [&](auto n, int first, int tile) {
@@ -218,14 +218,14 @@ public:
     }
 
 private:
-    static constexpr int kMost = 6;  // rows at once: 12 registers of sums
+    static constexpr int kMost = 6;  // rows at a time: 12 registers of sums
 
     template <class Body>
     static void blocks(int rows, Body body) {
         for (int tile = 0; tile < 2; ++tile) in_row_blocks<kMost>(rows, [&](auto n, int first) { body(n, first, tile); });
     }
 
-    // To sums in memory, those of `quads` quads of a slice.
+    // Adds products of `quads` quads of a slice to sums in memory.
     template <int N>
     static void add_sums(const uint8_t* a, const uint8_t* b, int quad, int quads, bool add, Sum* sums) {
         for (const int end = quad + quads; quad < end; quad += kWidened, add = true) {

@@ -1,23 +1,23 @@
-// Few rows of int8 codes by a panel of packed codes of 4 bits, with one sum for all of k: codes go from memory, in its order,
-// to products in registers. Included in a namespace (isa.h), after few_groups_avx512.h.
+// Few rows of int8 codes times a panel of packed 4-bit codes, with one sum over all k. Codes are read from memory in
+// order, and stay in registers. Included in a namespace (isa.h), after few_groups_avx512.h.
 
 template <class Numbers>
 struct NarrowSums {
-    // Sums of the columns' codes are to be known: they are not found here.
+    // The sums of the columns' codes must be known: they are not computed here.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         return job.p.m <= kMost && o.layout == HOP_TILED && is_narrow(o.format) && (!lhs_has_zero(job) || knows_sums(job));
     }
 
-    // To sums (rows x 32), of 32 bits.
+    // Computes 32-bit sums (rows x 32).
     static bool multiply(const Job& job, const uint8_t* lhs, const Side*, int64_t, BlockScales&, BlockScales&, int64_t n, float* sums) {
         in_row_blocks<kMost>(static_cast<int>(job.p.m), [&](auto rows, int) { panel<rows.value>(job, lhs, n, sums); });
         return true;
     }
 
 private:
-    static constexpr int kMost = 12;                                // rows: 24 registers of sums
-    static constexpr int64_t kStride = Numbers::kLhsBytes * kTile;  // bytes from a slice of lhs to the next
+    static constexpr int kMost = 12;                                // maximum rows: 24 registers of sums
+    static constexpr int64_t kStride = Numbers::kLhsBytes * kTile;  // bytes between slices of lhs
 
     struct Codes {
         __m512i nibble = _mm512_set1_epi8(15), sign;
@@ -27,7 +27,7 @@ private:
         }
     };
 
-    // So few rows have several sums of each element, or they wait for each other.
+    // Few rows use several sums for each element, because a single one would be limited by latency.
     template <int N>
     static void panel(const Job& job, const uint8_t* a, int64_t n, float* sums) {
         constexpr int S = N == 1 ? 4 : N <= 5 ? 2 : 1;
@@ -56,7 +56,7 @@ private:
         }
     }
 
-    // To sums `First` and the one behind it.
+    // Adds to sums `First` and the next.
     template <int N, int S, int First>
     static HOP_INLINED void two_quads(const Codes& codes, const uint8_t* a, const uint8_t* b, int quad, __m512i (&c)[S][N][2]) {
         constexpr int first = First % S, second = (First + 1) % S;

@@ -1,4 +1,4 @@
-// Products with NEON: int8 by products of 16 bits, bfloat16 as float32.
+// Products with NEON: int8 as 16-bit products, bfloat16 as float32.
 #include "common/isa.h"
 #include "gemm/product.h"
 

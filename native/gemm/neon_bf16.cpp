@@ -1,4 +1,4 @@
-// Products of bfloat16 by matrix products of two rows of 4 by two columns.
+// bfloat16 products with matrix products of two rows of 4 by two columns.
 #include "common/isa.h"
 #include "gemm/product.h"
 

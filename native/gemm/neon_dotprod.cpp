@@ -1,4 +1,4 @@
-// Products of int8 by dot products of four bytes.
+// int8 products with dot products of four bytes.
 #include "common/isa.h"
 #include "gemm/product.h"
 

@@ -1,4 +1,4 @@
-// Products of int8 by matrix products of two rows of 8 by two columns.
+// int8 products with matrix products of two rows of 8 by two columns.
 #include "common/isa.h"
 #include "gemm/product.h"
 

@@ -1,11 +1,11 @@
-// Float32 numbers from codes with AVX2. Included in a namespace (isa.h), after pack_rhs.h and loads_avx2.h.
+// Decodes codes to float32 with AVX2. Included in a namespace (isa.h), after pack_rhs.h and loads_avx2.h.
 
-// How bytes become numbers. Codes of 4 bits are looked up first: integers of 8 bits, which for e2m1 are twice the number.
+// How bytes are decoded. 4-bit codes are first looked up as 8-bit integers, which for e2m1 are twice the number.
 enum class Bytes { signed_integers, unsigned_integers, e4m3, e5m2 };
 
 constexpr bool are_floats(Bytes b) { return b == Bytes::e4m3 || b == Bytes::e5m2; }
 
-// Calls body with a constant that says how bytes of a format become numbers.
+// Calls body with a constant: how bytes of a format are decoded.
 template <class Body>
 inline void by_bytes(int format, Body body) {
     switch (format) {
@@ -16,7 +16,7 @@ inline void by_bytes(int format, Body body) {
     }
 }
 
-// The bytes of codes of 4 bits.
+// The table of 4-bit codes as bytes.
 inline __m256i table_of(int format) {
     static constexpr int8_t tables[3][16] = {{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1},
                                              {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
@@ -26,14 +26,14 @@ inline __m256i table_of(int format) {
 
 inline float unit_of(int format) { return format == HOP_E2M1 ? 0.5f : 1.f; }
 
-// 16 bytes as numbers. 8-bit floats have the bits of float16 but for their exponents: e4m3 is 2^8 times such a number.
+// Decodes 16 bytes. 8-bit floats have the bits of float16 except for the exponent: e4m3 equals 2^8 times that float16.
 template <Bytes B>
 HOP_INLINE void to_numbers(const uint8_t* bytes, __m256& low, __m256& high) {
     const __m128i x = load128(bytes), after = _mm_srli_si128(x, 8);
     if constexpr (are_floats(B)) {
         __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8);
         if constexpr (B == Bytes::e4m3) {
-            // The one NaN of a sign would be 1.875 · 2^8: its exponent is filled up.
+            // NaN would become 1.875 · 2^8: set its exponent to all ones.
             const __m256i largest = _mm256_set1_epi16(0x7f00);
             const __m256i special = _mm256_cmpeq_epi16(_mm256_and_si256(words, largest), largest);
             words = _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
@@ -51,17 +51,17 @@ HOP_INLINE void to_numbers(const uint8_t* bytes, __m256& low, __m256& high) {
     }
 }
 
-// Whether the CPU takes subnormal numbers as they are.
+// Whether the CPU currently processes subnormal numbers, instead of treating them as zeros.
 inline bool has_subnormals() {
     constexpr unsigned subnormals_are_zeros = 0x40;
     return !(_mm_getcsr() & subnormals_are_zeros);
 }
 
-// Numbers of eight columns from four bytes of each, or (Packed) from eight codes of 4 bits: int4, or those of a table, less what
-// is given.
+// The numbers of eight columns from four bytes of each, or (Packed) from eight 4-bit codes: int4, or entries of a
+// table, minus a zero point.
 template <Bytes B, bool Packed, bool Table>
 struct Eight {
-    static constexpr int kCodes = Packed ? 8 : 4;  // of a column
+    static constexpr int kCodes = Packed ? 8 : 4;  // codes of a column
     static constexpr bool kFloats = are_floats(B);
     __m256i bytes[2];
 
@@ -73,8 +73,9 @@ struct Eight {
         bytes[0] = _mm256_sub_epi8(_mm256_shuffle_epi8(table, _mm256_and_si256(bytes[0], nibble)), less);
     }
 
-    // 8-bit floats are float32 numbers of exponents too low, times 2^120 or 2^112. Those with the least exponent are subnormal
-    // then, so the CPU is to take these as they are; NaN and infinities are none.
+    // 8-bit floats become float32 numbers with too small exponents, which are multiplied by 2^120 or 2^112. Those with
+    // the smallest exponent are temporarily subnormal, so the CPU must process subnormals; NaN and infinities
+    // become ordinary numbers.
     HOP_INLINED __m256 number(int k) const {
         constexpr bool narrow = Packed && !Table;
         const int up = narrow ? 28 - 8 * (k % 4) - 4 * (k / 4) : 24 - 8 * (k % 4);
@@ -93,13 +94,13 @@ struct Eight {
     }
 };
 
-// Eight bytes, each four times.
+// Eight bytes, each repeated four times.
 inline __m256i each_byte(const uint8_t* bytes) {
     const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
     return _mm256_mullo_epi32(words, _mm256_set1_epi32(0x01010101));
 }
 
-// The tile of packed codes as [64][16 rows] numbers.
+// Decodes a tile of packed codes to [64][16 rows] floats.
 template <Bytes B, bool Packed, bool Table, bool Folded>
 inline void packed_tile(int format, const uint8_t* codes, const PerQuads<uint8_t>& zeros, const PerQuads<float>& folds, float* out) {
     using Codes = Eight<B, Packed, Table>;
@@ -121,7 +122,7 @@ inline void packed_tile(int format, const uint8_t* codes, const PerQuads<uint8_t
     }
 }
 
-// The same of codes of a byte each, whatever they are.
+// The same for 8-bit codes of any format.
 HOP_ALONE inline void any_tile(int format, const uint8_t* codes, const PerQuads<uint8_t>& zeros, const PerQuads<float>& folds, float* out) {
     const int8_t* table = nullptr;
     alignas(32) int8_t own[32];
@@ -151,20 +152,20 @@ inline bool has_special(int format, const uint8_t* codes) {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(most, special), most)) != 0;
 }
 
-// Of uint4: whether codes less their zero points are int8.
+// For uint4: whether codes minus their zero points fit in int8.
 inline bool are_near(const PerQuads<uint8_t>& zeros) {
     __m128i any = _mm_setzero_si128();
     for (int quad = 0; zeros.numbers && quad < kQuads; ++quad) any = _mm_or_si128(any, load128(zeros.at(quad)));
     return _mm_movemask_epi8(any) == 0;
 }
 
-// A tile of rhs, rows first..first + 15 of a slice.
+// Makes a tile of rhs, rows first..first + 15 of a slice.
 inline void tile_of_numbers(const Job& job, BlockScales& folds, int64_t first, int64_t slice, float* out) {
     const hop_operand& o = job.p.rhs;
     with_quads(job, folds, first, slice, [&](const PerQuads<uint8_t>& zero, const PerQuads<float>& fold) {
         if (o.layout == HOP_TILED && is_narrow(o.format) && are_near(zero)) {
             const uint8_t* codes = tile_in_panel(o, job.rhs.codes, job.p.k, first, slice);
-            if (fold.stride && fold.vectors == 1) {  // two quads of a vector are to have the same
+            if (fold.stride && fold.vectors == 1) {  // two quads of a vector must have the same fold
             } else if (o.format == HOP_INT4 && !fold.numbers) {
                 return packed_tile<Bytes::signed_integers, true, false, false>(o.format, codes, zero, fold, out);
             } else if (o.format == HOP_UINT4 && !fold.numbers) {
@@ -194,7 +195,7 @@ inline void tile_of_numbers(const Job& job, BlockScales& folds, int64_t first, i
     });
 }
 
-// 64 numbers of a row of lhs, from k on; those beyond the last `count` are 0.
+// Decodes 64 numbers of a row of lhs, from k on; those beyond the first `count` are 0.
 inline void row_of_numbers(const Job& job, int64_t row, int64_t k, int count, float* out) {
     const hop_operand& o = job.p.lhs;
     if (o.format == HOP_FLOAT32 || o.format == HOP_FLOAT16 || o.format == HOP_BFLOAT16) {

@@ -1,7 +1,7 @@
-// Words as an engine on bfloat16 reads them: in their order, quads 0 to 7 of a vector in `even`, 8 to 15 in `odd`. With
-// NEON. Included in a namespace (isa.h), after decode_plainly.h.
+// The order of words for engines on bfloat16: unchanged, with quads 0 to 7 of a vector in `even`, and 8 to 15 in `odd`.
+// With NEON. Included in a namespace (isa.h), after decode_plainly.h.
 
-// Words 16 i to 16 i + 15 of a vector.
+// Stores words 16 i to 16 i + 15 of a vector.
 inline void store_words(int i, uint16x8_t first, uint16x8_t second, uint16_t* even, uint16_t* odd) {
     uint16_t* out = (i < 2 ? even : odd) + i % 2 * 16;
     vst1q_u16(out, first);

@@ -1,7 +1,7 @@
-// Words as engines on float32 read them: of k 0 and 2 of each quad in `even`, of k 1 and 3 in `odd`. With NEON. Included in
-// a namespace (isa.h), after decode_plainly.h.
+// The order of words for engines on float32: k 0 and 2 of each quad in `even`, k 1 and 3 in `odd`. With NEON. Included
+// in a namespace (isa.h), after decode_plainly.h.
 
-// Words 16 i to 16 i + 15 of a vector.
+// Stores words 16 i to 16 i + 15 of a vector.
 inline void store_words(int i, uint16x8_t first, uint16x8_t second, uint16_t* even, uint16_t* odd) {
     vst1q_u16(even + 8 * i, vuzp1q_u16(first, second));
     vst1q_u16(odd + 8 * i, vuzp2q_u16(first, second));

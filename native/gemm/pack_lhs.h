@@ -1,4 +1,4 @@
-// The left factor, from its codes to tiles. Included in a namespace (isa.h).
+// Packs the left factor, from codes to tiles. Included in a namespace (isa.h).
 
 inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
 inline bool rhs_has_zero(const Job& job) { return has_zero(job.p.rhs) || job.rhs_shift != 0; }
@@ -7,7 +7,7 @@ inline bool lhs_has_zero(const Job& job) {
     return o.zero_format != HOP_NONE || o.zero - (o.format == HOP_UINT8 ? 128 : 0) + job.shift != 0;
 }
 
-// 64 codes of a row from k on, those beyond the last `count` of them zero; a pointer to where they are.
+// 64 codes of a row from k on, zeros after the first `count` of them. Returns a pointer to them.
 inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int64_t row, int64_t k, int count, uint8_t* buffer) {
     const auto* base = static_cast<const uint8_t*>(codes);
     if (is_narrow(o.format)) {
@@ -28,7 +28,7 @@ inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int6
     return buffer;
 }
 
-// 64 codes as an engine on int8 wants them: with 128 added to them if it shifts, which are those of uint8 again.
+// Converts 64 codes for an int8 engine: adds 128 if the engine shifts, which leaves uint8 unchanged.
 inline void to_lhs(int format, bool shifted, const uint8_t* codes, uint8_t* out) {
     if (format == HOP_UINT8 && shifted) {
         std::memcpy(out, codes, kSlice);
@@ -38,7 +38,7 @@ inline void to_lhs(int format, bool shifted, const uint8_t* codes, uint8_t* out)
     for (int j = 0; shifted && j < kSlice; ++j) out[j] ^= 0x80;
 }
 
-// The tiles of rows first..first + rows - 1 (32 at most) of a slice, for an engine on int8.
+// Packs the tiles of rows first..first + rows - 1 (at most 32) of a slice, for an int8 engine.
 inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) {
     const hop_operand& o = job.p.lhs;
     const int64_t k = slice * kSlice;
@@ -50,7 +50,7 @@ inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, ui
     }
 }
 
-// The same for an engine on bfloat16.
+// The same for a bfloat16 engine.
 inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) {
     const hop_operand& o = job.p.lhs;
     const int64_t k = slice * kSlice;
@@ -88,7 +88,7 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
     }
 }
 
-// Scale, zero point and sums of the rows of a block in one group.
+// Computes scales, zero points and sums of the rows of a block in one group.
 inline void side_of_rows(const Job& job, BlockScales& scales, int64_t first, int rows, int64_t group, bool sums, Side& side) {
     const hop_operand& o = job.p.lhs;
     const int64_t k = group * job.group, end = k + job.group < job.p.k ? k + job.group : job.p.k;

@@ -1,12 +1,12 @@
-// The right factor, from its codes to tiles. Included in a namespace (isa.h).
+// Packs the right factor, from codes to tiles. Included in a namespace (isa.h).
 
-// The tile of rows first..first + 15 in a slice of a tiled factor of `size` k.
+// The tile of rows first..first + 15 in a slice of a tiled factor with `size` k.
 inline const uint8_t* tile_in_panel(const hop_operand& o, const void* data, int64_t size, int64_t first, int64_t slice) {
     const int64_t tile = (first / kBlock * ceil_div(size, kSlice) + slice) * 2 + first / kRows % 2;
     return static_cast<const uint8_t*>(data) + tile * (is_narrow(o.format) ? kTile / 2 : kTile);
 }
 
-// The tile of codes of rows first..first + 15 in a slice; a pointer to where it is, `buffer` if it had to be made.
+// The tile of codes of rows first..first + 15 in a slice. Returns a pointer to it: `buffer` if it had to be made.
 inline const uint8_t* tile_of_codes(
     const hop_operand& o, const void* data, int64_t rows, int64_t size, int64_t first, int64_t slice, uint8_t* buffer) {
     const auto* base = static_cast<const uint8_t*>(data);
@@ -38,19 +38,19 @@ inline const uint8_t* tile_of_codes(
     return buffer;
 }
 
-// Calls body(quad, k) at each quad of a slice where a block of `ks` begins, or k ends.
+// Calls body(quad, k) for each quad of a slice at which a block of `ks` begins, or k ends.
 template <class Body>
 inline void for_blocks_of_slice(int64_t slice, int64_t ks, int64_t size, Body body) {
     const int64_t begin = slice * kSlice;
     for (int64_t k = begin, end; k < begin + kSlice; k = end) {
         body(static_cast<int>(k - begin) / 4, k);
         end = k >= size || ks >= size ? begin + kSlice : (k / ks + 1) * ks;
-        if (k < size && end > size) end = (size + 3) / 4 * 4;  // what is beyond is a block of its own
+        if (k < size && end > size) end = (size + 3) / 4 * 4;  // the padding is a separate block
     }
 }
 
-// Calls body(zero, fold) with what the quads of a tile of rows first..first + 15 have for numbers of floats: zero points and
-// block scales, if there are any.
+// Calls body(zero, fold) with the zero points and block scales of the quads of a tile of rows first..first + 15, for
+// float engines.
 template <class Body>
 inline void with_quads(const Job& job, BlockScales& folds, int64_t first, int64_t slice, Body body) {
     const hop_operand& o = job.p.rhs;
@@ -61,7 +61,7 @@ inline void with_quads(const Job& job, BlockScales& folds, int64_t first, int64_
     const bool whole = (slice + 1) * kSlice <= job.p.k;
     if (o.fold.format != HOP_NONE) {
         const int64_t ks = o.fold.ks, panel = first / kBlock * kBlock;
-        if (whole && (ks % kSlice == 0 || kSlice % ks == 0)) {  // as they lie
+        if (whole && (ks % kSlice == 0 || kSlice % ks == 0)) {  // use them in place
             fold = {folds.at(panel, slice * kSlice) + first % kBlock, ks < kSlice ? static_cast<int>(ks / 4) : kQuads, kBlock};
         } else {
             fold = {own_fold[0], 1, kRows};
@@ -92,7 +92,7 @@ inline void with_quads(const Job& job, BlockScales& folds, int64_t first, int64_
     body(zero, fold);
 }
 
-// One tile as bfloat16 numbers, 2 * kTile bytes.
+// Decodes one tile to bfloat16, 2 * kTile bytes.
 template <class Decoding>
 inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
     const hop_operand& o = job.p.rhs;
@@ -108,11 +108,11 @@ inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& fo
     });
 }
 
-// Whether the sums of the columns' codes came with the factor: over all k, so not of groups.
+// Whether sums of the columns' codes were passed with the factor: over all k, so not for groups.
 inline bool knows_sums(const Job& job) { return job.rhs.sums && !job.grouped(); }
 
-// The scales and zero points of the columns of a block in one group; their sums are 0 until they are added, where they are
-// not known.
+// Loads scales and zero points of the columns of a block in one group. Their sums, if not known, are 0 until they are
+// added.
 inline void side_of_columns(const Job& job, BlockScales& scales, int64_t first, int64_t group, Side& side) {
     const int64_t k = group * job.group, rest = job.p.n - first;
     std::memset(side.zero, 0, sizeof(side.zero));

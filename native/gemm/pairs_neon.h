@@ -1,13 +1,14 @@
 // Engines whose instructions multiply two rows by two columns. Included in a namespace (isa.h), after skeleton_neon.h.
 //
-// Numbers says how, of P pairs of rows by H times 8 columns, with four vectors of sums for a pair of rows and 8 columns,
-// each of [row][column]:
+// Numbers defines the products of P pairs of rows and H times 8 columns, with four vectors of sums for a pair of rows
+// and 8 columns, each [row][column]:
 //
-//     template <int P, int H> four(a, b, quad, sums)      four quads from `quad` on
-//     columns(b, i)                                       where columns 8 i to 8 i + 7 of a panel begin
-//     lhs_tile(tile, out)                                 pairs of rows side by side
+//     template <int P, int H> four(a, b, quad, sums)      multiplies four quads from `quad` on
+//     columns(b, i)                                       the address of columns 8 i to 8 i + 7 of a panel
+//     lhs_tile(tile, out)                                 interleaves pairs of rows
 //
-// Each sum is taken in the order of k, however many rows there are; a row alone has one of zeros, or another one, beside it.
+// Each sum is computed in the order of k, for any number of rows; a single row is paired with zeros or with another
+// row.
 
 template <class Numbers>
 class Pairs : public Numbers {
@@ -38,9 +39,9 @@ public:
     }
 
 private:
-    static constexpr int kMost = 6, kPair = 2 * kLhsBytes * kSlice;  // pairs of rows at once; bytes of one
+    static constexpr int kMost = 6, kPair = 2 * kLhsBytes * kSlice;  // pairs of rows at a time; bytes of one pair
 
-    // Few rows take 16 columns at once: fewer sums would wait for each other.
+    // Few rows use 16 columns at once: fewer sums would be limited by latency.
     template <class Body>
     static void blocks(int rows, Body body) {
         in_row_blocks<kMost>((rows + 1) / 2, [&](auto pairs, int first) {
@@ -79,7 +80,7 @@ private:
 
     static Sum* row(Sum* sums, int pair, int four) { return sums + pair * 2 * kBlock + four * 4; }
 
-    // Four columns of two rows, and two columns of both: one from the other.
+    // Converts between four columns of each of two rows, and two columns of both rows.
     static void turn(Vector a, Vector b, Vector& first, Vector& second) {
         const uint64x2_t x = reinterpret_cast<uint64x2_t>(a), y = reinterpret_cast<uint64x2_t>(b);
         first = reinterpret_cast<Vector>(vzip1q_u64(x, y)), second = reinterpret_cast<Vector>(vzip2q_u64(x, y));

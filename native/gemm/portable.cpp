@@ -1,4 +1,4 @@
-// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact.
+// Products in portable C++. Integers are multiplied as float32, in which sums over a slice are exact.
 #include <atomic>
 #include <cstring>
 #include <type_traits>

@@ -18,7 +18,7 @@ int64_t group_of(const hop_product& p) {
     return group > 0 ? group : 1;
 }
 
-constexpr int64_t kWhole = int64_t(1) << 40;  // blocks of so many k, or more, have all of them
+constexpr int64_t kWhole = int64_t(1) << 40;  // blocks of at least this many k contain all k
 
 bool is_factor(const hop_operand& o) { return o.format >= HOP_INT8 && o.format <= HOP_E5M2; }
 
@@ -26,7 +26,7 @@ bool is_factor(const hop_operand& o) { return o.format >= HOP_INT8 && o.format <
 
 Job::Job(const hop_product& product, int count) : p(product), threads(count) {
     slices = ceil_div(p.k, kSlice);
-    if (slices == 0) {  // a sum of nothing, from tiles of zeros
+    if (slices == 0) {  // an empty sum, computed from tiles of zeros
         slices = 1;
         p.rhs.layout = HOP_STRIDED;
         for (hop_operand* o : {&p.lhs, &p.rhs})

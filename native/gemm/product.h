@@ -1,13 +1,13 @@
-// What the parts of a product share, whatever instructions they are compiled for.
+// Data structures of products that all instruction sets share.
 //
 //     y[m, n] = Σ over groups of k  s_lhs[m, g] · s_rhs[n, g] · Σ over k in g  lhs[m, k] · rhs[n, k]
 //
 // A slice is 64 successive k, a quad 4 of them. A tile is one slice of 16 rows:
 //
-//     of codes       [16 quads][16 rows][4] bytes                     rhs, and what is packed
+//     of codes       [16 quads][16 rows][4] bytes                     rhs, and packed factors
 //                    [16 rows][64] bytes                              lhs
-//     of int8        the same, less what the zero point is made of
-//     of bfloat16    two such, of k 0 and 2 of each quad, and of k 1 and 3: [16 quads][16 rows][2], [16 rows][32]
+//     of int8        the same, minus a constant that becomes part of the zero point
+//     of bfloat16    two such, for k 0 and 2 of each quad, and for k 1 and 3: [16 quads][16 rows][2], [16 rows][32]
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -21,35 +21,36 @@
 namespace hop {
 
 constexpr int kSlice = 64, kRows = 16, kQuads = 16, kTile = kSlice * kRows;
-constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at once
-constexpr int64_t kChunkBytes = 16 << 10;  // of tiles of rhs, which stay in the first-level cache
+constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at a time
+constexpr int64_t kChunkBytes = 16 << 10;  // bytes of tiles of rhs, which stay in the first-level cache
 
-// The low and the high byte of the bfloat16 number of each code.
+// The low and high bytes of each code's bfloat16 number.
 struct Decoder {
     uint8_t low[256], high[256];
     int codes;    // entries in use: 64, 128 (and a sign in the highest bit) or 256
-    int special;  // magnitudes from here up are infinite or NaN; 256 if none
+    int special;  // magnitudes from here on are infinite or NaN; 256 if none
 };
 
-// Fetches a line of packed codes some way behind `at`. Who reads two tiles in turn reads two streams, of which a CPU may fetch
-// too little ahead: Zen 5 then reads at a third of the speed of memory. So lines are asked for in the order in which they lie.
-// (always_inline: GCC takes a function that only fetches for one without effect, and leaves its calls out.)
+// Prefetches a line of packed codes at some distance after `at`. Reading two tiles alternately creates two streams, for
+// which CPUs may prefetch too little: Zen 5 then reads at a third of the memory bandwidth. So lines are prefetched in
+// address order. (always_inline: GCC assumes that a function with only prefetches has no effect, and removes its
+// calls.)
 inline __attribute__((always_inline)) void fetch_in_order(const uint8_t* at) {
-    constexpr int64_t ahead = 8 << 10;  // less does not last while the scales of many groups are found
+    constexpr int64_t ahead = 8 << 10;  // shorter distances do not last while the scales of many groups are computed
     __builtin_prefetch(at + ahead, 0, 3);
 }
 
-// What `vectors` successive vectors of 16 quads share, a number for each quad; the next ones' lie `stride` behind.
+// The values that `vectors` successive vectors of 16 quads share, one for each quad; the next ones are at `stride`.
 template <class T>
 struct PerQuads {
-    const T* numbers = nullptr;  // nullptr: there are none
+    const T* numbers = nullptr;  // nullptr: none
     int vectors = 1, stride = 0;
     const T* at(int vector) const { return numbers ? numbers + vector / vectors * stride : nullptr; }
 };
 
-const Decoder* decoder(int format);  // of a byte or less
-const Decoder* shifted_decoder();    // of the code - 16, for codes of 4 bits less a zero point
-const float* scale_table(int format);  // the numbers of HOP_E8M0 or HOP_E4M3
+const Decoder* decoder(int format);  // for formats of at most a byte
+const Decoder* shifted_decoder();    // for code - 16: 4-bit codes minus a zero point
+const float* scale_table(int format);  // the values of HOP_E8M0 or HOP_E4M3
 
 inline bool is_narrow(int format) { return format == HOP_INT4 || format == HOP_UINT4 || format == HOP_E2M1; }
 inline bool is_integer(int format) {
@@ -57,7 +58,7 @@ inline bool is_integer(int format) {
 }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A call, and what follows from it.
+// A call and the values derived from it.
 struct Job {
     hop_product p;
     hop_data lhs, rhs;
@@ -65,24 +66,24 @@ struct Job {
     void* output;
     int threads;
 
-    int64_t slices;    // of k
-    int64_t group;     // k that share their scales; k itself if all do
+    int64_t slices;    // slices of k
+    int64_t group;     // number of k that share scales; all k if there is one group
     int64_t groups;
-    int32_t shift = 0;  // what an engine wants added to the codes of lhs, as int8: 128 makes them unsigned
-    int32_t rhs_shift = 0;  // the same of rhs: 8 makes int4 unsigned
+    int32_t shift = 0;  // constant that an engine needs added to int8 codes of lhs: 128 makes them unsigned
+    int32_t rhs_shift = 0;  // the same for rhs: 8 makes int4 unsigned
 
     Job(const hop_product& product, int threads);
     bool grouped() const { return groups > 1; }
-    int64_t terms(int64_t index) const {  // of a sum of that group
+    int64_t terms(int64_t index) const {  // number of terms in a sum of this group
         const int64_t rest = p.k - index * group;
         return rest < group ? rest : group;
     }
 };
 
-// Whether the product is one of integers.
+// Whether the product is computed with integers.
 inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) && is_integer(p.rhs.format); }
 
-// A product of integers, and one of floats, by each set of instructions.
+// Integer and float products, for each instruction set.
 namespace amx { int integers(Job&); int floats(Job&); }
 namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
 namespace avx512 { int integers(Job&); int floats(Job&); }
@@ -93,7 +94,7 @@ namespace neon_dotprod { int integers(Job&); }
 namespace neon { int integers(Job&); int floats(Job&); }
 namespace portable { int integers(Job&); int floats(Job&); }
 
-// The tile of codes of rows first..first + 15 in a slice.
+// Packs the tile of codes of rows first..first + 15 in a slice.
 namespace avx512 {
 void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile);
 }

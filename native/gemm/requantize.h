@@ -1,13 +1,13 @@
-// From a row of 32 sums to codes, as hop.requantization says. Included in a namespace (isa.h).
+// Requantizes a row of 32 sums to codes, as defined in hop.requantization. Included in a namespace (isa.h).
 
-// What a block's codes are found with: of each column, scale and zero point of the output.
+// The parameters of a block's codes: scale and zero point of the output for each column.
 struct Target {
     float scale[kBlock];
     int32_t zero[kBlock];
-    int32_t least[kBlock], most[kBlock];  // codes of a fused activation's bounds
+    int32_t least[kBlock], most[kBlock];  // codes of the bounds of a fused activation
 };
 
-// Whether the code is that of the real number, by the scale or by its reciprocal.
+// Whether codes are computed from real values, by the scale or by its reciprocal.
 inline bool by_real(const hop_output& o) { return o.requantize == HOP_DIVISION || o.requantize == HOP_RECIPROCAL; }
 
 inline float steps_of(const hop_output& o, float x, float scale) {
@@ -36,7 +36,7 @@ inline int32_t limited(int64_t code, int32_t low, int32_t high) {
     return static_cast<int32_t>(code < low ? low : code > high ? high : code);
 }
 
-// hop.quantize of real numbers: y / scale, or y times its reciprocal, to the nearest, ties to even; NaN is 0.
+// hop.quantize of real values: y / scale, or y times its reciprocal, to nearest, ties to even; NaN becomes 0.
 inline void codes_of_real(const hop_output& o, const float* y, const Target& t, int32_t* codes) {
     const float low = o.bounded & 1 ? o.bounds[0] : -INFINITY, high = o.bounded & 2 ? o.bounds[1] : INFINITY;
     for (int j = 0; j < kBlock; ++j) {
@@ -61,7 +61,7 @@ inline void codes_by_multiplier(const hop_output& o, const int32_t* sums, float 
     }
 }
 
-// The mantissa of 31 bits and the shift of a positive number: mantissa * 2^(shift - 31).
+// The 31-bit mantissa and the shift of a positive number: mantissa * 2^(shift - 31).
 inline void fixed_point(double multiplier, int64_t& mantissa, int64_t& shift) {
     uint64_t bits;
     std::memcpy(&bits, &multiplier, 8);
@@ -75,7 +75,7 @@ inline void fixed_point(double multiplier, int64_t& mantissa, int64_t& shift) {
     shift = !known ? 0 : shift > 30 ? 30 : shift;
 }
 
-// x / 2^by to the nearest.
+// x / 2^by, rounded to nearest.
 inline int64_t nearest(int64_t x, int64_t by, int ties) {
     const int64_t down = x >> by, one = int64_t(1) << by;
     const int64_t twice = (x - down * one) * 2;
@@ -102,7 +102,7 @@ inline void codes_by_fixed_point(const hop_output& o, const int32_t* sums, float
     }
 }
 
-// A bias of real numbers in units of the sums, to the nearest; the sums saturate.
+// Adds a bias of real values, rounded to the units of the sums; the sums saturate.
 inline void add_rounded_bias(int32_t* sums, float lhs, const float* rhs, const float* bias) {
     for (int j = 0; j < kBlock; ++j) {
         double steps = std::nearbyint(static_cast<double>(bias[j]) / (static_cast<double>(lhs) * rhs[j]));
@@ -113,7 +113,7 @@ inline void add_rounded_bias(int32_t* sums, float lhs, const float* rhs, const f
     }
 }
 
-// One row of sums to codes, by the output's convention. `bias` of real numbers, or nullptr.
+// Converts one row of sums to codes, by the output's convention. `bias`: real values, or nullptr.
 template <class Sum>
 inline void requantize_row(
     const hop_output& o, Sum* sums, float lhs, const float* rhs, const float* bias, const Target& target, uint8_t* out, int columns) {
@@ -134,7 +134,7 @@ inline void requantize_row(
     std::memcpy(out, bytes, static_cast<size_t>(columns));
 }
 
-// The rows of a block.
+// Converts the rows of a block.
 template <class Sum>
 inline void requantize_rows(
     const Job& job, Sum* sums, const float* lhs, const float* rhs, const float* bias, int64_t first, int rows, int64_t column, int columns) {

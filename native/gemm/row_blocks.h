@@ -1,6 +1,6 @@
 // Included in a namespace (isa.h).
 
-// What goes on beside the tiles (gemm.h), for one block of rows alone: of one type, whichever block that is.
+// Work between tiles (gemm.h) that is done for one row block only; it has the same type for all blocks.
 template <class Between>
 struct Once {
     Between& between;
@@ -10,7 +10,7 @@ struct Once {
     }
 };
 
-// Calls body(N, first) for `rows` (32 or fewer) in blocks of `Most` or fewer, of about the same size: N.value.
+// Calls body(N, first) for `rows` (at most 32) in blocks of at most `Most`, of about the same size: N.value.
 template <int Most, int N = Most, class Body>
 inline void in_row_block(int rows, int first, Body& body) {
     if constexpr (N > 1)

@@ -1,6 +1,6 @@
 // Scales and zero points of the rows of a factor. Included in a namespace (isa.h), after tiles.
 
-// Calls body(i, index) for rows first..first + count - 1 with the index of the block that they are in.
+// Calls body(i, index) for rows first..first + count - 1 with the index of their block.
 template <class Body>
 inline void for_blocks(int64_t rows, int64_t first, int64_t count, Body body) {
     int64_t block = first / rows, left = rows - first % rows;
@@ -15,7 +15,7 @@ inline float scale_at(int format, const void* data, int64_t index) {
                                  : scale_table(format)[static_cast<const uint8_t*>(data)[index]];
 }
 
-// The scales of `count` rows at one k.
+// Loads the scales of `count` rows at one k.
 inline void load_scales(const hop_scale& s, const void* data, int64_t first, int64_t count, int64_t k, float* scales) {
     if (s.format == HOP_NONE) {
         for (int64_t i = 0; i < count; ++i) scales[i] = 1.f;
@@ -27,7 +27,7 @@ inline void load_scales(const hop_scale& s, const void* data, int64_t first, int
     });
 }
 
-// The zero points of `count` rows at one k, of codes that became int8.
+// Loads the zero points of `count` rows at one k, for codes converted to int8.
 inline void load_zeros(const hop_operand& o, const void* data, int64_t first, int64_t count, int64_t k, int32_t* zeros) {
     const int shift = o.format == HOP_UINT8 ? 128 : 0;
     if (o.zero_format == HOP_NONE) {
@@ -42,8 +42,8 @@ inline void load_zeros(const hop_operand& o, const void* data, int64_t first, in
     });
 }
 
-// The scales of 32 rows, block after block along k. Where a row's lie side by side, those of many blocks are found at
-// once.
+// The scales of 32 rows, block by block along k. If a row's scales are contiguous, those of many blocks are loaded at a
+// time.
 class BlockScales {
 public:
     BlockScales(const hop_scale& s, const void* data, int64_t rows, int64_t k)
@@ -53,8 +53,8 @@ public:
         if (int64_t(1) << shift_ != s.ks) shift_ = -1;
     }
 
-    // Of rows first..first + 31 in the block that k is in, 0 for rows that are none; behind them those of the blocks up
-    // to the next multiple of 16. They stay until the next call.
+    // The scales of rows first..first + 31 in the block that contains k, 0 for missing rows; after them those of the
+    // following blocks, up to the next multiple of 16. They are valid until the next call.
     const float* at(int64_t first, int64_t k) {
         const int64_t block = blocks_ == 1 ? 0 : shift_ >= 0 ? k >> shift_ : k / s_.ks, begin = block / kWindow * kWindow;
         if (first != first_ || begin != begin_) {
@@ -64,13 +64,13 @@ public:
         return window_[block - begin];
     }
 
-    // Whether those that were found at once with the last ones are all 0, or between 2^-60 and 2^60.
+    // Whether the scales loaded together with the last ones are all 0, or between 2^-60 and 2^60.
     bool are_moderate() {
         if (!judged_) judge(blocks_ - begin_ < kWindow ? blocks_ - begin_ : kWindow);
         return moderate_;
     }
 
-    static constexpr int kWindow = 64;  // blocks that are found at once, from multiples of it on
+    static constexpr int kWindow = 64;  // blocks that are loaded at a time, aligned to multiples of it
 
 private:
 
@@ -130,7 +130,7 @@ private:
                     for (int j = 0; j < kRows; ++j) out[j] *= s_.factor;
             }
         }
-        if (bytes == 1 && rows < kRows)  // byte 0 need not stand for 0
+        if (bytes == 1 && rows < kRows)  // byte 0 need not represent 0
             for (int64_t i = 0; i < count; ++i)
                 for (int64_t j = rows; j < kRows; ++j) window_[at + i][half * kRows + j] = 0.f;
     }
@@ -139,14 +139,14 @@ private:
     const uint8_t* data_;
     int64_t rows_, blocks_;
     bool together_;
-    int shift_ = 0;  // log2 of ks, -1 if it is no power of two
+    int shift_ = 0;  // log2 of ks, -1 if it is not a power of two
     int64_t first_ = -1, begin_ = -1;
     bool judged_ = false, moderate_ = true;
     alignas(64) float window_[kWindow][kBlock];
 };
 
-// What belongs to 32 rows, or columns, in one group: scale, zero point, the sum of the codes less a constant, and what
-// pair_row and pair_column make of these two.
+// The data of 32 rows, or columns, in one group: scale, zero point, the sum of the codes minus a constant, and the
+// results of pair_row and pair_column.
 struct Side {
     alignas(64) float scale[kBlock];
     alignas(64) int32_t zero[kBlock];
@@ -154,9 +154,12 @@ struct Side {
     alignas(64) int32_t pair[kBlock];
 };
 
-// What the zero points of a row and of a column add to a sum of few terms, as a product of two pairs of 16 bits:
+// The contribution of the zero points of a row and a column to a sum of few terms, as a product of two pairs of 16
+// bits:
+//
 //     (za, Σ a) · (terms · zb - Σ b, -zb) = -za Σ b - zb Σ a + terms · za · zb
-// for codes that their zero points are some of: 128 differences of 255 have 16 bits.
+//
+// Requires zero points within the range of the codes: 128 differences of 255 fit in 16 bits.
 inline bool are_paired(const Job& job) {
     constexpr int64_t most = 128;
     const auto within = [](const hop_operand& o) {

@@ -1,4 +1,4 @@
-// What the engines of AArch64 share. Included in a namespace (isa.h), after the order of words (order_pairs.h,
+// Headers that the engines of AArch64 share. Included in a namespace (isa.h), after the order of words (order_pairs.h,
 // order_halves.h).
 #include "common/bytes_neon.h"
 #include "gemm/words_neon.h"

@@ -69,7 +69,7 @@ const float* scale_table(int format) {
         Tables() {
             const Decoder& d = *decoder(HOP_E4M3);
             for (uint32_t code = 0; code < 256; ++code) {
-                e8m0[code] = code == 255 ? NAN : of_bits(code ? code << 23 : 1u << 22);  // the least is subnormal
+                e8m0[code] = code == 255 ? NAN : of_bits(code ? code << 23 : 1u << 22);  // the smallest is subnormal
                 e4m3[code] = of_bits(static_cast<uint32_t>(d.high[code] << 8 | d.low[code]) << 16);
             }
         }

@@ -1,4 +1,5 @@
-// Tiles with AVX-512 (F, BW, DQ, VL, VBMI, VNNI). Included in a namespace (isa.h); see tiles_portable.h for what each does.
+// Tiles with AVX-512 (F, BW, DQ, VL, VBMI, VNNI). Included in a namespace (isa.h); tiles_plain.h describes the
+// functions.
 
 constexpr uint16_t kCounting[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                                     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
@@ -86,7 +87,7 @@ inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile)
     }
 }
 
-// Reads each line of the cache once; the 128 bits of 16 columns stay by themselves until quads are whole.
+// Reads each cache line once; the 128 bits of 16 columns stay separate until quads are complete.
 inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* const tiles[4]) {
     for (int quad = 0; quad < kQuads; ++quad, src += 4 * stride) {
         const __m512i x0 = load512(src), x1 = load512(src + stride), x2 = load512(src + 2 * stride), x3 = load512(src + 3 * stride);
@@ -156,10 +157,10 @@ inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     store512(odd, _mm512_permutex2var_epi16(a, _mm512_add_epi16(evens, _mm512_set1_epi16(1)), b));
 }
 
-// Makes lines that went past the cache visible before what follows.
+// Makes lines that bypassed the cache visible before subsequent stores.
 inline void fence() { _mm_sfence(); }
 
-// Whole lines of the cache past it: they are not read again soon, and need not be fetched first.
+// Stores whole cache lines past the cache: they are not read soon, and need not be fetched first.
 inline void store_lines(void* out, const void* data, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(out) % 64 || bytes % 64) {
         std::memcpy(out, data, bytes);

@@ -1,6 +1,6 @@
-// Tiles with NEON. Included in a namespace (isa.h); see tiles_plain.h for what each does.
+// Tiles with NEON. Included in a namespace (isa.h); tiles_plain.h describes the functions.
 
-// Calls body(i) for i = 0..N-1, each a constant: lanes of vectors are part of an instruction.
+// Calls body(i) for i = 0..N-1, each a constant: lane numbers are part of the instructions.
 template <int N, int I = 0, class Body>
 HOP_INLINED inline void for_lanes(const Body& body) {
     if constexpr (I < N) {
@@ -55,7 +55,7 @@ inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile)
                                                   vld1q_u8(src + 3 * stride)}}));
 }
 
-// A quad of each tile in turn, so that each line of the cache is read once.
+// Processes a quad of each tile in turn, so that each cache line is read once.
 inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* const tiles[4]) {
     for (int quad = 0; quad < kQuads; ++quad, src += 4 * stride)
         for (int i = 0; i < 4; ++i) {
@@ -75,7 +75,7 @@ inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t ste
     int32x4_t sum[4];
     for (int i = 0; i < 4; ++i) sum[i] = vld1q_s32(sums + 4 * i);
     for (; steps > 0; --steps, tile += step) {
-        int16x8_t pairs[4][2] = {};  // of two codes each: 16 quads have 8 bits more
+        int16x8_t pairs[4][2] = {};  // two codes each: sums over 16 quads need 8 more bits
         for (int quad = 0; quad < quads; ++quad)
             for (int i = 0; i < 4; ++i) {
                 const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(tile + quad * 64 + 16 * i));

@@ -1,6 +1,6 @@
-// What an instruction set without tiles_avx512.h takes in their place. Included in a namespace (isa.h).
+// Replaces tiles_avx512.h for other instruction sets. Included in a namespace (isa.h).
 
-// 64 codes of a byte from half as many bytes of codes of 4 bits.
+// Widens 64 4-bit codes to bytes.
 inline void widen(const uint8_t* narrow, uint8_t* codes) {
     for (int i = 0; i < 32; ++i) {
         codes[2 * i] = narrow[i] & 15;
@@ -8,7 +8,7 @@ inline void widen(const uint8_t* narrow, uint8_t* codes) {
     }
 }
 
-// A tile of bytes from one of 4 bits, whose bit `sign` (8, or 0 for none) is a sign.
+// Widens a tile of 4-bit codes to bytes. Bit `sign` (8, or 0 for none) is the sign.
 inline void widen_tile(const uint8_t* narrow, uint8_t sign, uint8_t* tile) {
     for (int pair = 0; pair < kQuads / 2; ++pair)
         for (int i = 0; i < 64; ++i) {
@@ -17,18 +17,18 @@ inline void widen_tile(const uint8_t* narrow, uint8_t sign, uint8_t* tile) {
         }
 }
 
-// Tiles of columns: src[k * stride + row].
+// Makes tiles from columns: src[k * stride + row].
 inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int k = 0; k < kSlice; ++k)
         for (int row = 0; row < kRows; ++row) tile[(k / 4 * kRows + row) * 4 + k % 4] = src[k * stride + row];
 }
 
-// Four tiles of 64 columns.
+// Makes four tiles from 64 columns.
 inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* const tiles[4]) {
     for (int i = 0; i < 4; ++i) tile_from_columns(src + i * kRows, stride, tiles[i]);
 }
 
-// 64 codes as int8: the sign of uint8 turned, INT4 extended.
+// Converts 64 codes to int8: flips the sign bit of uint8, extends INT4.
 inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
     if (format == HOP_UINT8)
         for (int i = 0; i < 64; ++i) out[i] = codes[i] ^ 0x80;

@@ -1,4 +1,4 @@
-// Numbers from codes with AVX2. Included in a namespace (isa.h), after decode_plainly.h.
+// Decodes codes to bfloat16 with AVX2. Included in a namespace (isa.h), after decode_plainly.h.
 
 class Words {
 public:
@@ -17,7 +17,7 @@ public:
         offset_ = static_cast<int16_t>(word(8) - (8 << shift_));
     }
 
-    // As decode_plainly, bit for bit, of several vectors of 16 quads.
+    // Like decode_plainly, bit for bit, for several vectors of 16 quads.
     void decode(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
                 uint16_t* even, uint16_t* odd) const {
         for (int i = 0; i < vectors; ++i) decode(codes + i * 64, zero.at(i), fold.at(i), even + i * 32, odd + i * 32);
@@ -25,7 +25,7 @@ public:
 
     void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
         if (zero && (fold || _mm_movemask_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero))) !=
-                                 0))  // differences are int8
+                                 0))  // differences fit in int8
             return decode_plainly(*decoder_, codes, zero, fold, even, odd);
         __m256i inexact = _mm256_setzero_si256();
         for (int half = 0; half < 2; ++half) {
@@ -62,7 +62,7 @@ private:
     }
     static __m256i upper() { return _mm256_set1_epi32(static_cast<int>(0xffff0000)); }
 
-    // Codes of 4 bits, by tables of low and of high bytes.
+    // 4-bit codes, by tables of low and of high bytes.
     void narrow(__m256i code, __m256i& even, __m256i& odd) const {
         const __m256i lower = _mm256_set1_epi16(0x00ff);
         const __m256i low = _mm256_shuffle_epi8(ends_[0], code), high = _mm256_shuffle_epi8(ends_[1], code);
@@ -70,8 +70,7 @@ private:
         odd = _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(lower, high));
     }
 
-    // E4M3 and E5M2 in 16 bits each: magnitudes 8 to 119 are shifted and offset, those below and above taken from
-    // tables.
+    // E4M3 and E5M2 in 16 bits each: magnitudes 8 to 119 are shifted and offset, lower and higher ones are looked up.
     __m256i bytes(__m256i code) const {
         const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(127));
         const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(128)), 8);
@@ -89,7 +88,7 @@ private:
 
     template <bool Signed>
     static void integers(__m256i code, __m256i& even, __m256i& odd) {
-        const auto number = [](__m256i x) {  // of the highest byte of each 32 bits
+        const auto number = [](__m256i x) {  // for the highest byte of each 32 bits
             return _mm256_castps_si256(
                 _mm256_cvtepi32_ps(Signed ? _mm256_srai_epi32(x, 24) : _mm256_srli_epi32(x, 24)));
         };
@@ -100,7 +99,7 @@ private:
         odd = pair(number(_mm256_slli_epi32(code, 16)), number(code));
     }
 
-    // Words times the fold of their quad; `inexact` is not zero if a product is no bfloat16 number.
+    // Multiplies words by the fold of their quad; `inexact` becomes nonzero if a product is not a bfloat16 number.
     static __m256i folded(__m256i words, __m256 fold, __m256i& inexact) {
         const __m256i first =
             _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), fold));
@@ -113,5 +112,5 @@ private:
     const Decoder* decoder_;
     int format_, shift_;
     int16_t offset_ = 0;
-    __m256i ends_[2];  // of 4 bits: the bytes of all words; else the words of magnitudes 0 to 7, and of 120 to 127
+    __m256i ends_[2];  // for 4-bit codes the bytes of all words; else the words of magnitudes 0 to 7, and of 120 to 127
 };

@@ -1,8 +1,8 @@
-// Numbers from codes with AVX-512. Included in a namespace (isa.h), after decode_plainly.h and tiles_avx512.h.
+// Decodes codes to bfloat16 with AVX-512. Included in a namespace (isa.h), after decode_plainly.h and tiles_avx512.h.
 
-// Each of these turns 64 codes into words: of bytes 0 and 2 of each quad (even), and of bytes 1 and 3 (odd).
+// Each of these classes decodes 64 codes to words: bytes 0 and 2 of each quad (even), and bytes 1 and 3 (odd).
 
-// Codes of 4 bits, by one table of words: an index has 5 bits, the fifth of them another code's.
+// 4-bit codes, by one table of words. An index has 5 bits, and the fifth may be a bit of another code.
 struct NarrowWords {
     static constexpr bool kHalves = true;  // numbers are 2^i and 1.5 · 2^i
     __m512i table;
@@ -18,7 +18,7 @@ struct NarrowWords {
     }
 };
 
-// Codes of a byte by tables of the low and of the high bytes of their words: of all 256 codes, or of 128 magnitudes.
+// 8-bit codes, by tables of the low and high bytes of their words: for all 256 codes, or for 128 magnitudes.
 template <int Codes>
 struct ByteWords {
     static constexpr bool kHalves = false;
@@ -43,19 +43,20 @@ struct ByteWords {
     }
 };
 
-// A fold of 16 quads as words: what is added to those of a number 2^i, and to those of 1.5 · 2^i; both of the form
-// bits(fold · m) - bits(m).
+// A fold of 16 quads as words: the increments for numbers 2^i, and for numbers 1.5 · 2^i; both are bits(fold · m) -
+// bits(m).
 struct Fold {
     __m512i one, half;
-    __mmask32 nonzero;  // words that are not to be 0
-    __mmask16 unsafe;   // quads whose numbers, but 0, would leave the exponents of normal ones
-    __mmask16 special;  // those of them whose fold is infinite or NaN: 0 does not stay 0
+    __mmask32 nonzero;  // words that must not be 0
+    __mmask16 unsafe;   // quads whose nonzero numbers would leave the range of normal exponents
+    __mmask16 special;  // unsafe quads whose fold is infinite or NaN: 0 does not stay 0
 };
 
-// Numbers of at most one bit after the first (Halves) take a fold of any bfloat16 numbers; others, of powers of two.
+// Numbers with at most one bit after the first (Halves) support folds that are any bfloat16 numbers; others only powers
+// of two.
 template <bool Halves>
 inline Fold fold_of(const float* numbers) {
-    constexpr int least = 17, most = 239;  // exponents: every format's numbers lie between 2^-16 and 2^15
+    constexpr int least = 17, most = 239;  // of the exponents: numbers of all formats are between 2^-16 and 2^15
     const __m512 fold = _mm512_loadu_ps(numbers);
     const auto words = [](__m512 x, int unit) {
         const __m512i bits = _mm512_castps_si512(x);
@@ -88,8 +89,8 @@ public:
 
     explicit Words(int format) : format_(format), decoder_(*decoder(format)) {}
 
-    // `vectors` of 64 codes, 16 quads of 4 each, several times what shares zero points or a fold. Packed codes are of 4
-    // bits: a vector's in the low halves of 64 bytes, the next one's in the high.
+    // Decodes `vectors` of 64 codes, 16 quads of 4 each; vectors that share zero points or folds are adjacent. Packed
+    // codes have 4 bits: one vector's in the low halves of 64 bytes, the next one's in the high halves.
     template <bool Packed = false>
     void decode(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
                 uint16_t* even, uint16_t* odd) const {
@@ -139,7 +140,7 @@ private:
         if (special || unsafe) plainly<Packed>(codes, vectors, {}, fold, even, odd);
     }
 
-    // Codes of 4 bits less zero points of as many: differences of -15 to 15 have a table of words.
+    // 4-bit codes minus 4-bit zero points: the differences of -15 to 15 are looked up in a table of words.
     template <bool Packed>
     void shifted(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
                  uint16_t* even, uint16_t* odd) const {

@@ -1,5 +1,5 @@
-// Numbers from codes with NEON. Included in a namespace (isa.h), after tiles_neon.h, bytes_neon.h and what says how 16 words
-// are stored as the engine reads them: store_words, store_bytes (of their low and high bytes) and decode_one_by_one.
+// Decodes codes to bfloat16 with NEON. Included in a namespace (isa.h), after tiles_neon.h, bytes_neon.h and a header
+// with the engine's order of 16 words: store_words, store_bytes (for low and high bytes) and decode_one_by_one.
 
 class Words {
 public:
@@ -10,7 +10,7 @@ public:
           bytes_(is_narrow(format) ? 4 : 8, format == HOP_E5M2 ? 2 : 3,
                  [d = decoder_](int code) { return d->high[code] << 8 | d->low[code]; }) {}
 
-    // As decode_one_by_one, bit for bit, of several vectors of 16 quads; of two at a time if Packed.
+    // Like decode_one_by_one, bit for bit, for several vectors of 16 quads; two at a time if Packed.
     template <bool Packed = false>
     void decode(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
                 uint16_t* even, uint16_t* odd) const {
@@ -49,7 +49,8 @@ private:
         }
     }
 
-    // Numbers times the factor of their quad: most are bfloat16 numbers, else they go one by one.
+    // Multiplies numbers by the factor of their quad; if the results are not bfloat16 numbers, they are computed one by
+    // one.
     void folded(const uint8_t* codes, const float* fold, uint16_t* even, uint16_t* odd) const {
         uint32x4_t rest = vdupq_n_u32(0);
         for (int i = 0; i < 4; ++i) {
@@ -88,7 +89,7 @@ private:
         }
     }
 
-    // Of integers up to 256, which bfloat16 has.
+    // Converts integers up to 256, which bfloat16 represents exactly.
     static uint16x8_t of_integers(int16x8_t x) {
         const float32x4_t first = vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), second = vcvtq_f32_s32(vmovl_high_s16(x));
         return vuzp2q_u16(vreinterpretq_u16_f32(first), vreinterpretq_u16_f32(second));
@@ -96,5 +97,5 @@ private:
 
     const Decoder* decoder_;
     int format_;
-    FloatBytes bytes_;  // where codes are no integers of a byte
+    FloatBytes bytes_;  // unless codes are 8-bit integers
 };

@@ -1,4 +1,4 @@
-// Numbers from codes, by a table. Included in a namespace (isa.h).
+// Decodes codes to bfloat16 with a table. Included in a namespace (isa.h).
 
 class Words {
 public:
@@ -9,7 +9,7 @@ public:
         for (int code = 0; code < 256; ++code) words_[code] = static_cast<uint16_t>(d.high[code] << 8 | d.low[code]);
     }
 
-    // As decode_plainly, of several vectors of 16 quads.
+    // Like decode_plainly, for several vectors of 16 quads.
     void decode(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
                 uint16_t* even, uint16_t* odd) const {
         for (int i = 0; i < vectors; ++i) decode(codes + i * 64, zero.at(i), fold.at(i), even + i * 32, odd + i * 32);

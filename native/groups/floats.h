@@ -1,25 +1,26 @@
-// Products of floats by weights with a scale for each group of a row. Included in a namespace (isa.h), after weight.h.
+// Products of floats and weights with a scale for each group of a row. Included in a namespace (isa.h), after weight.h.
 //
-//     few rows of x     some rows of the weight are decoded in registers, and multiplied there
-//     many              some rows of the weight are decoded to a strip of float32 numbers, which stays in the first-level
-//                       cache while blocks of rows of x, which stay in the second, are multiplied by it
+//     few rows of x      some rows of the weight are decoded in registers, and multiplied there
+//     many rows of x     some rows of the weight are decoded to a strip of float32, which stays in the first-level cache
+//                        while blocks of rows of x, which stay in the second-level cache, are multiplied by it
 //
-// A weight's numbers are those of dequantize, bit for bit; lanes add them up in the same order both ways. Elements of x
-// become float32 first, and lie as the codes of bytes do: of 32, the even ones and then the odd ones.
+// The decoded weight equals that of dequantize bit for bit, and both methods add up lanes in the same order. Elements
+// of x are first converted to float32, in the order of 8-bit codes: of 32 elements, the even ones and then the odd
+// ones.
 
-// The numbers of a chunk of a row.
+// Decodes a chunk of a row.
 template <class F>
 class Numbers {
 public:
     explicit Numbers(const hop_group_product& p) : table_(Table::of(p.numbers)), decoder_(p.is_signed) {
         if (F::kBits != 2) return;
-        float first[16], second[16];  // of two codes, by both
+        float first[16], second[16];  // for each value of two codes together
         for (int i = 0; i < 16; ++i) first[i] = p.numbers[i & 3], second[i] = p.numbers[i >> 2];
         table_ = Table::of(first), of_second_ = Table::of(second);
     }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
-        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {  // tables are scaled
+        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {  // tables are scaled in advance
             const float factor = s.scale[chunk], less = F::kOffset ? s.offset[chunk] : 0.0f;
             if constexpr (F::kBits == 2)
                 look_up_pairs(scaled<F::kOffset>(table_, factor, less), scaled<F::kOffset>(of_second_, factor, less), codes, a, b);
@@ -49,7 +50,7 @@ private:
     Decoder<kDecoded> decoder_;
 };
 
-// A row of x as it is multiplied.
+// Converts a row of x to the order in which it is multiplied.
 HOP_ALONE inline void prepare(const hop_group_product& p, const void* x, int64_t row, float* to) {
     const int64_t first = row * p.k;
     const auto* words = static_cast<const uint16_t*>(x) + first;
@@ -66,7 +67,7 @@ HOP_ALONE inline void prepare(const hop_group_product& p, const void* x, int64_t
 
 // ---- few rows of x
 
-// Up to M rows of x by up to N rows of the weight: the last one stands for those that there are not.
+// Up to M rows of x times up to N rows of the weight; the last one is repeated for missing rows.
 template <class F, int M, int N>
 void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight, const float* x, int64_t row, int64_t columns, float* memory) {
     constexpr int64_t codes_bytes = codes_of_chunk(F::kBits), high_bytes = high_of_chunk(F::kBits);
@@ -119,7 +120,7 @@ HOP_ALONE void few_rows(const GroupCall& call, const float* x, int64_t first, in
 
 // ---- many rows
 
-// Some rows of the weight as float32, k numbers each.
+// Decodes some rows of the weight to float32, k values each.
 template <class F>
 HOP_ALONE void decode_rows(const GroupCall& call, int64_t row, int64_t rows, const float* scales, float* to) {
     const Numbers<F> numbers(call.p);
@@ -136,7 +137,7 @@ HOP_ALONE void decode_rows(const GroupCall& call, int64_t row, int64_t rows, con
     }
 }
 
-// M rows of x by a strip of kTileColumns rows of the weight, of which `columns` are any.
+// M rows of x times a strip of kTileColumns rows of the weight, of which `columns` are valid.
 template <int M>
 HOP_ALONE void tile(const GroupCall& call, const float* x, int64_t row, const float* strip, int64_t column, int64_t columns) {
     const int64_t k = call.p.k;
@@ -166,7 +167,7 @@ HOP_ALONE void tile(const GroupCall& call, const float* x, int64_t row, const fl
 
 // ---- a call
 
-// What is compiled for each form of a weight.
+// The functions that are compiled for each form of a weight.
 struct FormOfFloats {
     void (*one)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
     void (*two)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
@@ -174,7 +175,7 @@ struct FormOfFloats {
     void (*decode)(const GroupCall&, int64_t row, int64_t rows, const float* scales, float* to);
 };
 
-// `rows` rows of x, from `first` on, by the rows of the weight that are kTileColumns from `column` on.
+// Multiplies `rows` rows of x, from `first` on, by up to kTileColumns rows of the weight from `column` on.
 inline void strip(const GroupCall& call, const FormOfFloats& form, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
     const Weight weight(call);
     const int64_t k = call.p.k, rest = call.p.n - column, columns = rest < kTileColumns ? rest : kTileColumns;

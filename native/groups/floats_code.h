@@ -1,4 +1,4 @@
-// Products of floats (groups.h) at a level.
+// Products of floats (groups.h) at one level.
 namespace {
 #include "common/rounding.h"
 #include HOP_HEADER(groups/lanes)

@@ -1,4 +1,4 @@
-// A call of hop_multiply_groups.
+// The parameters of a call of hop_multiply_groups.
 #pragma once
 #include "common/cpu.h"
 #include "hop.h"
@@ -17,7 +17,7 @@ struct GroupCall {
 
 HOP_AT_EACH_LEVEL(
     int multiply_floats(const GroupCall& call);
-    int multiply_integers(const GroupCall& call);  // of x in HOP_INT8
+    int multiply_integers(const GroupCall& call);  // for x in HOP_INT8
 )
 
 }  // namespace hop

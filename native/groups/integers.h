@@ -1,19 +1,20 @@
-// Products of int8 codes by weights with a scale for each group of a row. Included in a namespace (isa.h), after
+// Products of int8 codes and weights with a scale for each group of a row. Included in a namespace (isa.h), after
 // weight.h, the integers of a level and codes_of_rows.h.
 //
-//     few rows of x     a row of the weight after the other becomes bytes in registers; sums of 16 groups are found at once,
-//                       and multiplied by their scales; the terms of 16 rows of the weight are then added up together
-//     many              16 rows of the weight become a strip of bytes, four of each in turn, and each register holds the sums
-//                       of 16 rows for a row of x
+//     few rows of x      rows of the weight are converted to bytes in registers, one after the other; sums of 16 groups are
+//                        computed at a time, and multiplied by their scales; the terms of 16 rows of the weight are then
+//                        added up together
+//     many rows of x     16 rows of the weight are converted to a strip of bytes, with four bytes of each row in turn, and
+//                        each register holds the sums of 16 rows for a row of x
 //
-// Sums of integers are exact, and what is done in floats is the same both ways, at every level. Compiled for each form of a
-// weight is only what unpacks its codes (FormOfIntegers).
+// Integer sums are exact, and the float operations are the same in both methods and at every level. Only unpacking of
+// codes is compiled separately for each form of a weight (FormOfIntegers).
 
-constexpr int64_t kColumns = 16;         // rows of the weight at once
-constexpr int64_t kIntegersFetched = 8 << 10;  // bytes of codes that are fetched before few rows read them
-constexpr int64_t kBegun = 2 << 10;            // and while rows of x are prepared
+constexpr int64_t kColumns = 16;         // rows of the weight at a time
+constexpr int64_t kIntegersFetched = 8 << 10;  // bytes of codes that are prefetched for few rows
+constexpr int64_t kBegun = 2 << 10;            // the same while rows of x are prepared
 
-// A product as all parts of it see it.
+// A product in the form that all functions use.
 struct ProductOfIntegers {
     const GroupCall& call;
     const Steps& steps;
@@ -21,7 +22,7 @@ struct ProductOfIntegers {
     const RowsOfCodes& x;
 };
 
-// What is done in floats: (float32(sum) · scale of x) · scale, less (float32(sum of x) · scale of x) · offset.
+// The float operations: (float32(sum) · scale of x) · scale, minus (float32(sum of x) · scale of x) · offset.
 template <bool Offset>
 HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale, const float* offset) {
     const Lanes product = times(times(sum, x_scale), scale);
@@ -30,7 +31,7 @@ HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale
 
 // ---- few rows of x
 
-// Where the codes of 16 units lie.
+// The addresses of the codes of 16 units.
 template <class F>
 struct Sixteen {
     static constexpr int64_t kBlocks = F::kPairs ? 2 : 4, kChunks = 4 * kBlocks, kUnit = F::kPairs ? kChunk / 2 : kChunk;
@@ -39,7 +40,7 @@ struct Sixteen {
 
     HOP_INLINED void next() { low += kBytes, high += kHigh; }
 
-    // The sums of bytes of the units by some rows of x, whose codes begin `at`.
+    // Multiplies the bytes of the units by some rows of x, whose codes begin at `at`.
     template <int Rows>
     HOP_INLINED void sum(const Codes& codes, const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) const {
         Ints e[Rows][kBlocks];
@@ -58,7 +59,7 @@ struct Sixteen {
     }
 
 private:
-    // Asks for the lines that lie ahead.
+    // Prefetches later lines.
     HOP_INLINED void fetch_ahead() const {
         HOP_UNROLL
         for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(low + line + kIntegersFetched, 0, 3);
@@ -67,7 +68,7 @@ private:
     }
 };
 
-// Rows of x by which rows of the weight are multiplied, and where the sums of units and the terms go.
+// The rows of x to multiply by, and the destinations of the sums of units and of the terms.
 template <int M>
 struct RowsOfTerms {
     RowOfCodes x[M];
@@ -75,8 +76,8 @@ struct RowsOfTerms {
     float* terms[M];
 };
 
-// Of `count` times 16 units, the first of which is `unit` of `units` of a row of x: the terms, from `first` on, where each has
-// its scales, or else the sums of bytes. What it reads are its own copies, which stay in registers.
+// Processes `count` times 16 units, beginning at `unit` of the `units` of a row of x: computes terms, from `first` on,
+// if each unit has its scales, or else the sums of bytes. Arguments are copied, so that they stay in registers.
 template <class F, int M, bool Terms>
 HOP_ALONE void of_units(const Codes& given, const RowsOfTerms<M>& r, const uint8_t* low, const uint8_t* high, RowScales s, int64_t first,
                         int64_t unit, int64_t units, int64_t count) {
@@ -111,14 +112,14 @@ HOP_ALONE void of_units(const Codes& given, const RowsOfTerms<M>& r, const uint8
     }
 }
 
-// A row of the weight: 16 units after another, and copies of those at its end that are fewer, with zeros behind them.
+// Splits a row of the weight into groups of 16 units; the remaining units at the end are copied and padded with zeros.
 class InSixteens {
 public:
     InSixteens(const hop_group_product& p, const Steps& steps, int64_t chunks)
         : each_(steps.pairs ? 8 : 16), count_(chunks / each_), rest_(static_cast<size_t>(chunks - count_ * each_)),
           bytes_(codes_of_chunk(p.bits)), high_(high_of_chunk(p.bits)) {}
 
-    // run(codes, high bits, which are the first 16, how many times 16)
+    // Calls run(codes, high bits, first unit, number of groups of 16).
     template <class Run>
     HOP_INLINED void operator()(const uint8_t* low, const uint8_t* high, const Run& run) {
         run(low, high, int64_t(0), count_);
@@ -129,14 +130,14 @@ public:
     }
 
 private:
-    int64_t each_, count_;  // chunks of 16 units, and whole 16
+    int64_t each_, count_;  // units in a group of 16 chunks, and number of whole groups
     size_t rest_;
     int64_t bytes_, high_;  // of a chunk
     uint8_t own_[16 * codes_of_chunk(8)] = {}, own_high_[16 * high_of_chunk(6)] = {};
 };
 
-// The terms of a row of the weight by one of x where several units share scales, from the sums of units. Steps of Each units
-// are found side by side; the rest, and with 0 all of them, one after the other.
+// Computes the terms of a row of the weight and one of x from the sums of units, if several units share scales. Steps
+// of Each units are computed in parallel; the remaining ones, or all with 0, one after the other.
 template <int Each, bool Offset>
 HOP_ALONE void add_steps(const Steps& steps, RowScales s, const RowOfCodes& x, const int32_t* __restrict__ sums, float* __restrict__ terms) {
     const int64_t count = steps.count, each = Each ? Each : steps.each, units = steps.units, whole = Each ? units / each : 0;
@@ -162,10 +163,10 @@ auto add_steps_of(int64_t each) {
     return each == 2 ? add_steps<2, Offset> : each == 4 ? add_steps<4, Offset> : add_steps<0, Offset>;
 }
 
-// The results of a row of x by 16 rows of the weight, whose terms lie `apart`.
+// Adds up the terms of a row of x and 16 rows of the weight, which have the distance `apart`.
 HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, float* results) {
     alignas(64) float square[16 * kColumns];
-    constexpr int64_t few = 4;  // that are added one by one in less time than 16 are turned
+    constexpr int64_t few = 4;  // so few are added one by one in less time than transposing 16
     Lanes y{};
     int64_t first = 0;
     for (; first < count && (!first || count - first > few); first += 16) {
@@ -180,7 +181,7 @@ HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, f
         for (int64_t j = 0; j < kColumns; ++j) results[j] += terms[j * apart + step];
 }
 
-// A row of the weight as bytes.
+// Converts a row of the weight to bytes.
 template <int Bits>
 HOP_ALONE void decode_row(const Codes& codes, const uint8_t* low, const uint8_t* high, int64_t chunks, uint8_t* to) {
     constexpr int64_t bytes = 4 * codes_of_chunk(Bits), more = 4 * high_of_chunk(Bits);
@@ -196,7 +197,7 @@ HOP_ALONE void decode_row(const Codes& codes, const uint8_t* low, const uint8_t*
     }
 }
 
-// What is compiled for each form of a weight.
+// The functions that are compiled for each form of a weight.
 struct FormOfIntegers {
     template <int M>
     using OfUnits = void (*)(const Codes&, const RowsOfTerms<M>&, const uint8_t* low, const uint8_t* high, RowScales, int64_t first,
@@ -230,8 +231,8 @@ public:
     HOP_ALONE void operator()(int64_t column, int64_t columns) const {
         weight_.fetch(column + ahead_, columns);
         weight_.find(column, columns, scales_);
-        // Rows lie one after the other, and so do their scales: where each is of whole blocks, and all of them are of whole
-        // sixteens of units, 16 units may end one row and begin the next.
+        // Rows and their scales are contiguous: if each row consists of whole blocks and all rows together of whole
+        // groups of 16 units, a group may end one row and begin the next.
         const bool is_one = steps_.chunks % 4 == 0 && columns * steps_.units % 16 == 0;
         const int64_t apart = is_one ? steps_.units : steps_.padded, rows = is_one ? 1 : columns;
         InSixteens sixteens(call_.p, steps_, is_one ? columns * steps_.chunks : steps_.chunks);
@@ -269,7 +270,7 @@ private:
     const Weight weight_;
     float* scales_;
     RowsOfTerms<M> rows_;
-    int64_t ahead_;  // rows of the weight, of which scales are fetched
+    int64_t ahead_;  // rows of the weight ahead of which scales are prefetched
 };
 
 // ---- many rows
@@ -284,7 +285,7 @@ public:
         return weight.floats(kColumns) + 2 * kColumns * steps.padded + kColumns * steps.bytes / 2;
     }
 
-    // Rows of x from `first` on, of which the first is row 0 here.
+    // Processes rows of x from `first` on; the first is row 0 here.
     HOP_ALONE void operator()(int64_t column, int64_t first, int64_t rows) const {
         const int64_t rest = call_.p.n - column, columns = rest < kColumns ? rest : kColumns;
         decode(column, columns);
@@ -401,7 +402,7 @@ inline int multiply(const GroupCall& call, const FormOfIntegers& form) {
         const int64_t rows = p.m - first < block ? p.m - first : block;
         if (is_few) weight.begin(0, kBegun), weight.fetch(0, 2 * kColumns);
         for (int64_t i = 0; is_few && i < rows; ++i) x.prepare(i, i, order);
-        // Few rows read a weight in order, as memory gives it fastest: long parts of it by each thread.
+        // For few rows, each thread reads long parts of the weight in order, which memory serves fastest.
         const int64_t part = panels / (4 * threads), grain = is_few ? (part < 64 ? part + 1 : 64) : panels >= 32 * threads ? 4 : 1;
         Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, threads == 1 ? panels : grain);
         Barrier prepared;

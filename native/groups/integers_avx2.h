@@ -1,5 +1,5 @@
-// Codes of weights as bytes from 0 up, and their products with int8 codes, with AVX2. Included in a namespace (isa.h), after
-// the lanes.
+// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX2. Included in a namespace
+// (isa.h), after the lanes.
 
 struct Bytes {  // 64, 16 of each of four chunks
     __m256i lo, hi;
@@ -7,7 +7,7 @@ struct Bytes {  // 64, 16 of each of four chunks
 struct Ints {  // 16 of int32
     __m256i lo, hi;
 };
-constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x of a product from registers, and from a strip
+constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x in a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -24,7 +24,7 @@ HOP_INLINE Ints plus_ints(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo)
 HOP_INLINE Lanes to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 
-// Of each 128 bits of four e: the sums of e[j], of chunks 4 j to 4 j + 3, in the order of chunks.
+// For each 128 bits of four e: the sums of e[j], for chunks 4 j to 4 j + 3, in the order of chunks.
 HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
     const auto added = [](__m256i a, __m256i b, __m256i c, __m256i d) {
         const __m256i low = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -37,7 +37,7 @@ HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
             _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(a, b), order)};
 }
 
-// The same of each half of a chunk, of two e.
+// The same for each half of a chunk, for two e.
 HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     const auto added = [](__m256i a, __m256i b) {
         const __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
@@ -47,7 +47,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     return {_mm256_permute4x64_epi64(_mm256_unpacklo_epi64(a, b), 0xd8), _mm256_permute4x64_epi64(_mm256_unpackhi_epi64(a, b), 0xd8)};
 }
 
-// 16 lines of 64 bytes, `stride` bytes apart: words become columns.
+// Transposes 16 lines of 64 bytes, `stride` bytes apart, in units of words.
 static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int row = 0; row < 16; row += 8)
         for (int column = 0; column < 16; column += 8) {
@@ -95,14 +95,14 @@ public:
         return b;
     }
 
-    // The sum and the products of a block. Products of bytes below 64 and int8 can be added up in int16 by fours; others
-    // are taken by their halves.
+    // Adds the products of a block to the sum. Products of bytes below 64 and int8 fit in int16 in sums of four; others
+    // are processed in halves.
     HOP_INLINED Ints dot(Ints sum, const Block& w, const int8_t* x) const {
         sum.lo = added(sum.lo, w.first.lo, load_half(x), w.second.lo, load_half(x + 64));
         sum.hi = added(sum.hi, w.first.hi, load_half(x + 32), w.second.hi, load_half(x + 96));
         return sum;
     }
-    // Four codes of 16 rows of the weight by four of x.
+    // Adds products of four codes of 16 rows of the weight and four of x.
     HOP_INLINED Ints quad(Ints sum, Bytes w, const int8_t* x) const {
         int32_t four;
         std::memcpy(&four, x, 4);
@@ -122,7 +122,7 @@ private:
         return _mm256_add_epi32(sum, _mm256_madd_epi16(products(upper(w), upper(v)), sixteen));
     }
 
-    // Two chunks.
+    // Unpacks two chunks.
     template <int Bits>
     HOP_INLINED void two(const uint8_t* codes, const uint8_t* high, __m256i place, __m256i& a, __m256i& b) const {
         const __m256i low = _mm256_set1_epi8(15), pair = _mm256_set1_epi8(3);

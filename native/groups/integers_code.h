@@ -1,4 +1,4 @@
-// Products of codes (groups.h) at a level.
+// Products of codes (groups.h) at one level.
 namespace {
 #include "common/rounding.h"
 #include HOP_HEADER(groups/lanes)

@@ -1,5 +1,5 @@
-// Codes of weights as bytes from 0 up, and their products with int8 codes, in plain loops. Included in a namespace (isa.h),
-// after the lanes.
+// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, in plain loops. Included in a
+// namespace (isa.h), after the lanes.
 
 struct Bytes {  // 64, 16 of each of four chunks
     uint8_t of[64];
@@ -7,7 +7,7 @@ struct Bytes {  // 64, 16 of each of four chunks
 struct Ints {  // 16, modulo 2^32
     uint32_t of[16];
 };
-constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x of a product from registers, and from a strip
+constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x in a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -41,7 +41,7 @@ HOP_INLINE Lanes to_floats(const Ints& x) {
 }
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return a + b; }
 
-// Of each four of four e: the sums of e[j], of chunks 4 j to 4 j + 3, in the order of chunks.
+// For each four elements of four e: the sums of e[j], for chunks 4 j to 4 j + 3, in the order of chunks.
 static HOP_ALONE inline Ints sums_of_chunks(const Ints (&e)[4]) {
     Ints made;
     for (int j = 0; j < 4; ++j)
@@ -50,7 +50,7 @@ static HOP_ALONE inline Ints sums_of_chunks(const Ints (&e)[4]) {
     return made;
 }
 
-// The same of each half of a chunk, of two e.
+// The same for each half of a chunk, for two e.
 static HOP_ALONE inline Ints sums_of_halves(const Ints (&e)[2]) {
     Ints made;
     for (int j = 0; j < 2; ++j)
@@ -58,7 +58,7 @@ static HOP_ALONE inline Ints sums_of_halves(const Ints (&e)[2]) {
     return made;
 }
 
-// 16 lines of 64 bytes, `stride` bytes apart: words become columns.
+// Transposes 16 lines of 64 bytes, `stride` bytes apart, in units of words.
 static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j)
@@ -80,12 +80,12 @@ public:
         return b;
     }
 
-    // The sum and the products of a block.
+    // Adds the products of a block to the sum.
     HOP_ALONE Ints dot(Ints sum, const Block& w, const int8_t* x) const {
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.first.of[i] * x[i] + w.second.of[i] * x[64 + i]);
         return sum;
     }
-    // Four codes of 16 rows of the weight by four of x.
+    // Adds products of four codes of 16 rows of the weight and four of x.
     HOP_ALONE Ints quad(Ints sum, const Bytes& w, const int8_t* x) const {
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.of[i] * x[i % 4]);
         return sum;
@@ -98,7 +98,7 @@ private:
         const int own = codes[at * low / 8] >> (at * low % 8) & ((1 << low) - 1);
         if (Bits == 2 || Bits == 4) return static_cast<uint8_t>(number_of(p_, own) + zero_);
         const int whole = width ? own | (high[at * width / 8] >> (at * width % 8) & ((1 << width) - 1)) << low : own;
-        return static_cast<uint8_t>(whole ^ zero_);  // two's complement, from 0 up
+        return static_cast<uint8_t>(whole ^ zero_);  // from two's complement to unsigned
     }
     const hop_group_product& p_;
     int zero_;

@@ -1,4 +1,4 @@
-// Sixteen float32 numbers, and codes that become such, with AVX2. Included in a namespace (isa.h).
+// Sixteen float32 numbers, and decoding of codes to them, with AVX2. Included in a namespace (isa.h).
 
 struct Lanes {
     __m256 lo, hi;
@@ -51,7 +51,7 @@ HOP_INLINE __m256i eight_bytes(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
-// By the low four bits of each lane.
+// Looks up by the low four bits of each lane.
 HOP_INLINE __m256 looked_up(const Table& t, __m256i at) {
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.first, at), _mm256_permutevar8x32_ps(t.second, at),
                             _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
@@ -63,7 +63,7 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
     b = {looked_up(t, _mm256_srli_epi32(first, 4)), looked_up(t, _mm256_srli_epi32(second, 4))};
 }
 
-// Of 8 lanes: 4 bits of each.
+// For 8 lanes: 4 bits of each.
 HOP_INLINE __m256i fields_of_four(const uint8_t* p) {
     int32_t word;
     std::memcpy(&word, p, 4);
@@ -77,7 +77,7 @@ HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uin
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = false;
-    __m256i shifts, half;  // what a signed code is less, after its highest bit was turned
+    __m256i shifts, half;  // subtracted from a signed code after flipping its highest bit
 
     explicit Decoder(bool is_signed)
         : shifts(_mm256_slli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), Bits == 6 ? 2 : 1)),
@@ -89,7 +89,7 @@ struct Decoder {
             b = {signed_bytes(codes + 16), signed_bytes(codes + 24)};
             return;
         }
-        uint32_t word[2];  // the high bits of codes 2 j and 2 j + 1 in their order, of 8 lanes each
+        uint32_t word[2];  // the high bits of codes 2 j and 2 j + 1, for 8 lanes each
         std::memcpy(word, high, Bits == 6 ? 8 : 4);
         if (Bits != 6) word[1] = word[0] >> 16;
         decode(Bits == 3 ? fields_of_four(codes) : eight_bytes(codes), word[0], a.lo, b.lo);

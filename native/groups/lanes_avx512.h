@@ -1,8 +1,8 @@
-// Sixteen float32 numbers, and codes that become such, with AVX-512. Included in a namespace (isa.h).
+// Sixteen float32 numbers, and decoding of codes to them, with AVX-512. Included in a namespace (isa.h).
 
 using Lanes = __m512;
 constexpr int kFewRows = 4, kFewColumns = 4;    // of a product from registers
-constexpr int kTileRows = 4, kTileColumns = 6;  // of one from a strip
+constexpr int kTileRows = 4, kTileColumns = 6;  // of a product from a strip
 
 HOP_INLINE Lanes load(const float* p) { return _mm512_loadu_ps(p); }
 HOP_INLINE void store(float* p, Lanes x) { _mm512_storeu_ps(p, x); }
@@ -11,7 +11,7 @@ HOP_INLINE Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 HOP_INLINE Lanes minus(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
 HOP_INLINE Lanes add_product(Lanes a, Lanes b, Lanes sum) { return _mm512_fmadd_ps(a, b, sum); }
 
-// Two 32-bit values of memory, eight times each.
+// Loads two 32-bit values, each repeated eight times.
 HOP_INLINE __m512i two_words(const void* p) {
     const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     int64_t both;
@@ -26,7 +26,7 @@ HOP_INLINE Lanes from_bytes(const uint8_t* p, bool is_signed) {
     return _mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 }
 
-// In halves: lanes j and j + 8, then j and j + 4, j + 2, j + 1.
+// Adds in halves: lanes j and j + 8, then j and j + 4, j + 2, j + 1.
 HOP_INLINE float total(Lanes x) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -46,21 +46,20 @@ HOP_INLINE Table scaled(const Table& t, float s, float m) {
     return {Offset ? _mm512_sub_ps(product, _mm512_set1_ps(m)) : product};
 }
 
-// Byte j of 16 in the lowest byte of lane j; the others are any.
+// Moves byte j of 16 to the lowest byte of lane j; the other bytes are arbitrary.
 HOP_INLINE __m512i spread_bytes(const uint8_t* p) {
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
 }
 
-// The numbers of 32 codes: those of the low halves of 16 bytes, and those of the high ones. Permutations look at as many
-// low bits as they need.
+// Looks up 32 codes: the low halves of 16 bytes, and the high halves. Permutations ignore higher bits than they need.
 HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) {
     const __m512i bytes = spread_bytes(low);
     a = _mm512_permutexvar_ps(bytes, t.numbers);
     b = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), t.numbers);
 }
 
-// The numbers of 32 codes of 2 bits, those of two in 4 bits, by tables for the first and the second.
+// Looks up 32 codes of 2 bits, two of them in 4 bits, in separate tables for the first and the second.
 HOP_INLINE __m512i fields_of_four(const uint8_t* p) {
     const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_srlv_epi32(two_words(p), shifts);
@@ -70,16 +69,16 @@ HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uin
     a = _mm512_permutexvar_ps(fields, first.numbers), b = _mm512_permutexvar_ps(fields, second.numbers);
 }
 
-constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23, to which an integer below it is added as it is
+constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23: adding a smaller integer to them gives 2^23 + that integer
 
-// Codes of 5 bits, by a table of as many scaled numbers; of 3, 6 and 8 bits, as numbers that are scaled then.
+// Decodes codes of 5 bits by a table of scaled numbers; codes of 3, 6 and 8 bits to numbers that are scaled afterwards.
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = Bits == 5;
-    __m512 numbers[2];    // of codes of 5 bits; of 3, what the high bits of two add, by both
-    __m512 low_of[2];     // of 3 bits, the low ones of two, by both
-    __m512i rotate[2];    // brings the high bits of codes 2 j and 2 j + 1 to bit 4
-    __m512 less;          // what is taken from codes of 6 bits that have become numbers
+    __m512 numbers[2];    // for codes of 5 bits; for 3 bits, the contribution of the high bits of two codes together
+    __m512 low_of[2];     // for 3 bits, by the low bits of two codes together
+    __m512i rotate[2];    // moves the high bits of codes 2 j and 2 j + 1 to bit 4
+    __m512 less;          // subtracted from decoded codes of 6 bits
 
     explicit Decoder(bool is_signed) {
         const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -157,7 +156,7 @@ private:
     }
 };
 
-// `count` float16 numbers.
+// Converts `count` float16 numbers.
 HOP_INLINE void from_halves(const uint16_t* p, int64_t count, float* to) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16)
@@ -167,7 +166,7 @@ HOP_INLINE void from_halves(const uint16_t* p, int64_t count, float* to) {
     _mm512_mask_storeu_ps(to + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, p + i)));
 }
 
-// 32 numbers as they lie: the even ones, then the odd ones.
+// Reorders 32 contiguous numbers: the even ones, then the odd ones.
 HOP_INLINE void apart(const float* p, float* to) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512 first = _mm512_loadu_ps(p), second = _mm512_loadu_ps(p + 16);

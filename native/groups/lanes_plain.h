@@ -1,5 +1,5 @@
-// Sixteen float32 numbers, as compilers make vectors of them, and codes that become such. No multiply is fused with an
-// add. Included in a namespace (isa.h).
+// Sixteen float32 numbers as compilers' vector types, and decoding of codes to them. Multiplies and adds are not fused.
+// Included in a namespace (isa.h).
 
 using Lanes = float __attribute__((vector_size(64)));
 constexpr int kFewRows = 2, kFewColumns = 2;
@@ -70,7 +70,7 @@ HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uin
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = false;
-    int half;  // what a signed code is less, after its highest bit was turned
+    int half;  // subtracted from a signed code after flipping its highest bit
 
     explicit Decoder(bool is_signed) : half(is_signed ? 1 << (Bits - 1) : 0) {}
 

@@ -1,12 +1,12 @@
-// How codes lie where they are multiplied as integers. Included in a namespace (isa.h).
+// The order of codes for integer products. Included in a namespace (isa.h).
 //
-// Blocks of four chunks of 32 elements: 64 bytes of the first ones of each chunk, and 64 of the second ones; 16 bytes of each
-// chunk, of which 8 are of either half of it. First and second are as the codes of a byte come, so that they are taken apart by
-// shifts alone.
+// Blocks consist of four chunks of 32 elements: 64 bytes of the first elements of each chunk, and 64 of the second
+// ones; 16 bytes of each chunk, of which 8 are from either half of it. First and second are chosen by the position in a
+// byte of codes, so that codes are unpacked by shifts only.
 
 constexpr int64_t kBlock = 128;  // elements
 
-// Which element of a chunk is byte `at`, of 16, of the first ones or of the second.
+// The element of a chunk at byte `at` of 16, for the first or the second elements.
 constexpr int element_of(int bits, int at, int second) {
     if (bits == 8) return (at / 8 * 2 + second) * 8 + at % 8;
     if (bits < 4) return at / 8 * 16 + at % 4 * 4 + at / 4 % 2 + 2 * second;
@@ -15,7 +15,7 @@ constexpr int element_of(int bits, int at, int second) {
 
 inline int number_of(const hop_group_product& p, int code) { return static_cast<int>(p.numbers[code]); }
 
-// What is added to codes so that none is negative.
+// The constant that makes codes nonnegative.
 inline int zero_of(const hop_group_product& p) {
     if (p.bits == 8) return 128;
     if (p.bits != 2 && p.bits != 4) return p.is_signed ? 1 << (p.bits - 1) : 0;
@@ -25,7 +25,7 @@ inline int zero_of(const hop_group_product& p) {
     return -least;
 }
 
-// A block of codes of x in that order, by plain loops.
+// Brings a block of codes of x to this order with plain loops.
 class PlainOrder {
 public:
     explicit PlainOrder(int bits) {

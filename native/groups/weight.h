@@ -1,28 +1,28 @@
-// Weights with a scale for each group of a row, and results of products by them. Included in a namespace (isa.h), after the
-// lanes of a level.
+// Weights with a scale for each group of a row, and results of products with them. Included in a namespace (isa.h),
+// after the lanes of a level.
 
-constexpr int64_t kChunk = 32;                    // elements that are decoded at once
-constexpr int64_t kBlockBytes = 512 << 10;        // of rows of x that are multiplied by a strip
-constexpr int64_t kFetched = 4 << 10;             // bytes that are fetched before they are read
-constexpr int64_t kWorthAThread = int64_t(1) << 16;  // products
+constexpr int64_t kChunk = 32;                    // elements that are decoded at a time
+constexpr int64_t kBlockBytes = 512 << 10;        // bytes of rows of x that are multiplied by a strip
+constexpr int64_t kFetched = 4 << 10;             // distance of prefetches in bytes
+constexpr int64_t kWorthAThread = int64_t(1) << 16;  // products that pay for a thread
 
-// Bytes of a chunk: of codes, and of their high bits.
+// Bytes of a chunk: its codes, and their high bits.
 constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : bits < 4 ? 8 : 16; }
 constexpr int64_t high_of_chunk(int bits) { return bits == 6 ? 8 : bits == 3 || bits == 5 ? 4 : 0; }
 
-// What differs between weights.
+// The properties of a weight for which code is compiled separately.
 template <int B, bool P, bool O>
 struct Form {
     static constexpr int kBits = B;
-    static constexpr bool kPairs = P, kOffset = O;  // two scales for each chunk; whether there are offsets
+    static constexpr bool kPairs = P, kOffset = O;  // whether each chunk has two scales; whether there are offsets
 };
 
-// The scales and offsets of a row of a weight: one for each chunk, or two.
+// The scales and offsets of a row of a weight: one or two for each chunk.
 struct RowScales {
     const float *scale, *offset;
 };
 
-// Where rows of a weight lie.
+// The addresses of rows of the weight.
 class Weight {
 public:
     explicit Weight(const GroupCall& call)
@@ -35,13 +35,13 @@ public:
     int64_t bytes() const { return codes_; }
     int64_t high_bytes() const { return high_; }
 
-    // Asks for the first lines of a row.
+    // Prefetches the first lines of a row.
     HOP_ALONE void begin(int64_t row, int64_t bytes) const {
         for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(codes(row) + line, 0, 3);
         if (high_) for (int64_t line = 0; line < bytes / 2; line += 64) __builtin_prefetch(high(row) + line, 0, 3);
     }
 
-    // Asks for the memory of scales of some rows, of which there may be none.
+    // Prefetches the scales of some rows, possibly none.
     HOP_ALONE void fetch(int64_t row, int64_t rows) const {
         const hop_group_scales& s = p_.scales;
         const auto ask = [row, rows](const void* data, int64_t count, int32_t format) {
@@ -56,7 +56,7 @@ public:
         if (p_.has_offset) ask(d_.outer_offset, outers_, s.outer_format);
     }
 
-    // Finds those of some rows, in memory for floats(rows).
+    // Computes the scales and offsets of some rows, in memory for floats(rows).
     int64_t floats(int64_t rows) const { return rows * (2 * served_ + groups_ + outers_) + kMore; }
     HOP_ALONE void find(int64_t row, int64_t rows, float* memory) const {
         float* rest = memory + rows * 2 * served_;
@@ -69,7 +69,7 @@ public:
 
 private:
     static bool is_word(int32_t format) { return format == HOP_FLOAT16 || format == HOP_BFLOAT16; }
-    static constexpr int64_t kMore = 16;  // that whole lanes may be written behind the last
+    static constexpr int64_t kMore = 16;  // whole lanes may be written past the end
 
     static int64_t outers_of(const hop_group_product& p) {
         const hop_group_scales& s = p.scales;
@@ -94,7 +94,7 @@ private:
             for (int64_t j = 0; j < each_; ++j) to[i * each_ + j] = own[i];
     }
 
-    // Scales from `first` on under numbers for each `under` of them.
+    // Multiplies scales from `first` on by outer scales, one for each `under` of them.
     HOP_ALONE void multiply(const void* inner, int64_t first, int64_t count, const float* over, int64_t under, float* to) const {
         const hop_group_scales& s = p_.scales;
         const bool is_signed = s.format == HOP_INT8;
@@ -128,7 +128,7 @@ private:
 
     const hop_group_product& p_;
     const hop_group_data& d_;
-    int64_t codes_, high_, groups_, outers_, each_, served_;  // bytes, and numbers, of a row; chunks of a group
+    int64_t codes_, high_, groups_, outers_, each_, served_;  // bytes, and values, of a row; chunks of a group
 };
 
 // ---- results and memory
@@ -137,7 +137,7 @@ class Results {
 public:
     explicit Results(const GroupCall& call) : p_(call.p), bias_(call.bias), y_(call.y) {}
 
-    // Those of a row of x from a column on.
+    // Stores results of a row of x, from a column on.
     HOP_ALONE void put(int64_t row, int64_t column, const float* sums, int64_t count) const {
         for (int64_t j = 0; j < count; ++j) {
             const float sum = bias_ ? sums[j] + number(p_.bias_format, bias_, column + j) : sums[j];
@@ -177,7 +177,7 @@ auto by_scales(const hop_group_product& p, Run&& run) {
     return pairs ? run(Form<Bits, true, false>{}) : run(Form<Bits, false, false>{});
 }
 
-// run of the form of a weight.
+// Calls run with the form of a weight.
 template <class Run>
 auto by_form(const hop_group_product& p, Run&& run) {
     switch (p.bits) {

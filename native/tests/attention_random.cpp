@@ -1,5 +1,5 @@
-// Attention (hop_attend) of random operands of random sizes and strides, in buffers of exactly the size that they need: for
-// sanitizers. All levels of instructions and numbers of threads must agree.
+// Tests attention (hop_attend) with random operands of random sizes and strides, in buffers of exactly the required
+// size, for sanitizers. All levels of instructions and numbers of threads must agree.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -85,7 +85,7 @@ struct Case {
             std::printf("no result\n");
             std::exit(1);
         }
-        for (int64_t i = 0; i < count; ++i) {  // NaN has any sign and payload
+        for (int64_t i = 0; i < count; ++i) {  // NaN may have any sign and payload
             if (size == 4 && std::isnan(made.data<float>()[i])) made.data<uint32_t>()[i] = 0x7fc00000;
             if (size == 2 && (made.data<uint16_t>()[i] & 0x7fff) > (a.result_dtype == HOP_BF16 ? 0x7f80 : 0x7c00))
                 made.data<uint16_t>()[i] = 0x7fff;

@@ -1,6 +1,6 @@
-// Rows between products (hop_compute_rows) and elementary functions on random operands of random sizes and dtypes, to floats
-// and to codes, in buffers of exactly the size that they need: for sanitizers. All levels of instructions and numbers of
-// threads must agree.
+// Tests row operations (hop_compute_rows) and elementary functions with random operands of random sizes and dtypes, to
+// floats and to codes, in buffers of exactly the required size, for sanitizers. All levels of instructions and numbers
+// of threads must agree.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +34,7 @@ Buffer floats(Chance& chance, int32_t dtype, int64_t count) {
     return made;
 }
 
-// NaN has any sign and payload.
+// Normalizes NaNs, which may have any sign and payload.
 void forget_nan(int32_t dtype, Buffer& b) {
     for (size_t i = 0; i < b.bytes() / static_cast<size_t>(size_of(dtype)); ++i) {
         if (dtype == HOP_F32 && std::isnan(b.data<float>()[i])) b.data<uint32_t>()[i] = 0x7fc00000;
@@ -64,7 +64,7 @@ hop_quantizer quantizer(Chance& chance) {
 struct Case {
     hop_rows r{};
     hop_quantizer q{};
-    bool codes = false, both = false;  // codes, and floats too
+    bool codes = false, both = false;  // both: codes and floats
     Buffer x, other, weight, bias;
     int64_t numel = 0;
 

@@ -1,4 +1,4 @@
-// Memory of exactly the size asked for, so that what reads or writes outside of it is found.
+// Buffers of exactly the requested size, so that reads and writes outside of them are detected.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-// Random choices that are the same for the same seed everywhere.
+// Random choices that are the same everywhere for the same seed.
 class Chance {
 public:
     explicit Chance(uint64_t seed) : state_(seed) {}
@@ -27,7 +27,8 @@ private:
     std::mt19937_64 state_;
 };
 
-// The sanitizer sees plain loads and stores beyond an allocation; the page after (or before) sees every instruction's.
+// The sanitizer detects plain loads and stores outside an allocation; the page after (or before) it detects those of
+// every instruction.
 class Buffer {
 public:
     Buffer() = default;

@@ -1,4 +1,4 @@
-// Numbers of a dynamic map, whose thresholds lie on a line in each decade, as states of optimizers have them.
+// Dynamic maps, as used for optimizer states, whose thresholds are evenly spaced within each decade.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -21,14 +21,14 @@ inline std::vector<float> dynamic_numbers(int bits, bool is_signed) {
     return found;
 }
 
-// Numbers on one line, from above 0 to 1.
+// Evenly spaced numbers, from above 0 to 1.
 inline std::vector<float> even_numbers(int count) {
     std::vector<float> found;
     for (int i = 0; i < count; ++i) found.push_back(static_cast<float>(i + 1) / static_cast<float>(count));
     return found;
 }
 
-// The least float nearer to a number than to the one before.
+// The smallest float that is closer to `high` than to `low`.
 inline float halfway(float low, float high) {
     const double middle = (static_cast<double>(low) + static_cast<double>(high)) / 2;
     float found = static_cast<float>(middle);

@@ -5,15 +5,15 @@
 #include "buffers.h"
 #include "numbers.h"
 
-constexpr int64_t kAll = int64_t(1) << 62;  // a block that holds everything
+constexpr int64_t kAll = int64_t(1) << 62;  // a block with all elements
 
-// One number for each block, as hop_scale says; and where it is.
+// One value for each block, as described by hop_scale, with its data.
 struct Blocks {
     hop_scale at{HOP_NONE, 1.f, 1, kAll, 0, 0};
     Buffer data;
 
     int64_t index(int64_t row, int64_t k) const { return row / at.rows * at.row_stride + k / at.ks * at.k_stride; }
-    // The number of elements that the strides reach.
+    // The number of elements that the strides span.
     int64_t lay_out(Chance& chance, int64_t rows, int64_t k) {
         const int64_t down = (rows + at.rows - 1) / at.rows, across = at.ks == kAll ? 1 : (k + at.ks - 1) / at.ks;
         if (chance.once_in(3)) at.row_stride = 1, at.k_stride = down + chance.below(2);
@@ -30,8 +30,8 @@ struct Factor {
     Blocks scale, fold;
     Buffer codes, tiled, zero;
     hop_steps steps{};            // between the members of a batch
-    int64_t member = 0;           // whose elements are asked for
-    std::vector<double> numbers;  // of the member, in units of the scale
+    int64_t member = 0;           // the batch member to read
+    std::vector<double> numbers;  // of that member, in units of the scale
 
     int64_t at(int64_t row, int64_t i) const { return row * o.row_stride + i * o.k_stride; }
     int32_t zero_at(int64_t row, int64_t i) const {
@@ -56,10 +56,10 @@ struct Factor {
         const double y = o.fold.format == HOP_NONE
                              ? x
                              : x * element(o.fold.format, fold.data.data() + member * steps.fold, fold.index(row, i));
-        return rounded(y, 60, -1074, 128);  // bfloat16 has no larger one
+        return rounded(y, 60, -1074, 128);  // larger numbers do not exist in bfloat16
     }
     float scale_at(int64_t row, int64_t i) const {
-        if (o.scale.format == HOP_NONE || (k == 0 && o.scale.ks < kAll)) return 1.f;  // there is no block
+        if (o.scale.format == HOP_NONE || (k == 0 && o.scale.ks < kAll)) return 1.f;  // there are no blocks
         return static_cast<float>(
                    element(o.scale.format, scale.data.data() + member * steps.scale, scale.index(row, i))) *
                o.scale.factor;
@@ -74,7 +74,7 @@ inline float random_scale(Chance& chance, bool nasty) {
                               (chance.once_in(8) ? -1 : 1));
 }
 
-// Codes, with those that are infinite or NaN only if `nasty`; long runs of the largest, so that sums become large.
+// Fills codes, infinite or NaN ones only if `nasty`; with long runs of the largest code, so that sums become large.
 inline void fill_codes(Chance& chance, Factor& f, bool nasty) {
     const int format = f.o.format;
     auto* bytes = f.codes.data<uint8_t>();
@@ -96,13 +96,13 @@ inline void fill_codes(Chance& chance, Factor& f, bool nasty) {
     }
 }
 
-// Bytes for `batch` of what takes `bytes`, all the same or one after another; and the step.
+// The size of a batch of operands of `bytes` bytes, either shared or one after another; sets the step.
 inline int64_t batched(Chance& chance, int64_t batch, int64_t bytes, int64_t unit, int64_t& step) {
     step = batch == 1 || chance.once_in(4) ? 0 : bytes + chance.below(3) * unit;
     return bytes == 0 ? 0 : (batch - 1) * step + bytes;
 }
 
-// `group`: how many k share a scale, of one factor at least; kAll if all do.
+// `group`: the number of k that share a scale, in at least one factor; kAll if all do.
 inline Factor random_factor(Chance& chance, int format, int64_t batch, int64_t rows, int64_t k, int64_t group,
                             bool integers, bool nasty) {
     Factor f;

@@ -1,6 +1,7 @@
-// Products by weights with a scale for each group (hop_multiply_groups) of random operands, in buffers of exactly the size
-// that they need: for sanitizers. Of floats each level is held to sums in float64, and to itself with fewer rows; avx2 and
-// what is above it give the same bits. Of codes each is held to the meaning, bit for bit.
+// Tests products with weights with a scale for each group (hop_multiply_groups), with random operands in buffers of
+// exactly the required size, for sanitizers. For floats, each level is compared with sums in float64, and with itself
+// for fewer rows; avx2 and higher levels give the same bits. For codes, each level is compared with the definition, bit
+// for bit.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;
 
-// Floats of a format, near `size`; with `nasty` some that are none.
+// Fills floats of a format, of a magnitude near `size`; if `nasty`, some are infinite or NaN.
 void fill_floats(Chance& chance, const Buffer& to, int format, double size, bool nasty) {
     const int64_t count = static_cast<int64_t>(to.bytes()) / bytes_of(format);
     for (int64_t i = 0; i < count; ++i) {
@@ -29,7 +30,7 @@ void fill_floats(Chance& chance, const Buffer& to, int format, double size, bool
     }
 }
 
-// Numbers of scales: floats, or bytes.
+// Random scales: floats, or bytes.
 Buffer numbers(Chance& chance, int64_t count, int format, double size, bool nasty) {
     Buffer made(chance, count * bytes_of(format), bytes_of(format));
     if (bytes_of(format) > 1) fill_floats(chance, made, format, size, nasty);
@@ -41,7 +42,7 @@ struct Case {
     hop_group_product p{};
     Buffer x, x_scale, codes, high, scale, offset, outer_scale, outer_offset, bias;
     std::vector<double> weight;
-    float decoded[256];  // of scales that are codes
+    float decoded[256];  // of scales stored as codes
 
     explicit Case(Chance& chance) {
         hop_group_scales& s = p.scales;
@@ -81,7 +82,7 @@ struct Case {
             for (int64_t i = 0; i < p.k; ++i) weight.push_back(number(row, i));
     }
 
-    // int8 in groups of which those of the weight are whole ones, or the other way about, or with one scale for a row.
+    // Chooses int8 for x, with groups that are multiples or divisors of the weight's, or one scale for each row.
     void take_codes(Chance& chance) {
         p.x_format = HOP_INT8;
         const int64_t group = p.scales.group, unit = group < 32 ? 32 : group;
@@ -138,7 +139,7 @@ struct Case {
         return y;
     }
 
-    // The meaning of codes: exact sums, and then operations of float32 by themselves.
+    // The definition for codes: exact sums, then separate float32 operations.
     float of_codes(int64_t row, int64_t column) const {
         const int64_t group = p.scales.group, step = group_of_x() < group ? group_of_x() : group;
         float y = 0;
@@ -167,7 +168,7 @@ struct Case {
         return true;
     }
 
-    // Whether each result is within the bound of its sum.
+    // Whether each result is within the error bound of its sum.
     bool matches(const Buffer& y) const {
         if (has_codes()) return is_right(y);
         for (int64_t i = 0; i < p.m; ++i)
@@ -179,7 +180,7 @@ struct Case {
                 }
                 if (p.bias_format) sum += element(p.bias_format, bias.data(), j), size += std::fabs(element(p.bias_format, bias.data(), j));
                 const double got = element(p.output_format, y.data(), i * p.n + j);
-                if (!std::isfinite(sum) || size > 0x1p126) {  // of a sum that is NaN, or an infinity
+                if (!std::isfinite(sum) || size > 0x1p126) {  // of a sum that is NaN or infinite
                     if (size > 0x1p126 && std::isfinite(size)) continue;
                     if (std::isnan(sum) ? std::isnan(got) : got == sum) continue;
                 } else {
@@ -192,7 +193,7 @@ struct Case {
         return true;
     }
 
-    // Of equal bits; a NaN has any.
+    // Whether bits are equal; NaNs may differ.
     bool same(const Buffer& a, int64_t first, const Buffer& b, int64_t count) const {
         for (int64_t i = 0; i < count; ++i) {
             const double left = element(p.output_format, a.data(), first + i), right = element(p.output_format, b.data(), i);

@@ -1,4 +1,4 @@
-// What codes and bits stand for, said anew in the plainest way.
+// The values of codes and bits, implemented again in the simplest way.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@ inline int bytes_of(int format) {
     return format == HOP_FLOAT32 || format == HOP_INT32 ? 4 : format == HOP_BFLOAT16 || format == HOP_FLOAT16 ? 2 : 1;
 }
 
-// x with `digits` significant bits, to the nearest, ties to even; the last bit is never below 2^least.
+// x rounded to `digits` significant bits, to nearest, ties to even; the last bit is at least 2^least.
 inline double rounded(double x, int digits, int least, int most) {
     if (!std::isfinite(x) || x == 0) return x;
     int exponent;

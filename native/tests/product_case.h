@@ -1,4 +1,4 @@
-// A random product, and what it gives.
+// A random product, and its expected result.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "factor.h"
 
-// A number between low and high, or any if nothing is known of it.
+// The interval of a result, unbounded if nothing is known about it.
 struct Range {
     double low, high;
     bool any = false;
@@ -19,7 +19,7 @@ struct Case {
     bool integers = false, codes = false;
     int64_t group = kAll, tiled = 0;  // k of a group; bytes of a tiled factor
     std::string text;
-    std::vector<Range> wanted;  // of each element, before its rounding
+    std::vector<Range> wanted;  // of each element, before rounding
 };
 
 inline int64_t size(Chance& chance, int64_t most) {
@@ -106,7 +106,7 @@ inline bool random_case(Chance& chance, Case& c) {
     return !hop_product_declines(&c.p);
 }
 
-// The element before its rounding to the output's format; of integers, the sum alone if that is the output.
+// The element before rounding to the output's format; for integer outputs, the sum.
 inline Range expected(const Case& c, int64_t i, int64_t j) {
     double y = 0, bound = 0;
     float exact = 0;

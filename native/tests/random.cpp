@@ -1,4 +1,5 @@
-// Random products by every set of instructions, against sums in plain C++. Arguments: a seed, and how many.
+// Random products at every level of instructions, compared with sums in plain C++. Arguments: a seed, and the number of
+// products.
 #include <atomic>
 #include <cstdio>
 #include <thread>
@@ -14,7 +15,7 @@ constexpr const char* kLevels[] = {"portable", "neon", "neon_dotprod", "neon_i8m
 constexpr const char* kLevels[] = {"portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
 #endif
 
-// Of one member of the batch.
+// Whether the results of one batch member are as expected.
 bool matches(const Case& c, int64_t member, const char* output) {
     const hop_output& o = c.p.output;
     for (int64_t i = 0; i < c.p.m; ++i)
@@ -30,7 +31,7 @@ bool matches(const Case& c, int64_t member, const char* output) {
     return true;
 }
 
-// Whether the bytes between rows are as they were.
+// Whether the bytes between rows are unchanged.
 bool kept(const Case& c, const Buffer& output) {
     const int unit = bytes_of(c.p.output.format);
     for (size_t at = 0; at < output.bytes(); ++at)
@@ -62,7 +63,7 @@ bool packs(const Case& c, int64_t member) {
     return true;
 }
 
-// At the level in use; what is stored is compared with `first`, if that holds anything.
+// Runs at the current level; compares the output with `first` unless that is empty.
 bool run(Chance& chance, const Case& c, int threads, Buffer& first) {
     if (c.rhs.o.layout == HOP_TILED) {
         c.rhs.tiled.fill(0x55);
@@ -86,7 +87,7 @@ bool run(Chance& chance, const Case& c, int threads, Buffer& first) {
     for (int64_t i = 0; i < c.p.batch && !c.codes; ++i)
         if (!matches(c, i, output.data() + i * c.p.output_step)) return false;
     if (!c.integers) return true;
-    // Integers, and what is made of them, are the same everywhere.
+    // Integers, and results computed from them, are the same at all levels.
     if (c.codes && first.bytes() && std::memcmp(first.data(), output.data(), output.bytes()) != 0)
         return std::printf("codes differ: "), false;
     first = std::move(output);
@@ -110,7 +111,7 @@ bool at_all_levels(uint64_t seed) {
     return true;
 }
 
-// Several threads call at once.
+// Runs calls in several threads at the same time.
 bool together(uint64_t seed, int level) {
     hop_use_level(level);
     std::atomic<bool> right{true};

@@ -1,4 +1,4 @@
-// Threads for tests, in the place of PyTorch's.
+// Threads for tests, instead of PyTorch's.
 #pragma once
 #include <thread>
 #include <vector>

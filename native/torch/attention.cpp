@@ -5,7 +5,7 @@
 namespace hop::torch {
 namespace {
 
-// result=bfloat16 per=token, or per=channel: what v_scale has a number for.
+// result=bfloat16 per=token, or per=channel: the granularity of v_scale.
 struct AttentionDescription {
     int result = HOP_FLOAT32;
     bool per_token = false;
@@ -27,7 +27,7 @@ struct AttentionDescription {
     }
 };
 
-// x, its last dimension contiguous.
+// Views x, whose last dimension must be contiguous.
 View in_rows(const char* name, Tensor& x) {
     View v = view(name, x);
     if (v && v.dim > 0 && v.size(-1) > 1 && v.stride(-1) != 1) {
@@ -37,7 +37,7 @@ View in_rows(const char* name, Tensor& x) {
     return v;
 }
 
-// How far apart batches, heads and the elements of a dimension lie.
+// Gets the strides of batches, heads and the elements of a dimension.
 void lie(const View& v, int64_t dim, int64_t (&stride)[3]) {
     const int64_t dims[] = {0, 1, dim};
     for (int i = 0; i < 3; ++i) stride[i] = v.stride(dims[i]);
@@ -65,7 +65,7 @@ void attention(StableIValue* values, uint64_t count) {
     expect(keys, {a.batch, a.key_heads, a.keys, a.width}, HOP_INT8);
     expect(of_values, {a.batch, a.key_heads, a.keys, a.value_width}, HOP_INT8);
     if (a.heads % a.key_heads) fail("the heads of k must divide those of q, got shapes " + queries.shape() + " and " + keys.shape());
-    constexpr int64_t most = 65793;  // 255 * 128 times as many are below 2^31
+    constexpr int64_t most = 65793;  // 255 * 128 times this is below 2^31
     if (a.keys > most || a.width > most) fail("k has at most 65793 tokens, of as many elements, got shape " + keys.shape());
     expect(of_q, {a.batch, a.heads, a.queries, 1}, HOP_FLOAT32);
     expect(of_k, {a.batch, a.key_heads, a.keys, 1}, HOP_FLOAT32);

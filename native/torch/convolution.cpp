@@ -5,9 +5,9 @@
 namespace hop::torch {
 namespace {
 
-// "1 x uint8 zero=stored weight int8 tiled kernel=3,3 stride=1,1 before=1,1 after=1,1 dilation=1,1 groups=1 channels_last
-// output float32": padding is before and after; channels_last is how the result lies; codes as in output.h. Scales are one for
-// all, or one for each example, or each output.
+// "1 x uint8 zero=stored weight int8 tiled kernel=3,3 stride=1,1 before=1,1 after=1,1 dilation=1,1 groups=1
+// channels_last output float32": `before` and `after` are the padding; channels_last is the output's layout; codes are
+// described as in output.h. There is one scale for all elements, or one for each example, or for each output.
 struct ConvolutionDescription {
     FactorDescription x, weight;
     OutputDescription output;
@@ -22,7 +22,7 @@ struct ConvolutionDescription {
         while (words.next()) {
             if (words.word == "x" || words.word == "weight") {
                 factor = words.word == "x" ? &x : &weight;
-                if (factor->format != HOP_NONE) words.refuse();  // the second of its kind
+                if (factor->format != HOP_NONE) words.refuse();  // already read
                 if (!words.next()) fail("a description ends before the format of a factor");
                 factor->format = words.one_of(words.word, kFormats, kFormatCount);
             } else if (words.word == "output") {
@@ -59,7 +59,7 @@ private:
     }
 };
 
-// Whether there is one number for each of `count` along the first of `dim` dimensions, and not one for all.
+// Whether there is one value for each of `count` along the first of `dim` dimensions, instead of one for all.
 bool by_each(const View& x, int64_t count, int64_t dim, int format) {
     Sizes shape(static_cast<size_t>(dim), 1);
     if (x.dim == dim && x.size(0) != 1) shape[0] = count;

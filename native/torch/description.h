@@ -1,5 +1,5 @@
-// Descriptions: what is fixed of a call, as ASCII words separated by spaces, the first the version of their grammar. A word
-// is a name, or name=value. They are parsed once, and kept by their text; sizes are never in them.
+// Descriptions: the constants of a call, as ASCII words separated by spaces, where the first is the version of their
+// grammar. A word is a name, or name=value. They are parsed once, and cached by their text; they never contain sizes.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -20,17 +20,17 @@ public:
             fail("a description begins with " + std::string(kGrammar) + ", the version of its grammar; got '" +
                  std::string(text_) + "'");
     }
-    std::string_view word, name, value;  // that `next` has found: without a value `name` is the word
+    std::string_view word, name, value;  // the word found by `next`; without a value, `name` is the whole word
     bool next();
-    [[noreturn]] void refuse() const;  // the word is not understood
+    [[noreturn]] void refuse() const;  // raises: the word is not understood
     int64_t integer() const { return integer(value); }
-    int32_t integer(int32_t low, int32_t high) const;  // refuses others
+    int32_t integer(int32_t low, int32_t high) const;  // raises for others
     float real() const { return real(value); }
-    float real(std::string_view digits) const;  // from its bits, an integer
+    float real(std::string_view digits) const;  // from its bits, written as an integer
     std::string_view text() const { return text_; }
-    Sizes list(int64_t at = 0) const;       // integers from -1 to 2^31 with commas between, of the value from `at` on
-    Sizes block(int64_t at = 0) const;      // the same of sizes from 1 on, or -1
-    std::vector<float> reals(size_t most) const;  // such integers with commas between
+    Sizes list(int64_t at = 0) const;       // comma-separated integers from -1 to 2^31, in the value from position `at` on
+    Sizes block(int64_t at = 0) const;      // the same for sizes of at least 1, or -1
+    std::vector<float> reals(size_t most) const;  // comma-separated integers as in `real`
     int one_of(std::string_view word, const std::string_view* names, int count) const;
 
 private:
@@ -38,7 +38,7 @@ private:
     std::string_view rest_, text_;
 };
 
-// What was parsed of each text.
+// Caches parsed descriptions by their text.
 template <class T>
 class Parsed {
 public:
@@ -56,7 +56,7 @@ public:
 
 private:
     static constexpr size_t kMost = 4096;
-    std::mutex mutex_;  // held for a look-up; std::shared_mutex would need glibc 2.34
+    std::mutex mutex_;  // locked for look-ups; std::shared_mutex would need glibc 2.34
     std::unordered_map<std::string, std::shared_ptr<const T>> known_;
 };
 

@@ -6,14 +6,14 @@
 namespace hop::torch {
 namespace {
 
-// codes=int5 scale=float16:32 result=bfloat16, and where there are such
+// codes=int5 scale=float16:32 result=bfloat16, and optionally
 //
-//     x=32                  x is int8, with a scale in float32 for so many elements of a row; 0 for a row
-//     outer=float16:256     what codes of scales are multiplied by, and for how many elements; 0 for all of the weight
-//     divided               or divided by
-//     offset                there are offsets as there are scales
-//     numbers=0,1065353216  what codes of 4 or 2 bits stand for, the bits of 16 float32 numbers
-//     scale_numbers=0,...   what codes of scales stand for, likewise of 256
+//     x=32                  x is int8, with a float32 scale for this many elements of a row; 0 for a whole row
+//     outer=float16:256     the format of outer scales, and their number of elements; 0 for the whole weight
+//     divided               scales are divided by the outer scales instead of multiplied
+//     offset                there are offsets, one for each scale
+//     numbers=0,1065353216  the values of codes of 4 or 2 bits, as the bits of 16 float32 numbers
+//     scale_numbers=0,...   the values of codes of scales, likewise for 256
 struct GroupDescription {
     static constexpr std::string_view kCodes[] = {"int8", "bits4", "int5", "uint5", "int6", "uint6", "bits2", "int3", "uint3"};
     hop_group_product p{};
@@ -43,11 +43,11 @@ struct GroupDescription {
             }
         }
         p.output_format = result;
-        p.k = p.scales.group % 32 ? 32 : p.scales.group;  // any that will do
+        p.k = p.scales.group % 32 ? 32 : p.scales.group;  // any valid value
         if (const char* reason = hop_group_product_declines(&p)) fail(reason + (", not '" + text + "'"));
     }
 
-    GroupDescription(const GroupDescription&) = delete;  // p has the address of its numbers
+    GroupDescription(const GroupDescription&) = delete;  // p contains the address of its numbers
 
     int low_bits() const { return p.bits == 8 ? 8 : p.bits < 4 ? 2 : 4; }
     int high_bits() const { return p.bits - low_bits(); }
@@ -82,7 +82,7 @@ private:
 void group_product(StableIValue* values, uint64_t count) {
     static Parsed<GroupDescription> known;
     Stack stack(values, count);
-    constexpr int all = 8;  // before the description
+    constexpr int all = 8;  // arguments before the description
     static const char* const names[] = {"x", "codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset", "bias", "x_scale"};
     Tensor tensors[all + 1];
     for (int i = 0; i < all; ++i) tensors[i] = i == 0 || i == 1 || i == 3 ? stack.tensor() : stack.optional();
@@ -98,7 +98,7 @@ void group_product(StableIValue* values, uint64_t count) {
         }
     }
     const View &x = v[0], &codes = v[1], &bias = v[7], &x_scale = v[all];
-    hop_group_product p = d->p;  // whose numbers stay where they are
+    hop_group_product p = d->p;  // the numbers are not copied
     if (x.dim < 1) fail("x must have a dimension at least, got " + x.shape());
     if (codes.dim != 2) fail("codes must be those of a matrix, got " + codes.shape());
     Sizes shape(x.sizes, x.sizes + x.dim);

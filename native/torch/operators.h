@@ -1,4 +1,4 @@
-// The operators hop_native::*, as functions of their boxed arguments; library.cpp has their schemas.
+// The operators hop_native::* as functions of their boxed arguments; library.cpp contains their schemas.
 #pragma once
 #include "torch/tensor.h"
 

@@ -15,7 +15,7 @@ bool OutputDescription::read(Words& words) {
     if (words.name == "requantize") fixed.requantize = words.integer(HOP_DIVISION, HOP_RECIPROCAL);
     else if (words.name == "low") fixed.low = words.integer(-128, 255);
     else if (words.name == "high") fixed.high = words.integer(-128, 255);
-    else if (words.name == "zero" && words.value == "stored") fixed.zero_format = HOP_INT8;  // any but HOP_NONE
+    else if (words.name == "zero" && words.value == "stored") fixed.zero_format = HOP_INT8;  // any value but HOP_NONE
     else if (words.name == "zero") fixed.zero = words.integer(-128, 255);
     else if (words.name == "lower") bound(0);
     else if (words.name == "upper") bound(1);

@@ -20,7 +20,7 @@ struct ProductDescription {
         while (words.next()) {
             if (words.word == "lhs" || words.word == "rhs") {
                 factor = words.word == "lhs" ? &lhs : &rhs;
-                if (factor->format != HOP_NONE) words.refuse();  // the second of its kind
+                if (factor->format != HOP_NONE) words.refuse();  // already read
                 if (!words.next()) fail("a description ends before the format of a factor");
                 factor->format = words.one_of(words.word, kFormats, kFormatCount);
             } else if (words.word == "output") {
@@ -57,7 +57,7 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     p.output_step = p.m * p.n * item_bytes(p.output.format);
     hop_product asked = p;
     if (is_float(lhs.operand.format)) {
-        asked.lhs.format = HOP_BFLOAT16;  // of which it is made
+        asked.lhs.format = HOP_BFLOAT16;  // the format that it is converted to
         if (p.output.format != HOP_FLOAT32 || p.output.bias_format != HOP_NONE)
             return "float32 and float16 beside quantized numbers give float32, without a bias";
     }
@@ -66,7 +66,7 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     return hop_product_declines(&asked);
 }
 
-// One scale for all, for each row or for each column: how far apart they lie.
+// Gets the strides of scales: one for all, for each row or for each column.
 void lie(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m, bool batched) {
     const Sizes found = counts(shape, block);
     if (batched && found[0] != 1 && found.back() == 1) fail("the members of a batch share the scale of codes, and not one of each of the blocks " + to_string(block));
@@ -155,7 +155,7 @@ void pack(StableIValue* values, uint64_t count) {
     const Sizes shape = shape_of(v, d);
     if (d.format > HOP_E5M2) fail("tiles hold codes of a byte or of 4 bits, not " + std::string(kFormats[d.format]));
     if (d.tiled || shape.size() != 2) fail("codes must be a matrix in its plain form, got " + v.shape());
-    FactorDescription own = d;  // of codes alone
+    FactorDescription own = d;  // for codes only
     own.scale = own.block_scale = {}, own.stores_zero = own.stores_sums = false;
     Factor f = make(own, "codes", shape, false, false, {v, {}, {}, {}, {}});
     if (f.needs_copy) {
@@ -172,7 +172,7 @@ void pack(StableIValue* values, uint64_t count) {
 
 }  // namespace hop::torch
 
-// Why there is no kernel for a product; a null pointer if there is one. Shapes are those that the codes stand for.
+// The reason why no kernel supports a product; a null pointer if one does. Shapes are those of the dequantized tensors.
 HOP_API const char* hop_described_product_declines(
     const char* description, int32_t lhs_dim, const int64_t* lhs, int32_t rhs_dim, const int64_t* rhs,
     int32_t bias_dtype, int32_t has_bias) {

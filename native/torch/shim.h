@@ -1,6 +1,7 @@
 // The part of PyTorch's C interface that the binding uses (torch/csrc/inductor/aoti_torch/c/shim.h and
-// torch/csrc/stable/c/shim.h), which is the same in every version from 2.10 on: one library serves them all, and is built
-// without PyTorch. tests/kernels/test_native_operators.py holds the declarations to those of the PyTorch that is installed.
+// torch/csrc/stable/c/shim.h). It is the same in every version from 2.10 on, so one library works with all of them, and
+// is built without PyTorch. tests/kernels/test_native_operators.py compares the declarations with those of the
+// installed PyTorch.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -15,7 +16,7 @@ struct StableListOpaque;
 using StableListHandle = StableListOpaque*;
 struct TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
-using AOTITorchError = int32_t;  // 0, or what failed
+using AOTITorchError = int32_t;  // 0, or an error code
 using StableIValue = uint64_t;
 using ParallelFunc = void (*)(int64_t begin, int64_t end, void* context);
 
@@ -73,5 +74,5 @@ AOTITorchError aoti_torch_delete_library_object(TorchLibraryHandle);
 
 }  // extern "C"
 
-// The version of the interface that is used, 2.11.
+// The version of the interface, 2.11.
 constexpr uint64_t kTorch = uint64_t(2) << 56 | uint64_t(11) << 48;

@@ -24,7 +24,7 @@ const Dtypes& dtypes() {
     return known;
 }
 
-// What a handle of a list holds; the list is freed.
+// Returns the items of a list handle, and frees the list.
 std::vector<StableIValue> items(StableIValue value) {
     const auto list = reinterpret_cast<StableListHandle>(value);
     size_t count = 0;

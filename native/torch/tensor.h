@@ -1,4 +1,4 @@
-// Tensors of PyTorch, and what the kernels need to know of them before they read or write.
+// Tensors of PyTorch, and the properties that kernels need before they read or write them.
 #pragma once
 #include <initializer_list>
 #include <stdexcept>
@@ -16,16 +16,16 @@ inline void check(AOTITorchError error) {
     if (error) fail("PyTorch's C interface failed");
 }
 
-// As hop.h counts formats: those of elements that are plain, and HOP_NONE of others.
+// The format in hop.h of a dtype; HOP_NONE for dtypes without one.
 int format_of(int32_t dtype);
 int32_t dtype_of(int format);
 
 using Sizes = std::vector<int64_t>;
-int64_t elements(const Sizes& shape);  // raises unless they are sizes, and not too large
+int64_t elements(const Sizes& shape);  // raises unless they are valid sizes, and not too large
 std::string to_string(const int64_t* values, size_t count);
 inline std::string to_string(const Sizes& v) { return to_string(v.data(), v.size()); }
 
-// A tensor that is owned here, or none.
+// An owned tensor, or none.
 class Tensor {
 public:
     Tensor() = default;
@@ -46,7 +46,7 @@ private:
     AtenTensorHandle handle_ = nullptr;
 };
 
-// What is known of a tensor whose storage was found to hold all of its elements.
+// The properties of a tensor whose storage is known to contain all of its elements.
 struct View {
     const char* name = "";
     int64_t dim = 0;
@@ -63,25 +63,25 @@ struct View {
     std::string shape() const { return to_string(sizes, static_cast<size_t>(dim)); }
 };
 
-// Sizes above 0 whose product is above this are refused, so that no product of them overflows.
+// Shapes with more elements than this are rejected, so that products of sizes do not overflow.
 constexpr int64_t kMostElements = int64_t(1) << 48;
 bool is_too_large(const int64_t* sizes, int64_t dim);
 
-// Looks at a tensor, `name` in messages: raises unless it is strided, on the CPU, and its storage holds it.
+// Checks a tensor, called `name` in messages: raises unless it is strided, on the CPU, and within its storage.
 View view(const char* name, const Tensor& x);
 
-// x, or a copy of it in contiguous memory.
+// x, or a contiguous copy of it.
 Tensor contiguous(Tensor x);
 
 Tensor empty(const int64_t* sizes, const int64_t* strides, int64_t dim, int32_t dtype);
 Tensor empty(const Sizes& sizes, int32_t dtype);
 
-// Where the elements of a tensor that was made here lie.
+// The address of the elements of a tensor created here.
 void* data_of(const Tensor& x);
 
 int threads();  // of torch.set_num_threads
 
-// The arguments of an operator, in its order; each is taken once, and all before anything is checked.
+// The arguments of an operator, in order; each is read once, and all are read before anything is checked.
 class Stack {
 public:
     Stack(StableIValue* values, uint64_t count) : values_(values), count_(count) {}

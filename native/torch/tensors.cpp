@@ -1,4 +1,4 @@
-// Tensors of PyTorch by their handles: whether they are what a call was described for, and where they lie.
+// Tensors of PyTorch by their handles: whether they match a call's description, and their addresses.
 #include <cstdint>
 
 #include "hop.h"
@@ -6,13 +6,13 @@
 
 namespace {
 
-// What PyTorch calls a handle is the address of a pointer to the tensor's implementation.
+// PyTorch's handles are the addresses of pointers to the tensor's implementation.
 struct Tensor {
     const void* implementation;
     AtenTensorHandle handle() { return reinterpret_cast<AtenTensorHandle>(&implementation); }
 };
 
-// Whether a tensor has the shape, the dtype and the device of a form.
+// Whether a tensor has the shape, dtype and device of a form.
 bool is_of(const hop_form& form, Tensor t) {
     int64_t dim, *sizes;
     int32_t dtype, device;
@@ -25,13 +25,13 @@ bool is_of(const hop_form& form, Tensor t) {
     return true;
 }
 
-// The bytes of an element of a dtype, as PyTorch numbers them; 0 of those that are not known here.
+// The bytes of an element of a dtype, in PyTorch's numbering; 0 for dtypes that are not known here.
 int64_t item_size(int32_t dtype) {
     static const int8_t sizes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 4, 8};
     return dtype >= 0 && dtype < int32_t(sizeof sizes) ? sizes[dtype] : 0;
 }
 
-// Whether the storage of a tensor is known to hold all of its elements.
+// Whether the storage of a tensor is known to contain all of its elements.
 bool holds(Tensor t) {
     int64_t dim, *sizes, *strides, offset, bytes;
     int32_t dtype;

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.algorithms import AdaRound, adaround, distillation_loss, teacher_of
-from hop.algorithms.adarounding import adaround_codes, neighbours, slope
+from hop.algorithms.adarounding import adaround_codes, gradient, neighbours
 from hop.algorithms.grid import Grid
 from tests.algorithms.test_gptq import BATCHES, QUANTIZERS, correlated, mlp
 from tests.support.layers import randn
@@ -92,7 +92,7 @@ class TestAdaRound(unittest.TestCase):
         if beta is not None:
             loss = loss + 0.7 * (1 - (2 * h - 1).abs() ** beta).mean()
         loss.backward()
-        assert torch.allclose(slope(v.detach(), over, gap, matrix, (0.7, beta)), v.grad)  # type: ignore[arg-type]
+        assert torch.allclose(gradient(v.detach(), over, gap, matrix, (0.7, beta)), v.grad)  # type: ignore[arg-type]
 
     def test_the_same_again(self):
         one, other = (adaround(mlp(), "int4", BATCHES, settings=AdaRound(steps=20)) for _ in range(2))
@@ -105,7 +105,7 @@ class TestAdaRound(unittest.TestCase):
         rows = {r.name: r.note for r in adaround(model, "int4", BATCHES, settings=AdaRound(steps=5)).adaround_report}
         assert "no batch reaches it" in rows["other"]
         (row, _) = adaround(mlp(), "int4", [torch.zeros(4, 64)], settings=AdaRound(steps=5)).adaround_report
-        assert "which is no worse" in row.note
+        assert "as good or better" in row.note
         for call, error, said in (
             (lambda: adaround(mlp(), "int4", []), ValueError, "adaround: batches is empty"),
             (lambda: adaround(mlp(), "int4", BATCHES, settings=3), TypeError, "settings must be"),

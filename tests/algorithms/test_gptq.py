@@ -15,7 +15,7 @@ import hop
 from hop import presets
 from hop.algorithms import GPTQ, gptq
 from hop.algorithms.grid import Grid
-from hop.algorithms.inputs import matrix_of
+from hop.algorithms.inputs import input_rows
 from hop.algorithms.solving import solve
 from hop.numerics.formats import DYNAMIC4
 from hop.numerics.quantizer import Quantizer
@@ -191,9 +191,9 @@ class TestModels(unittest.TestCase):
         x = randn(4, 3, 12, 12)
         wanted = conv(x) - conv.bias[:, None, None]
         layer = hop.nn.Conv2d.from_float(conv, Scheme(None, presets.INT4_32))
-        got = matrix_of(layer, x) @ conv.weight.flatten(1).t()
+        got = input_rows(layer, x) @ conv.weight.flatten(1).t()
         assert torch.allclose(got, wanted.permute(0, 2, 3, 1).reshape(-1, 8), atol=1e-5)
-        assert torch.equal(matrix_of(layer, x[0]), matrix_of(layer, x[:1]))
+        assert torch.equal(input_rows(layer, x[0]), input_rows(layer, x[:1]))
         smooth = functional.avg_pool2d(randn(4, 3, 18, 18, seed=2), 5, 1)
         model = gptq(nn.Sequential(copy.deepcopy(conv)), Quantizer(hop.formats.INT4, (1, -1, -1, -1)), [smooth])
         (row,) = model.gptq_report
@@ -233,7 +233,7 @@ class TestFallbacks(unittest.TestCase):
         self.check(mlp(), [BATCHES[0][:4]], "0", "singular", damping=0.0)
 
     def test_zeros(self):
-        self.check(mlp(), [torch.zeros(4, 64)], "0", "which is no worse")
+        self.check(mlp(), [torch.zeros(4, 64)], "0", "as good or better")
 
     def test_raised_damping_is_told(self):
         row, _ = gptq(mlp(), "int4", [BATCHES[0][:4]], settings=GPTQ(damping=1e-9)).gptq_report
@@ -261,7 +261,7 @@ class TestErrors(unittest.TestCase):
             ([], ValueError, "batches is empty"),
             (BATCHES[0], TypeError, "batches must be an iterable of batches, got a tensor"),
             (None, TypeError, "got None"),
-            ([(BATCHES[0], BATCHES[0])], TypeError, "gptq: batch 0 is given as"),
+            ([(BATCHES[0], BATCHES[0])], TypeError, "gptq: batch 0 is passed as"),
             ([BATCHES[0] * math.nan], ValueError, "the input of layer '0' has NaN"),
             ([BATCHES[0], BATCHES[1] * math.inf], ValueError, "the input of layer '0' has NaN"),
         ):

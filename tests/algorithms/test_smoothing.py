@@ -14,7 +14,7 @@ from torch.nn import functional
 import hop
 from hop import presets
 from hop.algorithms import AWQ, SmoothQuant, awq, gptq, smoothquant
-from hop.algorithms.flow import Cannot, Flow
+from hop.algorithms.flow import Flow, NotFoldable
 from hop.numerics.schemes import Scheme
 from tests.support.layers import randn
 
@@ -127,7 +127,7 @@ class TestFlow(unittest.TestCase):
     @parameterized.expand(
         [
             ("post", Block(post=True), "q", "aten.add"),
-            ("gemma", Block("gemma"), "q", "a product of channels with what is no Parameter"),
+            ("gemma", Block("gemma"), "q", "a product of channels with something other than a Parameter"),
             ("gelu", Block(mlp="gelu"), "down", "aten.gelu"),
             ("grouped", Block(attention="grouped"), "o", "aten.scaled_dot_product_attention"),
             ("input", nn.Sequential(nn.Linear(64, 8)), "0", "an input of the model"),
@@ -145,14 +145,14 @@ class TestFlow(unittest.TestCase):
             model.forward = lambda x: model["b"](model["b"](model["a"](x)))
         if name == "square":
             model.forward = lambda x: model["b"]((y := model["a"](x)) * y)
-        with pytest.raises(Cannot, match=said):
+        with pytest.raises(NotFoldable, match=said):
             source(model.eval(), layer)
 
     def test_shared_norm(self):
         """A weight that two norms share takes no factor."""
         model: Any = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8)).eval()
         model[2].weight = model[0].weight
-        with pytest.raises(Cannot, match="it alone reads"):
+        with pytest.raises(NotFoldable, match="it alone reads"):
             source(model, "3")
 
     def test_no_graph(self):
@@ -160,7 +160,7 @@ class TestFlow(unittest.TestCase):
             def forward(self, x: Tensor) -> Tensor:
                 return x * float(x.sum().item() > 0)
 
-        with pytest.raises(Cannot, match=r"torch\.export cannot trace the model"):
+        with pytest.raises(NotFoldable, match=r"torch\.export cannot trace the model"):
             Flow(Model(), (BATCHES[0],), {})
 
 
@@ -260,7 +260,7 @@ class TestFactors(unittest.TestCase):
     def test_without_explicit_factors(self):
         model = smoothquant(Block(post=True).eval(), "int8_static", BATCHES, explicit=False)
         rows = {row.name: row for row in model.smoothing_report}
-        assert rows["q"].note == "no factor: what it reads is read by aten.add, too" and rows["o"].folded_into == "v"
+        assert rows["q"].note == "no factor: its input is also read by aten.add" and rows["o"].folded_into == "v"
         assert all(m.input_transform is None for m in model.modules() if isinstance(m, hop.nn.Linear))
 
     def test_channels_without_inputs(self):

@@ -6,6 +6,8 @@ fails, the library has to read what it wrote. Its programs were saved by torch 2
 
 import json
 import operator
+import subprocess
+import sys
 import unittest
 from functools import cache
 from pathlib import Path
@@ -98,6 +100,14 @@ class TestSpellings(unittest.TestCase):
                 assert spelling.read(str(found), cls) == found, name
                 assert name not in now or now[name] == found, name
             assert len(texts[kind]) > len(now)
+
+    @versions()
+    def test_reads_in_a_new_process(self, version):
+        """`import hop` is enough to read every text, wherever its class is defined."""
+        kinds = ("formats", "quantizers", "schemes", "conventions")
+        texts = [x["text"] if kind == "formats" else x for kind in kinds for x in spelled(version)[kind].values()]
+        code = "import json, sys, hop.numerics.spelling as s\nfor text in json.load(sys.stdin): s.read(text)"
+        subprocess.run([sys.executable, "-c", code], input=json.dumps(texts), text=True, check=True)
 
     @versions()
     def test_public_names(self, version):

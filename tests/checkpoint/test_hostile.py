@@ -118,10 +118,10 @@ class TestFiles(InFolder):
         [
             ("above", {"relative_path": "../../other/step_0/__0_0.distcp"}, "in the file '../../other/step_0/"),
             ("absolute", {"relative_path": "/etc/passwd"}, "in the file '/etc/passwd'"),
-            ("unlisted", {"relative_path": "hop.json"}, "in the file 'hop.json', which is none of"),
+            ("unlisted", {"relative_path": "hop.json"}, "in the file 'hop.json', which the checkpoint"),
             ("number", {"relative_path": 3}, "a int in place of a str"),
             ("beyond", {"offset": 2**40}, "ends beyond the end"),
-            ("before", {"offset": -1}, "a size that 64 bits do not hold"),
+            ("before", {"offset": -1}, "a size outside 0 to 2"),
             ("extension", {"transform_descriptors": ["stream.zstd"]}, "is transformed"),
         ]
     )
@@ -136,7 +136,7 @@ class TestFiles(InFolder):
         manifest = json.loads((self.step / "hop.json").read_text())
         del manifest["files"]["__0_0.distcp"]
         (self.step / "hop.json").write_text(json.dumps(manifest))
-        self.refused(ValueError, "in the file '__0_0.distcp', which is none of the checkpoint's")
+        self.refused(ValueError, "in the file '__0_0.distcp', which the checkpoint's manifest does not list")
 
     @parameterized.expand(
         [("../step_0/__0_0.distcp",), ("/etc/passwd",), ("..",), ("",), ("a/b",), ("a\0b",), ("a\\b",)]
@@ -167,10 +167,10 @@ class TestFiles(InFolder):
         path = self.step / file
         path.rename(self.folder / "elsewhere")
         path.symlink_to(self.folder / "elsewhere")
-        self.refused(ValueError, f"{file} must be a file, and is a link")
+        self.refused(ValueError, f"{file} must be a regular file, not a link")
         path.unlink()
         os.mkfifo(path)
-        self.refused(ValueError, f"{file} must be a file, and is a link or something else")
+        self.refused(ValueError, f"{file} must be a regular file, not a link or anything else")
 
 
 class TestMetadata(unittest.TestCase):

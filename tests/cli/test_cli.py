@@ -153,7 +153,10 @@ class TestFormats(unittest.TestCase):
         assert [line.split()[0] for line in out.splitlines()[1:]] == list(presets.PRESETS)
         found = {row["name"]: row for row in as_json("formats", "--presets")}
         assert found["INT4_32"] == {"name": "INT4_32", "format": "int4", "block": [1, 32], "scale": "Amax()"}
-        for words, said in ((("mxfp8",), "'mxfp8' is a preset"), (("int8", "--presets"), "'int8' is the name of one")):
+        for words, said in (
+            (("mxfp8",), "'mxfp8' is a preset"),
+            (("int8", "--presets"), "it does not combine with the format name 'int8'"),
+        ):
             status, out, err = run("formats", *words)
             assert status == 2 and out == "" and said in err and err.count("\n") == 1
 
@@ -211,15 +214,15 @@ class TestExplain(unittest.TestCase):
         [
             ("aten.nothing int8 int8:2x2", "torch.ops has no operator aten.nothing"),
             ("aten.mm.many int8 int8:2x2", "take one of default"),
-            ("__import__('os') int8 int8:2x2", "is no operator"),
+            ("__import__('os') int8 int8:2x2", "is not an operator"),
             ("aten.mm int9 int8:2x2", "'int9' is neither a dtype"),
             ("aten.mm int32 int9:2x2", "'int9' is neither a dtype"),
             ("aten.mm int32 int8:2x2.u int8:2x2", "'u' must be one of t, pack, channels_last"),
-            ("aten.mm int32 os.getcwd() int8:2x2", "'os.getcwd()' is no argument"),
-            ("aten.mm int32 mat2=int8:2x2 int8:2x2", "stands behind a named argument"),
-            ("aten.mm int32 int8:2x2 int8:2x2 --device gpu", "'gpu' is no device"),
-            ("aten.mm int32 int8:2x2 int8:2x2 --device xla", "'xla' is not here"),
-            ("aten.mm int32 int8:2x2 int8:2x2 --devce cpu", "'--devce' is no argument"),
+            ("aten.mm int32 os.getcwd() int8:2x2", "'os.getcwd()' is not an argument"),
+            ("aten.mm int32 mat2=int8:2x2 int8:2x2", "follows a named argument"),
+            ("aten.mm int32 int8:2x2 int8:2x2 --device gpu", "'gpu' is not a device"),
+            ("aten.mm int32 int8:2x2 int8:2x2 --device xla", "'xla' is not available"),
+            ("aten.mm int32 int8:2x2 int8:2x2 --devce cpu", "'--devce' is not an argument"),
             ("aten.mm int32 INT8ROW:2x2 int8:2x2", "did you mean INT8_ROW"),
         ]
     )
@@ -318,7 +321,7 @@ class TestInputs(Files):
     @parameterized.expand(
         [
             ("lacks", {"ids": np.ones((2, 6), np.int64)}, "lacks 'mask'"),
-            ("dtype", {"ids": np.ones((2, 6))}, "'ids' is torch.float64, and the program takes torch.int64"),
+            ("dtype", {"ids": np.ones((2, 6))}, "'ids' is torch.float64, but the program takes torch.int64"),
             ("shape", {"ids": np.ones((2, 7), np.int64)}, r"'ids' has shape \(2, 7\)"),
             ("object", {"ids": np.array([{}], dtype=object)}, "allow_pickle"),
             (
@@ -350,7 +353,7 @@ class TestInputs(Files):
             (self.folder / name).write_text("no data")
             with self.assertRaisesRegex(ValueError, re.escape(name)):
                 inputs.load_inputs(program, self.path(name))
-        with self.assertRaisesRegex(ValueError, "data are read from .npz and .safetensors"):
+        with self.assertRaisesRegex(ValueError, "data must be in a .npz or .safetensors file"):
             inputs.load_inputs(program, self.path("data.pkl"))
         np.savez_compressed(self.folder / "small.npz", a=np.arange(6).reshape(2, 3), b=np.asfortranarray(np.eye(3, 4)))
         found = data.read(self.folder / "small.npz")
@@ -444,7 +447,7 @@ class TestVerify(Files):
     @parameterized.expand(
         [
             (("verify", "no.pt2", "no.pt2"), 2, "'no.pt2' does not exist"),
-            (("verify", __file__, __file__), 1, "is no exported program"),
+            (("verify", __file__, __file__), 1, "is not a program saved by torch.export.save"),
             (("verify", __file__), 2, "Missing argument"),
         ]
     )
@@ -492,7 +495,7 @@ class TestExport(Files):
         assert "left: its sums are not cast to float32: they stay int32" in said
         torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),)), source)
         status, _, err = run("export", source, "-o", self.path("out.pt2"))
-        assert status == 1 and "found no quantized operator in the program; it saw aten.linear.default" in err
+        assert status == 1 and "found no quantized operator in the program, which has aten.linear.default" in err
 
     @pytest.mark.full
     def test_to_onnx(self):
@@ -519,10 +522,10 @@ class TestExport(Files):
         [
             (["-o", "x.txt"], "x.txt must end in one of .onnx, .pt2, .pte"),
             (["-o", "x.pt2", "--to", "onnx"], "--to onnx writes files that end in .onnx"),
-            (["-o", "x.onnx", "--requantize", "tflite"], "it is for --to integer, not for --to onnx"),
-            (["-o", "x.pt2", "--target", "xnnpack"], "it is for --to qdq and --to executorch"),
+            (["-o", "x.onnx", "--requantize", "tflite"], "applies to --to integer, not to --to onnx"),
+            (["-o", "x.pt2", "--target", "xnnpack"], "applies to --to qdq and --to executorch"),
             (["-o", "nowhere/x.pt2"], "there is no folder nowhere"),
-            (["-o", "SAME"], "is the program itself"),
+            (["-o", "SAME"], "is the input file"),
             ([], "--output"),
         ]
     )
@@ -569,7 +572,7 @@ class TestBench(Files):
         assert status == 1 and [line[-6:] for line in out.splitlines()[1:3]] == ["SLOWER", "faster"]
         assert run("bench", "--results", worse, "--compare", old, "--slower", "1.25")[0] == 0
         status, _, err = run("bench", "--results", slow, "--compare", old)
-        assert status == 1 and err.startswith("measured otherwise: torch was ")
+        assert status == 1 and err.startswith("measured under other conditions: torch was ")
 
     def test_runs_groups(self):
         def mine():
@@ -599,7 +602,7 @@ class TestBench(Files):
         for words, status, said in (
             (["nothing"], 2, "no group of benchmarks is named 'nothing'; there are mm, "),
             (["--results", none, "--compare", none], 1, "no case in common"),
-            (["--results", text], 1, "text.json is no JSON"),
+            (["--results", text], 1, "text.json is not JSON"),
             (["--json", "nowhere/new.json"], 2, "there is no folder nowhere"),
         ):
             found, _, err = run("bench", *words)

@@ -127,7 +127,7 @@ class TestOneWriter(InFolder):
         write_whole(self.folder / "pipe", "through")
         assert os.read(reader, 100) == b"through" and stat.S_ISFIFO(os.stat(self.folder / "pipe").st_mode)
         os.close(reader)
-        with pytest.raises(FileExistsError, match="name another place"):
+        with pytest.raises(FileExistsError, match="choose another path"):
             files.move(self.path, self.folder / "pipe")
 
     @unittest.skipUnless(Path("/dev/full").exists(), "needs /dev/full")

@@ -344,7 +344,7 @@ class TestPack(unittest.TestCase):
 class TestCommand(unittest.TestCase):
     @parameterized.expand(
         [
-            (("--python", "3.12"), 2, "is for a folder, which --out names; got '3.12'"),
+            (("--python", "3.12"), 2, "needs --out; got '3.12'"),
             (("--out", "build/x", "--python", "twelve"), 1, "python must be a version such as 3.12, got 'twelve'"),
             (("--out", str(ROOT / "docs")), 1, "docs is there, and holds no kernels"),
             (("--only", "nothing"), 1, "no group and no kernel is named 'nothing'; the groups are first-tile"),

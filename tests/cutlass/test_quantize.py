@@ -377,7 +377,7 @@ class TestFakeQuantize(unittest.TestCase):
                 assert words in matching.reason(gpu.FAKE_QUANTIZE, (str(q), x, None, None, None, "passed")), q
         for q, words in (
             (presets.INT8_ROW, "for tensors on GPUs"),
-            (replace(presets.INT8_ROW, gradient=QuantNoise()), "noise in the place of rounding"),
+            (replace(presets.INT8_ROW, gradient=QuantNoise()), "noise instead of rounding"),
         ):
             assert words in matching.reason(gpu.FAKE_QUANTIZE, (str(q), x, None, None, None, "passed")), q
 
@@ -476,7 +476,7 @@ class TestDeclines(unittest.TestCase):
             for q, words in (
                 (presets.STATE8, "for int8, int4, fp8 and fp4"),
                 (Quantizer(formats.INT8, (64, 64)), "blocks within rows"),
-                (presets.NVFP4_ROW, "under an amax of the tensor"),
+                (presets.NVFP4_ROW, "with one amax per tensor"),
                 (presets.INT8_TENSOR_STATIC, "scale is None"),
                 (presets.TERNARY_ROW, "for int8, int4, fp8 and fp4"),
             ):

@@ -256,10 +256,10 @@ class TestAsked(unittest.TestCase):
         assert self.declined(norm, presets.INT8_ROW, x, [64]) == ""
         assert self.declined(aten.layer_norm.default, presets.FP8_1X128, x, [64]) == ""
         for words, op, q, *args in (
-            ("for results that are quantized", norm, BF16, x, [64]),
+            ("for quantized results", norm, BF16, x, [64]),
             ("an operand is float64", norm, presets.INT8_ROW, x.double(), [64]),
             ("for norms of the last dimension", norm, presets.INT8_ROW, x, [4, 64]),
-            ("rows of batch_norm have no sums", aten.batch_norm.default, presets.INT8_ROW, x),
+            ("batch_norm does not reduce rows", aten.batch_norm.default, presets.INT8_ROW, x),
             ("an operand is quantized", norm, presets.INT8_ROW, hop.quantize(presets.INT8_ROW, x).operand, [64]),
             ("groups within them", norm, presets.INT8_TENSOR, x, [64]),
             ("not of blocks of", norm, presets.FP8_128X128, x, [64]),
@@ -267,7 +267,7 @@ class TestAsked(unittest.TestCase):
             ("which must be given", norm, presets.NVFP4, x, [64]),
             ("of at most 16384 elements", norm, presets.INT8_ROW, torch.zeros(1, LONGEST + 16), [LONGEST + 16]),
             ("for int8, int4, fp8 and fp4", norm, presets.TERNARY_ROW, x, [64]),
-            ("that are not empty", norm, presets.INT8_ROW, x[:0], [64]),
+            ("non-empty tensors of known sizes", norm, presets.INT8_ROW, x[:0], [64]),
             ("for two factors of one shape", torch.ops.hop.silu_mul.default, presets.INT8_ROW, x, x[:1]),
             ("not exp", aten.exp.default, presets.INT8_ROW, x),
             ("weight is not float32", norm, presets.INT8_ROW, x, [64], torch.zeros(64, dtype=torch.int8)),

@@ -48,7 +48,7 @@ class TestCheck(unittest.TestCase):
         with pytest.raises(ValueError) as raised:
             export.check(small(), operators=ALLOWED)
         head, *lines = str(raised.value).splitlines()
-        assert head == "check: 1 node is not what the program may hold"
+        assert head == "check: 1 node is not allowed in the program"
         assert "softmax" in lines[0] and "is not among the operators" in lines[0]
         assert "tests/export/test_check.py:" in lines[0] and "# a line to be named" in lines[0]
 
@@ -138,7 +138,7 @@ class TestNothingQuantized(unittest.TestCase):
             export.to_integer(program)
         text = str(raised.value)
         assert text.startswith(
-            "to_integer: found no quantized operator in the program; it saw aten.linear.default, aten.relu"
+            "to_integer: found no quantized operator in the program, which has aten.linear.default, aten.relu"
         )
         assert "quantized_decomposed::quantize_per_tensor" in text and "to_scheme" in text
 
@@ -161,6 +161,6 @@ class TestNothingQuantized(unittest.TestCase):
         program = torch.export.export(Wide(), (x,))
         found, report = export.to_integer(program)
         assert [row.detail for row in report.left] == [
-            "codes of int32: what reads them stays in floats (known are int8, uint8, int16)"
+            "codes of int32: their readers stay in floats (known are int8, uint8, int16)"
         ]
         assert torch.equal(found.module()(x), program.module()(x))

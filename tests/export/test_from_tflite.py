@@ -16,7 +16,7 @@ from hop.export.targets import PT2E, TFLITE
 pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
 
 from hop.export.targets.tflite.file import File
-from hop.export.targets.tflite.reading import graph_of
+from hop.export.targets.tflite.reading import read_graph
 from tests.export.test_tflite import Chain, exported
 from tests.support.tflite_models import Head, Layer, MaximumPool, Network, Residual, networks, transformer
 
@@ -232,8 +232,8 @@ class TestErrors(unittest.TestCase):
 
     @parameterized.expand(
         [
-            ("HARD_SWISH", r"operator 0 HARD_SWISH 'hard_swish_1' is not read; of int8 are read CONV_2D"),
-            ("CUSTOM", r"operator 0 CUSTOM 'custom_1' is not read"),
+            ("HARD_SWISH", r"operator 0 HARD_SWISH 'hard_swish_1' is not supported; supported are CONV_2D"),
+            ("CUSTOM", r"operator 0 CUSTOM 'custom_1' is not supported"),
         ]
     )
     def test_unknown_operator(self, name: str, message: str) -> None:
@@ -259,16 +259,16 @@ class TestErrors(unittest.TestCase):
 
     def test_what_does_not_fit(self) -> None:
         made = Made(2, 3)
-        with pytest.raises(ValueError, match=r"TRANSPOSE 'transpose_2' gives the shape \(3, 2\), and the file"):
+        with pytest.raises(ValueError, match=r"TRANSPOSE 'transpose_2' returns the shape \(3, 2\), but the file"):
             hop.export.from_tflite(made.add("TRANSPOSE", (2, 3), made.file.integers("by", [1, 0])).bytes())
         made = Made(2, 3)
-        with pytest.raises(ValueError, match=r"operator 0 TRANSPOSE 'transpose_2' cannot be: .*"):
+        with pytest.raises(ValueError, match=r"operator 0 TRANSPOSE 'transpose_2' is invalid: .*"):
             hop.export.from_tflite(made.add("TRANSPOSE", (2, 3), made.file.integers("by", [1, 1])).bytes())
         made = Made(2, 3)
         with pytest.raises(NotImplementedError, match=r"RESHAPE .* has the scale and zero point \(0.1.*, 0\)"):
             hop.export.from_tflite(made.add("RESHAPE", (6,), units=([0.125], [0], 0)).bytes())
         made = Made(2, 3)
-        with pytest.raises(NotImplementedError, match=r"the bound 6.0 of its activation lies between"):
+        with pytest.raises(NotImplementedError, match=r"the bound 6.0 of its activation is halfway between"):
             hop.export.from_tflite(made.add("RELU6", (2, 3), units=([12 / 101], [0], 0)).bytes())
 
     def test_damaged(self) -> None:
@@ -283,7 +283,7 @@ class TestErrors(unittest.TestCase):
                 broken[place] = int(torch.randint(0, 256, (), generator=generator))
             cut = int(torch.randint(8, len(data), (), generator=generator)) if trial % 2 else len(data)
             try:
-                graph_of("from_tflite", bytes(broken[:cut]))
+                read_graph("from_tflite", bytes(broken[:cut]))
                 read += 1
             except (ValueError, NotImplementedError) as error:
                 assert str(error).startswith("from_tflite: model"), error
@@ -296,6 +296,6 @@ class TestErrors(unittest.TestCase):
             lying = data.copy()
             lying[place : place + 4] = (0x7FFFFFF0).to_bytes(4, "little")
             try:
-                hop.export.targets.tflite.reading.graph_of("from_tflite", bytes(lying))  # type: ignore[attr-defined]
+                hop.export.targets.tflite.reading.read_graph("from_tflite", bytes(lying))  # type: ignore[attr-defined]
             except (ValueError, NotImplementedError) as error:
                 assert "model" in str(error)

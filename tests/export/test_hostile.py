@@ -16,8 +16,8 @@ flatbuffers: Any = pytest.importorskip("flatbuffers", reason="LiteRT is missing"
 S: Any = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="LiteRT is missing")
 
 import hop  # noqa: E402  it needs LiteRT
-from hop.export.targets.tflite.reading import graph_of  # noqa: E402
-from hop.export.targets.tosa.file import File, decoded  # noqa: E402
+from hop.export.targets.tflite.reading import read_graph  # noqa: E402
+from hop.export.targets.tosa.file import File, decode  # noqa: E402
 
 Offset = int
 
@@ -117,7 +117,7 @@ class TestHostile(unittest.TestCase):
         start = time.process_time()
         tracemalloc.start()
         try:
-            graph_of("from_tflite", data)
+            read_graph("from_tflite", data)
             error = None
         except (ValueError, NotImplementedError) as raised:
             error = raised
@@ -130,14 +130,14 @@ class TestHostile(unittest.TestCase):
 
     @parameterized.expand(
         [
-            ("names", names, 20_000, 100_000, "which the file has in more places than its length allows"),
-            ("codes", codes, 20_000, 100_000, "which the file has in more places than its length allows"),
+            ("names", names, 20_000, 100_000, "which the file refers to more often than its size allows"),
+            ("codes", codes, 20_000, 100_000, "which the file refers to more often than its size allows"),
             ("one code", one_code, 2_000, 300_000, None),
-            ("signatures", signatures, 20_000, 100_000, "which the file has in more places than its length allows"),
+            ("signatures", signatures, 20_000, 100_000, "which the file refers to more often than its size allows"),
             ("shapes", shapes, 10_000, 60, "more than"),
             ("sizes", sizes, 1000, 400, "tensor 0 '' has 400000 dimensions; 64 is the most"),
             ("ends", ends, 1_500, 0, None),
-            ("tensors", names, 2**17 + 1, 0, "the graph has 131073 tensors; up to 131072 are read"),
+            ("tensors", names, 2**17 + 1, 0, "the graph has 131073 tensors; up to 131072 are supported"),
         ]
     )
     def test_reading(self, _name, make, count, length, message):
@@ -163,7 +163,8 @@ class TestHostile(unittest.TestCase):
         data = f.finish(Tensors=f.offsets(*tensors), Inputs=f.numbers(*range(100)))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(
-            NotImplementedError, match=r"'x64' has the shape \(1048576,\); up to 67108864 elements of all"
+            NotImplementedError,
+            match=r"'x64' has the shape \(1048576,\); all inputs together may have up to 67108864 elements",
         ):
             hop.export.from_tflite(data)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
@@ -194,11 +195,11 @@ class TestTosa(unittest.TestCase):
         data = bytes(b.Output())
         assert len(data) < 3000
         with pytest.raises(ValueError, match="model is a damaged TOSA file: flatc"):
-            decoded("test", data, "model")
+            decode("test", data, "model")
         file = File()
         codes = torch.randint(-128, 128, (1024, 256), dtype=torch.int8)
         file.tensor("codes", codes.shape, data=codes)
-        found = decoded("test", file.finish({}, {"codes": "codes"}), "model")
+        found = decode("test", file.finish({}, {"codes": "codes"}), "model")
         (tensor,) = found["regions"][0]["blocks"][0]["tensors"]
         assert torch.equal(torch.tensor(tensor["data"], dtype=torch.uint8).view(torch.int8), codes.flatten())
 

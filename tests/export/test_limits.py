@@ -92,7 +92,7 @@ class TestScales(unittest.TestCase):
         inputs, scale = (torch.randn(4, 8), torch.randn(4, 8)), 2.0**-4
         least = 2 * scale / room
         for finer in (least, least / 2, 2.0**-23 if not of_16_bits else 2.0**-30):
-            with self.assertRaisesRegex(ValueError, rf"node '{name}'.*scale {finer:.6g} of its result is too fine"):
+            with self.assertRaisesRegex(ValueError, rf"node '{name}'.*scale {finer:.6g} of its result is too small"):
                 program_of(Function(function, scale, finer, *zero), inputs, getattr(hop.export.targets, target))
         model = Function(function, scale, float(torch.tensor(least) * (1 + 2.0**-20)), *zero)
         y = program_of(model, inputs, getattr(hop.export.targets, target)).module()(*inputs)
@@ -110,7 +110,7 @@ class TestScales(unittest.TestCase):
                 return wide(F.conv2d(wide(x, 2.0**-10), weight), self.out)
 
         x, own = torch.randn(2, 2, 3, 3), getattr(hop.export.targets, target)
-        with self.assertRaisesRegex(ValueError, "node 'conv2d'.*of its result is too fine"):
+        with self.assertRaisesRegex(ValueError, "node 'conv2d'.*of its result is too small"):
             program_of(Convolution(2.0**-17 / most), (x,), own)
         model = Convolution(2.0**-17 / most * 2)
         y = program_of(model, (x,), own).module()(x)
@@ -118,10 +118,10 @@ class TestScales(unittest.TestCase):
 
 
 CALLS: dict[str, tuple[Any, tuple[int, ...], str]] = {
-    "cat": (lambda x: torch.cat([x] * 11), (2, 3), "takes 10 operands at most, got 11"),
-    "permute": (lambda x: x.permute(5, 4, 3, 2, 1, 0), (1, 2, 1, 2, 1, 3), "takes 5 dimensions at most, got 6"),
-    "slice": (lambda x: x[:, :, :, :, 1:], (2, 1, 2, 1, 3), "takes 4 dimensions at most, got 5"),
-    "select": (lambda x: x.select(4, 1), (2, 1, 2, 1, 3), "takes 4 dimensions at most, got 5"),
+    "cat": (lambda x: torch.cat([x] * 11), (2, 3), "supports at most 10 operands, got 11"),
+    "permute": (lambda x: x.permute(5, 4, 3, 2, 1, 0), (1, 2, 1, 2, 1, 3), "supports at most 5 dimensions, got 6"),
+    "slice": (lambda x: x[:, :, :, :, 1:], (2, 1, 2, 1, 3), "supports at most 4 dimensions, got 5"),
+    "select": (lambda x: x.select(4, 1), (2, 1, 2, 1, 3), "supports at most 4 dimensions, got 5"),
 }
 
 
@@ -173,7 +173,7 @@ class TestSizes(unittest.TestCase):
         program = program_of(Function(function, 0.03, 0.05, 0), (x,), TFLITE)
         model = hop.export.to_tflite(program)
         assert hop.export.verify(program, model, (x,), kernels="reference").first is None
-        with self.assertRaisesRegex(ValueError, "TFLM does not take model"):
+        with self.assertRaisesRegex(ValueError, "TFLM does not accept model"):
             hop.export.verify(program, model, (x,), kernels="micro")
 
     def test_as_many_as_it_takes(self) -> None:
@@ -205,7 +205,9 @@ class TestValues(unittest.TestCase):
         row = replace(TFLITE["tanh.default"], limits=Limits(units=(0.5, 1)))
         own = replace(TFLITE, name="OWN", rows=(row,))
         program_of(Function(torch.tanh, 0.03, 0.5, 1), (torch.randn(3, 8),), own)
-        with self.assertRaisesRegex(ValueError, "target OWN has not: its kernel gives codes of scale 1/2"):
+        with self.assertRaisesRegex(
+            ValueError, "target OWN does not support: its kernel always returns codes of scale 1/2"
+        ):
             program_of(Function(torch.tanh, 0.03, 1 / 128, 0), (torch.randn(3, 8),), own)
 
     def test_no_limits(self) -> None:

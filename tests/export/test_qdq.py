@@ -172,7 +172,7 @@ class TestBackAgain(unittest.TestCase):
             read = encodings.quantizing(node) or encodings.dequantizing(node)
             if read is not None:
                 verb = "quantize" if encodings.quantizing(node) else "dequantize"
-                assert encodings.written(verb, read) == (node.target, node.args)
+                assert encodings.operator_call(verb, read) == (node.target, node.args)
 
     @parameterized.expand(
         [("int4_groups", presets.INT4_32, "per_channel_group"), ("int8", presets.INT8_ROW, "channel")]
@@ -195,7 +195,7 @@ class TestLeft(unittest.TestCase):
     @parameterized.expand(
         [
             ("groups", {"weight": presets.INT4_32, "output": torch.float32}, "scales of blocks (1, 32)"),
-            ("rows", {"x": presets.INT8_ROW, "output": torch.float32}, "rows are written of int8"),
+            ("rows", {"x": presets.INT8_ROW, "output": torch.float32}, "supported rows are int8"),
         ]
     )
     @pytest.mark.quick(2)
@@ -210,7 +210,7 @@ class TestLeft(unittest.TestCase):
     def test_floats_for_xnnpack(self):
         program = exported(layer(LINEAR, presets.INT8_ROW, (32, 64), output=torch.float32), torch.randn(5, 64))
         assert not to_qdq(program).report.left
-        assert "it gives floats" in str(to_qdq(program, target="xnnpack").report)
+        assert "it returns floats" in str(to_qdq(program, target="xnnpack").report)
 
     def test_errors(self):
         program = exported(perceptron(Division()), torch.randn(3, 48))

@@ -382,7 +382,7 @@ class TestInputs(unittest.TestCase):
         for wrong in ((1, 0), (0.5, 1), (0, 1, 2), 3):
             with pytest.raises(ValueError, match=r"inputs\['args_0'\] must be a pair of ascending numbers"):
                 ranges(p, {"args_0": wrong})  # type: ignore[dict-item]
-        with pytest.raises(ValueError, match=r"torch.int8 holds -128 to 127"):
+        with pytest.raises(ValueError, match=r"torch.int8 ranges from -128 to 127"):
             ranges(p, {"args_0": (0, 200)})
         with pytest.raises(TypeError, match=r"must be a torch.export.ExportedProgram, got Linear"):
             ranges(nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ class TestValue(unittest.TestCase):
                 target.save(path)
                 assert Target.load(path) == target
                 path.write_text(path.read_text().replace("hop1:", "hop9:", 1))
-                with pytest.raises(ValueError, match=r"target.json is no target .*row 0"):
+                with pytest.raises(ValueError, match=r"target.json is not a file written by Target.save: row 0"):
                     Target.load(path)
                 for text in (
                     '{"a":' * 10**5,
@@ -112,10 +112,10 @@ class TestValue(unittest.TestCase):
                     '{"hop_target": 2}',
                 ):
                     path.write_text(text)
-                    with pytest.raises(ValueError, match=r"target.json is no target"):
+                    with pytest.raises(ValueError, match=r"target.json is not a file written by"):
                         Target.load(path)
                 path.write_text("[]")
-                with pytest.raises(ValueError, match="is no target"):
+                with pytest.raises(ValueError, match="is not a file written by"):
                     Target.load(path)
 
     def test_small_files_with_much_of_one(self) -> None:
@@ -127,7 +127,7 @@ class TestValue(unittest.TestCase):
             row = {"operators": operators, "convention": str(GEMMLOWP), "source": "", "per_tensor": None}
             data = {"hop_target": 1, "name": "n", "integer_only": True, "dtypes": ["int8"], "rows": [row]}
             path.write_text(json.dumps(data))
-            with pytest.raises(ValueError, match="is no target") as caught:
+            with pytest.raises(ValueError, match="is not a file written by") as caught:
                 Target.load(path)
             assert len(str(caught.value)) < 1000
 

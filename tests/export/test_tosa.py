@@ -20,7 +20,7 @@ import hop
 from hop import cli
 from hop.export.golden.reference_model import PLACE, ReferenceModel
 from hop.export.targets import TFLITE, TOSA_1_0, TOSA_1_0_INT16
-from hop.export.targets.tosa.file import File, decoded, encoded
+from hop.export.targets.tosa.file import File, decode, encode
 from hop.export.targets.tosa.scales import Scale, rescaled
 from tests.support.tflite_chains import Chain
 from tests.support.tflite_models import Layer, Network, Point, Weights, both, networks, wide, widened
@@ -149,19 +149,19 @@ STEPS = {
 
 
 class TestOperators(unittest.TestCase):
-    @parameterized.expand([((5, 2401), "takes 2401 parts"), ((40, 2), "a step of 40"), ((90, 1), "a border")])
+    @parameterized.expand([((5, 2401), "needs 2401 parts"), ((40, 2), "a step of 40"), ((90, 1), "a border")])
     def test_resizes_that_it_has_not(self, sizes: tuple[int, int], why: str) -> None:
         model = Step(
             lambda x: F.interpolate(x, (4, sizes[1]), mode="bilinear", align_corners=sizes[1] == 1), (0.031, -9)
         )
         program = exported(model, torch.randn(1, 2, 4, sizes[0]))
-        with pytest.raises(NotImplementedError, match=f"RESIZE from {sizes[0]} to {sizes[1]} elements .*{why}.*take"):
+        with pytest.raises(NotImplementedError, match=f"RESIZE from {sizes[0]} to {sizes[1]} elements .*{why}.*use"):
             hop.export.to_tosa(program)
 
     @parameterized.expand([(name, bits) for name in STEPS for bits in (8, 16)])
     def test_codes(self, name: str, bits: int) -> None:
         if (name, bits) == ("grouped", 16):
-            pytest.skip("CONCAT has no 48 bits")
+            pytest.skip("CONCAT has no 48-bit type")
         shape, weight, function = STEPS[name]
         torch.manual_seed(1)
         weights = None if weight is None else Weights(weight, per_channel=name != "transposed")
@@ -199,7 +199,7 @@ class TestOperators(unittest.TestCase):
         x = torch.randn(300, 3, 5, 5) * 2
         program = exported(Network(Layer(3, 8)), x, target=TFLITE)
         assert compared(program, x) > 50_000
-        said = str(decoded("test", hop.export.to_tosa(program).buffer, "model"))
+        said = str(decode("test", hop.export.to_tosa(program).buffer, "model"))
         assert "DOUBLE_ROUND" in said
 
     def test_padding(self) -> None:
@@ -210,14 +210,14 @@ class TestOperators(unittest.TestCase):
         model = Network(Layer(3, 8, 7, stride=2, high=0.0), Layer(8, 8, 5, stride=3))
         file = hop.export.to_tflite(exported(model, x, target=TFLITE))
         program = hop.export.from_tflite(file, target=TOSA_1_0)
-        assert "PAD" in str(decoded("test", hop.export.to_tosa(program).buffer, "model"))
+        assert "PAD" in str(decode("test", hop.export.to_tosa(program).buffer, "model"))
         assert compared(program, x) > 1_000
 
     def test_refusals(self) -> None:
         x = torch.randn(2, 6, 60)
-        with pytest.raises(NotImplementedError, match=r"to_tosa: node '.*' \(aten.softmax.int\) cannot be written"):
+        with pytest.raises(NotImplementedError, match=r"to_tosa: node '.*' \(aten.softmax.int\) cannot be converted"):
             hop.export.to_tosa(exported(Step(lambda x: x.softmax(1), (1 / 256, -128)), x))
-        with pytest.raises(NotImplementedError, match="take the target TOSA_1_0"):
+        with pytest.raises(NotImplementedError, match="use the target TOSA_1_0"):
             hop.export.to_tosa(exported(Step(lambda x: x.mean(-1), (0.1, 0)), x, target=TFLITE))
         with pytest.raises(TypeError, match="to_tosa"):
             hop.export.to_tosa(x)
@@ -283,18 +283,18 @@ class TestVerify(unittest.TestCase):
         model = hop.export.to_tosa(program)
         with pytest.raises(TypeError, match="TosaModel or QOperatorModel, the path of such a file"):
             hop.export.verify(program, 3, (x,))
-        with pytest.raises(ValueError, match="no TOSA file"):
+        with pytest.raises(ValueError, match="not a TOSA file"):
             hop.export.verify(program, b"1234TOSAabc", (x,))
         with pytest.raises(ValueError, match="damaged TOSA file"):
             hop.export.verify(program, model.buffer[: len(model.buffer) // 2], (x,))
         with mock.patch.dict(os.environ, {PLACE: "/nowhere"}), pytest.raises(ImportError, match="names /nowhere"):
             hop.export.verify(program, model, (x,))
-        content = decoded("test", model.buffer, "model")
+        content = decode("test", model.buffer, "model")
         content["regions"][0]["blocks"][0]["operators"].pop()
         with pytest.raises(RuntimeError, match="the reference model stopped"):
-            hop.export.verify(program, encoded("test", content), (x,))
+            hop.export.verify(program, encode("test", content), (x,))
         with pytest.raises(RuntimeError, match="flatc"):
-            encoded("test", {"version": {"no_such_field": 1}})
+            encode("test", {"version": {"no_such_field": 1}})
 
     def test_two_inputs(self) -> None:
         class Two(nn.Module):

@@ -225,10 +225,10 @@ class TestReaders(Folder):
             with pytest.raises(ValueError, match=words):
                 reader().read(self.out)
 
-        refused("version 2; this reader knows 1", hop_vectors=2)
+        refused("version 2; this reader supports version 1", hop_vectors=2)
         node = listed["nodes"][0]
-        refused("no plain name", nodes=[{**node, "file": "../x.npz"}])
-        refused("node 0 is not described", nodes=[{"name": "x"}])
+        refused("not a plain file name", nodes=[{**node, "file": "../x.npz"}])
+        refused("node 0 is malformed", nodes=[{"name": "x"}])
         refused(
             "output differ", nodes=[{**node, "arrays": {**node["arrays"], "output": {"stored": "int8", "shape": []}}}]
         )
@@ -344,7 +344,7 @@ class TestCalls(Folder):
             hop.export.vectors(program.module(), self.folder, (x,))
         with pytest.raises(ValueError, match="must be those of one run, got 2"):
             hop.export.vectors(program, self.folder, [(x,), (x,)])
-        with pytest.raises(ValueError, match="takes 1 tensors or numbers, and inputs have 2"):
+        with pytest.raises(ValueError, match="takes 1 tensors or numbers, but inputs have 2"):
             hop.export.vectors(program, self.folder / "new", (x, x))
         file = self.folder / "kept"
         file.write_text("")

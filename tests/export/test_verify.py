@@ -21,7 +21,7 @@ import hop
 from hop import presets
 from hop.export import lower, verify
 from hop.export.analysis.provenance import ancestries
-from hop.export.rewrite.program import emit, graph_of, rebuilt
+from hop.export.rewrite.program import copy_graph, emit, with_graph
 from tests.impls.test_integer_chain import NETWORKS, Ours, held, inputs
 from tests.support.files import reloaded
 
@@ -66,13 +66,13 @@ class Named(nn.Module):
 
 def replaced(program: Any, name: str, function: Any) -> Any:
     """The program with function(value) where others read the value of a node."""
-    graph = graph_of(program)
+    graph = copy_graph(program)
     node = next(n for n in graph.nodes if n.name == name)
     users = list(node.users)
     made = emit(node.next, function, node)
     for user in users:
         user.replace_input_with(node, made)
-    return rebuilt(program, graph)
+    return with_graph(program, graph)
 
 
 def pair(a: Tensor, b: Tensor) -> Any:
@@ -290,7 +290,7 @@ class TestPairs(unittest.TestCase):
         lowered = lower(program)
         (depth,) = {len(names) for names in ancestries(lowered.graph).values()}
         assert depth > 1 and {names[0] for names in ancestries(lowered.graph).values()} >= {"hop_scaled"}
-        graph = graph_of(lowered)
+        graph = copy_graph(lowered)
         node = next(n for n in graph.nodes if n.target is aten.mm.default)
         made = emit(node.next, lambda t: t + 1, node)
         assert ancestries(graph)[made] == (None,) * (depth - 1) + (made.name,)

@@ -204,9 +204,9 @@ class TestErrors(unittest.TestCase):
                 return both(both(x, 0.1, 0) + both(y, 0.1, 0), 0.2, 0)
 
         other = hop.export.to_integer(torch.export.export(Two(), (x, x)), target=TFLITE).program
-        with pytest.raises(ValueError, match="inputs correspond by position, and program has 2, model 1"):
+        with pytest.raises(ValueError, match="inputs correspond by position, but program has 2 and model 1"):
             hop.export.verify(other, self.model, (x, x))
-        with pytest.raises(ValueError, match=r"the input .* is torch.int8 of \(7,\), and the file's"):
+        with pytest.raises(ValueError, match=r"the input .* is torch.int8 of \(7,\), but the file's"):
             one = torch.export.export(nn.Sequential(Point(0.1), Point(0.2)), (x,))
             hop.export.verify(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
 

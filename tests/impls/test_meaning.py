@@ -274,9 +274,9 @@ class TestBfloat16(unittest.TestCase):
     def test_declines(self):
         a, b, bias = (torch.ones(s, dtype=torch.bfloat16) for s in ((3, 4), (4, 2), (2,)))
         for op, output, args, reason in (
-            (aten.mm.default, torch.float32, (a, b), "the output torch.float32; takes bfloat16 alone"),
+            (aten.mm.default, torch.float32, (a, b), "the output torch.float32; takes only bfloat16"),
             (aten.mm.default, torch.bfloat16, (a, b.float()), "operands are torch.bfloat16 and torch.float32"),
-            (aten.addmm.default, torch.bfloat16, (bias, a, b), "bfloat16 product: adds to the sum before"),
+            (aten.addmm.default, torch.bfloat16, (bias, a, b), "bfloat16 product: adds a summand before"),
         ):
             assert reason in hop.explain(op, output, *args)
 

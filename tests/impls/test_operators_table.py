@@ -126,18 +126,19 @@ _STRINGS = "padding as a string is none of the normal forms"
 LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     "scaled": {
         (VECTOR,): "linear takes vectors",
-        (SUM, MOVE, aten.stack.default): "operators on quantized tensors that nobody has asked for",
+        (MOVE, aten.stack.default): "operators on quantized tensors that nobody has asked for",
     },
     "exact sums": {
-        (VECTOR, SUM, MOVE): _NO_CODES,
-        (ADD, DIVIDE, MEAN, INTERPOLATE): "its result is no integer times one unit",
+        (VECTOR, MOVE): _NO_CODES,
+        (ADD, DIVIDE, SUM, MEAN, INTERPOLATE): "its result is no integer times one unit",
         (CONCATENATE,): "operands have scales of their own",
-        (aten.mul.Scalar,): "one factor is plain",
+        (aten.mul.Scalar,): "one factor is not quantized",
         (aten.clamp.default, aten.hardtanh.default, aten.relu6.default): "bounds are no multiples of the scale",
     },
     "placements of scaled": {
-        (VECTOR, SUM, MOVE): _NO_CODES,
+        (VECTOR, MOVE): _NO_CODES,
         (
+            SUM,
             MEAN,
             INTERPOLATE,
             CONCATENATE,
@@ -171,8 +172,8 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "integers of out_dtype": {(EMBEDDING, *_ELEMENTS): "it chooses among numbers, in any dtype"},
     "to_integer, floats as the result": {
-        (VECTOR, SUM, MOVE, aten.stack.default): _NO_CODES,
-        (MULTIPLY, ADD, DIVIDE, MEAN, INTERPOLATE, aten.cat.default): "in floats they stay as they were",
+        (VECTOR, MOVE, aten.stack.default): _NO_CODES,
+        (MULTIPLY, ADD, DIVIDE, SUM, MEAN, INTERPOLATE, aten.cat.default): "in floats they stay as they were",
     },
     "to_integer, sums of casts": {
         (VECTOR, CONVOLUTION, EMBEDDING, *_REAL, *_ELEMENTS): "nobody writes such sums",

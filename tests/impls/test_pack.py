@@ -44,7 +44,7 @@ class TestPack(unittest.TestCase):
     def test_tiles_are_of_the_row_wise_copy(self):
         q = dataclasses.replace(presets.INT8_ROW, layout=Tiled())
         for usages in ("columnwise", ("rowwise", "columnwise")):
-            with pytest.raises(ValueError, match=r"layout=.* is for the row-wise copy alone"):
+            with pytest.raises(ValueError, match=r"layout=.* is for the row-wise copy only"):
                 hop.quantize(q, torch.randn(32, 64), usages=usages)
         with pytest.raises(ValueError, match="is for matrices"):
             hop.quantize(q, torch.randn(64))
@@ -178,7 +178,7 @@ class TestPack(unittest.TestCase):
         assert unpacked.codes.data_ptr() != packed.codes.data_ptr()
         for view in (lambda t: t[3:5], lambda t: t[:, :16], lambda t: t.reshape(-1)):  # sums of parts are others
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="(?s).*layout=hop1:Summed.* is of whole tensors alone")
+                warnings.filterwarnings("ignore", message="(?s).*layout=hop1:Summed.* is for whole tensors only")
                 viewed = view(packed)
             assert not isinstance(viewed, hop.QuantizedTensor)
             assert_bits(viewed, array(view(hop.dequantize(plain))))
@@ -385,5 +385,5 @@ class TestPack(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, r"pack: weight must be a QuantizedTensor, got \[1.0\]"):
             hop.pack([1.0])
         for format in (INT8, INT4):
-            with self.assertRaisesRegex(ValueError, f"layout=.*floats.*{format.name}"):
+            with self.assertRaisesRegex(ValueError, f"layout=.*float formats.*{format.name}"):
                 Quantizer(format, layout=Decoded())

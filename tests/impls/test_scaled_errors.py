@@ -117,7 +117,7 @@ ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, A
     ("exact_of_groups", ValueError, ["exact integer sum", "groups", "Division"],
         (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), q8(2, 64), q8(4, 64, q=presets.INT4_32)),
         {"output_scale": ONE}),
-    ("exact_of_floats", ValueError, ["exact integer sum", "no integers"],
+    ("exact_of_floats", ValueError, ["exact integer sum", "not integers"],
         (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), FP8, FP8), {"output_scale": ONE}),
     ("exact_of_a_plain_factor", ValueError, ["exact integer sum", "plain"],
         (linear, Quantizer(INT8, scale=Static(requantize=FloatMultiplier())), PLAIN_X, W), {"output_scale": ONE}),
@@ -198,9 +198,9 @@ class TestErrors(unittest.TestCase):
     def test_an_operator_that_is_none(self):
         """The one that is meant is named; else all, without overloads."""
         for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
-            with self.assertRaisesRegex(ValueError, "must be an operator overload .*take aten.linear.default$"):
+            with self.assertRaisesRegex(ValueError, "must be an operator overload .*use aten.linear.default$"):
                 hop.scaled(op, FLOAT, X, W)
-        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled knows, got .*sin.* mm, "):
+        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled supports, got .*sin.* mm, "):
             hop.scaled(aten.sin.default, FLOAT, X)
 
     def test_sizes_that_do_not_fit_are_named(self):

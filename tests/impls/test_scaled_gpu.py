@@ -104,7 +104,7 @@ class TestMeaning(unittest.TestCase):
         """A product reads them where zero points are multiplied by them, of the dimension that is summed over."""
         x, w = factors(lhs, rhs)
         if w.quantizer.format.bits != 8:
-            with self.assertRaisesRegex(ValueError, "keeps sums of integers of 8 bits"):
+            with self.assertRaisesRegex(ValueError, "keeps sums of 8-bit integers"):
                 hop.pack(w, Summed())
             return
         m, packed = hop.quantize(lhs, torch.randn(7, 48)), hop.pack(w, Summed())
@@ -284,7 +284,7 @@ class TestDeclines(unittest.TestCase):
 
     def test_the_cpu_is_told_so(self):
         asked = call(aten.linear.default, torch.float32, *factors(presets.INT8_ROW, presets.INT8_ROW))
-        assert matching.reason(gpu.GPU, asked) == "for GPUs, and the operands are on cpu"
+        assert matching.reason(gpu.GPU, asked) == "for GPUs, but the operands are on cpu"
 
 
 if __name__ == "__main__":

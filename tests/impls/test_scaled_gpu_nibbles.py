@@ -81,9 +81,9 @@ class TestNibbles(unittest.TestCase):
         for args, words in (
             ((x, w), "bfloat16 or 8 bits"),
             ((hop.quantize(presets.INT4_32, x), w), "bfloat16 or 8 bits"),
-            ((hop.quantize(presets.INT8_32, x), w), "whole rows"),
+            ((hop.quantize(presets.INT8_32, x), w), "one scale per row"),
             ((hop.quantize(presets.MXFP8, x), w), "scales in float32"),
-            ((hop.quantize(presets.FP8_1X128, x), w), "whole rows"),
+            ((hop.quantize(presets.FP8_1X128, x), w), "one scale per row"),
             ((half, hop.quantize(presets.INT8_ROW, torch.randn(48, 256))), "codes of 4 bits"),
             ((half[:, :250], hop.quantize(presets.INT4_32, torch.randn(48, 250))), "a multiple"),
             ((half, w, torch.randn(48).double()), "a bias with one value"),

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import hop
 from hop import Quantizer, presets
+from hop.compat.export import as_decomposition
 from hop.impls.scaled import scaled_buffers
 from hop.numerics import functions, row_sums
 from hop.numerics.formats import E4M3, INT8, UINT8
@@ -85,6 +86,9 @@ def test_functions_at_the_ends() -> None:
         "gelu": [inf, -0.0, nan, 0.0, -0.0],
         "gelu_tanh": [inf, -0.0, nan, 0.0, -0.0],
         "silu": [inf, -0.0, nan, 0.0, -0.0],
+        "sqrt": [inf, nan, nan, 0.0, -0.0],
+        "sin": [nan, nan, nan, 0.0, -0.0],
+        "cos": [nan, nan, nan, 1.0, 1.0],
     }
     assert want.keys() == set(functions.NAMES)
     for name, values in want.items():
@@ -434,3 +438,59 @@ def test_accuracy_of_norms_with_outliers() -> None:
     assert np.max(np.abs(got - want)) < 2.0**-22 * np.abs(want).max()
     sums = row_sums.row_sum_of_squares(torch.from_numpy(x), [-1])[:, 0].numpy()
     assert np.max(np.abs(sums / (wide**2).sum(1) - 1)) < 2.0**-23
+
+
+# ---- sums, means and lengths of floats
+
+
+SUMS: list[tuple[Any, tuple[Any, ...], Any]] = [
+    (torch.ops.aten.sum.dim_IntList, ([1],), lambda row: exact_sum(row)),
+    (torch.ops.aten.mean.dim, ([1],), lambda row: exact_sum(row) / len(row)),
+    (torch.ops.aten.linalg_vector_norm.default, (2, [1]), lambda row: math.sqrt(exact_sum_of_squares(row))),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "exact"), SUMS)
+def test_sums_of_floats(op: Any, args: Any, exact: Any) -> None:
+    x = rows()
+    found = hop.scaled(op, torch.float32, x, *args)
+    assert found.tolist() == [float32(Fraction(exact(row))) for row in x.tolist()]
+    for i in range(3):
+        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(i))
+        assert torch.equal(hop.scaled(op, torch.float32, x[:, order], *args), found)
+    assert torch.equal(as_decomposition(hop.scaled)(op, torch.float32, x, *args), found)
+
+
+def test_running_sums() -> None:
+    x = rows()
+    found = hop.scaled(torch.ops.aten.cumsum.default, torch.float32, x, 1)
+    for row, got in zip(x.tolist(), found.tolist(), strict=True):
+        u = unit(row)
+        parts = [round(Fraction(v) / u * 2**40) for v in row]
+        assert got == [float32(Fraction(sum(parts[: i + 1])) * u / 2**40) for i in range(len(row))]
+
+
+def test_sums_of_integers_are_exact() -> None:
+    x = torch.randint(-8, 9, (6, 5, 7)).float() / 4
+    q = hop.quantize(presets.INT8_TENSOR, x)
+    codes, scale = q.codes.to(torch.int64), q.scale.reshape(())
+    for dims in ([0], [1, 2], [-1, 0], []):
+        want = codes.sum(dims or None, keepdim=True).float() * scale
+        found = hop.scaled(torch.ops.aten.sum.dim_IntList, torch.float32, q, dims, True)
+        assert torch.equal(found, want.reshape(found.shape))
+    found = hop.scaled(torch.ops.aten.cumsum.default, torch.float32, q, 1)
+    assert torch.equal(found, codes.cumsum(1).float() * scale)
+
+
+def test_sums_of_more_than_2_22_elements() -> None:
+    x = torch.ones(2**22 + 5)
+    assert hop.scaled(torch.ops.aten.sum.default, torch.float32, x).item() == float(2**22 + 5)
+    assert hop.scaled(torch.ops.aten.mean.default, torch.float32, x * 3).item() == 3
+
+
+def test_sums_refuse() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"argument 'ord' of .* must be 2, got 1"):
+        hop.scaled(torch.ops.aten.linalg_vector_norm.default, torch.float32, x, 1)
+    with pytest.raises(ValueError, match=r"argument 'dtype' of .* must be left out"):
+        hop.scaled(torch.ops.aten.sum.dim_IntList, torch.float32, x, [1], dtype=torch.float64)

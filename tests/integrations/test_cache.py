@@ -135,13 +135,11 @@ def test_keys_of_another_rotation_are_refused() -> None:
     m = rotated("llama")
     cache = HopCache(m, 24)
     m.set_attn_implementation("hop")
-    with pytest.raises(ValueError, match="holds keys that are rotated, and the model's attention has become 'hop'"):
+    with pytest.raises(ValueError, match="holds keys that are rotated, but the model's attention is now 'hop'"):
         m(IDS, past_key_values=cache)
     plain = HopCache(m, 24)
     m.set_attn_implementation("hop_rotated")
-    with pytest.raises(
-        ValueError, match="keys that are not rotated, and the model's attention has become 'hop_rotated'"
-    ):
+    with pytest.raises(ValueError, match="keys that are not rotated, but the model's attention is now 'hop_rotated'"):
         m(IDS, past_key_values=plain)
     hop.nn.convert(m, {"*": None}, attention={"*.layers.0.*": "int8", "*": "int8_rotated"})
     with pytest.raises(
@@ -227,7 +225,7 @@ def test_a_window_is_cropped_until_it_slides() -> None:
     cache.crop(-2)
     assert torch.equal(said(m, cache, steps=(1, 4)), said(m, want, steps=(1, 4)))
     assert not cache.is_croppable and HopCache(model("llama"), 24).is_croppable
-    with pytest.raises(RuntimeError, match="has 8 tokens behind it, and those before its window of 6 are gone"):
+    with pytest.raises(RuntimeError, match="has processed 8 tokens, and those before its window of 6 are gone"):
         cache.crop(-1)
 
 
@@ -297,7 +295,7 @@ def test_refused() -> None:
         HopCache(nn.Linear(2, 2), 24)
     with pytest.raises(ValueError, match="each token by itself"):
         HopCache(m, 24, presets.INT8_TENSOR)
-    with pytest.raises(ValueError, match="both be of integers, or both of floats"):
+    with pytest.raises(ValueError, match="both have integer formats, or both float formats"):
         HopCache(m, 24, presets.INT8_ROW, presets.FP8_ROW)
     with pytest.raises(ValueError, match="20 tokens after 0 do not fit into a length of 16"):
         m(IDS, past_key_values=HopCache(m, 16))
@@ -311,7 +309,7 @@ def test_refused() -> None:
 def test_an_encoder_beside_the_decoder() -> None:
     sizes: Any = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     config = transformers.BartConfig(vocab_size=16, encoder_attention_heads=2, decoder_attention_heads=2, **sizes)
-    with pytest.raises(ValueError, match="has an encoder beside its decoder"):
+    with pytest.raises(ValueError, match="has an encoder as well as a decoder"):
         HopCache(transformers.BartForConditionalGeneration(config), 24)
 
 

@@ -89,7 +89,7 @@ def test_steps_as_in_eager_mode(made: tuple[Any, Any], monkeypatch: pytest.Monke
         assert float(off.double().mean()) < 0.01
     for at in range(20, LENGTH):
         decoder(ids[:, at])
-    with pytest.raises(ValueError, match=f"the cache holds {LENGTH} tokens, and is full"):
+    with pytest.raises(ValueError, match=f"the cache is full with {LENGTH} tokens"):
         decoder(ids[:, 0])
 
 
@@ -213,7 +213,7 @@ def test_names_say_what_programs_depend_on() -> None:
 def test_a_folder_that_others_write(tmp_path: Path) -> None:
     assert kept_programs.folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     (tmp_path / "a" / "b").chmod(0o777)
-    with pytest.raises(PermissionError, match="no one else may write it"):
+    with pytest.raises(PermissionError, match="no one else may write to it"):
         kept_programs.folder(tmp_path / "a" / "b")
 
 
@@ -286,14 +286,14 @@ def test_calls_that_are_refused(plain: Any) -> None:
         plain.prefill(IDS[:, :9])
     with pytest.raises(ValueError, match=r"attention_mask must have the shape of input_ids, \(2, 8\), got \(2, 7\)"):
         plain.prefill(IDS[:, :8], MASK[:, :7])
-    with pytest.raises(ValueError, match=r"\['past_key_values'\] are the decoder's own"):
+    with pytest.raises(ValueError, match=r"\['past_key_values'\] are set by the decoder"):
         plain.generate(IDS[:, :8], past_key_values=None)
     with torch.inference_mode():
         plain.prefill(IDS[:, :7])
     assert tuple(plain(IDS[:, 7]).shape) == (2, 128) and plain.length == 8
-    with pytest.raises(ValueError, match="holds 8 tokens, and is full"):
+    with pytest.raises(ValueError, match="the cache is full with 8 tokens"):
         plain(IDS[:, 8])
     plain.reset()
     plain.cache.batch_repeat_interleave(2)
-    with pytest.raises(ValueError, match="the cache has become one of 4 sequences"):
+    with pytest.raises(ValueError, match="the cache now has 4 sequences"):
         plain(IDS[:, 0])

@@ -213,7 +213,7 @@ class TestModels(unittest.TestCase):
             row = next(r for r in model.hop_report.rows if r.name.endswith("0.mlp.experts"))
             assert row.scheme is None and "scales that are found in each call" in row.reason
         model = quantized(mixture("Mixtral"), "int8")
-        with self.assertWarnsRegex(UserWarning, "experts are frozen, by .*int8"):
+        with self.assertWarnsRegex(UserWarning, "experts are frozen with .*int8"):
             hop.nn.convert(model, "int4", filter="*.experts")
 
     def test_state_dicts_are_plain_and_are_packed_where_they_are_loaded(self):

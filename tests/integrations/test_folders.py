@@ -119,7 +119,7 @@ class TestFolders(InFolder):
                 quantize_folder(self.floats, out, "int8", progress=stop)
             assert not (out / "config.json").exists() and files
             whole = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
-            with self.assertRaisesRegex(FileExistsError, "was begun with another"):
+            with self.assertRaisesRegex(FileExistsError, "was started with another"):
                 quantize_folder(self.floats, out, "int4")
             names = list[str]()
             quantize_folder(self.floats, out, "int8", progress=lambda name, *_, names=names: names.append(name))
@@ -231,7 +231,7 @@ class TestFolders(InFolder):
         (self.floats / "config.json").write_text(json.dumps(config))
         file = next(self.floats.glob("*.safetensors"))
         file.write_bytes(file.read_bytes()[:-8])
-        with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
+        with self.assertRaisesRegex(ValueError, "is not a complete safetensors file"):
             quantize_folder(self.floats, self.other, "int8")
 
     def test_code_of_the_folder(self):

@@ -260,8 +260,8 @@ class TestConfig(unittest.TestCase):
         for error, match, arguments, options in (
             (ValueError, "no scheme is called 'int5'", ["int5"], {}),
             (ValueError, "hop1:Sch", ["hop1:Sch"], {}),
-            (ValueError, r"lhs has scales that are found from data .*quantize_", ["int8_static"], {}),
-            (ValueError, "found from data", [hop.recipes.FP8_DELAYED], {}),
+            (ValueError, r"lhs has scales that are computed from data .*quantize_", ["int8_static"], {}),
+            (ValueError, "computed from data", [hop.recipes.FP8_DELAYED], {}),
             (TypeError, "must be a hop.Scheme, its name", [8], {}),
             (TypeError, "scheme=None would quantize nothing", [None], {}),
             (TypeError, "a selector must be a pattern of names", [{nn.Linear: "int8"}], {}),
@@ -277,7 +277,7 @@ class TestConfig(unittest.TestCase):
 
     def test_refused_by_the_model(self):
         for config, match in (
-            (HopConfig("int8", modules_to_not_convert=["lm_heat"]), "'lm_heat' is no module of LlamaForCausalLM"),
+            (HopConfig("int8", modules_to_not_convert=["lm_heat"]), "'lm_heat' is not a module of LlamaForCausalLM"),
             (HopConfig({"*.attention.*": "int8"}), r"no layer matches '\*.attention.\*'"),
         ):
             with pytest.raises(ValueError, match=match):

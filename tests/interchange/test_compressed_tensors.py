@@ -191,7 +191,7 @@ class TestCompressedTensors(InCheckpoint):
             ({"a.weight_scale": torch.ones(48, 4, dtype=torch.int32)}, "'weight_scale' is torch.int32"),
             ({"a.weight_zero_point": torch.ones(5, 4, dtype=torch.int32)}, "'weight_zero_point' has shape (5, 4)"),
             ({"a.weight_packed": torch.ones(48, 16)}, "'weight_packed' is torch.float32"),
-            ({"a.weight_g_idx": torch.zeros(128, dtype=torch.int32)}, "must name each group of 32 columns"),
+            ({"a.weight_g_idx": torch.zeros(128, dtype=torch.int32)}, "must assign 32 columns to each group"),
         ):
             self.fails(config, {**tensors, **change}, message)
             self.fails(config, {**tensors, **change}, "tensor 'a.weight'")

@@ -73,7 +73,7 @@ class TestModelOpt(InCheckpoint):
         assert_bits(self.written(None, tensors)["a.weight"], want)
         self.fails(None, {**tensors, "a.weight_scale": scale[1:]}, "tensor 'a.weight': 'scale' has shape (31, 8)")
         del tensors["a.weight_scale"]
-        self.fails({"quant_method": "modelopt"}, tensors, "the file lacks 'weight_scale' beside it")
+        self.fails({"quant_method": "modelopt"}, tensors, "the file lacks its 'weight_scale'")
 
     def test_fp8(self):
         weight, scale = random(8, 16).to(torch.float8_e4m3fn), torch.tensor(0.037)
@@ -181,7 +181,7 @@ class TestBitsAndBytes(InCheckpoint):
             (said(nested_blocksize=1), "'.nested_absmax' has shape (1,)"),
             (said(nested_offset="1"), "nested_offset '1'"),
             ({key: torch.tensor([1, 2], dtype=torch.uint8)}, "is no JSON"),
-            ({"a.weight.quant_map": torch.zeros(16)}, "must be the numbers of NF4"),
+            ({"a.weight.quant_map": torch.zeros(16)}, "must be the values of NF4"),
         ):
             self.fails(CONFIG, {**tensors, **change}, message)
             self.fails(CONFIG, {**tensors, **change}, "tensor 'a.weight'")

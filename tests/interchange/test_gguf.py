@@ -276,7 +276,7 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "tensors_10_9": (lambda: file_of([info("w", (256,), Q)], DATA, counts=(10**9, 0)), "counts 1000000000 items"),
     "keys_2_64": (lambda: file_of([], counts=(0, 2**64 - 1)), "counts 18446744073709551615 items"),
     "name_beyond": (lambda: file_of([struct.pack("<Q", 2**40)], bytes(64), counts=(1, 0)), "tensor 0: needs"),
-    "name_no_text": (lambda: file_of([info(b"\xff\xfe", (256,), Q)], DATA), "tensor 0: has a text that is no UTF-8"),
+    "name_no_text": (lambda: file_of([info(b"\xff\xfe", (256,), Q)], DATA), "tensor 0: has a text that is not UTF-8"),
     "beyond": (lambda: file_of([info("blk.7.w", (10**6, 256), Q)], DATA), "tensor 'blk.7.w': of sizes (1000000, 256)"),
     "offset_beyond": (lambda: file_of([info("w", (256,), Q, 320)], DATA),
         "tensor 'w': of sizes (256,) and type Q4_K lies"),
@@ -349,7 +349,7 @@ class TestSplit(InFolder):
         """Files that are not what their names say."""
         second = self.files[1].read_bytes()
         self.files[1].write_bytes(self.files[2].read_bytes())
-        self.fails("split.no and split.count are (2, 3), and must be (1, 3)")
+        self.fails("split.no and split.count are (2, 3), not (1, 3)")
         self.files[1].write_bytes(second.replace(b"blk.3.w", b"blk.0.w"))
         self.fails("tensor 'blk.0.w' is in 'model-00001-of-00003.gguf' too")
         alone = self.folder / "model.gguf"
@@ -404,7 +404,7 @@ class TestDamaged(InFile):
                 self.read(content[:size])
 
     def test_no_file(self):
-        with self.assertRaisesRegex(FileNotFoundError, "path must be a file that is there"):
+        with self.assertRaisesRegex(FileNotFoundError, "path must be an existing file"):
             open_gguf(self.folder / "none.gguf")
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_gguf(3)

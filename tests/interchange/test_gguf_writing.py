@@ -154,7 +154,7 @@ class TestTypes(InFile):
         assert_bits(open_gguf(new)["w"], dequantized(raw, number))
         codes = like["w"].buffers()
         w = hop.QuantizedTensor({**codes, "codes": codes["codes"] | 3}, t.quantizer, (2, 256), torch.float32)
-        with self.assertRaisesRegex(ValueError, "'w'. has codes above 2, which TQ1_0 has not"):
+        with self.assertRaisesRegex(ValueError, "'w'. has codes above 2, which TQ1_0 cannot store"):
             save_gguf(new, {"w": w}, like=like)
         assert open_gguf(new).type("w") == "TQ2_0", "the file before is gone"
 
@@ -297,7 +297,7 @@ class TestFile(InFile):
                 ValueError,
                 {"a": hop.quantize(other, good)},
                 {},
-                "no type of GGUF means its codes and scales",
+                "no type of GGUF has such codes and scales",
             ),
             (ValueError, {"a": hop.quantize(q, torch.ones(2, 48))}, {}, "rows of type Q4_0 are multiples of 32"),
             (ValueError, {}, {"a": []}, r"metadata\['a'\].*an empty list has no type"),
@@ -305,7 +305,7 @@ class TestFile(InFile):
             (ValueError, {}, {"a": None}, "it has values of NoneType"),
             (ValueError, {}, {"a": 2**70}, r"metadata\['a'\]"),
             (ValueError, {}, {"a": 1e300}, r"metadata\['a'\]"),
-            (ValueError, {}, {"a": "\ud800"}, "is no text that UTF-8 has"),
+            (ValueError, {}, {"a": "\ud800"}, "cannot be encoded as UTF-8"),
             (ValueError, {}, {"a": torch.ones(2, 2)}, "it is torch.float32 of"),
             (ValueError, {}, {"a": [[1], ["b"]]}, "its lists are of several types"),
             (TypeError, {}, {3: 4}, "keys of metadata must be text"),
@@ -315,13 +315,13 @@ class TestFile(InFile):
         for error, tensors, metadata, message in cases:
             with self.assertRaisesRegex(error, message):
                 save_gguf(self.path, tensors, metadata)
-        with self.assertRaisesRegex(FileNotFoundError, "path must lie in a folder that is there"):
+        with self.assertRaisesRegex(FileNotFoundError, "path must be in an existing folder"):
             save_gguf(self.folder / "none" / "a.gguf", {})
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             save_gguf(3, {})
         with self.assertRaisesRegex(ValueError, "name must be one of Q4_0, .*; got 'Q4'"):
             gguf_quantizer("Q4")
-        with self.assertRaisesRegex(TypeError, "like must be what open_gguf gives"):
+        with self.assertRaisesRegex(TypeError, "like must be a GGUFFile or None"):
             save_gguf(self.path, {}, like=str(self.path))
         assert self.path.read_bytes() == small() and [p.name for p in self.folder.iterdir()] == ["model.gguf"]
 

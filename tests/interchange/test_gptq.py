@@ -112,8 +112,8 @@ class TestGPTQ(InCheckpoint):
         config, tensors, _ = self.made(4, 32, "gptq", order=True)
         g_idx = tensors["a.g_idx"]
         for change, message in (
-            ({"a.g_idx": g_idx.clamp(max=2)}, "'g_idx' must name each group of 32 columns as often"),
-            ({"a.g_idx": g_idx - 1}, "'g_idx' must name each group of 32 columns as often"),
+            ({"a.g_idx": g_idx.clamp(max=2)}, "'g_idx' must assign 32 columns to each group"),
+            ({"a.g_idx": g_idx - 1}, "'g_idx' must assign 32 columns to each group"),
             ({"a.g_idx": g_idx[1:].clone()}, "'g_idx' has shape (127,)"),
             ({"a.qzeros": torch.zeros(4, 3, dtype=torch.int32)}, "'qzeros' has shape (4, 3), and must have (4, 4)"),
             ({"a.scales": torch.zeros(3, 32)}, "'scales' has shape (3, 32), and must have (4, 32)"),
@@ -148,7 +148,7 @@ class TestAWQ(InCheckpoint):
         want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails({**config, "version": "gemv"}, tensors, "version is 'gemv'")
-        message = "'qzeros' has others than 8" if with_zeros else "lacks 'qzeros' beside it"
+        message = "'qzeros' has others than 8" if with_zeros else "lacks its 'qzeros'"
         self.fails({**config, "zero_point": not with_zeros}, tensors, message)
         eights = {**tensors, "a.qzeros": torch.from_numpy(packed(np.full((groups, rows), 8)))}
         want = ((codes - 8).astype(np.float16) * scales[of]).T.copy()

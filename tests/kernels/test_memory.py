@@ -288,7 +288,7 @@ class TestHolds(unittest.TestCase):
 class TestConstructors(unittest.TestCase):
     @parameterized.expand([
         ("proto_positional", lambda: TensorProto((4, 4), torch.float32, P.INT8_ROW), TypeError,
-            "by name, quantizer="),
+            "as quantizer="),
         ("proto_sizes", lambda: TensorProto((4, -4)), ValueError, "0 or more"),
         ("proto_float_size", lambda: TensorProto((4, 4.0)), TypeError, "integers"),
         ("proto_no_shape", lambda: TensorProto(4), TypeError, "tuple of integers"),

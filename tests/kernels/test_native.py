@@ -453,7 +453,7 @@ class TestRules(unittest.TestCase):
         torch.manual_seed(9)
         q = Quantizer(fmt, block, rule)
         x, w = torch.randn(8, 64), hop.quantize(q, torch.randn(48, 64))
-        with pytest.raises(Declined, match="a scale_of of its own"):
+        with pytest.raises(Declined, match="overrides scale_of"):
             native_product.describe(q, False)
         for lhs in (x, hop.quantize(q, x)):
             numbers = lhs if lhs is x else lhs.dequantize()
@@ -552,7 +552,7 @@ class TestSafety(unittest.TestCase):
             with native.use(level):
                 assert library.path == level
         for level in native.LEVELS[len(library.levels()) :]:
-            above = f"path is '{level}', which this CPU does not have: its level is '{library.best}'; take one of"
+            above = f"path is '{level}', which this CPU does not have: its level is '{library.best}'; use one of"
             with pytest.raises(ValueError, match=above), native.use(level):
                 pass
             with pytest.raises(unittest.SkipTest, match=f"needs the CPU level {level}"), levels.at(level):

@@ -224,14 +224,14 @@ def test_reasons():
 
     for text, pattern in (
         (said(presets.INT8_ROW_AFFINE), "without zero points"),
-        (said(presets.UINT8_TENSOR), "plain codes of int8"),
-        (said(presets.INT8_TENSOR), "scales of rows"),
-        (said(Quantizer(INT8, (1, 16))), "multiples of 32"),
+        (said(presets.UINT8_TENSOR), "plain int8 codes"),
+        (said(presets.INT8_TENSOR), "a scale per row"),
+        (said(Quantizer(INT8, (1, 16))), "multiple of 32"),
         (
             said(Quantizer(INT8, (1, 96)), hop.quantize(OTHERS["codes of few numbers"], torch.randn(5, 768))),
-            "whole ones",
+            "one divides the other",
         ),
-        (said(Quantizer(UINT4, (1, 32), MinMax())), "plain codes of int8"),
+        (said(Quantizer(UINT4, (1, 32), MinMax())), "plain int8 codes"),
     ):
         assert re.search(pattern, text), text
 

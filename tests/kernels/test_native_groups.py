@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hop
 from hop import Quantizer
-from hop.interchange.gguf import held
+from hop.interchange.gguf import buffers_from_parts
 from hop.interchange.gguf_types import TYPES, BlockType
 from hop.kernels.cpu import native
 from hop.numerics.formats import E2M1, E4M3, INT6, INT8, INT16, IQ4_NL, UINT4, UINT5, UINT6, UTERNARY, Integer
@@ -47,7 +47,7 @@ OTHERS = {
 def weight(t: BlockType, rows: int, size: int, seed: int = 0, finite: bool = True) -> QuantizedTensor:
     """A tensor of random blocks."""
     raw = torch.from_numpy(random_blocks(t, (rows, size), seed, finite)).reshape(-1, t.bytes)
-    parts = held(t.quantizer, t.read(raw))
+    parts = buffers_from_parts(t.quantizer, t.read(raw))
     if t.name == "MXFP4":
         parts["scale"] = parts["scale"] % 40 + 100  # of whose numbers float32 holds sums
     buffers = {name: parts[name].reshape(shape) for name, (shape, _) in t.quantizer.buffers((rows, size)).items()}
@@ -187,7 +187,7 @@ def test_reasons():
         (said(Quantizer(INT8, (2, 32), half)), "parts of a row"),
         (said(Quantizer(INT6, (1, 32), half)), "in planes"),
         (said(Quantizer(INT8, (1, 32), half), torch.randn(2, 48)), "multiple of 32"),
-        (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "in floats or in a byte"),
+        (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "float or one-byte scales"),
         (said(Quantizer(INT8, (1, 32), StoredScales(UINT6, (1, -1)))), "parts of a row"),
         (said(Quantizer(INT8, (1, 32), half), x.double()), "float64"),
         (said(Quantizer(INT8, (1, 32), half), x, torch.zeros(5, dtype=torch.float64)), "a bias"),

@@ -359,9 +359,9 @@ def test_product_without_the_kernel():
     for q, own, options, reason in (
         (presets.NVFP4, factor, (None, list(ROWWISE)), "one scale for each"),
         (presets.FP8_TENSOR, factor, (None, list(ROWWISE)), "blocks within rows"),
-        (presets.INT8_TENSOR_STATIC, factor, (torch.ones(1, 1), list(ROWWISE)), "with scales that are found"),
-        (presets.INT8_ROW, torch.rand(4, 1), (None, list(ROWWISE)), "for a factor in float32 of each column"),
-        (presets.INT8_ROW, factor.double().float()[:, :1], (None, list(ROWWISE)), "for a factor in float32"),
+        (presets.INT8_TENSOR_STATIC, factor, (torch.ones(1, 1), list(ROWWISE)), "with scales from a rule"),
+        (presets.INT8_ROW, torch.rand(4, 1), (None, list(ROWWISE)), "for a float32 factor per column"),
+        (presets.INT8_ROW, factor.double().float()[:, :1], (None, list(ROWWISE)), "for a float32 factor"),
     ):
         scale, usages = options
         call = (str(q), x, scale, None, None, usages, own)
@@ -405,7 +405,7 @@ def test_declines():
         return reason_of(native_quantize.QUANTIZE, call)
 
     assert "float64" in reason(q, x.double(), None, None, None, ROWWISE)
-    assert "not empty" in reason(q, x[:0], None, None, None, ROWWISE)
+    assert "non-empty" in reason(q, x[:0], None, None, None, ROWWISE)
     assert "meta" in reason(q, x.to("meta"), None, None, None, ROWWISE)
     assert "needs a scale" in reason(str(presets.INT8_TENSOR_STATIC), x, None, None, None, ROWWISE)
     assert "a scale in" in reason(q, x, torch.ones(1), None, None, ROWWISE)

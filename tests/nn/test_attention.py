@@ -187,7 +187,7 @@ class TestAttention(unittest.TestCase):
         again = hop.nn.convert(model, "int4").hop_report
         assert model[0].scheme == model[0].out_proj.scheme == schemes.INT4_WEIGHT_32 and len(again.rows) == 4
         left = hop.nn.convert(nn.Sequential(floats()), {nn.MultiheadAttention: None}).hop_report.rows
-        assert "the attention that it belongs to" in left[1].reason
+        assert "its attention reads" in left[1].reason
 
     def test_transformers(self):
         """In eval mode too, where PyTorch's encoders have a fused form."""
@@ -232,7 +232,7 @@ class TestAttention(unittest.TestCase):
         hop.nn.freeze(layer)
         with pytest.raises(RuntimeError, match="weight is frozen"):
             layer.in_proj_weight = nn.Parameter(torch.zeros(192, 64))
-        with pytest.raises(TypeError, match="MultiheadAttention itself, whose forward"):
+        with pytest.raises(TypeError, match=r"plain torch\.nn\.MultiheadAttention, whose forward"):
             hop.nn.MultiheadAttention.from_float(nn.Linear(2, 2), schemes.INT8_DYNAMIC)
 
     def test_made_by_itself(self):
@@ -332,7 +332,9 @@ class TestAttentionInAScheme(unittest.TestCase):
 
     def test_what_it_does_not_give(self):
         layer, x = attending("int8"), randn(2, 5, 64)
-        with self.assertRaisesRegex(ValueError, "need_weights=True asks for the weights.*give need_weights=False"):
+        with self.assertRaisesRegex(
+            ValueError, "need_weights=True asks for all attention weights.*give need_weights=False"
+        ):
             layer(x, x, x)
         layer.train().dropout = 0.5
         with self.assertRaisesRegex(ValueError, r"dropout=0\.5 drops scores in training"):
@@ -364,7 +366,7 @@ class TestAttentionInAScheme(unittest.TestCase):
             with self.assertRaisesRegex(error, message):
                 hop.quantize_(model, "int8", attention=attention)
         odd = hop.quantize_(nn.MultiheadAttention(10, 2), {"*": "int8"}, attention="int8_rotated")
-        with self.assertRaisesRegex(ValueError, "none of these divides its width, 5; take a scheme with rotated=False"):
+        with self.assertRaisesRegex(ValueError, "none of these divides its width, 5; use a scheme with rotated=False"):
             odd(*[randn(3, 2, 10)] * 3, need_weights=False)
         for fields, error, message in (
             (

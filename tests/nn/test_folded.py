@@ -182,13 +182,13 @@ class TestFinding(unittest.TestCase):
 
     def test_refusals(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
-        assert "is no quantized" in str(hop.nn.fold_batch_norms(model))
+        assert "is not a quantized" in str(hop.nn.fold_batch_norms(model))
         hop.nn.convert(model, schemes.INT8_DYNAMIC)
         with pytest.raises(ValueError, match="track_running_stats=False"):
             hop.nn.fold_batch_norms(model, [("0", "1")])
         with pytest.raises(ValueError, match="no module 'bn'"):
             hop.nn.fold_batch_norms(model, [("0", "bn")])
-        with pytest.raises(ValueError, match="no batch norms"):
+        with pytest.raises(ValueError, match="no folded batch norms"):
             hop.nn.freeze_statistics_(model)
 
     @parameterized.expand(

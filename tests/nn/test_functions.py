@@ -169,7 +169,7 @@ class TestConvert(unittest.TestCase):
         model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
         report = hop.nn.convert(model, OUTPUT).hop_report
         assert type(model[0]) is nn.Linear and isinstance(model[1], hop.nn.GELU)
-        assert "quantizes results alone" in report.rows[0].reason
+        assert "quantizes only results" in report.rows[0].reason
 
     def test_as_transformers_calls_them(self):
         activations = pytest.importorskip("transformers.activations")

@@ -174,7 +174,7 @@ def test_slots_are_taken_in_turn() -> None:
             for held, t in zip(stored(found), stored(hop.quantize(rule, floats[:, :, last])), strict=True):
                 assert torch.equal(held[:, :, last % size], t) and not bool(held[:, :, size:].any())
     for wrong in (-1, 8):
-        with pytest.raises(ValueError, match=f"size must be from 0 to the length, 7, got {wrong}"):
+        with pytest.raises(ValueError, match=f"size must be from 0 to the cache.s length, 7, got {wrong}"):
             own.slide(*part(0, 1, k, v), wrong)
 
 
@@ -292,7 +292,7 @@ def test_rotated_keys_are_saved_as_such() -> None:
     again.load_state_dict(state)
     assert same(own, again)
     for strict in (True, False):
-        with pytest.raises(RuntimeError, match="key_codes are rotated, and this cache has rotated=False"):
+        with pytest.raises(RuntimeError, match="key_codes are rotated, but this cache has rotated=False"):
             cache().load_state_dict(state, strict=strict)
         with pytest.raises(RuntimeError, match="key_codes are not rotated, and this cache has rotated=True"):
             cache(rotated=True).load_state_dict(cache().state_dict(), strict=strict)
@@ -387,10 +387,10 @@ REFUSED: dict[str, Any] = {
     "channels": (ValueError, "each token by itself.*INT4_32", lambda: KVCache(SHAPE, COLUMNS)),
     "whole": (ValueError, "each token by itself", lambda: KVCache(SHAPE, presets.INT8_TENSOR)),
     "two levels": (ValueError, "each token by itself", lambda: KVCache(SHAPE, presets.NVFP4)),
-    "static": (ValueError, "scales that its rule finds", lambda: KVCache(SHAPE, presets.INT8_TENSOR_STATIC)),
+    "static": (ValueError, "scales found by its rule", lambda: KVCache(SHAPE, presets.INT8_TENSOR_STATIC)),
     "codebook": (ValueError, "integers or floats", lambda: KVCache(SHAPE, Quantizer(presets.STATE8.format, (1, -1)))),
     "values": (ValueError, "value_quantizer must quantize each token", lambda: KVCache(SHAPE, value_quantizer=COLUMNS)),
-    "two kinds": (ValueError, "both be of integers, or both of floats.*int8.*e4m3",
+    "two kinds": (ValueError, "both have integer formats, or both float formats.*int8.*e4m3",
         lambda: KVCache(SHAPE, value_quantizer=presets.FP8_ROW)),
     "rotated": (TypeError, "rotated must be True or False, got 1", lambda: KVCache(SHAPE, rotated=1)),
     "no block": (ValueError, "none of these divides its width, 33", lambda: KVCache((1, 1, 4, 33), rotated=True)),

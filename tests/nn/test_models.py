@@ -90,8 +90,8 @@ class TestConvert(unittest.TestCase):
             ("first", "Linear", ""),
             ("again", "Linear", "the same module as 'first'"),
             ("head", "Linear", ""),
-            ("norm.weight", "LayerNorm", "no weight of a layer that is known"),
-            ("norm.bias", "LayerNorm", "no weight of a layer that is known"),
+            ("norm.weight", "LayerNorm", "not the weight of a known layer"),
+            ("norm.bias", "LayerNorm", "not the weight of a known layer"),
         ]
         assert [r.parameters for r in same.hop_report.rows] == [384, 1056, 0, 0, 32, 32]
         assert same.hop_report.summary == "1,408 of 1,504 parameters quantized (93.6 %)"
@@ -123,7 +123,7 @@ class TestConvert(unittest.TestCase):
             "b      Linear  264  41.4 %  INT4_WEIGHT_32",
             f"c      Conv2d   38   6.0 %  - {c.reason}",
             "d      Linear   72  11.3 %  - no rule matches",
-            "earlier rules take every layer that 'b' matches",
+            "earlier rules apply to every layer that 'b' matches",
             "256 of 638 parameters quantized (40.1 %)",
         ]
 
@@ -174,11 +174,11 @@ class TestConvert(unittest.TestCase):
         with pytest.warns(UserWarning, match="convert: no layer was converted"):
             whole, row = hop.nn.convert(model, schemes.INT8_DYNAMIC).hop_report.rows
         assert whole.scheme is None and whole.reason == "Attention is a subclass, which may compute something else"
-        assert row.scheme is None and "the attention that it belongs to reads its weight" in row.reason
+        assert row.scheme is None and "its attention reads the weight" in row.reason
         assert not isinstance(model.out_proj, hop.nn.Linear)
 
     def test_scales_to_learn_that_are_none(self):
-        with pytest.warns(UserWarning, match="learn_scales=True makes static scales Parameters, and no scheme has one"):
+        with pytest.warns(UserWarning, match="learn_scales=True makes static scales Parameters, but no scheme has one"):
             hop.nn.convert(nn.Linear(4, 4), schemes.INT8_DYNAMIC, learn_scales=True)
         with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
             hop.nn.convert(nn.Linear, schemes.INT8_DYNAMIC)
@@ -236,11 +236,15 @@ class TestCalibrate(unittest.TestCase):
         mse, floats = hop.calibration.mse, nn.Linear(2, 2)
         for error, words, args in (
             (TypeError, "batches must be an iterable of batches, got a tensor", (model, x)),
-            (TypeError, r"batch 1 is given as model\(\*batch\), of 2, .* leave out what is no", (model, [x, (x, 3)])),
-            (TypeError, r"batch 0 is given as model\(\*\*batch\), of \['y'\]", (model, [{"y": x}])),
+            (
+                TypeError,
+                r"batch 1 is passed as model\(\*batch\), of 2, .* leave out everything that is not",
+                (model, [x, (x, 3)]),
+            ),
+            (TypeError, r"batch 0 is passed as model\(\*\*batch\), of \['y'\]", (model, [{"y": x}])),
             (ValueError, "the input of layer '0' has no finite number in 2 batches", (model, [nothing, nothing])),
             (ValueError, "the input of layer '0' has no finite number", (model, [nothing], mse)),
-            (ValueError, "calibrate: model has no quantized layers, .*; call hop.nn.convert before", (floats, [x])),
+            (ValueError, "calibrate: model .* has no quantized layers; call hop.nn.convert first", (floats, [x])),
         ):
             with pytest.raises(error, match=words):
                 hop.nn.calibrate(*args)

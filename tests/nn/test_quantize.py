@@ -130,7 +130,7 @@ class TestQuantize(unittest.TestCase):
         assert model.hop_report.summary == f"{of - biases:,} of {of:,} parameters quantized (99.6 %)"
 
     def test_static_scales(self):
-        with pytest.raises(ValueError, match=r"calibrate=None, and the scheme .* has static scales"):
+        with pytest.raises(ValueError, match=r"calibrate=None, but the scheme .* has static scales"):
             quantized("int8_static")
         model = net()
         with pytest.raises(ValueError, match="calibrate=None"):

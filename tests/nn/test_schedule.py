@@ -227,9 +227,9 @@ class TestSchedule(unittest.TestCase):
             (lambda: Stage(-1), "step must be an int, 0 or more"),
             (lambda: Stage(0, quantize="no"), "quantize must be True or False"),  # type: ignore[arg-type]
             (lambda: Stage(0, gradient="ste"), "gradient must be an Estimator"),  # type: ignore[arg-type]
-            (lambda: Stage(0, rules={"0": None}), "cannot become float ones"),
+            (lambda: Stage(0, rules={"0": None}), "cannot return to float layers"),
             (lambda: Stage(0, rules="int9"), "int9"),
-            (lambda: Schedule(model, []), "there must be one"),
+            (lambda: Schedule(model, []), "must not be empty"),
             (lambda: Schedule(model, [Stage(3), Stage(3)]), "must rise"),
             (lambda: Schedule(model, [0]), "Stage values"),  # type: ignore[list-item]
             (lambda: Schedule(x, [Stage(0)]), "must be a torch.nn.Module"),  # type: ignore[arg-type]
@@ -249,5 +249,5 @@ class TestSchedule(unittest.TestCase):
         schedule = Schedule(hop.nn.freeze(frozen), [Stage(1, rules="int4_weight_32")])
         with pytest.raises(ValueError, match="is frozen; end the schedule before"):
             schedule.step()
-        with pytest.raises(ValueError, match="steps must be an int from 1 on"):
+        with pytest.raises(ValueError, match="steps must be an int of at least 1"):
             schedule.load_state_dict({"steps": 0})

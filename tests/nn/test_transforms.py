@@ -158,11 +158,11 @@ class TestTransform(unittest.TestCase):
     def test_errors(self):
         frozen: Any = hop.nn.freeze(model())
         for call, said in (
-            (lambda: InputTransform(), "factor and hadamard are None"),
-            (lambda: InputTransform(torch.tensor([1.0, 0.0])), "factor must be positive"),
-            (lambda: InputTransform(torch.tensor([1.0, math.nan])), "factor must be positive"),
-            (lambda: InputTransform(torch.ones(2, 2)), "factor must be positive"),
-            (lambda: model()[0].transform_input(InputTransform(torch.ones(3))), "the factor must be of"),
+            (lambda: InputTransform(), "factor and hadamard are both None"),
+            (lambda: InputTransform(torch.tensor([1.0, 0.0])), "factor must be a vector of positive"),
+            (lambda: InputTransform(torch.tensor([1.0, math.nan])), "factor must be a vector of positive"),
+            (lambda: InputTransform(torch.ones(2, 2)), "factor must be a vector of positive"),
+            (lambda: model()[0].transform_input(InputTransform(torch.ones(3))), "the factor must have the shape"),
             (lambda: frozen[0].transform_input(InputTransform(FACTOR)), "weight is frozen"),
         ):
             with pytest.raises(ValueError, match=said):

@@ -67,7 +67,7 @@ def check_here(names: list[str]) -> bool:
 
 def main() -> None:
     arguments = sys.argv[1:]
-    names = [a for a in arguments if not a.startswith("-")] or list(functions.NAMES)
+    names = [a for a in arguments if not a.startswith("-")] or sorted({*functions.NAMES} - {*functions.WITHOUT_KERNEL})
     torch.set_num_threads(1)
     if "--here" in arguments:
         sys.exit(not check_here(names))

@@ -35,10 +35,16 @@ EXACT: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
     "gelu_tanh": lambda x: x / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (x + mpf("0.044715") * x * x * x))),
     "silu": lambda x: x / (1 + mpmath.exp(-x)),
+    "sqrt": mpmath.sqrt,
+    "sin": mpmath.sin,
+    "cos": mpmath.cos,
 }
-PARTS = {"exp": 2, "exp2": 2, "log": 7, "gelu": 3, "silu": 4, "gelu_tanh": 3}
+PARTS = {"sin": 2, "cos": 2, "exp": 2, "exp2": 2, "log": 7, "gelu": 3, "silu": 4, "gelu_tanh": 3}
 """Into how many parts the inputs are split before each is given a factor; one where nothing is said."""
-ODD = ("tanh", "erf")
+ODD = ("tanh", "erf", "sin", "cos")
+"""Odd or even functions, of which positive inputs are enough."""
+WITHOUT_KERNEL = ("sqrt", "sin", "cos")
+BY_RESULT = ("log", "sin", "cos")
 SMALL_ARE_BELOW = ("erf", "sigmoid")
 """Whose factor is negative and small: small positive numbers, which follow a rule, are told that they lie below."""
 
@@ -50,7 +56,7 @@ def allowance(name: str, x: float) -> float:
     if name == "gelu_tanh":
         v = -1.5957691216057308 * (x + 0.044715 * x * x * x)
         return (min(max(v, 0.0), 128.0) + 2) * 2.0**-51
-    return {"exp": 2, "exp2": 3}.get(name, 4) * 2.0**-52
+    return {"exp": 2, "exp2": 3, "sin": 2, "cos": 2}.get(name, 4) * 2.0**-52
 
 
 def settled(name: str, x: float) -> tuple[float, bool, float]:
@@ -79,7 +85,7 @@ def lists(folder: Path) -> Iterator[tuple[str, list[int]]]:
     flags = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", f"-I{ROOT / 'native'}"]
     source = Path(__file__).with_suffix(".cpp")
     subprocess.run(["c++", *flags, str(source), "-o", str(program), "-lpthread"], check=True)
-    for name in EXACT:
+    for name in EXACT.keys() - {"sqrt"}:  # as rsqrt, it needs nothing
         known = folder / f"{name}.txt"
         if not known.exists():
             known.write_text(subprocess.run([str(program), name], stdout=subprocess.PIPE, check=True, text=True).stdout)
@@ -94,7 +100,7 @@ def fraction(z: np.ndarray, k: np.ndarray) -> np.ndarray:
 def candidates(name: str, random: np.random.Generator, count: int) -> np.ndarray:
     if name in SMALL_ARE_BELOW:
         return -random.integers(2**24, 2**28, count).astype(np.float64) * (2.0**-5 if name == "erf" else 2.0**-17)
-    return random.integers(2**22, 2**28, count).astype(np.float64) * (2.0**-4 if name in ("log", "exp2") else 1.0)
+    return random.integers(2**22, 2**28, count).astype(np.float64) * (2.0**-4 if name in (*BY_RESULT, "exp2") else 1.0)
 
 
 def factor(name: str, z: np.ndarray, up: np.ndarray, random: np.random.Generator) -> float:
@@ -107,7 +113,7 @@ def factor(name: str, z: np.ndarray, up: np.ndarray, random: np.random.Generator
             good = (
                 ((part < 0.4999) & (part > 1e-4 * (abs(one) > 1e-30))) if above else ((part > 0.5001) & (part < 0.9999))
             )
-            if name != "log":  # whose z is a float64 value, that another library may give otherwise
+            if name not in BY_RESULT:  # whose z is a float64 value, that another library may give otherwise
                 good = (part < 0.5) == above
         if good is None or good.any():
             return float((k if good is None else k[good])[0])
@@ -129,6 +135,13 @@ def factors(name: str, z: np.ndarray, up: np.ndarray) -> tuple[float, list[float
     return float(splits[best]), [factor(name, z[part == i], up[part == i], random) for i in range(parts)]
 
 
+def key(name: str, x: float) -> float:
+    """The number that is hashed: the result where it says more than the input."""
+    if name in BY_RESULT:
+        return float(abs(EXACT[name](mpf(x))) if name in ODD else EXACT[name](mpf(x)))
+    return abs(x) if name in ODD else x
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         found = dict(lists(Path(sys.argv[1] if len(sys.argv) > 1 else temporary)))
@@ -148,12 +161,13 @@ def main() -> None:
         if name == "rsqrt":  # √ and / are correctly rounded everywhere, and off by less than what is left
             assert min(settled(name, x)[0] for x in keys) > 2.0**-52
             continue
-        z = np.array([float(mpmath.log(mpf(x))) if name == "log" else abs(x) if name in ODD else x for x in keys])
+        z = np.array([key(name, x) for x in keys])
         split, each = factors(name, z, np.array([up for up, _ in keys.values()]))
         print(f"{name}: {len(keys)} inputs, {len(each)} factors", flush=True)
         python.append(f'    "{name}": ({split!r}, ({", ".join(map(repr, each))}{"," * (len(each) == 1)})),\n')
         numbers = ", ".join(repr(v) for v in [*each, *[each[-1]] * (7 - len(each))])
-        native.append(f"    {{{split!r}, {len(each)}, {{{numbers}}}}},  // {name}\n")
+        if name not in WITHOUT_KERNEL:
+            native.append(f"    {{{split!r}, {len(each)}, {{{numbers}}}}},  // {name}\n")
     header = "Written by tests/numerics/hard_cases.py."
     (ROOT / "hop/numerics/hard_cases.py").write_text(
         PYTHON.format(header=header, lines="".join(python)), encoding="utf-8"
@@ -166,12 +180,15 @@ def main() -> None:
     LISTED.write_text("\n".join(listed) + "\n", encoding="utf-8")
 
 
-PYTHON = '''"""Which way a function lies from the middle of two float32s, where float64 may not tell: a hash of one bit,
-which is right for each such input, and anything for all others. {header}
+PYTHON = '''\
+"""For inputs that float64 may not decide: on which side of the midpoint of two float32s the function's value is.
 
-`name: (split, factors)`. With fraction(v) = v - floor(v), z the input (of odd functions its magnitude; of the logarithm
-the float64 result): fraction(z * split) says which factor, of as many equal parts of 0..1 as there are factors; the
-value lies above, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, the same on each machine.
+A one-bit hash, which is right for each such input and arbitrary for all others. {header}
+
+`name: (split, factors)`. With fraction(v) = v - floor(v), and z the input (the float64 result for log, sin and cos; its
+magnitude for odd and even functions): fraction(z * split) selects a factor, with [0, 1) divided equally among the
+factors; the value is above the midpoint, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, so
+they are the same on every machine.
 """
 
 BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {{

@@ -245,12 +245,12 @@ class TestEdges(unittest.TestCase):
         rule, q, x = getattr(calibration, name), presets.INT8_ROW, torch.ones(2, 3)
         for error, message, args, kwargs in [
             (TypeError, "q must be a Quantizer, got 'int8'", ("int8", x), {}),
-            (ValueError, "batches must hold one tensor or more", (q,), {}),
+            (ValueError, "batches must contain at least one tensor", (q,), {}),
             (TypeError, r"batches must be floating-point tensors, got \[1.0\]", (q, [1.0]), {}),
             (TypeError, "batches must be floating-point tensors, got a tensor of torch.int64", (q, x, x.long()), {}),
             (
                 ValueError,
-                r"batches must cut into the same number of blocks .*\(2, 3\), \(3, 3\)",
+                r"batches must split into the same number of blocks .*\(2, 3\), \(3, 3\)",
                 (q, x, torch.ones(3, 3)),
                 {},
             ),

@@ -304,7 +304,7 @@ def test_what_they_do_not_take() -> None:
         (lambda: IBertLayerNorm(shift=40), ValueError, "shift must be from 0 to 31"),
         (lambda: TosaSoftmax().codes(x.to(torch.int16), s, 0, s, 0, INT8), TypeError, "codes must be torch.int8"),
         (lambda: TosaSoftmax().codes(x, s.expand(4), 0, s, 0, INT8), ValueError, "scale must be one number"),
-        (lambda: TosaSoftmax().codes(x, s, 0, s, 0, UINT8), ValueError, "format must hold all codes"),
+        (lambda: TosaSoftmax().codes(x, s, 0, s, 0, UINT8), ValueError, "format must have all codes"),
         (lambda: TosaSoftmax().codes(x.expand(1024, 4).reshape(-1), s, 0, s, 0, INT8), ValueError, "at most 4095"),
         (lambda: TfliteTable().codes(x, s, 0, s, 0, "int8"), TypeError, "format must be a format of integers"),
         (lambda: IBertLayerNorm().codes(x, s, 0, s, 0, INT8, weight=s.expand(3)), ValueError, "weight must have shape"),
@@ -404,7 +404,7 @@ def test_what_scaled_does_not_take() -> None:
         (aten.gelu.default, TfliteTable(function="tanh"), (x,), "computes no aten.gelu.default"),
         (aten.softmax.int, TfliteSoftmax(), (rows, -1), "found from integers with one scale"),
         (aten.softmax.int, TFLITE, (x, -1), "found from an exact integer sum"),
-        (aten.layer_norm.default, IBertLayerNorm(), (x, [4, 24]), "of the last dimension alone"),
+        (aten.layer_norm.default, IBertLayerNorm(), (x, [4, 24]), "of the last dimension only"),
     ):
         with pytest.raises(ValueError, match=message):
             hop.scaled(op, output(rule), *args, **units)
@@ -417,10 +417,10 @@ def test_units_are_those_of_the_convention() -> None:
         for scale, zero in ((0.1, -128), (1 / 256, 0)):
             given = {"output_scale": torch.tensor(scale), "output_zero_point": torch.tensor(zero, dtype=torch.int8)}
             for _ in "ab":
-                with pytest.raises(ValueError, match=r"must be 0.00390625 and -128, in which .*Softmax gives"):
+                with pytest.raises(ValueError, match=r"must be 0.00390625 and -128, the units of .*Softmax codes"):
                     hop.scaled(aten.softmax.int, output(rule), x, -1, **given)
         symmetric = Quantizer(INT8, (-1,), Static(requantize=rule))
         with pytest.raises(ValueError, match=r"got 0.00390625 and 0; give these by Static\(affine=True"):
             hop.scaled(aten.softmax.int, symmetric, x, -1, output_scale=OUT)
-        with pytest.raises(ValueError, match="format must hold all codes"):
+        with pytest.raises(ValueError, match="format must have all codes"):
             hop.scaled(aten.softmax.int, Quantizer(INT4, (-1,), Static(requantize=rule)), x, -1, output_scale=OUT)

@@ -247,8 +247,8 @@ class TestValues(unittest.TestCase):
         for call, error, said in (
             (lambda: QuantNoise(0), ValueError, "rate must be above 0"),
             (lambda: QuantNoise(True), ValueError, "rate must be above 0"),
-            (lambda: replace(q, stochastic=True), ValueError, "take stochastic=False"),
-            (lambda: hop.quantize(q, x), ValueError, "makes floats in the place of codes"),
+            (lambda: replace(q, stochastic=True), ValueError, "use stochastic=False"),
+            (lambda: hop.quantize(q, x), ValueError, "produces floats instead of codes"),
             (lambda: hop.fake_quantize(q, x), ValueError, "noise is None"),
             (
                 lambda: hop.fake_quantize(q, x, noise=bits((2, 16))),
@@ -256,7 +256,7 @@ class TestValues(unittest.TestCase):
                 "noise must be uint8 or int32 of x's shape",
             ),
             (lambda: Scheme(q, None, q), ValueError, "output=.* adds noise"),
-            (lambda: Scheme(None, q, backward="original"), ValueError, "take backward='ste'"),
+            (lambda: Scheme(None, q, backward="original"), ValueError, "use backward='ste'"),
             (lambda: hop.quantized(linear, Scheme(None, q), x, randn(8, 16)), RuntimeError, "must be equal"),
         ):
             with pytest.raises(error, match=said):

@@ -1141,7 +1141,7 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]]:
         "groups of mm": (aten.mm.default, (x, quantized(Quantizer(INT8, (16, 1)), 32, 8)), {}, "groups"),
         "plain weight": (aten.linear.default, (x, plain), {}, "plain"),
         "plain input": (aten.linear.default, (plain, x), {}, "plain"),
-        "floats": (aten.linear.default, (quantized(fp8, 4, 32), quantized(fp8, 8, 32)), {}, "no integers"),
+        "floats": (aten.linear.default, (quantized(fp8, 4, 32), quantized(fp8, 8, 32)), {}, "not integers"),
         "alpha": (
             aten.addmm.default,
             (torch.ones(8), x, quantized(Quantizer(INT8, (-1, 1)), 32, 8)),
@@ -1205,7 +1205,7 @@ class TestErrors(unittest.TestCase):
     )
     def test_quantizer(self, _name, convention, format: Format):
         error, words = (
-            (ValueError, "gives integers")
+            (ValueError, "returns integers")
             if isinstance(convention, Requantization)
             else (TypeError, "a convention of hop.requantization")
         )

@@ -13,7 +13,7 @@ from parameterized import parameterized
 
 from benchmarks import highlights, performance, roofline
 from benchmarks.__main__ import forced, updated
-from benchmarks.performance import PAGE, PICTURE, page
+from benchmarks.performance import PAGE, PICTURE, TABLES, appendix, page
 from benchmarks.reasons import REASONS, reason
 from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
@@ -56,6 +56,7 @@ class TestTiming(unittest.TestCase):
 class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run python -m benchmarks --page"
+        assert TABLES.read_text() == appendix(TABLES.read_text()), "run python -m benchmarks --page"
 
     def test_picture_is_of_the_results_on_disk(self):
         assert PICTURE.read_text() == highlights.draw(performance.results()), "run python -m benchmarks --page"
@@ -65,13 +66,13 @@ class TestPage(unittest.TestCase):
             held = json.loads(path.read_text())
             (own,) = (levels for levels in LEVELS_OF.values() if held["machine"] in levels[1:])
             assert path == file_of(held["level"]) and own.index(held["level"]) <= own.index(held["machine"])
-            assert f"### CPU level `{held['level']}`" in PAGE.read_text()
+            assert f"## CPU level `{held['level']}`" in TABLES.read_text()
         assert here()["level"] in (*LEVELS, "off")
 
     def test_a_forced_level_is_named(self):
         (held, *_) = performance.results()
         forced = held | {"level": "avx2", "machine": "amx"}
-        assert "forced on a machine of level `amx`" in performance.level(forced)
+        assert "forced on a machine with level `amx`" in performance.level(forced)
         assert "forced" not in performance.level(held | {"machine": held["level"]})
 
     def test_all_that_misses_has_a_reason(self):
@@ -83,13 +84,13 @@ class TestPage(unittest.TestCase):
 
     def test_without_a_reason(self):
         row = Row("g", "c", 2.0, "p", 1.0, "<= 1")
-        assert reason("amx", row) == "" and performance.verdict("amx", row) == "<= 1 missed: not found out"
+        assert reason("amx", row) == "" and performance.verdict("amx", row) == "<= 1 missed"
 
     def test_ten_rows(self):
         first, *more = performance.results()
         for held in (first, *more):
             assert len(highlights.ten(held)) == len(highlights.TEN) == 10
-        with self.assertRaisesRegex(ValueError, "must name one"):
+        with self.assertRaisesRegex(ValueError, "must match one row"):
             highlights.ten(first | {"rows": first["rows"] * 2})
 
     def test_update(self):

@@ -1,19 +1,26 @@
 """The code on the pages runs, the commands exist, and their links lead somewhere."""
 
+import importlib
 import importlib.util
 import re
 import unittest
 from pathlib import Path
 
 import pytest
+import torch
 from parameterized import parameterized
 
+import hop
 from tests.support import forks
 
 ROOT = Path(__file__).parents[2]
 NEEDS = {
     "checkpoints": ("gguf", "transformers", "accelerate", "safetensors"),
+    "export_executorch": ("executorch",),
     "export_onnx": ("onnxscript", "onnxruntime"),
+    "export_targets": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),
+    "lower": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),
+    "train": ("sklearn",),
     "transformers": ("transformers", "accelerate", "peft", "safetensors"),
 }  # optional packages of the code on a page
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -29,6 +36,26 @@ def anchors(page: Path) -> set[str]:
     return {word.strip().replace(" ", "-") for word in words}
 
 
+FILES = {"hop.json"}  # names of files that read like names in the package
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, an attribute of one, or an annotated attribute of a class."""
+    path, *rest = name.split(".")
+    found: object = hop
+    for part in rest:
+        path += f".{part}"
+        if part in getattr(found, "__annotations__", {}) and not hasattr(found, part):
+            return True
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif importlib.util.find_spec(path) is not None:
+            found = importlib.import_module(path)
+        else:
+            return False
+    return True
+
+
 class TestDocs(unittest.TestCase):
     @parameterized.expand([(p.stem, p) for p in PAGES if "```python" in p.read_text()])
     @pytest.mark.full
@@ -39,7 +66,8 @@ class TestDocs(unittest.TestCase):
         code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
         done = forks.run(code)
         assert done.returncode == 0, done.stderr
-        for line in re.findall(r"^# (.*)$", code, re.M):
+        indented = re.findall(r"^ +print\(.*\n +# (.*)$", code, re.M)
+        for line in [*re.findall(r"^# (.*)$", code, re.M), *indented]:
             assert line in done.stdout, f"{line!r} not in {done.stdout!r}"
 
     def test_readme_prints_what_it_says(self):
@@ -66,14 +94,22 @@ class TestDocs(unittest.TestCase):
         for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
             assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
 
-    def test_files_of_the_map(self):
-        """The map of the code names every module, only what exists, and files of tests that have tests."""
-        named = re.findall(r"`((?:\w+/)+[\w.]*|setup\.py)`", (ROOT / "docs/code_map.md").read_text())
-        ours = [p for folder in ("hop", "cutlass_kernels") for p in (ROOT / folder).rglob("*.py")]
-        assert {p.relative_to(ROOT).as_posix() for p in ours} <= {*named}
-        for path in map(ROOT.joinpath, named):
-            assert path.exists(), path
-            assert not path.name.startswith("test_") or "def test_" in path.read_text(), path
+    @parameterized.expand([(p.stem, p) for p in PAGES if p.stem != "CHANGELOG"])  # which has old names, too
+    def test_names_exist(self, _name, page):
+        """Each `hop.…` outside of code blocks is a name of the package or an operator in torch.ops.hop."""
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        names = set(re.findall(r"`(hop(?:\.\w+)+)", text)) - FILES
+        operators = {f"hop.{name}" for name in ("gelu_mul", "hadamard", "silu_mul") if hasattr(torch.ops.hop, name)}
+        assert not (unknown := {name for name in names - operators if not exists(name)}), unknown
+
+    def test_folders_of_the_map(self):
+        """The map of the code names every folder with modules, and only what exists."""
+        named = set(re.findall(r"`((?:\w+/)+)`", (ROOT / "docs/code_map.md").read_text()))
+        sources = [p for top in ("hop", "cutlass_kernels") for p in (ROOT / top).rglob("*.py")]
+        sources += [*(ROOT / "native").rglob("*.cpp")]
+        folders = {f"{p.parent.relative_to(ROOT).as_posix()}/" for p in sources} - {"hop/", "native/"}
+        assert folders <= named, folders - named
+        assert all((ROOT / path).is_dir() for path in named)
 
     @parameterized.expand([(p.stem, p) for p in PAGES])
     def test_commands_exist(self, _name, page):

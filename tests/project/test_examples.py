@@ -213,7 +213,7 @@ class TestLanguageModel(unittest.TestCase):
         rows = {"float32": {"perplexity": 10.0}, "file": {"perplexity": 10.0}, "int8": {"perplexity": 10.5}}
         module.check(rows)
         for name in ("file", "int8"):
-            with pytest.raises(SystemExit, match=f"{name}: the perplexity is 1.2000 of that of the floats"):
+            with pytest.raises(SystemExit, match=f"{name}: the perplexity is 1.2000 times that of the float model"):
                 module.check(rows | {name: {"perplexity": 12.0}})
 
 

@@ -60,7 +60,7 @@ class TestGallery(unittest.TestCase):
         """One row, measured again."""
         page = (make.DOCS / "gallery.md").read_text()
         ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in gallery_tables.errors(gallery_tables.subjects()["nvfp4"])]
-        assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | numbers | {ratios[0]} | {ratios[1]} |" in page, "run make tables"
+        assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | {ratios[0]} | {ratios[1]} |" in page, "run make tables"
 
     @pytest.mark.full
     def test_drawn_alike(self):
@@ -79,7 +79,7 @@ def assert_shown(draw: Callable[[], bytes], name: str, page: str) -> None:
         assert shown.size == drawn.size
 
 
-class TestTrainingRuns(unittest.TestCase):
+class TestTraining(unittest.TestCase):
     def test_smoothed(self):
         losses = [float(i) for i in range(training_tables.WINDOW + 2)]
         middle = (training_tables.WINDOW - 1) / 2
@@ -87,21 +87,21 @@ class TestTrainingRuns(unittest.TestCase):
 
     @pytest.mark.full
     def test_picture(self):
-        assert_shown(training_tables.draw, "finetune.png", "training_runs.md")
+        assert_shown(training_tables.draw, "finetune.png", "training.md")
 
 
-class TestOptimizersRuns(unittest.TestCase):
-    def test_what_diverged_is_no_number(self):
+class TestOptimizers(unittest.TestCase):
+    def test_diverged(self):
         assert optimizers_tables.difference(0.0123, " %") == "+1.23 %" and optimizers_tables.number(0.5) == "0.5000"
         for off in (float("nan"), float("inf"), 1e9):
             assert optimizers_tables.difference(off) == optimizers_tables.number(off) == "diverged"
 
     @pytest.mark.full
     def test_picture(self):
-        assert_shown(optimizers_tables.draw, "optimizers.png", "optimizers_runs.md")
+        assert_shown(optimizers_tables.draw, "optimizers.png", "optimizers.md")
 
 
-class TestAlgorithmsRuns(unittest.TestCase):
+class TestAlgorithms(unittest.TestCase):
     def test_intervals(self):
         assert algorithms_tables.interval([2.0, 2.0], [4.0, 4.0]) == (0.5, 0.5)
         low, high = algorithms_tables.interval([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -109,7 +109,7 @@ class TestAlgorithmsRuns(unittest.TestCase):
 
     @pytest.mark.full
     def test_picture(self):
-        assert_shown(algorithms_tables.draw, "algorithms.png", "algorithms_runs.md")
+        assert_shown(algorithms_tables.draw, "algorithms.png", "algorithms.md")
 
 
 class TestANewFormat(unittest.TestCase):

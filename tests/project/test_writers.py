@@ -19,7 +19,7 @@ import hop
 import hop.checkpoint
 import hop.interchange
 from hop.cli.bench import _write
-from hop.cli.export import ROUTES, Options
+from hop.cli.export import ROUTES, ExportOptions
 from hop.compat.files import is_temporary
 from hop.export.targets.models import Model
 from hop.integrations import quantize_folder
@@ -91,9 +91,9 @@ WRITERS: dict[str, tuple[str, Callable[[Path, int], Any]]] = {
     "report": ("r.html", lambda p, n: Report((), n, False, 0, "x").save(p)),
     "sweep": ("s.html", lambda p, n: sweep(n).save(p)),
     "bench": ("b.json", lambda p, n: _write({"rows": [n] * 10_000}, p)),
-    "aten": ("p.pt2", lambda p, n: ROUTES["aten"].write(program(n), Options(None, None, None), p)),
+    "aten": ("p.pt2", lambda p, n: ROUTES["aten"].write(program(n), ExportOptions(None, None, None), p)),
     "journal": ("s.jsonl", journal),
-    "onnx": ("p.onnx", lambda p, n: ROUTES["onnx"].write(program(n), Options(None, None, None), p)),
+    "onnx": ("p.onnx", lambda p, n: ROUTES["onnx"].write(program(n), ExportOptions(None, None, None), p)),
 }
 
 

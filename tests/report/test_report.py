@@ -155,7 +155,7 @@ class TestCompare(unittest.TestCase):
         [
             (("x",), {}, TypeError, "model must be a torch.export.ExportedProgram"),
             ((), {"data": 3}, TypeError, "data must be the tuple"),
-            ((), {"data": {"y": torch.zeros(16, 64)}}, ValueError, "compare: model takes the arguments x, and inputs"),
+            ((), {"data": {"y": torch.zeros(16, 64)}}, ValueError, "compare: model takes the arguments x, but inputs"),
             (
                 (Small(),),
                 {"data": [{"x": torch.zeros(16, 64)}, {"y": torch.zeros(1)}]},
@@ -311,12 +311,12 @@ class TestToScheme(unittest.TestCase):
 
         made = hop.export.to_scheme(torch.export.export(Normed(), small()[1]), hop.schemes.INT8_DYNAMIC)
         (left,) = made.report.left
-        assert left.node == "linear_1" and "no parameter" in left.detail and len(made.report.rewritten) == 1
+        assert left.node == "linear_1" and "not a parameter" in left.detail and len(made.report.rewritten) == 1
 
     @parameterized.expand(
         [
-            (hop.schemes.INT8_STATIC, ValueError, "takes its scale from the caller"),
-            (Scheme(None, replace(presets.INT8_ROW, stochastic=True)), ValueError, "rounds at random"),
+            (hop.schemes.INT8_STATIC, ValueError, "has a static scale"),
+            (Scheme(None, replace(presets.INT8_ROW, stochastic=True)), ValueError, "rounds stochastically"),
             (Scheme(None, presets.INT8_ROW, output=presets.INT8_TENSOR), ValueError, "quantizes results"),
             (presets.INT8_ROW, TypeError, "must be a hop.Scheme"),
         ]

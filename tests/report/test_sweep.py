@@ -108,21 +108,23 @@ class TestSweep(unittest.TestCase):
 
     def test_a_quantized_program_is_refused(self):
         low = hop.export.to_scheme(small()[0], hop.schemes.INT8_DYNAMIC).program
-        with pytest.raises(ValueError, match="must be a float one, and this one computes by hop_quantize, hop_scaled"):
+        with pytest.raises(ValueError, match="must be a float model, but this one calls hop_quantize, hop_scaled"):
             hop.report.sweep(low)
 
     def test_what_no_scheme_changes(self):
         """A candidate that rewrites nothing is as good as the model, which says nothing of it."""
         same = Candidate("mxfp4", "x", math.inf, 1.0, None, 100, 1.0, 1.0, 0, 2)
-        assert Sweep((BASE, same), 1).summary == "No candidate changes the model: no operator can compute so."
+        nothing = "No candidate changes the model: none of its operators supports these schemes."
+        assert Sweep((BASE, same), 1).summary == nothing
         assert "mxfp4" not in Sweep((BASE, same, candidate("a", 10.0, 20, 0.5)), 1).summary
 
     def test_says_whether_one_is_faster(self):
         slow, slower = (candidate(name, 10.0, 20, seconds) for name, seconds in (("a", 1.66), ("b", 3.0)))
         said = Sweep((BASE, slower, slow), 1).summary
-        assert "None is faster than the float model: the least slow, a, takes 1.66 times as long" in said
+        assert "None is faster than the float model: the fastest, a, takes 1.66 times as long" in said
         fast = Sweep((BASE, slow, candidate("c", 10.0, 20, 0.5)), 1).summary
-        assert "c is the fastest: it takes 0.50 times as long as the float model" in fast and "least slow" not in fast
+        assert "c is the fastest: it takes 0.50 times as long as the float model" in fast
+        assert "None is faster" not in fast
 
     def test_rounds(self):
         with pytest.raises(ValueError, match="rounds must be an integer of at least 1, got 0"):
@@ -169,7 +171,7 @@ class TestJournal(InFolder):
     @parameterized.expand([("[]\n",), ("no json\n",), ("3",), ("[" * 10**5 + "\n",), ('{"sweep": "x"}\n3\n',)])
     def test_another_file(self, text):
         self.path.write_text(text)
-        with pytest.raises(ValueError, match="no journal of a sweep"):
+        with pytest.raises(ValueError, match="is not a sweep journal"):
             self.sweep()
 
 
@@ -204,7 +206,7 @@ class TestCommand(InFolder):
         assert len((self.folder / "page.sweep.jsonl").read_text().splitlines()) == 4
 
     @parameterized.expand(
-        [(("--schemes", "int8"), "it goes with --sweep"), (("--sweep", "--schemes", "x"), "no scheme is called 'x'")]
+        [(("--schemes", "int8"), "needs --sweep"), (("--sweep", "--schemes", "x"), "no scheme is called 'x'")]
     )
     def test_wrong_schemes(self, words, message):
         status, _, err = self.run_command(self.folder / "float.pt2", *words)
@@ -231,5 +233,5 @@ class TestCommand(InFolder):
         words = ("report", self.folder / "float.pt2", "--sweep", "--schemes", "int8,mxfp4", "--runs", "1", "-o", page)
         command = [sys.executable, "-c", program, *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-        assert done.returncode == 130 and "the same command goes on from there" in done.stderr, done.stderr
+        assert done.returncode == 130 and "the same command resumes from them" in done.stderr, done.stderr
         assert len(journal.read_text().splitlines()) == 3

@@ -1,4 +1,4 @@
-"""What ExecuTorch's portable kernels make of each preset: the table of docs/export_executorch.md."""
+"""The presets that ExecuTorch's portable kernels support: the table of docs/export_executorch.md."""
 
 from importlib.util import find_spec
 
@@ -16,7 +16,7 @@ MARKS = [
     pytest.mark.filterwarnings("ignore:This API is experimental and subject to change"),
 ]
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-NOTE = {"equal": "codes and numbers equal eager mode's", "refused": "refused: holds 8-bit floats"}
+NOTE = {"equal": "equal codes and values", "refused": "TypeError: 8-bit floats"}
 
 
 def _held(name: str) -> str:

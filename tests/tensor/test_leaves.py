@@ -237,7 +237,7 @@ class TestErrors(unittest.TestCase):
             ValueError, ["rows must be a multiple"], lambda: hop.quantize(presets.NVFP4_HADAMARD, X, usages=BOTH)
         )
         assert_refused(
-            ValueError, ["scale is that of one copy"], lambda: hop.quantize(STATIC, X, scale=SCALE, usages=BOTH)
+            ValueError, ["scale belongs to one copy"], lambda: hop.quantize(STATIC, X, scale=SCALE, usages=BOTH)
         )
 
     def test_vmap_across_blocks(self):

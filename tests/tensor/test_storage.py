@@ -186,8 +186,8 @@ class TestRefused(InFile):
             ),
             ("huge", lambda d: {"w": {**d, "shape": [2**200, 64]}}, "'w' .* codes must be"),
             ("dtype", lambda d: {"w": {**d, "dtype": "torch.int8"}}, "'w' .* must be floating point"),
-            ("no_dtype", lambda d: {"w": {**d, "dtype": "torch.nn"}}, "'w' .* is no dtype"),
-            ("dtype_number", lambda d: {"w": {**d, "dtype": 3}}, "'w' .* is no dtype"),
+            ("no_dtype", lambda d: {"w": {**d, "dtype": "torch.nn"}}, "'w' .* is not a dtype"),
+            ("dtype_number", lambda d: {"w": {**d, "dtype": 3}}, "'w' .* is not a dtype"),
             ("quantizer", lambda d: {"w": {**d, "quantizer": "hop1:Quantizer(format=int9)"}}, "'w' .* 'int9'"),
             ("version", lambda d: {"w": {**d, "quantizer": "hop9:Quantizer(format=int8)"}}, "'w' .* the version"),
             ("code", lambda d: {"w": {**d, "quantizer": "__import__('os').abort()"}}, "'w' .* position 0"),
@@ -254,7 +254,9 @@ class TestRefused(InFile):
         data = self.path.read_bytes()
         for damaged in (data[:-100], data[:20], b"", b"\xff" * 64):
             self.path.write_bytes(damaged)
-            with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name} is no whole file of safetensors"):
+            with self.assertRaisesRegex(
+                ValueError, f"load_file: .*{self.path.name} is not a complete safetensors file"
+            ):
                 load_file(self.path)
         self.path.unlink()
         with self.assertRaises(FileNotFoundError):

@@ -1,1 +1,1 @@
-"""Programs compared, and their sums bounded."""
+"""Compare programs, and bound their integer sums."""

@@ -1,4 +1,4 @@
-"""What programs are run on: arguments by place, by name, or both."""
+"""Arguments of programs: positional, by name, or both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ Data = One | Sequence[One]
 
 
 def parse(caller: str, name: str, data: Any) -> list[Arguments]:
-    """Data as callers give it.
+    """Parse `data` as users pass it into the arguments of each run.
 
     Raises:
-        TypeError: it is no tuple, no dict with names, and no list of these.
+        TypeError: it is not a tuple, a dict with string keys, or a list of these.
         ValueError: it is an empty list.
     """
     several = isinstance(data, Sequence) and not isinstance(data, tuple)
-    parsed = [_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
+    parsed = [_parse_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
     whole = [x for x in parsed if x is not None]
     if len(whole) != len(parsed):
         wrong = parsed.index(None)
@@ -54,7 +54,7 @@ def parse(caller: str, name: str, data: Any) -> list[Arguments]:
     return whole
 
 
-def _one(x: Any) -> Arguments | None:
+def _parse_one(x: Any) -> Arguments | None:
     if isinstance(x, tuple):
         return Arguments(cast(tuple[Any, ...], x))
     if isinstance(x, Mapping):
@@ -64,10 +64,10 @@ def _one(x: Any) -> Arguments | None:
 
 
 def placed(program: ExportedProgram | GraphModule, given: Arguments, caller: str, name: str) -> Arguments:
-    """The same arguments, by place where the program was exported with them by place, by name where by name.
+    """The arguments with each passed by position or by name as the program was exported.
 
     Raises:
-        ValueError: names do not fit the program, which the error calls `name`.
+        ValueError: the arguments do not fit the program, which the error calls `name`.
     """
     spec, names = _signature(program)
     by_place, keys = (len(names), []) if spec is None else (spec.child(0).num_children, list(spec.child(1).context))
@@ -79,13 +79,13 @@ def placed(program: ExportedProgram | GraphModule, given: Arguments, caller: str
     if len(args) != by_place or set(rest) != set(keys):
         wanted = ", ".join([*names[:by_place], *(f"{key}=" for key in keys)])
         raise ValueError(
-            f"{caller}: {name} takes the arguments {wanted}, and inputs have {given}; give a dict of all by name"
+            f"{caller}: {name} takes the arguments {wanted}, but inputs have {given}; give a dict of all by name"
         )
     return Arguments(tuple(args), {key: rest[key] for key in keys})
 
 
 def named(program: ExportedProgram, given: Arguments) -> Arguments:
-    """The same arguments, all by name where each has one, for programs that may have been exported with others so."""
+    """The arguments all by name if each has one, for programs that may have been exported with another convention."""
     _, names = _signature(program)
     own = names[: len(given.args)]
     if len(own) + len(given.kwargs) != len(names) or len(set(names)) != len(names):
@@ -94,7 +94,7 @@ def named(program: ExportedProgram, given: Arguments) -> Arguments:
 
 
 def _signature(program: ExportedProgram | GraphModule) -> tuple[Any, list[str]]:
-    """How the arguments are nested, by place and by name, or None if they are not; and their names."""
+    """The pytree spec of the arguments, or None for flat ones, and their names."""
     spec: Any
     if isinstance(program, ExportedProgram):
         signature: Any = program.module_call_graph[0].signature if program.module_call_graph else None

@@ -1,8 +1,6 @@
-"""Whether a program holds what it may hold, and nothing else."""
+"""Check that a program contains only given operators and dtypes."""
 
 import operator
-import os
-import re
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
@@ -13,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from hop.compat.eager import HigherOrderOperator, OpOverload, OpOverloadPacket
 from hop.compat.pytree import tree_leaves
+from hop.export.analysis.provenance import source_line
 from hop.export.rewrite.program import check_program, value
 from hop.impls.decompositions import operators_named
 
@@ -23,24 +22,24 @@ def check(
     operators: Collection[Any] | None = None,
     dtypes: Collection[torch.dtype] | None = None,
 ) -> None:
-    """Raise unless the program holds these operators and dtypes alone, in nested graphs too.
+    """Raise unless the program contains only these operators and dtypes, including in nested graphs.
 
     Args:
         program: an exported program.
-        operators: those that may be left: overloads, such as torch.ops.aten.mm.default; packets, such as
-            torch.ops.aten.mm, for all their overloads; operators of operators, such as torch.ops.higher_order.cond;
-            functions of ours, such as hop.scaled, for their operators; and names of all these, such as "aten.mm" and
-            "hop_scaled_buffers". None for any. What takes a list apart or computes a size counts as none.
-        dtypes: those that tensors may have, inputs and parameters among them. None for any.
+        operators: the allowed operators: overloads, such as torch.ops.aten.mm.default; packets, such as
+            torch.ops.aten.mm, for all their overloads; higher-order operators, such as torch.ops.higher_order.cond;
+            functions of hop, such as hop.scaled, for their operators; or names of these, such as "aten.mm" and
+            "hop_scaled_buffers". None allows all. Nodes that only index a list or compute a size are ignored.
+        dtypes: the allowed dtypes of tensors, including inputs and parameters. None allows all.
 
     Raises:
-        TypeError: `program` is no ExportedProgram, or an operator or a dtype is none.
-        ValueError: a node has another operator, or a tensor of another dtype: names each one, with the line of the
-            model that it comes from; or neither `operators` nor `dtypes` is given.
+        TypeError: `program` is not an ExportedProgram, or an operator or dtype has the wrong type.
+        ValueError: some nodes have another operator or dtype (each is listed with the model's source line), or neither
+            `operators` nor `dtypes` is given.
     """
     check_program(program, "check")
     if operators is None and dtypes is None:
-        raise ValueError("check: operators and dtypes are both None, and allow everything: give one of them")
+        raise ValueError("check: operators and dtypes are both None, which allows everything: give one of them")
     names = None if operators is None else {name for x in _collection("operators", operators) for name in _names(x)}
     kinds = None if dtypes is None else _collection("dtypes", dtypes)
     for kind in kinds or ():
@@ -48,9 +47,9 @@ def check(
             raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}; give one such as torch.float32")
     failures = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
     if failures:
-        lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in failures)
+        lines = "\n".join("; ".join(filter(None, (f"  {n.name}: {why}", source_line(n)))) for n, why in failures)
         what = "node is" if len(failures) == 1 else "nodes are"
-        raise ValueError(f"check: {len(failures)} {what} not what the program may hold\n{lines}")
+        raise ValueError(f"check: {len(failures)} {what} not allowed in the program\n{lines}")
 
 
 def _collection(name: str, given: Any) -> list[Any]:
@@ -91,18 +90,3 @@ def _reason(node: Node, names: set[str] | None, dtypes: Collection[torch.dtype] 
     others = [] if dtypes is None else [str(x.dtype) for x in tensors if x.dtype not in dtypes]
     what = str(target) if called else "an input"
     return f"{what} is of {', '.join(dict.fromkeys(others))}, not among the dtypes" if others else None
-
-
-_TORCH = os.path.dirname(torch.__file__)
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)')
-
-
-def _source(node: Node) -> str:
-    """The innermost line of the model that a node comes from, torch's own where there is no other, if torch.export
-    wrote them down."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return ""
-    user_frames = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
-    file, line, function, code = (user_frames or frames)[-1]
-    return f"; {file}:{line}, in {function}: {code.strip()}"

@@ -1,4 +1,4 @@
-"""How the values of two nodes differ."""
+"""Measure how the values of two nodes differ."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from torch import Tensor
 from torch.fx import Node
 
 from hop.compat.eager import OpOverload
-from hop.export.analysis.correspondence import held, kind
+from hop.export.analysis.correspondence import codes_or_self, kind
 from hop.impls.quantize import dequantize
 from hop.tensor import QuantizedTensor
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How the values of two nodes differ, over all inputs.
+    """The difference between the values of two nodes, over all inputs.
 
     Attributes:
         a, b: the names of the nodes.
-        operator: what `a` calls.
-        output: the position among the outputs, None for a node between.
-        dtype: of the value of `a`; of the codes, if it is quantized.
-        shape: of the value of `a`, for the first inputs.
-        elements, differing: how many were compared, and how many of them differ. NaN equals NaN, and -0.0 equals 0.0.
-        largest: the largest difference: in steps, a Python int, between integers and between codes of an integer
-            format; otherwise of the numbers, NaN or infinite if one of the two is.
-        sqnr: 10 log10(Σ a² / Σ (a - b)²) in decibels, over what is finite in both; inf if nothing differs, -inf if one
-            of the two numbers is not finite; None for integers.
+        operator: the operator that `a` calls.
+        output: index among the outputs; None for an intermediate node.
+        dtype: the dtype of the value of `a`, or of its codes if it is quantized.
+        shape: the shape of the value of `a`, for the first inputs.
+        elements, differing: number of elements compared, and number that differ. NaN equals NaN, and -0.0 equals 0.0.
+        largest: the largest difference: an exact Python int between integers or codes of an integer format; otherwise
+            of the values, NaN or infinite if one of the two is.
+        sqnr: 10 log10(Σ a² / Σ (a - b)²) in decibels, over elements finite in both; inf if nothing differs, -inf if the
+            two differ in an element that is not finite in both; None for integers.
     """
 
     a: str
@@ -45,19 +45,19 @@ class Difference:
 
 @dataclass(eq=False)
 class Figures:
-    """What is known so far of a pair."""
+    """Accumulated measurements of a pair of nodes."""
 
-    a: Any  # a node, or a constant among the outputs
+    a: Any  # a node, or a constant output
     b: Any
-    parts: tuple[str | None, str | None] = (None, None)  # the buffers of theirs that are compared
+    parts: tuple[str | None, str | None] = (None, None)  # the buffers to compare; None for the whole value
     output: int | None = None
     elements: int | None = None
     differing: int = 0
     largest: int | float = 0
     signal: float = 0.0
     noise: float = 0.0
-    broken: bool = False  # a number is finite in one of the two alone
-    has_numbers: bool = False
+    broken: bool = False  # a non-finite element differs
+    has_floats: bool = False
     dtype: torch.dtype = torch.float32
     shape: tuple[int, ...] = field(default=())
     dropped: bool = False
@@ -65,7 +65,7 @@ class Figures:
 
     def row(self) -> Difference:
         sqnr = None
-        if self.has_numbers:
+        if self.has_floats:
             sqnr = -math.inf if self.broken else _decibels(self.signal, self.noise)
         a, b = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
         assert self.elements is not None
@@ -73,7 +73,7 @@ class Figures:
         return Difference(a, b, operator_name(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
 
     def add(self, x: Any, y: Any) -> None:
-        if x is None and y is None:  # an output that is none
+        if x is None and y is None:  # an output that is None
             return
         x, y = (
             v if part is None or v is None else v.buffers()[part] for v, part in zip((x, y), self.parts, strict=True)
@@ -82,7 +82,7 @@ class Figures:
         fits = isinstance(x, Tensor) and isinstance(y, Tensor)
         if fits and (isinstance(x, QuantizedTensor) != isinstance(y, QuantizedTensor)):
             codes = (kind(x) == "integer") or (kind(y) == "integer")
-            x, y = (held(v) if codes else _numbers(v) for v in (x, y))
+            x, y = (codes_or_self(v) if codes else _values(v) for v in (x, y))
         if not fits or x.shape != y.shape:
             if self.output is None:
                 self.dropped, self.elements = True, None
@@ -90,7 +90,7 @@ class Figures:
             shapes = " and ".join(str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in (x, y))
             raise ValueError(f"{self.caller}: output {self.output} has different shapes: {shapes}")
         if self.elements is None:
-            self.elements, self.shape, self.dtype = 0, tuple(x.shape), held(x).dtype
+            self.elements, self.shape, self.dtype = 0, tuple(x.shape), codes_or_self(x).dtype
         self.elements += x.numel()
         whole = _integers(x, y)
         differ = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
@@ -98,13 +98,13 @@ class Figures:
             self.largest = max(self.largest, _steps(*whole))
             differ |= _unequal(*whole)
         if whole is None or isinstance(x, QuantizedTensor):
-            values = _numbers(x), _numbers(y)
+            values = _values(x), _values(y)
             differ |= _unequal(*values)
-            self._add_numbers(*values, with_largest=whole is None)
+            self._add_floats(*values, with_largest=whole is None)
         self.differing += int(differ.sum())
 
-    def _add_numbers(self, x: Tensor, y: Tensor, *, with_largest: bool) -> None:
-        self.has_numbers = True
+    def _add_floats(self, x: Tensor, y: Tensor, *, with_largest: bool) -> None:
+        self.has_floats = True
         x, y = (torch.view_as_real(v) if v.is_complex() else v for v in (x, y))
         x, y = x.to(torch.float64), y.to(torch.float64)
         gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, (x - y).abs())
@@ -113,19 +113,21 @@ class Figures:
         self.signal += torch.where(finite, x, 0.0).square().sum().item()
         self.noise += torch.where(finite, gap, 0.0).square().sum().item()
         if with_largest and gap.numel():
-            worst = gap.max().item()  # NaN if one is
+            worst = gap.max().item()  # NaN if any is NaN
             self.largest = math.nan if math.isnan(worst) or math.isnan(self.largest) else max(self.largest, worst)
         if with_largest:
             self.largest = float(self.largest)
 
 
 def _name(x: Any, part: str | None) -> str:
-    name = x.name if hasattr(x, "name") else repr(x)  # of a node, or of a tensor of a file
+    name = x.name if hasattr(x, "name") else repr(x)  # a node or a file's tensor has a name
     return name if part is None else f"{name}.{part}"
 
 
 def operator_name(a: Any) -> str:
-    """What a node calls, with the operator that an operator of ours runs; of what is no call, what it is."""
+    """The operator that a node calls, followed by the inner one for operators on operators; other nodes give their
+    kind.
+    """
     if not isinstance(a, Node) or a.op != "call_function":
         return a.op if isinstance(a, Node) else "constant"
     name = str(a.target) if isinstance(a.target, OpOverload) else getattr(a.target, "__name__", str(a.target))
@@ -140,21 +142,21 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _integers(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Two tensors whose differences are steps: integers, or the codes of quantized ones."""
+    """Two tensors to compare exactly: integers, or the codes of quantized tensors; None for others."""
     if isinstance(x, QuantizedTensor):
         a, b = _codes(x), _codes(y)
         return None if a is None or b is None else (a, b)
     return (x, y) if kind(x) == kind(y) != "float" else None
 
 
-def _numbers(x: Tensor) -> Tensor:
+def _values(x: Tensor) -> Tensor:
     if isinstance(x, QuantizedTensor):
         return dequantize(x, torch.float32)
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.float64)
 
 
 def _codes(x: Any) -> Tensor | None:
-    """One code for each element, if they are integers."""
+    """One code per element, if the format is an integer one."""
     q = x.quantizer
     if not q.format.is_integer or q.layout is not None or "codes" not in x.buffers():
         return None
@@ -164,8 +166,8 @@ def _codes(x: Any) -> Tensor | None:
 def _unequal(x: Tensor, y: Tensor) -> Tensor:
     if not any(v.is_floating_point() or v.is_complex() for v in (x, y)):
         return x != y if x.dtype == y.dtype else x.to(torch.int64) != y.to(torch.int64)
-    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-    x, y = x.to(wide), y.to(wide)
+    dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    x, y = x.to(dtype), y.to(dtype)
     return (x != y) & ~(x.isnan() & y.isnan())
 
 
@@ -173,8 +175,7 @@ _SIGN = -(2**63)
 
 
 def _steps(x: Tensor, y: Tensor) -> int:
-    """The largest difference of integers, exactly: of int64 it may be as large as 2^64 - 1, and is computed modulo
-    that."""
+    """The exact largest difference of integers. For int64 it can reach 2^64 - 1, so it is computed modulo 2^64."""
     if x.numel() == 0:
         return 0
     x, y = (v.view(torch.int64) ^ _SIGN if v.dtype == torch.uint64 else v.to(torch.int64) for v in (x, y))

@@ -1,8 +1,8 @@
-"""How large the sums of a program's integers can get: whether an accumulator can overflow, proven or not.
+"""Bound a program's integer sums, to prove that accumulators cannot overflow.
 
-The program is lowered to core ATen, where each operator of ours stands as what it means, and interval arithmetic
-(hop.export.analysis.intervals) goes through it, from the weights, which are known, and from what the formats and the
-clamps say of the activations. Each result that does not fit its dtype is taken for any number of it from there on.
+The program is lowered to core ATen, which replaces our operators by their meaning. Interval arithmetic
+(hop.export.analysis.intervals) then propagates bounds from the known weights and from the ranges that formats and
+clamps impose on activations. A result that may exceed its dtype is treated as unbounded from there on.
 """
 
 import operator
@@ -31,19 +31,20 @@ PROVEN, MAY_OVERFLOW, UNKNOWN = "proven", "may overflow", "unknown"
 
 @dataclass(frozen=True)
 class SumRange:
-    """Bounds of one sum or product of integers.
+    """Bounds of one integer sum or product.
 
     Attributes:
-        node: the name of the node of the program that it belongs to.
-        inner: the name of the node that it is in the lowered program.
-        operator: what that node calls.
-        product: whether it sums many numbers, as matrix products, convolutions and sums do.
-        low, high: no value lies outside of them; None if nothing is known.
-        bits: how many a two's complement integer needs to hold both, None if nothing is known.
-        accumulator: the dtype that has to hold it: that of the result, or the narrower one that it is cast to next.
-        status: "proven": each value fits the accumulator, for any input. "may overflow": the bounds do not fit.
-            "unknown": nothing is known of the result.
-        known: what the bounds are made of, or why there are none.
+        node: the name of the program's node that it belongs to.
+        inner: the name of its node in the lowered program.
+        operator: the operator of that node.
+        product: whether it sums many terms, as matrix products, convolutions and sums do.
+        low, high: lower and upper bounds; None if unknown.
+        bits: width of the two's complement integer that can represent both; None if unknown.
+        accumulator: the dtype that must represent it: that of the result, or a narrower one that it is cast to
+            directly.
+        status: "proven" if every possible value fits the accumulator, "may overflow" if the bounds do not fit,
+            "unknown" if there are none.
+        known: what the bounds are based on, or why there are none.
     """
 
     node: str
@@ -60,23 +61,24 @@ class SumRange:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What hop.export.ranges found: a row for each sum or product of integers that is not of constants alone, and for
-    each matrix product and convolution, in order."""
+    """The result of hop.export.ranges: in order, a row for each integer sum or product that is not constant, and for
+    each matrix product and convolution.
+    """
 
     rows: tuple[SumRange, ...]
 
     @property
     def proven(self) -> bool:
-        """Whether no sum and no product of the program can overflow."""
+        """Whether no sum or product of the program can overflow."""
         return all(row.status == PROVEN for row in self.rows)
 
     @property
     def products(self) -> tuple[SumRange, ...]:
-        """Matrix products, convolutions and sums alone."""
+        """The rows of matrix products, convolutions and sums."""
         return tuple(row for row in self.rows if row.product)
 
     def __str__(self) -> str:
-        """A line for the widest product of each node of the program, and one for each row that is not proven."""
+        """A line for the widest product of each node, and one for each row that is not proven."""
         groups: dict[str, list[SumRange]] = {}
         for row in self.products:
             groups.setdefault(row.node, []).append(row)
@@ -103,24 +105,24 @@ def _width(row: SumRange) -> tuple[bool, int]:
 
 
 def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] | None = None) -> Ranges:
-    """Bounds of each integer sum and product of a program, and whether its accumulator holds them.
+    """Bound each integer sum and product of a program, and check whether its accumulator can represent it.
 
-    Parameters, buffers that the program does not write to, and constants are known as they are now. Sums with known
-    weights are bounded by their own signs, channel by channel: where the factors are independent, the bounds are
-    reached.
+    Parameters, constants, and buffers that the program does not write to have their current values. Sums with known
+    weights are bounded per channel by the signs of the weights; if the other factors are independent, the bounds are
+    tight.
 
     Args:
-        program: any exported program. Its operators of `hop` are lowered for this; it stays as it is.
-        inputs: bounds of inputs, by their names in the program: integers of integer inputs, numbers of floats. Others
-            may be any number of their dtype.
+        program: an exported program; it is lowered internally, and not changed.
+        inputs: bounds of inputs by their names in the program: integers for integer inputs, numbers for floats. Other
+            inputs may have any value of their dtype.
 
     Returns:
-        A Ranges. `str()` of it is a table.
+        A Ranges; str() formats it as a table.
 
     Raises:
-        TypeError: `program` is no ExportedProgram.
-        ValueError: `inputs` names none of the program's inputs, or its bounds are no two ascending numbers that the
-            dtype holds.
+        TypeError: `program` is not an ExportedProgram.
+        ValueError: `inputs` names something other than inputs, or bounds are not two ascending numbers within the
+            dtype.
     """
     check_program(program, "ranges")
     if inputs is not None and not isinstance(inputs, Mapping):
@@ -139,7 +141,7 @@ class _Analysis:
         self.graph, self.owners = program.graph, owners
         self.rows: list[SumRange] = []
         self.found: dict[Node, Any] = {}
-        self.narrowed: set[Node] = set()  # casts, for which the sum before them speaks
+        self.narrowed: set[Node] = set()  # casts that are covered by the row of the sum before them
         self._begin(program, inputs)
         last: dict[Node, Node] = {}
         for node in self.graph.nodes:
@@ -166,11 +168,11 @@ class _Analysis:
         state, constants = program.state_dict, program.constants
         given: list[str] = []
         for node, spec in zip(self.graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
-            self.found[node] = intervals.anything(node.meta.get("val"))
+            self.found[node] = intervals.dtype_bounds(node.meta.get("val"))
             if spec.kind is InputKind.USER_INPUT:
                 given.append(node.name)
                 if node.name in inputs:
-                    self.found[node] = _given(node, inputs[node.name])
+                    self.found[node] = _input_bounds(node, inputs[node.name])
             elif spec.target not in written:
                 name = spec.target or ""
                 value = state[name] if name in state else constants.get(name)
@@ -188,14 +190,14 @@ class _Analysis:
         value: Any = node.meta.get("val")
         if node.target is operator.getitem:
             source, index = node.args
-            of = self.found.get(source)  # type: ignore[arg-type]
-            if isinstance(of, Known):
-                return Known(of.value[index])
-            return of[index] if isinstance(of, tuple) else intervals.anything(value)  # type: ignore[index]
-        if isinstance(node.target, HigherOrderOperator):  # whatever it computes inside
+            items = self.found.get(source)  # type: ignore[arg-type]
+            if isinstance(items, Known):
+                return Known(items.value[index])
+            return items[index] if isinstance(items, tuple) else intervals.dtype_bounds(value)  # type: ignore[index]
+        if isinstance(node.target, HigherOrderOperator):  # its subgraphs are not analyzed
             self._unknown(node, torch.int32, "no rule for this operator")
         if not isinstance(node.target, OpOverload) or node.target in intervals.UNFILLED:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         args, kwargs = tree_map_only(Node, self._operand, (node.args, node.kwargs))
         leaves = tree_leaves((args, kwargs))
         if node.target in intervals.FILLED:
@@ -212,29 +214,29 @@ class _Analysis:
             except intervals.Unknown:
                 return Reals()
         if isinstance(value, Tensor) and value.dtype == torch.bool and node.target not in intervals.MOVES:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         return self._computed(node, value, args, kwargs)
 
     def _operand(self, node: Node) -> Any:
-        return self.found.get(node, intervals.Nothing())
+        return self.found.get(node, intervals.NoBounds())
 
     def _filled(self, node: Node, args: tuple[Any, ...]) -> Any:
-        """Of a tensor of one number."""
+        """The bounds of a tensor filled with one number."""
         value = node.meta["val"]
         number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
-        shape = intervals.concrete(value.shape)
+        shape = intervals.static_shape(value.shape)
         if not isinstance(number, bool | int | float):
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         if shape is not None and value.numel() <= intervals.FEW:
             return Known(torch.full(shape, number, dtype=value.dtype))
         return intervals.bounds(torch.full([1], number, dtype=value.dtype).reshape(()))
 
     def _computed(self, node: Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Bounds of a node of integers, and its row."""
+        """The bounds of an integer node; adds its row."""
         if not isinstance(value, Tensor) and node.target not in intervals.RULES:
             if any(isinstance(v, Tensor) and intervals.is_integer(v.dtype) for v in tree_leaves(value)):
                 self._unknown(node, torch.int64, "no rule for this operator")
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         try:
             rest = intervals.divisor_of_remainder(node)
             result = (
@@ -247,7 +249,7 @@ class _Analysis:
                 result = rule(node, *args, **kwargs)
         except intervals.Unknown as reason:
             self._unknown(node, value.dtype, str(reason))
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         if isinstance(result, Sum):
             return self._summed(node, value, result)
         if isinstance(result, Integers):
@@ -256,7 +258,7 @@ class _Analysis:
             if low < least or high > greatest:
                 if node not in self.narrowed:
                     self._row(node, Sum(low, high, None, "a cast"), value.dtype)
-                return intervals.anything(value)
+                return intervals.dtype_bounds(value)
         return result
 
     def _summed(self, node: Node, value: Tensor, total: Sum) -> Any:
@@ -269,7 +271,7 @@ class _Analysis:
         self._row(node, total, accumulator)
         least, greatest = intervals.dtype_range(value.dtype)
         if total.low < least or total.high > greatest:
-            return intervals.anything(value)
+            return intervals.dtype_bounds(value)
         return total.parts or intervals.integers(total.low, total.high)
 
     def _row(self, node: Node, total: Sum, accumulator: torch.dtype) -> None:
@@ -288,11 +290,11 @@ class _Analysis:
         self.rows.append(SumRange(*names, product, None, None, None, dtype, UNKNOWN, reason))
 
 
-_UNKNOWN = (Integers, Reals, intervals.Nothing)
+_UNKNOWN = (Integers, Reals, intervals.NoBounds)
 
 
-def _given(node: Node, limits: Any) -> Any:
-    """Bounds of an input, as the caller gives them."""
+def _input_bounds(node: Node, limits: Any) -> Any:
+    """The user's bounds of an input. Raises ValueError if they are invalid."""
     value = node.meta["val"]
     kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
     limit = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
@@ -307,14 +309,14 @@ def _given(node: Node, limits: Any) -> Any:
     least, greatest = intervals.dtype_range(value.dtype)
     if limit[0] < least or limit[1] > greatest:
         raise ValueError(
-            f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}; give "
+            f"ranges: inputs[{node.name!r}] is {limits!r}, but {value.dtype} ranges from {least} to {greatest}; give "
             "such bounds"
         )
     return intervals.integers(*limit)
 
 
 def _cast_after(node: Node) -> Node | None:
-    """The cast to a narrower integer that is all that reads a node, but for what moves its elements."""
+    """The cast to a narrower integer that is the only reader of a node, apart from views and copies; None otherwise."""
     while len(node.users) == 1:
         (user,) = node.users
         if user.target in intervals.MOVES:
@@ -329,6 +331,6 @@ def _cast_after(node: Node) -> Node | None:
 
 
 def _parameter_mutation() -> list[Any]:
-    """What says that a program writes to a parameter, in versions of torch in which it can."""
+    """The output kind of programs that write to parameters, if this version of torch has it."""
     kind = getattr(OutputKind, "PARAMETER_MUTATION", None)
     return [] if kind is None else [kind]

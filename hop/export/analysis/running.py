@@ -1,4 +1,4 @@
-"""Two programs that run side by side: each value is compared as soon as both have it, and none is kept."""
+"""Run two programs side by side: each value is compared as soon as both have it, and then dropped."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from hop.numerics.spelling import shown
 
 
 class Runner:
-    """A program whose nodes run one at a time."""
+    """Runs a program one node at a time."""
 
     def __init__(self, program: Any, name: str, caller: str = "verify") -> None:
         if not isinstance(program, ExportedProgram | GraphModule):
@@ -32,7 +32,7 @@ class Runner:
         if isinstance(program, ExportedProgram):
             specs = program.graph_signature.output_specs
             results = [x for x, spec in zip(results, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-        self.outputs: list[tuple[Any, str | None]] = [(x, None) for x in results]  # a node, and one of its buffers
+        self.outputs: list[tuple[Any, str | None]] = [(x, None) for x in results]  # node, buffer name
         last: dict[Node, Node] = {}
         for node in self.graph.nodes:
             last |= dict.fromkeys(node.all_input_nodes, node)
@@ -41,7 +41,7 @@ class Runner:
             self.done_after.setdefault(user, []).append(node)
 
     def steps(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
-        """Each node and its value, in order; a value is dropped after the last node that reads it."""
+        """Yield each node with its value, in order; a value is dropped after the last node that reads it."""
         interpreter = fx.Interpreter(self.module)
         interpreter.env = self._given(arguments)
         for node in self.graph.nodes:
@@ -55,7 +55,7 @@ class Runner:
                 del interpreter.env[dead]
 
     def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
-        """The value of a node, whose operands are in `interpreter.env`."""
+        """Compute the value of a node from its operands in `interpreter.env`."""
         return interpreter.run_node(node)
 
     def _given(self, arguments: Arguments) -> dict[Node, Any]:
@@ -75,7 +75,7 @@ class Runner:
         self._check(wanted, len(leaves))
         if self.program.call_spec.in_spec not in (None, spec):
             raise ValueError(
-                f"{self.caller}: the inputs are nested as {spec}, and {self.name} was exported for "
+                f"{self.caller}: the inputs are nested as {spec}, but {self.name} was exported for "
                 f"{self.program.call_spec.in_spec}"
             )
         rest, state, constants = iter(leaves), self.program.state_dict, self.program.constants
@@ -98,17 +98,19 @@ class Runner:
     def _check(self, wanted: int, got: int) -> None:
         if wanted != got:
             raise ValueError(
-                f"{self.caller}: {self.name} takes {wanted} tensors or numbers, and inputs have {got}; give so many"
+                f"{self.caller}: {self.name} takes {wanted} tensors or numbers, but inputs have {got}; give as many"
             )
 
     def _own(self, x: Any) -> Any:
-        """x, which the program may write to."""
+        """A copy of `x` if the program may write to it."""
         return x.detach().clone() if self.writes and isinstance(x, Tensor) else x
 
 
-def compare(a: Runner, b: Runner, arguments: Arguments, figures: list["Figures"], of_outputs: list["Figures"]) -> None:
-    """Add the figures of one input."""
-    waiting = [f for f in dict.fromkeys([*figures, *of_outputs]) if not f.dropped]
+def compare(
+    a: Runner, b: Runner, arguments: Arguments, figures: list["Figures"], output_figures: list["Figures"]
+) -> None:
+    """Run both programs on one input and add the differences to all figures."""
+    waiting = [f for f in dict.fromkeys([*figures, *output_figures]) if not f.dropped]
     by_a: dict[Any, list[Figures]] = {}
     by_b: dict[Any, list[Figures]] = {}
     for f in waiting:
@@ -119,7 +121,7 @@ def compare(a: Runner, b: Runner, arguments: Arguments, figures: list["Figures"]
     other = b.steps(arguments)
 
     def kept(runner: Runner, value: Any) -> Any:
-        """A value that the program may write to later."""
+        """The value, copied if the program may write to it later."""
         return value.clone() if runner.writes and isinstance(value, Tensor) else value
 
     def read_b(until: "Figures") -> None:
@@ -143,15 +145,15 @@ def compare(a: Runner, b: Runner, arguments: Arguments, figures: list["Figures"]
             f.add(f.a, right.pop(f, f.b))
 
 
-def outputs_of(a: Runner, b: Runner, figures: list["Figures"]) -> list["Figures"]:
-    """The figures of the outputs, which are those of a pair where both are its nodes."""
+def figures_of_outputs(a: Runner, b: Runner, figures: list["Figures"]) -> list["Figures"]:
+    """The figures of the outputs, shared with a pair of `figures` if both outputs are its nodes."""
     known = {(f.a, f.b): f for f in figures}
     result = []
-    for i, ((x, of_x), (y, of_y)) in enumerate(zip(a.outputs, b.outputs, strict=True)):
-        nodes = isinstance(x, Node) and isinstance(y, Node) and of_x is None and of_y is None
+    for i, ((x, part_x), (y, part_y)) in enumerate(zip(a.outputs, b.outputs, strict=True)):
+        nodes = isinstance(x, Node) and isinstance(y, Node) and part_x is None and part_y is None
         f = known.get((x, y)) if nodes else None
         if f is None or f.output is not None:
-            f = Figures(x, y, (of_x, of_y))
+            f = Figures(x, y, (part_x, part_y))
         f.output = i
         result.append(f)
     return result

@@ -1,14 +1,13 @@
-"""Two programs on the same inputs, node by node where they correspond.
+"""Run two programs on the same inputs and compare corresponding nodes.
 
-Both run side by side, each value is compared as soon as both have it, and none is kept. What corresponds:
+Both run side by side; each value is compared as soon as both have it, and then dropped. These correspond:
 
-* outputs, by their position;
-* nodes of the same name, in programs that were made of one another by edits, which leave the names of what they do not
-  touch: a float, an integer or a quantized tensor beside one of its kind, of the same shape;
-* a node, and of those that a decomposition put into its place (hop.export.analysis.provenance) the one that others
-  read, if it is the only one of this kind and shape. Beside a quantized tensor these are its codes;
-* where both programs took a node apart, each in its own way, those of the results of one kind and shape that each has
-  once.
+* outputs, by position;
+* nodes with the same name, kind and shape, in programs derived from one another, because edits keep the names of nodes
+that they do not touch;
+* a node and the result of its decomposition (hop.export.analysis.provenance), if there is exactly one of that kind and
+shape; for a quantized tensor, the result is its codes;
+* if both programs decomposed a node differently, results of a kind and shape that each of them has exactly once.
 """
 
 from dataclasses import dataclass
@@ -18,22 +17,22 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from hop.export.analysis.arguments import Data, parse
-from hop.export.analysis.correspondence import lone_calls, pairs_of, parts_of
+from hop.export.analysis.correspondence import corresponding_nodes, lone_calls, parts_of
 from hop.export.analysis.metrics import Difference, Figures
-from hop.export.analysis.running import Runner, compare, outputs_of
+from hop.export.analysis.running import Runner, compare, figures_of_outputs
 from hop.export.table import table
 
-_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What hop.export.verify found.
+    """The result of hop.export.verify.
 
     Attributes:
-        rows: of each pair, in the order of the first program; outputs that are no node of such a pair come last.
-        only_a, only_b: how many calls with a tensor as value have no counterpart.
-        inputs: how many inputs both programs ran on.
+        rows: one per pair, in the order of the first program, followed by outputs that are in no pair.
+        only_a, only_b: number of calls with a tensor result that have no counterpart.
+        inputs: number of inputs that both programs ran on.
     """
 
     rows: tuple[Difference, ...]
@@ -48,7 +47,7 @@ class Comparison:
 
     @property
     def outputs(self) -> tuple[Difference, ...]:
-        """Those of the outputs, by position."""
+        """The rows of the outputs, by position."""
         rows = [row for row in self.rows if row.output is not None]
         return tuple(sorted(rows, key=lambda row: row.output or 0))
 
@@ -56,7 +55,7 @@ class Comparison:
         different = [row for row in self.rows if row.differing]
         head = f"{len(self.rows)} pairs on {_count(self.inputs, 'input')}, {len(self.rows) - len(different)} equal; "
         head += f"without a counterpart: {self.only_a} and {self.only_b}"
-        shown = [row for row in self.rows if row.output is not None or row in different[:_SHOWN]]
+        shown = [row for row in self.rows if row.output is not None or row in different[:_MAX_SHOWN]]
         lines = [
             (
                 row.a if row.output is None else f"{row.a} (output {row.output})",
@@ -84,21 +83,21 @@ def _count(n: int, what: str) -> str:
 def compare_programs(
     program: ExportedProgram | GraphModule, other: ExportedProgram | GraphModule, inputs: Data
 ) -> Comparison:
-    """What hop.export.verify does with two programs."""
+    """Compare two programs for hop.export.verify."""
     given = parse("verify", "inputs", inputs)
     a, b = Runner(program, "program"), Runner(other, "model")
-    if len(a.outputs) != len(b.outputs):  # a decomposition takes quantized outputs apart
+    if len(a.outputs) != len(b.outputs):  # a decomposition splits quantized outputs into buffers
         a.outputs, b.outputs = ([part for node, _ in r.outputs for part in parts_of(node)] for r in (a, b))
     if len(a.outputs) != len(b.outputs):
         raise ValueError(
-            f"verify: outputs correspond by position, and program has {len(a.outputs)}, model {len(b.outputs)}"
+            f"verify: outputs correspond by position, but program has {len(a.outputs)} and model {len(b.outputs)}"
         )
-    figures = [Figures(x, y) for x, y in pairs_of(a.graph, b.graph)]
-    of_outputs = outputs_of(a, b, figures)
+    figures = [Figures(x, y) for x, y in corresponding_nodes(a.graph, b.graph)]
+    output_figures = figures_of_outputs(a, b, figures)
     with torch.no_grad():
         for arguments in given:
-            compare(a, b, arguments, figures, of_outputs)
+            compare(a, b, arguments, figures, output_figures)
     kept = [f for f in figures if f.elements is not None]
-    rows = tuple(f.row() for f in [*kept, *(f for f in of_outputs if f.elements is not None and f not in kept)])
+    rows = tuple(f.row() for f in [*kept, *(f for f in output_figures if f.elements is not None and f not in kept)])
     lone = (lone_calls(r.graph, used) for r, used in ((a, [f.a for f in kept]), (b, [f.b for f in kept])))
     return Comparison(rows, next(lone), next(lone), len(given))

@@ -1,8 +1,10 @@
-"""Programs held against what runs elsewhere, node by node.
+"""Compare programs with other runtimes node by node, and write test vectors.
 
-verify.py   hop.export.verify: beside another program, or beside a file that its runtime runs
-beside.py   a program and a file, node by node; litert.py, micro.py, qoperator.py, tosa.py: the runtimes
-arrays.py   what a node reads, sums and gives, as arrays
-vectors.py  all nodes of a program in a folder
-files/      what lies in such a folder: its README, a reader in Python and one in C
+verify.py   verify: a program and another program, or a file that another runtime runs
+beside.py   the comparison of a program with a file, node by node
+trials.py   which convention reproduces a runtime's codes
+litert.py, micro.py, qoperator.py, tosa.py, reference_model.py      the runtimes
+arrays.py   the inputs, sums and outputs of a node, as arrays
+vectors.py  vectors: a folder with the arrays of all nodes
+files/      the README and the readers in Python and C of such a folder
 """

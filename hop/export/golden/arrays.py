@@ -1,4 +1,4 @@
-"""What a call of a program reads, sums and gives, as arrays of numpy by name, and as values of JSON."""
+"""The inputs, exact sums and outputs of a program's call, as numpy arrays by name and JSON values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,21 +21,21 @@ from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, fixed_point
 
-_EXACTLY = (torch.float16, torch.bfloat16)  # which float32 holds
-_BITS = {1: torch.uint8, 2: torch.uint16}  # of what numpy has no dtype for
+_EXACTLY = (torch.float16, torch.bfloat16)  # stored exactly in float32
+_BITS = {1: torch.uint8, 2: torch.uint16}  # dtypes for the bits of formats that numpy lacks, by bytes
 
 
 class Arrays:
-    """The arrays of one call, and what is said of them.
+    """The arrays of one call, with their description.
 
     Attributes:
-        held: arrays of numpy by name.
-        described: of each array its dtype in the program, the dtype that is stored, and its shape.
-        about: the operator, the arguments, the convention.
+        arrays: numpy arrays by name.
+        described: the dtype in the program, the stored dtype and the shape of each array.
+        about: the operator, the arguments and the convention.
     """
 
     def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        self.held: dict[str, Any] = {}
+        self.arrays: dict[str, Any] = {}
         self.described: dict[str, dict[str, Any]] = {}
         self.arguments: dict[str, Any] = {}
         self.about: dict[str, Any] = {"operator": operator_name(node), "arguments": self.arguments}
@@ -53,13 +53,13 @@ class Arrays:
             self._plain(node, args, kwargs, output)
 
     def add(self, name: str, x: Tensor) -> None:
-        """An array. What numpy has no dtype for is stored in float32, which holds it exactly, or as its bits."""
+        """Add an array. Dtypes that numpy lacks are stored as float32 if that is exact, or as bits."""
         stored = x.detach().cpu()
         if x.dtype in _EXACTLY:
             stored = stored.to(torch.float32)
         elif str(x.dtype).startswith(("torch.float8", "torch.float4")):
             stored = stored.view(_BITS[x.dtype.itemsize])
-        self.held[name] = array = stored.contiguous().numpy()
+        self.arrays[name] = array = stored.contiguous().numpy()
         dtype = str(x.dtype).removeprefix("torch.")
         self.described[name] = {"dtype": dtype, "stored": array.dtype.name, "shape": list(array.shape)}
 
@@ -84,7 +84,7 @@ class Arrays:
                 self.add(name, torch.tensor(x, dtype=torch.int64 if whole else torch.float64))
 
     def _buffers(self, name: str, quantizer: Quantizer, usages: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """What holds a quantized tensor; of integers there is always a zero point."""
+        """Add the buffers of a quantized tensor, with an explicit zero point for integer formats."""
         named = dict(zip(copies.names(quantizer, usages), tensors, strict=True))
         for buffer, x in named.items():
             self.add(name if buffer == "codes" else f"{name}.{buffer}", x)
@@ -94,10 +94,12 @@ class Arrays:
     # ---- calls
 
     def _plain(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Of PyTorch's operators, and of ours on plain tensors, which begin with the operator that they run."""
+        """Add a call of PyTorch's operators, or of our operators on plain tensors, whose first argument is the inner
+        operator.
+        """
         first = next((i for i, x in enumerate(args) if isinstance(x, OpOverload)), -1)
-        of = node.target if first < 0 else args[first]
-        names = [a.name for a in of._schema.arguments] if isinstance(of, OpOverload) else []
+        op = node.target if first < 0 else args[first]
+        names = [a.name for a in op._schema.arguments] if isinstance(op, OpOverload) else []
         for i, (given, x) in enumerate(zip(node.args[first + 1 :], args[first + 1 :], strict=True)):
             self._argument(names[i] if i < len(names) and first < 0 else f"argument{i}", given, x)
         for name, x in kwargs.items():
@@ -130,7 +132,7 @@ class Arrays:
         self._range(call, result)
 
     def _sums(self, call: Call) -> None:
-        """The exact sums of a product, and by what fixed point multiplies them."""
+        """Add the exact sums of a product and, for fixed-point requantization, the multipliers and shifts."""
         terms, exact = _sums_of(call), by_sum(call.output)
         if not terms:
             return
@@ -152,7 +154,7 @@ class Arrays:
                 self.add(name, x.to(torch.int32))
 
     def _range(self, call: Call, buffers: Sequence[Tensor]) -> None:
-        """The least and the greatest code, where the codes are clamped and not the floats."""
+        """Add the smallest and the largest output code, if codes are clamped rather than floats."""
         q: Any = call.output
         format, convention = q.format, q.scale.requantization
         if not format.is_integer or buffers[1].numel() != 1:
@@ -167,8 +169,10 @@ class Arrays:
 
 
 def _sums_of(call: Call) -> list[Sum]:
-    """The exact sums of a call of integers, its bias among them where codes are found from them. Several where scales
-    change along the sum; none of what is no product."""
+    """The exact sums of an integer call, including the bias if the output's codes are computed from them.
+
+    Several sums if scales change along the summed dimension; none for calls other than products.
+    """
     if call.roles.family in (MATRIX, CONVOLUTION) and not by_sum(call.output):
         return sums(call) if all(is_integer(call.find(role)) for role in (LHS, RHS)) else []
     sum_of = meaning.of(call).sum
@@ -176,13 +180,13 @@ def _sums_of(call: Call) -> list[Sum]:
 
 
 def _source(node: Any) -> str | None:
-    """The node that computes a value, or the input or parameter that it is."""
-    while isinstance(node, Node) and _hands_on(node):
+    """The name of the node, input or parameter that a value comes from."""
+    while isinstance(node, Node) and _passes_through(node):
         node = node.args[0]
     return node.name if isinstance(node, Node) else None
 
 
-def _hands_on(node: Node) -> bool:
+def _passes_through(node: Node) -> bool:
     return getattr(node.target, "__name__", "") in ("getitem", "detach.default", "alias.default")
 
 

@@ -1,4 +1,4 @@
-"""A program and the file of another runtime, node by node: the program here, the file there.
+"""Compare a program with the file of another runtime, node by node.
 
 What corresponds:
 
@@ -38,21 +38,20 @@ from hop.export.table import table
 from hop.export.targets.tflite.reading import FileGraph, FileTensor
 from hop.numerics.quantizer import Quantizer
 
-_MOST_DIMENSIONS = 5  # whose orders are all tried
+_MOST_DIMENSIONS = 5  # up to this number, all orders are tried
 _SHOWN_TRIALS = 6
 _CODES = (torch.int8, torch.uint8, torch.int16)
 
 
 @dataclass(frozen=True)
 class FileComparison(Comparison):
-    """What `hop.export.verify` found of a program and a file: rows of nodes (`a`) and of the file's tensors (`b`), and
+    """The result of `hop.export.verify` for a file: rows of nodes (`a`) and of the file's tensors (`b`), and
 
     Attributes:
-        trials: the first node that differs by each convention that is known for its operator, on the operands that it
-            has in the program, the nearest to the runtime's codes first. Empty where nothing differs, or where that
-            node finds no codes by a convention.
-        units: of nodes whose codes have another scale or zero point in the file: its name, the program's, the file's.
-            Empty for TOSA, which keeps no scales.
+        trials: the first node that differs, computed from its operands in the program by each convention known for its
+            operator, nearest to the runtime's codes first. Empty if nothing differs, or if that node has no convention.
+        units: nodes whose codes have another scale or zero point in the file: name, the program's units, the file's
+            units. Empty for TOSA files, which have no scales.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -60,7 +59,7 @@ class FileComparison(Comparison):
 
     @property
     def equal_with(self) -> tuple[Trial, ...]:
-        """The trials that give the runtime's codes."""
+        """The trials that reproduce the runtime's codes."""
         return tuple(t for t in self.trials if t.differing == 0)
 
     def __str__(self) -> str:
@@ -82,18 +81,20 @@ class FileComparison(Comparison):
         return "\n".join(text)
 
 
-def compared(program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]) -> FileComparison:
-    """Run a program and the file of a runtime on each input."""
-    beside = Beside(program, runtime, caller)
+def run_comparison(
+    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]
+) -> FileComparison:
+    """Run a program and a runtime's file on each input, and compare them."""
+    runner = FileRunner(program, runtime, caller)
     with torch.no_grad():
         for arguments in given:
-            beside.run_both(arguments)
-    return beside.comparison(len(given))
+            runner.run_both(arguments)
+    return runner.comparison(len(given))
 
 
 @dataclass(eq=False)
 class _Pair:
-    """A node and a tensor, and what is known of how they differ."""
+    """A node, the corresponding tensor, and their differences."""
 
     node: Node
     tensor: FileTensor
@@ -105,7 +106,7 @@ class _Pair:
         self.figures = Figures(self.node, self.tensor, caller=self.caller)
 
     def arranged(self, own: Tensor, theirs: Tensor) -> Tensor:
-        """The runtime's tensor in the order of the node's."""
+        """The runtime's tensor with its dimensions in the node's order."""
         if self.order is None:
             fitting = [p for p in _orders(own.dim()) if [own.shape[d] for d in p] == list(theirs.shape)]
             if not fitting:
@@ -119,24 +120,24 @@ def _orders(n: int) -> Iterator[tuple[int, ...]]:
 
 
 class Runtime(Protocol):
-    """A file that another runtime runs."""
+    """Runs a file."""
 
     @property
     def graph(self) -> FileGraph:
-        """What the file says of its tensors."""
+        """The tensors and operators of the file."""
         ...
 
     def run(self, inputs: Sequence[Tensor]) -> None:
-        """Run on the tensors of the file's inputs, in their order."""
+        """Run on these tensors, in the order of the file's inputs."""
         ...
 
     def value(self, tensor: FileTensor) -> Tensor:
-        """What a tensor held after the last run."""
+        """The value of a tensor after the last run."""
         ...
 
 
-class Beside(Runner):
-    """A program whose nodes are compared with the tensors of a file as they run."""
+class FileRunner(Runner):
+    """Runs a program and compares its nodes with the tensors of a file."""
 
     def __init__(self, program: ExportedProgram, runtime: Runtime, caller: str) -> None:
         super().__init__(program, "program", caller)
@@ -147,16 +148,18 @@ class Beside(Runner):
         for what, a, b in (("inputs", self.inputs, runtime.graph.inputs), ("outputs", own, its)):
             if len(a) != len(b):
                 raise ValueError(
-                    f"{caller}: {what} correspond by position, and program has {len(a)}, model {len(b)}; give the "
+                    f"{caller}: {what} correspond by position, but program has {len(a)} and model {len(b)}; give the "
                     "program of that file"
                 )
         self.read = self._input_codes()
         tensors = runtime.graph.tensors
-        self.ends = [_Pair(self._shown(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)]
+        self.ends = [
+            _Pair(self._compared_output(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)
+        ]
         for i, pair in enumerate(self.ends):
             pair.figures.output = i
         self.pairs: dict[Node, list[_Pair]] | None = None
-        self.units: dict[Node, tuple[float, int]] = {}  # of codes, as they run
+        self.units: dict[Node, tuple[float, int]] = {}  # scale and zero point of codes, recorded while running
         self.first: dict[Node, list[Sample]] = {}
         self.equal_so_far = True
 
@@ -165,7 +168,7 @@ class Beside(Runner):
     def run_both(self, arguments: Arguments) -> None:
         self.runtime.run(self._inputs(arguments))
         if self.pairs is None:
-            for _ in self.steps(arguments):  # which finds the units
+            for _ in self.steps(arguments):  # records the units
                 pass
             self._match()
         self.equal_so_far, comparing = True, self.pairs
@@ -194,7 +197,7 @@ class Beside(Runner):
                 self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
 
     def _inputs(self, arguments: Arguments) -> list[Tensor]:
-        """What the file takes."""
+        """The inputs of the file, from the program's inputs."""
         wanted = dict.fromkeys(self.read)
         for node, output in self.steps_quietly(arguments):
             if node in wanted:
@@ -208,25 +211,24 @@ class Beside(Runner):
             fitting = [p for p in _orders(x.dim()) if [x.shape[d] for d in p] == list(tensor.shape)]
             if not fitting or x.dtype != tensor.dtype:
                 raise ValueError(
-                    f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, and the file's "
-                    f"{tensor.name!r} {tensor.dtype} of {tensor.shape}; give the program of that file"
+                    f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, but the file's "
+                    f"{tensor.name!r} is {tensor.dtype} of {tensor.shape}; give the program of that file"
                 )
             result.append(x.permute(fitting[0]))
         return result
 
     def steps_quietly(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
-        """The same as `steps`, and nothing is compared."""
+        """`steps` without comparisons."""
         kept, self.pairs = self.pairs, {}
         try:
             yield from self.steps(arguments)
         finally:
             self.pairs = kept
 
-    # ---- what corresponds
+    # ---- correspondence
 
     def _input_codes(self) -> list[Node]:
-        """For each input of the file the node whose value it takes: the input, or the codes that the program makes of
-        it."""
+        """For each input of the file, the node whose value it gets: the program's input, or its codes."""
         nodes = []
         for node, index in zip(self.inputs, self.runtime.graph.inputs.values(), strict=True):
             if self.runtime.graph.tensors[index].dtype in _CODES:
@@ -234,8 +236,8 @@ class Beside(Runner):
             nodes.append(node)
         return nodes
 
-    def _shown(self, node: Node, tensor: FileTensor) -> Node:
-        """What an output of the file is compared with: the codes, or the floats that they stand for."""
+    def _compared_output(self, node: Node, tensor: FileTensor) -> Node:
+        """The node to compare with an output of the file: the codes, or their dequantized values."""
         if tensor.dtype == torch.float32:
             return node
         while True:
@@ -249,12 +251,12 @@ class Beside(Runner):
                 return node
 
     def _note(self, node: Node, output: Any) -> None:
-        """Remember the scale and the zero point of codes."""
+        """Record the scale and the zero point of codes."""
         if can_be_tried(node) or node.target is compiled.operators["hop_quantize_buffers"]:
             _, scale, *zero = output
             if scale.numel() == 1:
-                spelled = str(node.args[1 if can_be_tried(node) else 0])
-                self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(spelled).format.zero
+                text = str(node.args[1 if can_be_tried(node) else 0])
+                self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(text).format.zero
         elif (e := quantizing(node)) is not None:
             units = [self._number(x) for x in (e.scale, e.zero_point)]
             if None not in units:
@@ -286,7 +288,9 @@ class Beside(Runner):
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
         pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
         pairs += self._alike(nodes, free, pairs)
-        if {n for n in nodes if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
+        if {n for n in nodes if can_be_tried(n)} <= {
+            pair.node for pair in (*named, *self.ends)
+        }:  # to_tflite wrote the file
             taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
             rest = [pair for pair in named if can_be_tried(pair.node)]
             pairs += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
@@ -295,7 +299,7 @@ class Beside(Runner):
             self.pairs.setdefault(pair.node, []).append(pair)
 
     def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], pairs: Sequence[_Pair]) -> list[_Pair]:
-        """Of what is not found yet, those whose codes mean the same, and that have the same sizes."""
+        """Pair the remaining nodes and tensors with equal units and sizes."""
         taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
         alike: dict[Any, tuple[list[Node], list[FileTensor]]] = defaultdict(lambda: ([], []))
         for node in own:
@@ -311,7 +315,7 @@ class Beside(Runner):
             for n, t in zip(nodes, tensors, strict=True)
         ]
 
-    # ---- the answer
+    # ---- the result
 
     def comparison(self, count: int) -> FileComparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}

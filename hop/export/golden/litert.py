@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""A .tflite file in LiteRT: every tensor of a run."""
+"""Run a .tflite file in LiteRT and read every tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,21 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.reading import FileTensor, content, graph_of
+from hop.export.targets.tflite.reading import FileTensor, content, read_graph
 
 KERNELS = {"reference": "BUILTIN_REF", "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES"}
 
 
 class LiteRT:
-    """A file that runs, whose tensors can all be read.
+    """A .tflite file that runs in LiteRT, with access to all tensors.
 
     Args:
-        model: what `content` takes.
-        kernels: "reference", or "optimized": those of the runtime for CPUs, without delegates.
+        caller: the function's name, for errors.
+        model: as for `content`.
+        kernels: "reference", or "optimized" for the runtime's CPU kernels, without delegates.
 
-    Raises, beside what `graph_of` does:
+    Raises, in addition to `read_graph`:
         ImportError: LiteRT is not installed.
-        ValueError: `kernels` is none of these, or LiteRT does not take the file.
+        ValueError: `kernels` is neither of these, or LiteRT rejects the file.
     """
 
     def __init__(self, caller: str, model: Any, kernels: str) -> None:
@@ -29,7 +30,7 @@ class LiteRT:
             raise ValueError(
                 f"{caller}: kernels must be one of {(*KERNELS, 'micro')}, got {kernels!r}; take one of them"
             )
-        self.graph = graph_of(caller, model)
+        self.graph = read_graph(caller, model)
         data, what = content(caller, model)
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -40,14 +41,14 @@ class LiteRT:
             )
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{caller}: LiteRT does not take {what}: {error}") from error
+            raise ValueError(f"{caller}: LiteRT does not accept {what}: {error}") from error
 
     def run(self, inputs: Sequence[Tensor]) -> None:
-        """Run on the tensors of the file's inputs, in their order."""
+        """Run on the file's inputs, in order."""
         for index, x in zip(self.graph.inputs.values(), inputs, strict=True):
             self.interpreter.set_tensor(index, x.contiguous().numpy())
         self.interpreter.invoke()
 
     def value(self, tensor: FileTensor) -> Tensor:
-        """What a tensor held after the last run."""
+        """The value of a tensor in the last run."""
         return torch.from_numpy(self.interpreter.get_tensor(tensor.index).copy())

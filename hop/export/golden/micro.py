@@ -1,4 +1,6 @@
-"""A .tflite file in TensorFlow Lite Micro: every tensor of a run, by the interpreter of its wheel, `tflite-micro`."""
+"""Run a .tflite file in TensorFlow Lite Micro, through the interpreter of the package `tflite-micro`, and read every
+tensor.
+"""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.reading import FileTensor, content, graph_of
+from hop.export.targets.tflite.reading import FileTensor, content, read_graph
 
-_LEAST, _FACTOR = 2**20, 4  # bytes of memory for tensors and what kernels keep, and for each byte of tensors
+_LEAST, _FACTOR = 2**20, 4  # arena size in bytes: a minimum, plus this factor times the bytes of tensors
 
 
 class Micro:
-    """A file that runs, whose tensors can all be read.
+    """A .tflite file that runs in TensorFlow Lite Micro, with access to all tensors.
 
-    Raises, beside what `graph_of` does:
+    Raises, in addition to `read_graph`:
         ImportError: tflite-micro is not installed.
-        ValueError: it does not take the file, such as for an operator that it has not, which it names on stderr.
+        ValueError: the runtime rejects the file, for example because of an unsupported operator, which it names on
+            stderr.
     """
 
     def __init__(self, caller: str, model: Any) -> None:
@@ -25,7 +28,7 @@ class Micro:
             runtime: Any = import_module("tflite_micro.python.tflite_micro.runtime")
         except ImportError as error:
             raise ImportError(f"{caller}: kernels='micro' needs TFLM: pip install 'torch-hop[litert,micro]'") from error
-        self.graph = graph_of(caller, model)
+        self.graph = read_graph(caller, model)
         data, what = content(caller, model)
         sizes = [torch.Size(t.shape).numel() * (t.dtype or torch.int64).itemsize for t in self.graph.tensors]
         try:
@@ -35,15 +38,15 @@ class Micro:
                 intrepreter_config=runtime.InterpreterConfig.kPreserveAllTensors,
             )
         except RuntimeError as error:
-            raise ValueError(f"{caller}: TFLM does not take {what}: {error}; stderr says which operator") from error
+            raise ValueError(f"{caller}: TFLM does not accept {what}: {error}; see stderr for the operator") from error
 
     def run(self, inputs: Sequence[Tensor]) -> None:
-        """Run on the tensors of the file's inputs, in their order."""
+        """Run on the file's inputs, in order."""
         for i, x in enumerate(inputs):
             self.interpreter.set_input(x.contiguous().numpy(), i)
         self.interpreter.invoke()
 
     def value(self, tensor: FileTensor) -> Tensor:
-        """What a tensor held after the last run."""
+        """The value of a tensor in the last run."""
         data = self.interpreter.GetTensor(tensor.index, 0)["tensor_data"]
         return torch.from_numpy(data.copy()).reshape(tensor.shape)

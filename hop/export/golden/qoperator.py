@@ -1,4 +1,4 @@
-"""An ONNX file of onnxruntime's operators of integers in onnxruntime: every tensor of codes of a run."""
+"""Run ONNX files of integer operators in onnxruntime, and return the tensors of codes."""
 
 import functools
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from hop.export.targets.qoperator.model import QOperatorModel
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
 
-_KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
+_KINDS = {"FLOAT": "FLOAT32"}  # ONNX's dtype names that differ from those of .tflite files
 _CODES = ("INT8", "UINT8")
 
 
 class OnnxRuntime:
-    """A file that runs; each tensor of codes is an output of it.
+    """Runs an ONNX file, with each tensor of codes as an additional output.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
-        ValueError: no ONNX file, or one that onnxruntime does not take.
+        ValueError: the file is not an ONNX file, or onnxruntime rejects it.
         NotImplementedError: the file has dynamic sizes.
     """
 
@@ -34,8 +34,8 @@ class OnnxRuntime:
         data, what = content(caller, model, QOperatorModel, "an ONNX file")
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
-        except Exception as error:  # protobuf's, by its version
-            raise ValueError(f"{caller}: {what} is no ONNX file: {shown(error)}") from error
+        except Exception as error:  # protobuf's exception classes depend on its version
+            raise ValueError(f"{caller}: {what} is not an ONNX file: {shown(error)}") from error
         self.graph = _graph(caller, its)
         outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
@@ -47,8 +47,8 @@ class OnnxRuntime:
             self.session: Any = onnxruntime.InferenceSession(
                 its.SerializeToString(), providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's own classes, which have no common one
-            raise ValueError(f"{caller}: onnxruntime does not take {what}: {error}") from error
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise ValueError(f"{caller}: onnxruntime does not accept {what}: {error}") from error
         self.found: dict[str, Tensor] = {}
 
     def run(self, inputs: Sequence[Tensor]) -> None:
@@ -63,14 +63,14 @@ class OnnxRuntime:
 
 
 def _graph(caller: str, model: Any) -> FileGraph:
-    """What a file says of its tensors and nodes."""
+    """The tensors and nodes of a file."""
     from onnx import TensorProto, numpy_helper
 
     constants = {t.name: t for t in model.graph.initializer}
 
     @functools.cache
     def numbers(name: str) -> tuple[Any, ...]:
-        """A constant, which many tensors may have as their scale."""
+        """The elements of a constant; cached because many tensors share their scales."""
         return tuple(numpy_helper.to_array(constants[name]).reshape(-1).tolist())
 
     units: dict[str, Quantization] = {}

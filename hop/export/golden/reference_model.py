@@ -1,4 +1,4 @@
-"""A .tosa file in TOSA's reference model, a program of its own: every tensor of a run, by files."""
+"""Run a .tosa file in TOSA's reference model, a separate program, and read its tensors."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tosa.file import decoded, encoded
+from hop.export.targets.tosa.file import decode, encode
 
 PLACE = "HOP_TOSA"
 _NAME = "tosa_reference_model"
@@ -20,21 +20,24 @@ _DTYPES = {"INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT4
 
 
 def tool(caller: str) -> Path:
-    """Where the reference model is: what the environment variable HOP_TOSA names, the program, its folder, or an
-    environment of Python with tosa-tools; or on the path. Raises ImportError where it is nowhere."""
+    """The path of the reference model's program.
+
+    It is in the place that the environment variable HOP_TOSA names (the program, its folder, or a Python environment
+    with tosa-tools), or on the PATH. Raises ImportError if it is in neither.
+    """
     if place := os.environ.get(PLACE):
         programs = [p for inside in reversed(_INSIDE) for p in (_matching(Path(place), inside)) if p.is_file()]
         if programs:
             return programs[0]
         raise ImportError(
-            f"{caller}: {PLACE} names {place}, where there is no {_NAME}; name an environment that has it"
+            f"{caller}: {PLACE} is {place}, where there is no {_NAME}; set it to an environment that has it"
         )
     if (name := shutil.which(_NAME)) is not None:
         return Path(name)
     raise ImportError(
-        f"{caller} needs TOSA's reference model. Its package pins other versions than ours, so give it an environment "
-        f"of its own, and name that in {PLACE}: python3 -m venv tosa && tosa/bin/pip install tosa-tools && export "
-        f"{PLACE}=$PWD/tosa"
+        f"{caller} needs TOSA's reference model. Its package pins other versions than ours, so install it in a "
+        f"separate environment and set {PLACE} to that: python3 -m venv tosa && tosa/bin/pip install tosa-tools && "
+        f"export {PLACE}=$PWD/tosa"
     )
 
 
@@ -43,23 +46,24 @@ def _matching(place: Path, inside: str) -> list[Path]:
 
 
 class ReferenceModel:
-    """A file that runs, all of whose tensors can be read but those of 48 bits.
+    """A .tosa file that runs in the reference model, with access to all tensors except those of 48 bits.
 
     Args:
-        buffer: the bytes of a .tosa file of one block.
-        what: its name, for errors.
+        caller: the function's name, for errors.
+        buffer: the bytes of a .tosa file with one block.
+        what: the file's name, for errors.
 
     Raises:
-        ImportError: there is no reference model, or no ExecuTorch.
-        ValueError: no .tosa file, or one of several blocks.
+        ImportError: the reference model or ExecuTorch is missing.
+        ValueError: the file is not a .tosa file, or has several blocks.
     """
 
     def __init__(self, caller: str, buffer: bytes, what: str) -> None:
         self.caller, self.tool = caller, tool(caller)
-        self.content = decoded(caller, buffer, what)
+        self.content = decode(caller, buffer, what)
         blocks = [b for region in self.content.get("regions", ()) for b in region.get("blocks", ())]
         if len(blocks) != 1:
-            raise ValueError(f"{caller}: {what} has {len(blocks)} blocks; those of one are run")
+            raise ValueError(f"{caller}: {what} has {len(blocks)} blocks, but must have one")
         (self.block,) = blocks
         self.tensors: dict[str, dict[str, Any]] = {t["name"]: t for t in self.block.get("tensors", ())}
         self.inputs: list[str] = self.block.get("inputs", [])
@@ -72,14 +76,14 @@ class ReferenceModel:
         return tuple(self.tensors[name].get("shape", ()))
 
     def run(self, inputs: Mapping[str, Tensor], shown: Sequence[str] = ()) -> dict[str, Tensor]:
-        """The outputs and the tensors of `shown`, by name, of inputs by name."""
+        """Run on inputs by name. Returns the outputs and the tensors in `shown`, by name."""
         import numpy as np
 
         names = list(dict.fromkeys([*self.outputs, *shown]))
         wanted = [n for n in names if n not in self.inputs]
         self.block["outputs"] = wanted
         try:
-            buffer = encoded(self.caller, self.content)
+            buffer = encode(self.caller, self.content)
         finally:
             self.block["outputs"] = self.outputs
         with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +109,7 @@ class ReferenceModel:
         command = [str(self.tool), *(f"--{name}={','.join(map(str, values))}" for name, values in given.items())]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode or not all((place / f"out{i}.npy").is_file() for i in range(len(wanted))):
-            said = [line for line in (done.stdout + done.stderr).splitlines() if line and "WARNING" not in line]
+            log = [line for line in (done.stdout + done.stderr).splitlines() if line and "WARNING" not in line]
             raise RuntimeError(
-                f"{self.caller}: the reference model stopped with status {done.returncode}: {' '.join(said[:6])}"
+                f"{self.caller}: the reference model stopped with status {done.returncode}: {' '.join(log[:6])}"
             )

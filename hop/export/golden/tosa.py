@@ -1,4 +1,4 @@
-"""A .tosa file in TOSA's reference model: every tensor of a run."""
+"""Run .tosa files in TOSA's reference model, and return the tensors of codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _CODES = (torch.int8, torch.int16)
 
 
 class TosaRuntime:
-    """A file that runs, whose tensors of codes can be read; raises as ReferenceModel does."""
+    """Runs a .tosa file and reads its tensors of codes; raises the errors of ReferenceModel."""
 
     def __init__(self, caller: str, model: Any) -> None:
         self.model = ReferenceModel(caller, *content(caller, model, TosaModel, "a .tosa file"))

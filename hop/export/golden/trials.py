@@ -1,4 +1,4 @@
-"""Which convention gives the codes that a runtime gave: a call of hop.scaled by each, on the same operands."""
+"""Find the convention that reproduces a runtime's codes, by computing a call of hop.scaled with each one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from hop.numerics import requantization
 from hop.numerics.integer_tables import FUNCTIONS
 from hop.numerics.quantizer import Quantizer
 
-# Of conventions that an operator has not, or, the last, whose tables do not reach the scales of a call.
+# Raised if an operator does not support a convention; IndexError if a table does not cover the scales of a call.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError, IndexError)
 _MULTIPLIERS = (
     requantization.Reciprocal(),
@@ -29,11 +29,11 @@ _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
 
 @dataclass(frozen=True)
 class Trial:
-    """What one convention gives for a node.
+    """The outcome of one convention for a node.
 
-    convention: how the codes were found.
-    differing: how many of them differ from the runtime's.
-    targets: the targets that have this convention for the node's operator, by name.
+    convention: how codes are computed.
+    differing: number of codes that differ from the runtime's.
+    targets: names of the targets with this convention for the node's operator.
     """
 
     convention: requantization.Convention
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of a program, and the codes that the runtime has for it, in the program's layout."""
+    """A call of a program, and the runtime's codes for it, in the program's dimension order."""
 
     args: Sequence[Any]
     kwargs: dict[str, Any]
@@ -51,13 +51,15 @@ class Sample:
 
 
 def can_be_tried(node: Node) -> bool:
-    """Whether a node finds codes by a convention."""
+    """Whether a node computes codes by a convention."""
     return node.target is compiled.operators["hop_scaled_buffers"] and str(node.args[1]).startswith("hop1:")
 
 
 def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
-    """A node by every convention that is known for its operator: those of the targets, then all others, with the
-    activation that it has; and if none gives the runtime's codes, with others. The nearest come first."""
+    """Compute a node with every convention known for its operator, nearest to the runtime's codes first.
+
+    The node's own activation bounds are tried first, and other bounds only if no convention reproduces the codes.
+    """
     quantizer = Quantizer.parse(str(node.args[1]))
     own = quantizer.scale.requantization
     assert own is not None
@@ -65,22 +67,22 @@ def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
     for name, convention in _conventions(node.args[0]):
         named.setdefault(convention, []).extend([name] if name else [])
     given = own.low, own.high
-    result = _tried(node, quantizer, named, given, samples)
+    result = _run_trials(node, quantizer, named, given, samples)
     for bounds in _ACTIVATIONS:
         if bounds == given or any(t.differing == 0 for t in result):
             continue
-        result += [t for t in _tried(node, quantizer, named, bounds, samples) if t.differing == 0]
+        result += [t for t in _run_trials(node, quantizer, named, bounds, samples) if t.differing == 0]
     return tuple(sorted(result, key=lambda t: (t.differing, not t.targets)))
 
 
-def _tried(
+def _run_trials(
     node: Node,
     quantizer: Quantizer,
     named: dict[requantization.Convention, list[str]],
     bounds: tuple[float | None, float | None],
     samples: Sequence[Sample],
 ) -> list[Trial]:
-    """What conventions give with the range of an activation."""
+    """The trials of conventions with given activation bounds."""
     results = []
     for convention, targets in named.items():
         tried = replace(convention, low=bounds[0], high=bounds[1])
@@ -90,7 +92,7 @@ def _tried(
 
 
 def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
-    """Conventions for an operator, each with the name of the target that has it, if one has."""
+    """Conventions for an operator, each with the name of a target that uses it, or ""."""
     for target in TARGETS:
         if op in target:
             row = target[op]
@@ -134,13 +136,13 @@ def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
 def _differing(
     node: Node, quantizer: Quantizer, convention: requantization.Convention, samples: Sequence[Sample]
 ) -> int | None:
-    """How many codes differ; None where the operator has no such convention."""
-    spelled = str(replace(quantizer, scale=replace(quantizer.scale, requantize=convention)))
+    """The number of codes that differ; None if the operator does not support the convention."""
+    text = str(replace(quantizer, scale=replace(quantizer.scale, requantize=convention)))
     count = 0
     for sample in samples:
         op, _, *rest = sample.args
         try:
-            buffers = node.target(op, spelled, *rest, **sample.kwargs)  # type: ignore[operator]
+            buffers = node.target(op, text, *rest, **sample.kwargs)  # type: ignore[operator]
         except _REFUSALS:
             return None
         count += int((buffers[0] != sample.theirs).sum())

@@ -1,4 +1,4 @@
-"""Golden vectors: what each node of a program reads, sums and gives, in a folder that needs no torch to be read."""
+"""vectors: write golden vectors, the inputs, sums and outputs of each node, to a folder that needs no torch to read."""
 
 import json
 import os
@@ -21,28 +21,29 @@ from hop.export.golden.arrays import Arrays
 from hop.export.rewrite.program import check_program, value
 
 FORMAT = 1
-_BESIDE = ("README.md", "hop_vectors.py", "hop_vectors.h")
-_HANDED_ON = ("getitem", "detach.default", "alias.default", "_assert_tensor_metadata.default")
+_EXTRA_FILES = ("README.md", "hop_vectors.py", "hop_vectors.h")
+_PASS_THROUGH = ("getitem", "detach.default", "alias.default", "_assert_tensor_metadata.default")
 
 
 def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[str]:
-    """Run a program, and write what each of its nodes reads, sums and gives: codes, scales, zero points, exact sums,
-    multipliers and shifts, ranges, outputs.
+    """Run a program and write golden vectors of each node: codes, scales, zero points, exact sums, multipliers and
+    shifts, ranges, outputs.
 
-    The folder holds a file .npz for each node that depends on an input, in the order in which the program runs them;
-    `vectors.json`, which lists them; readers in Python (numpy alone) and in C99; and a README that says what each array
-    is. Programs of our operators are taken apart into those on codes and scales first, as lowering does.
+    The folder has a .npz file for each node that depends on an input, in execution order; `vectors.json` with the list
+    of nodes; readers in Python (needs numpy only) and C99; and a README that describes each array. Calls of our
+    operators are first decomposed into calls on codes and scales, as in lowering.
 
     Args:
-        folder: is made. It may exist, if it is empty. All files come into it together, at the end.
-        inputs: the tuple of the program's positional arguments, or a dict of its arguments by name.
+        program: an exported program.
+        folder: a folder to create, or an empty one. All files appear in it together, at the end.
+        inputs: a tuple of the program's positional arguments, or a dict of its arguments by name.
 
-    Returns the names of the nodes that were written.
+    Returns the names of the written nodes.
 
     Raises:
-        TypeError: `program` is no ExportedProgram, or `inputs` no tuple and no dict.
+        TypeError: `program` is not an ExportedProgram, or `inputs` is neither a tuple nor a dict.
         ValueError: there are several inputs, or they do not fit the program.
-        FileExistsError: `folder` holds files, which may be another writer's, or is one.
+        FileExistsError: `folder` has files, perhaps from another process, or is a file.
         ImportError: numpy is not installed.
     """
     check_program(program, "vectors")
@@ -52,7 +53,7 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
         raise ImportError("vectors needs numpy: pip install numpy") from error
     given = parse("vectors", "inputs", inputs)
     if len(given) != 1:
-        raise ValueError(f"vectors: inputs must be those of one run, got {len(given)}; write a folder for each")
+        raise ValueError(f"vectors: inputs must be those of one run, got {len(given)}; write one folder per run")
     path = Path(folder)
     with whole_folder(path, lambda: _check_empty(path)) as staged:
         return _write(_Recorder(program.run_decompositions({})), given[0], staged)
@@ -60,11 +61,11 @@ def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[
 
 def _check_empty(path: Path) -> None:
     if path.exists() and (not path.is_dir() or not all(map(is_temporary, os.listdir(path)))):
-        raise FileExistsError(f"vectors: folder must be new or empty, got {path}, which is not; name another")
+        raise FileExistsError(f"vectors: folder must be new or empty, got {path}; name another")
 
 
 def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]:
-    """Run a program, and write its nodes to a folder. Returns their names."""
+    """Run a program and write its nodes to a folder. Returns their names."""
     import numpy as np
 
     nodes: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]
     def write(node: Node, arrays: Arrays) -> None:
         file = f"{len(nodes):03}_{_short(arrays.about['operator'])}.npz"
         with whole_file(path / file) as opened:
-            np.savez(opened, **arrays.held)
+            np.savez(opened, **arrays.arrays)
         nodes.append({"name": node.name, "file": file, **arrays.about, "arrays": arrays.described})
 
     recorder.write = write
@@ -89,13 +90,13 @@ def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]
     lines.append('"nodes": [\n' + ",\n".join(json.dumps(n) for n in nodes) + "\n]")
     write_whole(path / "vectors.json", "{\n" + ",\n".join(lines) + "\n}\n")
     write_whole(path / "nodes.txt", "".join(f"{n['file']}\n" for n in nodes))
-    for name in _BESIDE:
+    for name in _EXTRA_FILES:
         write_whole(path / name, (files("hop.export.golden") / "files" / name).read_bytes())
     return [n["name"] for n in nodes]
 
 
 def _short(operator: str) -> str:
-    """The operator's own name: conv2d of hop_scaled_buffers aten.conv2d.default."""
+    """The short name of an operator: conv2d for hop_scaled_buffers aten.conv2d.default."""
     *_, last = operator.split()
     parts = last.split(".")
     name = parts[1] if len(parts) > 1 else last.removeprefix("hop_").removesuffix("_buffers")
@@ -103,7 +104,7 @@ def _short(operator: str) -> str:
 
 
 class _Recorder(Runner):
-    """A program whose nodes are written as they run."""
+    """Runs a program and writes its nodes."""
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__(program, "program", "vectors")
@@ -125,6 +126,6 @@ class _Recorder(Runner):
 
 
 def _has_tensors(node: Node) -> bool:
-    """Whether a node computes tensors, and does not only hand them on."""
+    """Whether a node computes tensors rather than passing them through."""
     name = getattr(node.target, "__name__", "")
-    return name not in _HANDED_ON and any(isinstance(x, Tensor) for x in tree_leaves(value(node)))
+    return name not in _PASS_THROUGH and any(isinstance(x, Tensor) for x in tree_leaves(value(node)))

@@ -1,4 +1,4 @@
-"""hop.export.verify: a program beside another one, or beside the file of another runtime."""
+"""verify: compare a program with another program, or with a file that another runtime runs."""
 
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from hop.export.analysis.arguments import Data, parse
 from hop.export.analysis.verify import Comparison, compare_programs
-from hop.export.golden.beside import FileComparison, Runtime, compared
+from hop.export.golden.beside import FileComparison, Runtime, run_comparison
 from hop.export.golden.litert import LiteRT
 from hop.export.golden.micro import Micro
 from hop.export.golden.qoperator import OnnxRuntime
@@ -36,39 +36,39 @@ def verify(program: ExportedProgram, model: File, inputs: Data, *, kernels: str 
 
 
 def verify(program: Any, model: Any, inputs: Data, *, kernels: str = "reference") -> Comparison:
-    """Run a program and another program or a file on the same inputs and compare what corresponds, node by node.
+    """Run a program and another program, or a file, on the same inputs and compare corresponding nodes.
 
-    Two programs: neither is changed, nor the buffers that it writes to; each input finds them as they are now. Without
-    gradients.
+    Programs run without gradients and are not changed, nor are the buffers that they write to: each input starts from
+    their current values.
 
-    A file: LiteRT runs a .tflite file, TOSA's reference model a .tosa file, onnxruntime an ONNX file. The file gets
-    the codes that the program makes of its inputs, or the inputs themselves where it takes floats. For the first node
-    that differs, verify tries which convention of hop.requantization and hop.integer_functions gives the runtime's
-    codes. The environment variable HOP_TOSA names the reference model, its folder or the Python environment that has
-    it: the versions that its package, tosa-tools, pins are not those of hop.
+    LiteRT runs a .tflite file, TOSA's reference model a .tosa file, and onnxruntime an ONNX file. The file gets the
+    codes that the program computes from its inputs, or the inputs themselves if it expects floats. For the first node
+    that differs, it is determined which convention of hop.requantization and hop.integer_functions reproduces the
+    runtime's codes. TOSA's reference model is a separate program. The environment variable HOP_TOSA names it, its
+    folder, or the Python environment that has it; its package, tosa-tools, pins other versions than ours.
 
     Args:
-        program: an exported program; beside another program its module (`program.module()`) will do. Beside a file it
-            is one of `to_integer(program, target=...)` with the target of that runtime, or of quantize and dequantize
-            nodes.
+        program: an exported program, or its module (`program.module()`) to compare with another program. To compare
+            with a file, pass a program from `to_integer(program, target=...)` for the file's runtime, or one with
+            quantize and dequantize nodes.
         model: another program or its module; or a TfliteModel, a TosaModel or a QOperatorModel, the path of such a
-            file, or its bytes. LiteRT and onnxruntime run it in this process: only for files that you trust.
-        inputs: the tuple of the program's positional arguments, a dict of its arguments by name, or a list of such
-            tuples or dicts, over which figures are summed.
-        kernels: of a .tflite file: "reference"; "optimized", those of LiteRT for CPUs, without delegates; or "micro",
-            those of TensorFlow Lite Micro.
+            file, or its bytes. LiteRT and onnxruntime run it in this process, so pass only files that you trust.
+        inputs: a tuple of the program's positional arguments, a dict of its arguments by name, or a list of such tuples
+            or dicts, over which differences are accumulated.
+        kernels: for a .tflite file, "reference"; "optimized" for LiteRT's CPU kernels, without delegates; or "micro"
+            for those of TensorFlow Lite Micro.
 
     Returns:
-        A Comparison, of a file a FileComparison. `str()` of it is a table of outputs and of what differs.
+        A Comparison; a FileComparison for a file. str() formats a table of outputs and differences.
 
     Raises:
         ImportError: the runtime of the file is not installed.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: a damaged file, or one that its runtime does not take; inputs that do not fit a program, or none; or
-            different numbers or shapes of inputs or outputs.
+        TypeError: an argument has the wrong type.
+        OSError: the file does not exist.
+        ValueError: the file is damaged, or its runtime rejects it; there are no inputs, or they do not fit; or the two
+            differ in the number or shapes of inputs or outputs.
         NotImplementedError: the file has several subgraphs, or dynamic sizes.
-        RuntimeError: the reference model stopped, with what it said.
+        RuntimeError: TOSA's reference model failed; the message has its output.
     """
     if isinstance(model, ExportedProgram | GraphModule):
         _check_no_kernels("a program", kernels)
@@ -81,7 +81,7 @@ def verify(program: Any, model: Any, inputs: Data, *, kernels: str = "reference"
             "torch.export.export, or a file with hop.export.to_tflite, to_tosa or to_qoperator"
         )
     given = parse(_CALLER, "inputs", inputs)
-    return compared(program, _runtime(model, kernels), _CALLER, given)
+    return run_comparison(program, _runtime(model, kernels), _CALLER, given)
 
 
 def _runtime(model: File, kernels: str) -> Runtime:
@@ -89,7 +89,7 @@ def _runtime(model: File, kernels: str) -> Runtime:
     if kind is None:
         raise ValueError(
             f"{_CALLER}: model must be a .tflite, .tosa or ONNX file, got {shown(model)}; "
-            "name a file of ONNX with .onnx at its end, or read it into a QOperatorModel"
+            "give an ONNX file the suffix .onnx, or pass its bytes"
         )
     if kind == ".tflite":
         return Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
@@ -99,11 +99,11 @@ def _runtime(model: File, kernels: str) -> Runtime:
 
 def _check_no_kernels(what: str, kernels: str) -> None:
     if kernels != "reference":
-        raise ValueError(f"{_CALLER}: kernels must be 'reference' for {what}, got {shown(kernels)}; leave it out")
+        raise ValueError(f"{_CALLER}: kernels must be 'reference' for {what}, got {shown(kernels)}; omit it")
 
 
 def file_kind(model: File) -> str | None:
-    """Tell a ".tflite", ".tosa" or ".onnx" file by its class, its identifier, or the end of its name.
+    """The runtime of a file, as ".tflite", ".tosa" or ".onnx": from its class, its identifying bytes, or its suffix.
 
     Bytes without an identifier are ".onnx"; None for a path of another kind.
     """

@@ -1,1 +1,1 @@
-"""Programs rewritten: to exact integers, to core ATen, and back."""
+"""Rewrite programs: to exact integers, to core ATen, and back."""

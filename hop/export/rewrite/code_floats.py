@@ -1,4 +1,4 @@
-"""Floats that stand for codes, and what runs on them where a graph is edited: functions of tensors, for `emit`."""
+"""Float values that represent codes, and the functions of tensors that `emit` traces when a graph is edited."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,8 +21,10 @@ from hop.tensor import QuantizedTensor
 
 
 class Held(NamedTuple):
-    """A float that stands for codes: nodes of a graph, or, where a function runs, tensors. A scale and a zero point may
-    be numbers, and have other shapes than their buffers."""
+    """A float value represented by codes: nodes of a graph, or tensors inside a traced function.
+
+    A scale and a zero point may be numbers, or have other shapes than their buffers.
+    """
 
     quantizer: Quantizer
     codes: Any
@@ -36,12 +38,12 @@ class Held(NamedTuple):
         return QuantizedTensor.fitting(named, self.quantizer, self.codes.shape, self.dtype)
 
     def is_whole(self) -> bool:
-        """Whether one scale serves the tensor."""
+        """Whether one scale applies to the whole tensor."""
         return all(b == -1 for b in self.quantizer.block)
 
 
 def kind_of(x: Any) -> str:
-    """Of what kind a value is, for reports."""
+    """The format and block of a value, or its dtype, for reports."""
     if isinstance(x, Held):
         return f"{x.quantizer.format.name}[{sizes_of(x.quantizer.block)}]"
     return short(value(x).dtype)
@@ -61,7 +63,7 @@ def parameters(quantizer: Quantizer, codes: Tensor, given: Sequence[Any]) -> lis
 
 
 def unit(codes: Node, factor: Any, block: Block) -> Held:
-    """Codes as the numbers that they are, times `factor`."""
+    """Codes as their integer values, times `factor`."""
     scale, block = (1.0, (-1,)) if factor is None else (factor, block)
     format = FORMATS[value(codes).dtype]
     quantizer = Quantizer(format, block, Static(affine=format.zero != 0))
@@ -99,10 +101,12 @@ def run_requantized(
 
 
 def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]) -> Tensor:
-    """Codes within bounds, seen as the views do."""
+    """Clamp codes and apply views."""
     codes = codes if bounds is None else codes.clamp(*bounds)
     for view, rest, options in views:
-        op = aten.reshape.default if view is aten.view.default else view  # codes may lie otherwise than floats did
+        op = (
+            aten.reshape.default if view is aten.view.default else view
+        )  # codes may have other strides than the floats had
         codes = op(codes, *rest, **options)
     return codes
 
@@ -119,7 +123,7 @@ def run_view(
         options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
         result = scaled(op, operand.quantizer, tensor, *rest, **kwargs, **options)
     if not isinstance(result, QuantizedTensor):
-        raise TypeError(f"{op} of blocks of {operand.quantizer.block} leaves no blocks")
+        raise TypeError(f"{op} of blocks of {operand.quantizer.block} does not preserve blocks")
     seen.append(result.quantizer)
     return list(result.buffers().values())
 
@@ -134,14 +138,17 @@ def run_dequantize(operand: Held) -> Tensor:
     return dequantize(operand.tensor())
 
 
-def numbers_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
-    """The numbers of codes that no format of ours has."""
-    scale, zero = _beside(codes, block, scale), _beside(codes, block, 0 if zero_point is None else zero_point)
+def dequantize_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
+    """Dequantize codes that none of our formats has."""
+    scale, zero = (
+        _broadcastable(codes, block, scale),
+        _broadcastable(codes, block, 0 if zero_point is None else zero_point),
+    )
     return ((codes.to(torch.float32) - zero) * scale).to(dtype)
 
 
-def _beside(x: Tensor, block: Block, given: Any) -> Any:
-    """One number for each block, to be broadcast with x: blocks are single elements or whole dimensions."""
+def _broadcastable(x: Tensor, block: Block, given: Any) -> Any:
+    """A scale or zero point shaped to broadcast with x; blocks are single elements or whole dimensions."""
     if not isinstance(given, Tensor):
         return given
     sizes = blocks.counts(x.shape, block)
@@ -150,10 +157,10 @@ def _beside(x: Tensor, block: Block, given: Any) -> Any:
     return given.reshape(sizes)
 
 
-def codes_by_hand(
+def quantize_by_hand(
     x: Tensor, scale: Any, zero_point: Any, block: Block, bounds: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    scale, zero = _beside(x, block, scale), _beside(x, block, 0 if zero_point is None else zero_point)
+    scale, zero = _broadcastable(x, block, scale), _broadcastable(x, block, 0 if zero_point is None else zero_point)
     return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
 
 

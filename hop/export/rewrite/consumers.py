@@ -1,4 +1,4 @@
-"""Where the result of an operator goes: to nodes that quantize it, and to those that scale it."""
+"""The consumers of an operator's result: nodes that quantize it, and nodes that scale it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.program import value
 
 
-class End(NamedTuple):
-    """A node that quantizes what an operator gives, and what lies in between."""
+class Consumer(NamedTuple):
+    """A node that quantizes an operator's result, and the clamps and views in between."""
 
     node: Node
     encoding: Encoding
@@ -23,9 +23,9 @@ class End(NamedTuple):
     views: tuple[Node, ...]
 
 
-def ends_of(node: Node) -> list[End] | None:
-    """The nodes that quantize the result of a node, if all that reads it leads there."""
-    consumers: list[End] = []
+def quantizing_consumers(node: Node) -> list[Consumer] | None:
+    """The nodes that quantize the result of a node, or None if it is also used otherwise."""
+    consumers: list[Consumer] = []
 
     def follow(at: Node, low: float | None, high: float | None, views: tuple[Node, ...]) -> bool:
         if not at.users:
@@ -35,7 +35,7 @@ def ends_of(node: Node) -> list[End] | None:
             if e is not None and e.tensor is at and at not in (e.scale, e.zero_point):
                 if e.codes not in FORMATS or (views and any(b != -1 for b in e.block)):
                     return False
-                consumers.append(End(user, e, low, high, views))
+                consumers.append(Consumer(user, e, low, high, views))
             elif family is BOUND and (bounds := bounds_of(user)):
                 if not follow(user, *_composed(low, high, *bounds), views):
                     return False
@@ -48,7 +48,7 @@ def ends_of(node: Node) -> list[End] | None:
 
 
 def bounds_of(node: Node) -> tuple[float | None, float | None] | None:
-    """The range of a relu or a clamp, None if it is no number."""
+    """The range of a relu or clamp; None if its bounds are not numbers."""
     (_, *arguments), given = node.target._schema.arguments, node.args[1:]  # type: ignore[union-attr]
     if not arguments:
         return of(node.target).bounds
@@ -63,7 +63,7 @@ def bounds_of(node: Node) -> tuple[float | None, float | None] | None:
 def _composed(
     low: float | None, high: float | None, then_low: float | None, then_high: float | None
 ) -> tuple[float | None, float | None]:
-    """The range of a clamp after a clamp."""
+    """The range of two clamps in sequence."""
 
     def clamped(x: float | None, missing: float | None) -> float | None:
         if x is None:

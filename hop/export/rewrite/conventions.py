@@ -1,4 +1,4 @@
-"""By which conventions a program's results become codes: one for all sums, or those of a target."""
+"""The conventions by which a program's results are requantized: one for all sums, or a target's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ _IN_ORDER = (Pt2eMean, Pt2eAveragePool, Pt2eResizeBilinear)
 
 @dataclass(frozen=True)
 class Conventions:
-    """What finds the codes of each operator."""
+    """Determines how each operator's codes are computed."""
 
-    requantize: Requantization | None  # None where there is a target, or, by default, what PT2E says
+    requantize: Requantization | None  # None with a target, and by default, which means PT2E's conventions
     target: Target | None = None
 
     @classmethod
     def of(cls, requantize: Any, target: Any) -> "Conventions":
-        """Those that to_integer was given. Raises for what is none."""
+        """Check the arguments of to_integer."""
         if requantize is not None and not isinstance(requantize, Requantization):
             raise TypeError(
                 f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}; give "
@@ -42,7 +42,7 @@ class Conventions:
         if requantize is not None and target is not None:
             raise ValueError(
                 f"to_integer: requantize must be None where target is given, got {requantize!r} and {target.name}; the "
-                "target says how sums become codes: leave requantize out"
+                "target determines how sums are requantized: leave requantize out"
             )
         return cls(requantize, target)
 
@@ -51,22 +51,22 @@ class Conventions:
         return self.target is not None and self.target.integer_only
 
     def missing(self, node: Node) -> str | None:
-        """What to say of an operator that the target has not."""
+        """The error message if the target does not have the operator, else None."""
         if self.target is None or node.target in self.target:  # type: ignore[operator]
             return None
         return self.target.missing(str(node.target))
 
     def check_left(self, node: Node, reason: str) -> None:
-        """Raise for what would stay in floats where there are integers alone."""
+        """Raise ValueError if a node would stay in floats although the target only has integers."""
         if self.integers_only:
             assert self.target is not None
             raise ValueError(
                 f"to_integer: node {node.name!r} ({node.target}) would stay in floats, which target {self.target.name} "
-                f"has not: {reason.splitlines()[0]}"
+                f"does not support: {reason.splitlines()[0]}"
             )
 
     def rule(self, node: Node, operands: Mapping[Node, Held], codes: torch.dtype) -> Convention:
-        """How the codes of a node's result, of dtype `codes`, are found."""
+        """The convention for the codes, of dtype `codes`, of a node's result."""
         roles = of(node.target)
         gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in operands for role in (LHS, RHS))
         if self.target is None and self.requantize is not None:
@@ -81,11 +81,11 @@ class Conventions:
         return row.convention
 
     def limits(self, node: Node) -> Limits:
-        """What the kernel of a node's operator takes."""
+        """The limits of the target's kernel for a node."""
         return Limits() if self.target is None or node.target not in self.target else self.target[node.target].limits  # type: ignore[operator,index]
 
-    def of_copy(self, codes: torch.dtype) -> Convention:
-        """How codes of one scale become those of another, by a target."""
+    def rescaling_rule(self, codes: torch.dtype) -> Convention:
+        """The target's convention for converting codes to another scale."""
         return self._row(aten.clone.default, codes).convention
 
     def _row(self, op: Any, codes: torch.dtype) -> Row:
@@ -99,8 +99,11 @@ class Conventions:
 
 
 def _is_in_order(node: Node, operands: Mapping[Node, Held]) -> bool:
-    """Whether the order of a float sum is known that a mean, a pool or a resize takes: of static sizes in float32, of
-    an operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
+    """Whether the order of PT2E's float summation is known for a mean, pool or resize.
+
+    It is for static sizes, float32, and an operand with one scale. Otherwise the sum is computed exactly, as for
+    operators without such a convention.
+    """
     x: Any = node.args[0]
     sizes = list(value(x).shape)
     known = x in operands and operands[x].is_whole() and operands[x].dtype == torch.float32 and not node.kwargs

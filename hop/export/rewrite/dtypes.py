@@ -1,4 +1,4 @@
-"""The dtype that weights are dequantized to, where a cast of the model has left it behind."""
+"""Correct the dtype that weights are dequantized to after the model was cast."""
 
 from typing import Any
 
@@ -7,29 +7,29 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hop.dispatch.operators import CONVOLUTION, MATRIX, of
-from hop.export.rewrite.program import check_program, graph_of, origin_of, rebuilt, value
+from hop.export.rewrite.program import check_program, copy_graph, origin_of, value, with_graph
 
 DEQUANTIZE = {"torchao.dequantize_affine.default": ("output_dtype", 2)}
-"""Operators that say which dtype they give, with the name of that argument and the place of the scale."""
+"""Operators with an argument for the output dtype: its name, and the index of the scale."""
 
 
 def follow_dtype(program: ExportedProgram) -> ExportedProgram:
-    """The program in which each weight is dequantized to the dtype of the activations that it is multiplied with.
+    """Dequantize each weight to the dtype of the activations that it is multiplied with.
 
-    `model.float()`, `.half()` and `.type()` cast what nn.Module casts, and leave a tensor of torchao that holds its own
-    dtype as it was. Exporting such a model succeeds, and running the program fails, for a product of two dtypes. Here
-    `torchao.dequantize_affine` gets the dtype of the other operand, and the scale that it reads is cast to it too, as
-    if the model had been cast before it was quantized. Weights of `hop` follow every cast by themselves.
+    `model.float()`, `.half()` and `.type()` do not change the dtype stored in a torchao tensor. Such a model can be
+    exported, but the program fails at run time because a product has two dtypes. This function gives
+    `torchao.dequantize_affine` the dtype of the other operand and casts its scale, as if the model had been cast before
+    it was quantized. Weights of `hop` follow casts by themselves.
 
     Returns:
-        A program of equal inputs and outputs. It holds parts of tensors that are subclasses as plain tensors.
+        A program with the same inputs and outputs, in which tensor subclasses are replaced by their plain tensors.
 
     Raises:
-        TypeError: `program` is no ExportedProgram.
+        TypeError: `program` is not an ExportedProgram.
     """
     check_program(program, "follow_dtype")
     program = program.run_decompositions({})
-    graph = graph_of(program)
+    graph = copy_graph(program)
     state: dict[str, Any] = dict(program.state_dict)
     constants: dict[str, Any] = dict(program.constants)
     names = {
@@ -53,16 +53,16 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
                 _set(x, origin, dtype)
                 scale = origin.args[DEQUANTIZE[str(origin.target)][1]]
                 _cast(scale, dtype, names, state, constants)
-    return rebuilt(program, graph, state_dict=state, constants=constants)
+    return with_graph(program, graph, state_dict=state, constants=constants)
 
 
 def _is_weight(node: Node, names: dict[str, str]) -> bool:
-    """Whether it dequantizes what the program holds."""
+    """Whether a node dequantizes a tensor of the program."""
     return str(node.target) in DEQUANTIZE and getattr(node.args[0], "name", None) in names
 
 
 def _set(x: Node, origin: Node, dtype: torch.dtype) -> None:
-    """Let `origin`, and what lies between it and its view `x`, be of a dtype."""
+    """Set the dtype of `origin` and of the nodes between it and its view `x`."""
     name, _ = DEQUANTIZE[str(origin.target)]
     schema = [argument.name for argument in origin.target._schema.arguments]  # type: ignore[union-attr]
     place = schema.index(name)
@@ -80,9 +80,9 @@ def _cast(
     if not isinstance(scale, Node) or scale.name not in names:
         return
     tensors = state if names[scale.name] in state else constants
-    was = tensors[names[scale.name]]
+    old = tensors[names[scale.name]]
     scale.meta["val"] = scale.meta["val"].to(dtype)
-    tensor = was.detach().to(dtype)
+    tensor = old.detach().to(dtype)
     tensors[names[scale.name]] = (
-        torch.nn.Parameter(tensor, was.requires_grad) if isinstance(was, torch.nn.Parameter) else tensor
+        torch.nn.Parameter(tensor, old.requires_grad) if isinstance(old, torch.nn.Parameter) else tensor
     )

@@ -1,4 +1,4 @@
-"""Editing: an exported program while its nodes are replaced one by one."""
+"""Editing: an exported program while its nodes are being replaced."""
 
 import contextlib
 import operator
@@ -14,21 +14,22 @@ from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operators import aten
 from hop.export.rewrite.folding import ProgramConstants, known_tensors
-from hop.export.rewrite.program import graph_of, value
+from hop.export.rewrite.program import copy_graph, value
 from hop.impls.scaled import scaled_buffers
 from hop.tensor.buffers.operators import quantize_buffers
 
 
 class Editing:
-    """A program, its graph, and the tensors that it holds, by the nodes that stand for them.
+    """A program, its graph, and its constant tensors by node.
 
     Args:
-        prefix: of the names of constants that are added.
+        program: the program; its graph is copied.
+        prefix: of the names of added constants.
     """
 
     def __init__(self, program: ExportedProgram, prefix: str) -> None:
         self.prefix = prefix
-        self.program, self.graph = program, graph_of(program)
+        self.program, self.graph = program, copy_graph(program)
         self.known = known_tensors(program, self.graph)
         self.constants = ProgramConstants(program)
         self.casts: dict[Node, Node] = {}
@@ -36,15 +37,15 @@ class Editing:
         self.mode: Any = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None)
 
     def float32(self, before: Node, x: Node) -> Node:
-        """x in float32, as it is quantized in: one node, however often it is asked for."""
+        """x in float32, which quantization requires; the cast is created once per node."""
         if value(x).dtype == torch.float32:
             return x
         if before not in self.casts:
             self.casts[before] = self.call(before, aten._to_copy.default, x, dtype=torch.float32)
         return self.casts[before]
 
-    def held(self, name: str, x: Tensor) -> Node:
-        """A constant of the program."""
+    def constant_node(self, name: str, x: Tensor) -> Node:
+        """Add a constant to the program."""
         name, i = f"{self.prefix}_{name}", 0
         while (unique := f"{name}_{i}" if i else name) in {*self.constants.tensors, *self.program.state_dict}:
             i += 1
@@ -64,13 +65,14 @@ class Editing:
         return node
 
     def replace(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Let those who read the buffers of a node read what was made: codes, and the scale and the zero point that the
-        node was given."""
+        """Redirect the readers of a node's buffers to new codes, and to the scale and zero point that the node was
+        given.
+        """
         for user in list(node.users):
             i: Any = user.args[1]
             replacement, buffer = outputs[i], value(user)
             if i:
-                # Those of rows are of the shape they are given in, symbols too.
+                # Scales of rows keep the caller's shape, including symbolic sizes.
                 if value(replacement).shape != buffer.shape:
                     sizes = [n if isinstance(n, int) else -1 for n in buffer.shape]
                     replacement = self.call(node, aten.reshape.default, replacement, sizes)
@@ -82,11 +84,11 @@ class Editing:
         self.graph.erase_node(node)
 
     def source(self, node: Node) -> Node:
-        """What a caller gave for a scale or a zero point that a node of ours hands on."""
+        """The scale or zero point that a caller passed to our operator and that its output returns."""
         while node not in self.known and node.target is operator.getitem:
-            of, i = node.args
-            given = {quantize_buffers: (2, 3), scaled_buffers: (2, 3)}.get(of.target)  # type: ignore[union-attr]
-            if not given or i not in (1, 2) or not isinstance(of.args[given[i - 1]], Node):  # type: ignore[union-attr, operator]
+            call, i = node.args
+            given = {quantize_buffers: (2, 3), scaled_buffers: (2, 3)}.get(call.target)  # type: ignore[union-attr]
+            if not given or i not in (1, 2) or not isinstance(call.args[given[i - 1]], Node):  # type: ignore[union-attr, operator]
                 return node
-            node = of.args[given[i - 1]]  # type: ignore[union-attr, operator, assignment]
+            node = call.args[given[i - 1]]  # type: ignore[union-attr, operator, assignment]
         return node

@@ -1,9 +1,9 @@
-"""What an operator that quantizes or dequantizes says of its integers, whichever library it belongs to.
+"""Read the parameters of quantize and dequantize operators, whichever library defines them.
 
     x ≈ (code - zero_point) · scale,   low <= code <= high
 
-The operators are those of torch (`quantized_decomposed`) and of torchao. They are known by their names: neither library
-has to be imported to be read.
+The operators are torch's (`quantized_decomposed`) and torchao's. They are recognized by name, so that neither library
+has to be imported.
 """
 
 from collections.abc import Callable
@@ -26,49 +26,49 @@ RANGES = {t: (torch.iinfo(t).min, torch.iinfo(t).max) for t in (torch.int8, torc
 
 
 class Encoding(NamedTuple):
-    """What a node says that quantizes its argument, or dequantizes it."""
+    """The parameters of a node that quantizes or dequantizes its argument."""
 
-    tensor: Node  # what is quantized or dequantized
+    tensor: Node  # the operand
     scale: Any  # a number or a node
     zero_point: Any  # a number, a node or None
-    block: Block  # of the elements that share a scale
+    block: Block  # the block of elements that share a scale
     codes: torch.dtype
     low: int
     high: int
-    output: torch.dtype | None  # of dequantized numbers
+    output: torch.dtype | None  # the dtype of dequantized values
 
     def parameters(self) -> tuple[Any, ...]:
-        """What two encodings have alike if they make the same codes of the same numbers."""
+        """The fields that determine the codes of given values."""
         return self[1:-1]
 
     def is_whole_range(self) -> bool:
-        """Whether codes may be any that the dtype holds."""
+        """Whether codes may take every value of their dtype."""
         return (self.low, self.high) == RANGES[self.codes]
 
     def shown(self) -> str:
-        """Its codes and blocks, in reports."""
+        """The codes' dtype and block, for reports."""
         return f"{str(self.codes).removeprefix('torch.')}[{sizes_of(self.block)}]"
 
 
 class Choice(NamedTuple):
-    """A node that finds a scale and a zero point, and how, with ATen alone."""
+    """A node that computes a scale and a zero point, as a function in plain ATen."""
 
     function: Callable[..., tuple[Tensor, Tensor]]
     arguments: tuple[Any, ...]
 
 
 def dequantizing(node: Node) -> Encoding | None:
-    """What a node says that dequantizes, None of any other."""
+    """The encoding of a node that dequantizes; None for any other node."""
     return _read(node, DEQUANTIZE)
 
 
 def quantizing(node: Node) -> Encoding | None:
-    """What a node says that quantizes, None of any other."""
+    """The encoding of a node that quantizes; None for any other node."""
     return _read(node, QUANTIZE)
 
 
 def choosing(node: Node) -> Choice | None:
-    """How a node finds a scale, None if it does not, or in a way that is not known here."""
+    """The choice of scale that a node computes; None if it computes none, or in an unknown way."""
     name = _name(node)
     if name not in CHOOSE:
         return None
@@ -77,26 +77,29 @@ def choosing(node: Node) -> Choice | None:
 
 
 def arithmetic(node: Node) -> Callable[..., Tensor] | None:
-    """A function of the node's arguments that gives its codes by ATen, where they are other than those of
-    round(float32(x) · (1 / float32(scale))) + zero_point; None where they are not."""
+    """A function of the node's arguments that computes its codes in ATen, if they differ from round(float32(x) · (1 /
+    float32(scale))) + zero_point; None if they do not.
+    """
     name = _name(node)
     if name == f"{_T}quantize_per_token":
         return _token_codes
     if name == f"{_A}quantize_affine" and torch.float32 not in (value(node.args[0]).dtype, value(node.args[2]).dtype):
-        return node.target  # type: ignore[return-value]  # in the dtype of x; torchao makes it of ATen
+        return node.target  # type: ignore[return-value]  # computes in the dtype of x; decomposes into ATen
     return None
 
 
 def is_encoding(node: Node) -> bool:
-    """Whether a node is an operator of these libraries that makes or reads codes, known here or not."""
+    """Whether a node is an operator of these libraries that computes or reads codes, known here or not."""
     name = _name(node)
     return name.startswith(("quantized_decomposed::", "torchao::")) and "quant" in name
 
 
-def written(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
-    """The operator of torch that says `e`, and its arguments; `verb` is "quantize" or "dequantize". Scales of channels
-    have one dimension, those of tokens as many as the tensor; a scale of the tensor is a number, or, with the zero
-    point, a node."""
+def operator_call(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
+    """The torch operator with the parameters of `e`, and its arguments; `verb` is "quantize" or "dequantize".
+
+    Per-channel scales have one dimension, per-token scales as many as the tensor. A per-tensor scale is a number, or a
+    node like its zero point.
+    """
     parameters, bounds = (e.tensor, e.scale, e.zero_point), (e.low, e.high, e.codes)
     if all(b == -1 for b in e.block):
         overload = ".tensor" if isinstance(e.scale, Node) else ""
@@ -121,7 +124,7 @@ def _name(node: Node) -> str:
 
 
 def _bound(node: Node) -> dict[str, Any]:
-    """The arguments of a node by their names, defaults included."""
+    """The arguments of a node by name, including defaults."""
     result = {}
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         default = argument.default_value if argument.has_default_value() else None
@@ -129,7 +132,9 @@ def _bound(node: Node) -> dict[str, Any]:
     return result
 
 
-def _made(given: dict[str, Any], block: Block, scale: str = "scale", zero_point: str = "zero_point") -> Encoding | None:
+def _encoding(
+    given: dict[str, Any], block: Block, scale: str = "scale", zero_point: str = "zero_point"
+) -> Encoding | None:
     dtype = given.get("dtype") or given.get("input_dtype") or given.get("output_dtype")
     low, high = given["quant_min"], given["quant_max"]
     if dtype not in RANGES or isinstance(low, Node) or isinstance(high, Node):
@@ -142,21 +147,21 @@ def _made(given: dict[str, Any], block: Block, scale: str = "scale", zero_point:
 
 
 def _per_tensor(node: Node, given: dict[str, Any]) -> Encoding | None:
-    return _made(given, (-1,))
+    return _encoding(given, (-1,))
 
 
 def _per_channel(node: Node, given: dict[str, Any]) -> Encoding | None:
     ndim = len(value(given["input"]).shape)
     axis = given["axis"] % ndim
-    return _made(given, tuple(1 if i == axis else -1 for i in range(ndim)), "scales", "zero_points")
+    return _encoding(given, tuple(1 if i == axis else -1 for i in range(ndim)), "scales", "zero_points")
 
 
 def _per_token(node: Node, given: dict[str, Any]) -> Encoding | None:
-    return _made(given, (1, -1), "scales", "zero_points")
+    return _encoding(given, (1, -1), "scales", "zero_points")
 
 
 def _per_group(node: Node, given: dict[str, Any]) -> Encoding | None:
-    return _made(given, (1, given["group_size"]), "scales", "zero_points")
+    return _encoding(given, (1, given["group_size"]), "scales", "zero_points")
 
 
 def _affine(node: Node, given: dict[str, Any]) -> Encoding | None:
@@ -168,7 +173,7 @@ def _affine(node: Node, given: dict[str, Any]) -> Encoding | None:
         -1 if known_equal(b, n) and not (isinstance(n, int) and n == 1) else b
         for b, n in zip(block, sizes, strict=True)
     ]
-    return _made(given, tuple(whole)) if all(isinstance(b, int) for b in whole) else None
+    return _encoding(given, tuple(whole)) if all(isinstance(b, int) for b in whole) else None
 
 
 _T, _A = "quantized_decomposed::", "torchao::"
@@ -186,23 +191,23 @@ DEQUANTIZE = {name % "dequantize": read for name, read in _READ.items()}
 
 
 def _token_codes(x: Tensor, scales: Tensor, zero_points: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
-    """In float64, the zero point added before the sum is rounded."""
+    """Per-token codes: computed in float64, with the zero point added before rounding."""
     steps = x * (1.0 / scales.to(torch.float64)) + zero_points
     return steps.round().clamp(low, high).to(dtype)
 
 
-# ---- how scales are found
+# ---- computation of scales
 
 
 def _affine_scale(low: Tensor, high: Tensor, least: int, greatest: int, eps: float) -> tuple[Tensor, Tensor]:
-    """The scale that puts low..high, with 0 among them, on least..greatest, and the code of 0."""
+    """The scale that maps low..high, extended to include 0, to least..greatest, and the code of 0."""
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     scale = ((high - low) / float(greatest - least)).clamp(min=eps)
     return scale, (least - (low / scale).round()).clamp(least, greatest)
 
 
 def _all(x: Tensor) -> list[int]:
-    """The dimensions of x. torch.onnx does not translate amin and amax without any."""
+    """All dimensions of x, given explicitly because torch.onnx does not translate amin and amax without any."""
     return list(range(x.dim()))
 
 
@@ -226,7 +231,7 @@ def _per_token_symmetric(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def _per_token_affine(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """With the zero point from that end of the range where the error is smaller, rounded last."""
+    """The zero point comes from the end of the range with the smaller error, and is rounded last."""
     least, greatest = RANGES[torch.int8]
     low = x.amin(dim=-1, keepdim=True).clamp(max=0.0)
     high = x.amax(dim=-1, keepdim=True).clamp(min=0.0)
@@ -238,7 +243,7 @@ def _per_token_affine(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _by_torchao(*given: Any) -> tuple[Tensor, Tensor]:
-    return torch.ops.torchao.choose_qparams_affine.default(*given)  # which is made of ATen
+    return torch.ops.torchao.choose_qparams_affine.default(*given)  # decomposes into ATen
 
 
 CHOOSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
@@ -252,19 +257,19 @@ CHOOSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 
 def sizes_of(block: Block) -> str:
-    """What shares a scale, in words."""
+    """A short description of a block."""
     if all(b == -1 for b in block):
         return "tensor"
     return "×".join("all" if b == -1 else str(b) for b in block)
 
 
 def unrecognised(program: ExportedProgram) -> str:
-    """What to say of a program in which nothing is quantized."""
+    """The error message for a program in which nothing is quantized."""
     seen = sorted({str(n.target) for n in program.graph.nodes if n.op == "call_function" and not is_erased(n)})
     known = [*QUANTIZE, *DEQUANTIZE, *CHOOSE]
     return (
-        f"to_integer: found no quantized operator in the program; it saw {', '.join(seen) or 'no operators'}; "
-        f"it knows {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
-        "quantize the model before it is exported (hop.nn.convert, torchao's quantize_ or PT2E), or use "
-        "hop.export.to_scheme for a program of floats"
+        f"to_integer: found no quantized operator in the program, which has {', '.join(seen) or 'no operators'}; "
+        f"supported are {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
+        "quantize the model before export (hop.nn.convert, torchao's quantize_ or PT2E), or use "
+        "hop.export.to_scheme for a float program"
     )

@@ -1,4 +1,4 @@
-"""What of a program depends on no input, computed once."""
+"""Constant folding: compute what does not depend on inputs once."""
 
 import copy
 from typing import Any
@@ -11,31 +11,33 @@ from torch.fx import Graph, Node
 
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_map_only
-from hop.export.rewrite.program import graph_of, rebuilt
+from hop.export.rewrite.program import copy_graph, with_graph
 
 SMALL = 2**16  # bytes
 
 
-def folded(program: ExportedProgram) -> ExportedProgram:
-    """The program of core ATen with constants in place of what it makes of parameters and constants alone, such as the
-    multipliers of requantization. What would be larger than the tensors that it is made of, as int8 weights in int32
-    are, and larger than 64 KiB, is left."""
-    graph, constants = graph_of(program), ProgramConstants(program)
+def fold_constants(program: ExportedProgram) -> ExportedProgram:
+    """Replace what a core ATen program computes from parameters and constants only, such as requantization multipliers,
+    by constants.
+
+    Results are not folded if they are larger than 64 KiB and than the tensors they are computed from, such as int8
+    weights converted to int32.
+    """
+    graph, constants = copy_graph(program), ProgramConstants(program)
     known = known_tensors(program, graph)
     for node in [n for n in known if n.op == "call_function" and any(u not in known for u in n.users)]:
-        held_by = constants.hold(graph, f"folded_{node.name}", _dense(known[node]), _dense(node.meta["val"]))
-        node.replace_all_uses_with(held_by)
+        replacement = constants.hold(graph, f"folded_{node.name}", _dense(known[node]), _dense(node.meta["val"]))
+        node.replace_all_uses_with(replacement)
     for node in reversed([n for n in known if n.op == "call_function"]):
         if not node.users:
             graph.erase_node(node)
-    return rebuilt(program, graph, constants.signature, constants=constants.tensors)
+    return with_graph(program, graph, constants.signature, constants=constants.tensors)
 
 
 def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
-    """The tensors that nodes of `graph`, a copy of the program's, have whatever the inputs are, as far as they are not
-    larger than what they are made of, or than 64 KiB."""
+    """The constant values of nodes of `graph`, a copy of the program's graph, with the size limit of fold_constants."""
     placeholders = dict(zip(_names(program.graph_signature), graph.find_nodes(op="placeholder"), strict=True))
-    known: dict[Node, Tensor] = {placeholders[name]: x for name, x in _held(program).items()}
+    known: dict[Node, Tensor] = {placeholders[name]: x for name, x in _stored_tensors(program).items()}
     sizes = {n: x.nbytes for n, x in known.items()}
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
@@ -54,13 +56,13 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
 
 
 class KnownValues:
-    """What nodes of `graph`, a copy of the program's, have whatever the inputs are, found when it is asked for."""
+    """The constant values of nodes of a program, computed on demand."""
 
     def __init__(self, program: ExportedProgram) -> None:
-        self.found: dict[str, Tensor | None] = dict(_held(program))
+        self.found: dict[str, Tensor | None] = dict(_stored_tensors(program))
 
     def __call__(self, x: Any) -> Tensor | None:
-        """The value of a node, None if it depends on an input; of a number, a tensor of it."""
+        """The value of a node, or None if it depends on an input; a number becomes a tensor."""
         if not isinstance(x, Node):
             return torch.tensor(x)
         if x.name not in self.found:
@@ -83,13 +85,13 @@ class KnownValues:
 
 
 class ProgramConstants:
-    """The constants of a program, and more of them: `tensors`, and the `signature` that goes with them."""
+    """The constants of a program while more are added: `tensors`, and the matching `signature`."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.signature, self.tensors = copy.deepcopy(program.graph_signature), dict(program.constants)
 
     def hold(self, graph: Graph, name: str, x: Tensor, val: Tensor) -> Node:
-        """A placeholder, in front of the inputs of the graph, for a constant more. `val` is what is known of it."""
+        """Add a constant: a placeholder in front of the graph's inputs, with the value `x` and the fake value `val`."""
         specs, placeholders = self.signature.input_specs, graph.find_nodes(op="placeholder")
         at = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
         first = placeholders[at] if at < len(specs) else next(n for n in graph.nodes if n.op != "placeholder")
@@ -106,12 +108,12 @@ def _names(signature: ExportGraphSignature) -> list[str]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """A copy, whose strides are none of 0."""
+    """A copy without strides of 0."""
     return x.clone(memory_format=torch.contiguous_format if 0 in x.stride() else torch.preserve_format)
 
 
-def _held(program: ExportedProgram) -> dict[str, Tensor]:
-    """The tensors that the program holds and never writes to, by the names of their placeholders."""
+def _stored_tensors(program: ExportedProgram) -> dict[str, Tensor]:
+    """The tensors of the program that it never writes to, by the names of their placeholders."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
     tensors: dict[str, Any] = {

@@ -1,11 +1,12 @@
-"""Programs of quantized and dequantized floats as programs of integers.
+"""to_integer: rewrite programs of quantized and dequantized floats as integer programs.
 
     quantize -> dequantize -> float operator -> quantize      becomes      quantize -> scaled
 
-What is matched is the meaning, not a list of nodes: a node that dequantizes *holds* codes, a scale and a zero point; so
-do its views, and casts of codes to floats, with a scale of 1. An operator of which an argument holds codes becomes
-hop.scaled of them; where all that reads its result quantizes it, with or without views, relu or clamp in between, it
-gives the codes themselves. What is left is as it was, but that each remaining quantize and dequantize is ours.
+Matching is by meaning, not by node patterns: the result of a dequantize node is a float value that is *represented by*
+codes, a scale and a zero point; so are its views, and casts of codes to floats, with a scale of 1. An operator with
+such an argument becomes hop.scaled of the codes. If all readers of its result quantize it, optionally after views, relu
+or clamp, it returns the codes directly. Everything else is unchanged, except that the remaining quantize and dequantize
+nodes are replaced by ours.
 """
 
 import operator
@@ -29,10 +30,10 @@ from hop.export.rewrite import encodings
 from hop.export.rewrite.biases import with_larger_scale
 from hop.export.rewrite.code_floats import (
     Held,
-    codes_by_hand,
     codes_within,
+    dequantize_by_hand,
     kind_of,
-    numbers_by_hand,
+    quantize_by_hand,
     run_dequantize,
     run_quantize,
     run_requantized,
@@ -41,7 +42,7 @@ from hop.export.rewrite.code_floats import (
     short,
     unit,
 )
-from hop.export.rewrite.consumers import End, ends_of, factors
+from hop.export.rewrite.consumers import Consumer, factors, quantizing_consumers
 from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.folding import KnownValues, ProgramConstants
@@ -50,17 +51,17 @@ from hop.export.rewrite.padding import fill_code, padding_of, run_pad
 from hop.export.rewrite.program import (
     check_program,
     constant,
+    copy_graph,
     emit,
-    graph_of,
     propagate,
-    rebuilt,
     share_numbers,
     simplify,
-    tensors_of,
+    tensor_arguments,
     value,
+    with_graph,
     without_unused,
 )
-from hop.export.rewrite.report import Change, Report, Rewritten
+from hop.export.rewrite.report import Change, RewriteReport, Rewritten
 from hop.export.rewrite.sums import product_of
 from hop.export.rewrite.target import Target
 from hop.numerics.quantizer import Quantizer
@@ -73,42 +74,45 @@ VALUES = (
     families.BOUND,
     families.MAXIMUM,
     families.NEAREST,
-)  # each element of the result is one of the operand's, or a bound
+)  # families whose results consist of elements of the operand, or bounds
 _KNOWN_CODES = f"known are {', '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
-_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
+_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # raised by operators for unsupported calls
 
 
 def to_integer(
     program: ExportedProgram, *, requantize: Requantization | None = None, target: Target | None = None
 ) -> Rewritten:
-    """The program, its quantized parts in exact integers: see the top of this file, and docs/export.md for what is
-    rewritten. Works on what torch.export makes of a model that PT2E converted, that torchao quantized, or that is made
-    of our modules and operators; tensor subclasses among its parameters become the tensors that they hold.
+    """Rewrite the quantized parts of a program in exact integers; see the module docstring and docs/export.md.
+
+    Supported are programs from torch.export of models that PT2E converted, that torchao quantized, or that consist of
+    our modules and operators. Tensor subclasses among parameters are replaced by their inner tensors.
 
     Args:
-        requantize: how integer sums become codes (hop.requantization). The default is Reciprocal(), which a quantize
-            node does: float32, times the reciprocal of the scale. Others are the arithmetic of integer-only runtimes.
+        program: an exported program; it is not changed.
+        requantize: how integer sums are requantized (hop.requantization). Default: Reciprocal(), the arithmetic of a
+            quantize node: float32, multiplied by the reciprocal of the scale. Other conventions are those of
+            integer-only runtimes.
         target: the conventions of a runtime, operator by operator (hop.export.targets), instead of `requantize`.
 
-    Returns the program and a report of what was rewritten and what was left, with the reasons.
+    Returns the program, and a report of what was rewritten and what was left, with reasons.
 
     Raises:
-        TypeError: `program` is no ExportedProgram, `requantize` no convention, or `target` no Target.
-        ValueError: nothing in the program is quantized, in a form that is known here; `requantize` and `target` are
-            both given; or an operator has no row in a target of integers alone, or would stay in floats.
+        TypeError: `program` is not an ExportedProgram, `requantize` not a convention, or `target` not a Target.
+        ValueError: nothing in the program is quantized in a known form; `requantize` and `target` are both given; or an
+            integer-only target has no row for an operator that would otherwise stay in floats.
     """
     check_program(program, "to_integer")
     conventions = Conventions.of(requantize, target)
-    plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
-    graph = graph_of(plain)
+    plain = program.run_decompositions({})  # makes it functional, and replaces subclasses by their inner tensors
+    graph = copy_graph(plain)
     rewriter = _Rewriter(plain, graph, conventions)
     rewriter.run()
     if not rewriter.has_recognised:
         raise ValueError(encodings.unrecognised(plain))
     constants = rewriter.constants
-    program = rebuilt(plain, graph, constants.signature, constants=constants.tensors)
-    return Rewritten(without_unused(program), Report(tuple(rewriter.rows)))
+    program = with_graph(plain, graph, constants.signature, constants=constants.tensors)
+    return Rewritten(without_unused(program), RewriteReport(tuple(rewriter.rows)))
 
 
 class _Rewriter:
@@ -116,10 +120,10 @@ class _Rewriter:
         self.program, self.graph, self.conventions = program, graph, conventions
         self.constants, self.known = ProgramConstants(program), KnownValues(program)
         self.held: dict[Node, Held] = {}
-        self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
-        self.larger: dict[Node, list[Node]] = {}  # codes and scales of a weight by which a sum holds its bias
+        self.cast: dict[Node, Node] = {}  # from casts to float or int32, to their codes
+        self.larger: dict[Node, list[Node]] = {}  # codes and scales of weights with a larger scale, for the bias
         self.rows: list[Change] = []
-        self.has_recognised = False  # whether anything in the program says that it is quantized
+        self.has_recognised = False  # whether any node indicates quantization
 
     def run(self) -> None:
         simplify(self.graph)
@@ -151,13 +155,13 @@ class _Rewriter:
             self.operate(node)
         elif (padding := padding_of(node)) and padding[0] in self.held:
             self.pad(node, *padding)
-        elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
+        elif isinstance(value(node), Tensor) and any(x in self.held for x in tensor_arguments(node)):
             self.leave(node, _unknown(node))
 
-    # ---- what holds codes
+    # ---- values represented by codes
 
     def check_zero_point(self, node: Node, e: Encoding) -> None:
-        """Raise ValueError for a zero point that the dtype of its codes, in which hop stores it, does not hold."""
+        """Raise ValueError for a zero point outside the dtype of its codes, in which hop stores it."""
         zero = None if e.zero_point is None or e.codes not in FORMATS else self.known(e.zero_point)
         if zero is None:
             return
@@ -165,8 +169,8 @@ class _Rewriter:
         beyond = zero[(zero < low) | (zero > high)]
         if beyond.numel():
             raise ValueError(
-                f"to_integer: node {node.name!r} ({node.target}) has the zero point {beyond[0].item()}, and codes of "
-                f"{short(e.codes)} are {low} to {high}; quantize by a zero point that is a code"
+                f"to_integer: node {node.name!r} ({node.target}) has the zero point {beyond[0].item()}, but codes of "
+                f"{short(e.codes)} are {low} to {high}; quantize with a zero point that is a code"
             )
 
     def hold(self, node: Node, e: Encoding) -> None:
@@ -180,13 +184,13 @@ class _Rewriter:
         self.held[node] = Held(quantizer, e.tensor, given, value(node).dtype)
 
     def given(self, e: Encoding) -> list[Any]:
-        """The scale, and the zero point where it is none that the format has by itself."""
+        """The scale, and the zero point if it differs from the format's own."""
         zero, own = 0 if e.zero_point is None else e.zero_point, FORMATS[e.codes].zero
         known = constant(self.program, zero) if isinstance(zero, Node) else torch.tensor(zero)
         return [e.scale] if known is not None and bool((known == own).all()) else [e.scale, zero]
 
     def convert(self, node: Node) -> None:
-        """A cast: of codes to floats or to int32, or of one float dtype to another."""
+        """A cast of codes to floats or int32, or from one float dtype to another."""
         (x, *_), dtype = node.args, value(node).dtype
         if not isinstance(x, Node) or dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
             return
@@ -200,7 +204,7 @@ class _Rewriter:
     def operate(self, node: Node) -> None:
         if self.sums_of_casts(node):
             return
-        operands = [x for x in tensors_of(node) if x in self.held]
+        operands = [x for x in tensor_arguments(node) if x in self.held]
         family = of(node.target).family if node.target in families.SCALED else None
         if not operands:
             if family in _PRODUCTS:
@@ -215,12 +219,12 @@ class _Rewriter:
             self.leave(node, str(error))
             return
         if family is families.ATTENTION:
-            self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
+            self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not do")
             return
         reason = (
             self.requantized(node, consumers)
-            if (consumers := ends_of(node))
-            else "what reads its result does not quantize it"
+            if (consumers := quantizing_consumers(node))
+            else "its result is not quantized by all of its readers"
         )
         if reason is None:
             return
@@ -231,8 +235,8 @@ class _Rewriter:
         else:
             self.leave(node, reason)
 
-    def requantized(self, node: Node, consumers: Sequence[End]) -> str | None:
-        """Let an operator give codes. Returns why it cannot, None where it does."""
+    def requantized(self, node: Node, consumers: Sequence[Consumer]) -> str | None:
+        """Make an operator return codes. Returns the reason if it cannot, else None."""
         places = {n: i for i, n in enumerate(self.graph.nodes)}
         nodes: dict[Any, Node] = {}
         for end in sorted(consumers, key=lambda end: places[end.node]):
@@ -247,7 +251,7 @@ class _Rewriter:
         self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in consumers))))
         return None
 
-    def codes_of(self, node: Node, end: End) -> Node:
+    def codes_of(self, node: Node, end: Consumer) -> Node:
         e = end.encoding
         given = self.given(e)
         rule = replace(self.conventions.rule(node, self.held, e.codes), low=end.low, high=end.high)
@@ -257,16 +261,18 @@ class _Rewriter:
         args = self.arguments(node)
         check_units(node, args, rule, self.conventions.limits(node), e, self.known)
         if rule.exact and of(node.target).family in _PRODUCTS:
-            args = self.holding_bias(node, args, e)
+            args = self.with_representable_bias(node, args, e)
         operand = args[0] if of(node.target).family is families.VIEW else None
         if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
             return emit(end.node, codes_within, operand.codes, bounds, views)
         return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
 
-    def holding_bias(self, node: Node, args: list[Any], e: Encoding) -> list[Any]:
-        """The arguments of a product whose integer sum has its bias, with a weight of a larger scale where the sum
-        would not hold it. Raises ValueError where there is none."""
+    def with_representable_bias(self, node: Node, args: list[Any], e: Encoding) -> list[Any]:
+        """The arguments of a product whose integer sum includes its bias, with a larger weight scale if needed.
+
+        Raises ValueError if no weight scale is large enough.
+        """
         lhs, rhs = (of(node.target).find(role, tuple(args)) for role in (LHS, RHS))
         if not isinstance(lhs, Held) or not isinstance(rhs, Held):
             return args
@@ -285,12 +291,12 @@ class _Rewriter:
         return [rhs._replace(codes=codes, given=[scales, *rhs.given[1:]]) if x is rhs else x for x in args]
 
     def is_alike(self, operand: Held, e: Encoding) -> bool:
-        """Whether codes mean the same numbers, all of them by one scale."""
+        """Whether two encodings have the same scale and zero point for the whole tensor."""
         whole = operand.is_whole() and all(b == -1 for b in e.block)
         return whole and operand.quantizer.format.dtype == e.codes and operand.given == self.given(e)
 
     def dequantized(self, node: Node) -> None:
-        """Let an operator give floats."""
+        """Make an operator return floats."""
         try:
             output = emit(node, run_scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
         except _REFUSALS as error:
@@ -300,7 +306,7 @@ class _Rewriter:
         self.replace(node, output)
 
     def view(self, node: Node, reason: str) -> None:
-        """A view, a maximum or a clamp of codes holds codes."""
+        """A view, maximum or clamp whose result is represented by codes."""
         operand = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
         if operand is None or not (of(node.target).family is families.VIEW or operand.is_whole()):
             self.leave(node, reason)
@@ -325,7 +331,7 @@ class _Rewriter:
         self.held[node] = operand._replace(codes=codes)
 
     def arguments(self, node: Node) -> list[Any]:
-        """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
+        """The arguments of a node, with the codes' representation where there is one. A bias stays a float."""
         role = of(node.target).role
         return [x if role(i) == BIAS else tree_map_only(Node, self._held, x) for i, x in enumerate(node.args)]
 
@@ -337,11 +343,14 @@ class _Rewriter:
         assert old.dtype == new.dtype and len(old.shape) == len(new.shape), (node, old, new)
         node.replace_all_uses_with(replacement)
 
-    # ---- products of casts, which are scaled afterwards
+    # ---- products of casts that are scaled afterwards
 
     def sums_of_casts(self, node: Node) -> bool:
-        """A product of codes, times rows, times columns (hop.export.rewrite.sums): the product of what the codes and
-        the rows, the codes and the columns stand for."""
+        """Rewrite a product of codes that is then scaled by rows and columns (hop.export.rewrite.sums) as a product of
+        scaled codes.
+
+        Returns whether the node is such a product.
+        """
         product = product_of(node, self.cast)
         if product is None:
             return False
@@ -362,10 +371,10 @@ class _Rewriter:
         self.replace(last, output)
         return True
 
-    # ---- what stays
+    # ---- nodes that stay
 
     def choose(self, node: Node, choice: encodings.Choice) -> None:
-        """Scales that are found when the program runs, by ATen."""
+        """Replace a node that computes scales at run time by ATen."""
         chosen = emit(node, choice.function, *choice.arguments)
         for user in list(node.users):
             if user.target is operator.getitem:
@@ -376,25 +385,30 @@ class _Rewriter:
                 self.graph.erase_node(user)
 
     def finish(self, node: Node) -> None:
-        """What still dequantizes, by ours."""
+        """Replace a remaining dequantize node by ours."""
         operand = self.held.get(node)
-        wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
-        if operand is None and wide and (encoding := encodings.dequantizing(node)) and encoding.codes not in FORMATS:
-            self.leave(node, f"codes of {short(encoding.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
+        floats_read = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may be int32
+        if (
+            operand is None
+            and floats_read
+            and (encoding := encodings.dequantizing(node))
+            and encoding.codes not in FORMATS
+        ):
+            self.leave(node, f"codes of {short(encoding.codes)}: their readers stay in floats ({_KNOWN_CODES})")
         try:
             if operand is not None:
                 floats = emit(node, run_dequantize, operand)
             elif encoding := encodings.dequantizing(node):
-                floats = emit(node, numbers_by_hand, *encoding[:4], value(node).dtype)
+                floats = emit(node, dequantize_by_hand, *encoding[:4], value(node).dtype)
             else:
-                raise NotImplementedError(f"{node.target} is not known here")
+                raise NotImplementedError(f"{node.target} is not supported")
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.replace(node, floats)
 
     def quantized(self, node: Node, e: Encoding) -> None:
-        """What quantizes floats, or codes by another scale."""
+        """Replace a node that quantizes floats, or converts codes to another scale."""
         operand = self.held.get(e.tensor)
         try:
             if operand is not None and self.is_alike(operand, e):
@@ -409,7 +423,7 @@ class _Rewriter:
         self.replace(node, codes)
 
     def rescaled(self, node: Node, operand: Held, e: Encoding) -> Node:
-        rule, given = self.conventions.of_copy(e.codes), self.given(e)
+        rule, given = self.conventions.rescaling_rule(e.codes), self.given(e)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
         return emit(node, run_requantized, aten.clone.default, output, [operand], {}, given, bounds, [])
@@ -419,7 +433,7 @@ class _Rewriter:
         if arithmetic := encodings.arithmetic(node):
             return emit(node, arithmetic, *node.args)
         if e.codes not in FORMATS:
-            return emit(node, codes_by_hand, *e[:4], bounds, e.codes)
+            return emit(node, quantize_by_hand, *e[:4], bounds, e.codes)
         given = self.given(e)
         quantizer = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=Reciprocal()))
         return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
@@ -430,13 +444,13 @@ class _Rewriter:
 
     def row(self, node: Node, output: str) -> Change:
         roles = of(node.target)
-        tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
+        tensors = [x for x in tensor_arguments(node) if value(x).dtype.is_floating_point]
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [kind_of(self.held.get(x, x)) for x in tensors]
-        more = ", its weight by a larger scale, for the bias" if node in self.larger else ""
+        more = ", its weight with a larger scale, for the bias" if node in self.larger else ""
         return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}{more}", True)
 
 
 def _unknown(node: Node) -> str:
-    return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
+    return f"hop.scaled does not support {node.target}: it still runs on dequantized floats"

@@ -1,4 +1,4 @@
-"""Targets that the library knows, each row with the source of its arithmetic."""
+"""The predefined targets, each row with the source of its arithmetic."""
 
 from dataclasses import replace
 
@@ -16,14 +16,14 @@ _VIEWS = (
 _SAME = (
     *("max_pool1d.default", "max_pool2d.default", "relu.default", "embedding.default"),
     *("upsample_nearest2d.vec", "upsample_nearest2d.default"),
-)  # operators that give codes of their operand
+)  # operators that return codes of their operand
 _POOLS = tuple(f"{kind}avg_pool{n}d.default" for kind in ("", "adaptive_") for n in (1, 2))
 _BILINEAR = ("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
 
-_OF_SIGMOID = Limits(units=(1 / 256, -128))
-"""TFLite's quantization specification, LOGISTIC of int8: its kernels do not read the result's scale."""
+_LIMITS_SIGMOID = Limits(units=(1 / 256, -128))
+"""TFLite's quantization specification, LOGISTIC of int8: its kernels ignore the result's scale."""
 
 TFLITE = Target(
     "TFLITE",
@@ -80,7 +80,7 @@ TFLITE = Target(
                 (name,),
                 integers.TfliteTable(function=name.partition(".")[0]),
                 f"kernels/{file}; common.h LUTPopulate",
-                limits=_OF_SIGMOID if name == "sigmoid.default" else Limits(),
+                limits=_LIMITS_SIGMOID if name == "sigmoid.default" else Limits(),
             )
             for name, file in (
                 ("sigmoid.default", "activations.cc SigmoidPrepare"),
@@ -91,12 +91,11 @@ TFLITE = Target(
         ),
     ),
 )
-"""LiteRT's reference kernels of int8, as its wheel 2.3.0 computes them: fully connected layers round once, all else
-twice."""
+"""LiteRT's int8 reference kernels, as in wheel 2.3.0: fully connected layers round once, all other operators twice."""
 
 
-_OF_15_BITS = Limits(multiplier=2.0**7)
-"""Of sums of 64 bits: kernels/internal/common.cc, MultiplyByQuantizedMultiplier, whose shift is below 8."""
+_LIMITS_15_BITS = Limits(multiplier=2.0**7)
+"""For 64-bit sums: kernels/internal/common.cc, MultiplyByQuantizedMultiplier, whose shift is below 8."""
 
 TFLITE_16X8 = Target(
     "TFLITE_16X8",
@@ -105,13 +104,13 @@ TFLITE_16X8 = Target(
             ("conv1d.default", "conv2d.default"),
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
-            limits=_OF_15_BITS,
+            limits=_LIMITS_15_BITS,
         ),
         Row(
             ("conv_transpose2d.input",),
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16",
-            limits=_OF_15_BITS,
+            limits=_LIMITS_15_BITS,
         ),
         Row(
             ("linear.default",),
@@ -127,7 +126,7 @@ TFLITE_16X8 = Target(
             ("bmm.default",),
             requantization.WideFixedPoint(),
             "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
-            limits=_OF_15_BITS,
+            limits=_LIMITS_15_BITS,
         ),
         Row(
             ("add.Tensor", "sub.Tensor"),
@@ -172,18 +171,18 @@ TFLITE_16X8 = Target(
     ),
     dtypes=("int16",),
 )
-"""LiteRT's reference kernels of activations of 16 bits, without zero points, and weights of 8: products are summed in
-64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers in float64."""
+"""LiteRT's reference kernels for 16-bit activations, without zero points, and 8-bit weights. Products are summed in 64
+bits; convolutions use 15-bit multipliers, fully connected layers float64."""
 
 
 def _without(target: Target, *names: str) -> Target:
-    """A target that has not some operators."""
+    """The target without some operators."""
     kept = [(row, tuple(n for n in row.operators if n not in names)) for row in target.rows]
     return replace(target, rows=tuple(replace(row, operators=own) for row, own in kept if own))
 
 
 def _with(target: Target, *rows: Row) -> Target:
-    """A target that computes some operators otherwise."""
+    """The target with other rows for some operators."""
     return replace(target, rows=(*_without(target, *(n for row in rows for n in row.operators)).rows, *rows))
 
 
@@ -218,7 +217,7 @@ TFLITE_MICRO = replace(
         Row(
             ("tanh.default",),
             integers.TfliteTable(function="tanh"),
-            f"{_MICRO}/tanh.cc CalculateArithmeticOpData, which does not read the result's scale and zero point",
+            f"{_MICRO}/tanh.cc CalculateArithmeticOpData, which ignores the result's scale and zero point",
             limits=Limits(units=(1 / 128, 0)),
         ),
         Row(
@@ -231,7 +230,7 @@ TFLITE_MICRO = replace(
     ),
     name="TFLITE_MICRO",
 )
-"""TensorFlow Lite Micro's kernels of int8: all round twice, and multipliers of products of tensors are float64."""
+"""TensorFlow Lite Micro's int8 kernels: all round twice, and multipliers of elementwise products are float64."""
 
 TFLITE_MICRO_16X8 = replace(
     _with(
@@ -244,7 +243,7 @@ TFLITE_MICRO_16X8 = replace(
             ("linear.default",),
             requantization.WideFixedPoint(),
             f"{_MICRO}/fully_connected.cc, of int16",
-            limits=_OF_15_BITS,
+            limits=_LIMITS_15_BITS,
         ),
         Row(("mul.Tensor",), requantization.GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
         Row(
@@ -257,7 +256,7 @@ TFLITE_MICRO_16X8 = replace(
     ),
     name="TFLITE_MICRO_16X8",
 )
-"""TensorFlow Lite Micro's kernels of activations of 16 bits and weights of 8; their softmax is not known here."""
+"""TensorFlow Lite Micro's kernels for 16-bit activations and 8-bit weights, except softmax."""
 
 
 _SPECIFICATION = "TOSA specification 1.0"
@@ -306,7 +305,7 @@ TOSA_1_0 = Target(
         ),
     ),
 )
-"""TOSA's integer profile, int8: each RESCALE rounds once, ties up, which needs no extension."""
+"""TOSA's integer profile with int8 codes: each RESCALE rounds once, ties up, which needs no extension."""
 
 TOSA_1_0_INT16 = Target(
     "TOSA_1_0_INT16",
@@ -334,13 +333,12 @@ TOSA_1_0_INT16 = Target(
     ),
     dtypes=("int16",),
 )
-"""TOSA's extension EXT-INT16: activations of 16 bits, without zero points, and weights of 8; sums of 48 bits are
-multiplied by 15."""
+"""TOSA's extension EXT-INT16: 16-bit activations, without zero points, and 8-bit weights; 48-bit sums have 15-bit
+multipliers."""
 
 
-def _everything(name: str, convention: requantization.Requantization, source: str) -> Target:
-    """One convention for all operators that scaled has, but attention and transforms, with floats for what nothing
-    quantizes."""
+def _uniform_target(name: str, convention: requantization.Requantization, source: str) -> Target:
+    """A target with one convention for all operators of scaled but attention and transforms; others stay in floats."""
     other = (families.ATTENTION, families.TRANSFORM)
     every = dict.fromkeys(row.family for row in families.SCALED.values() if row.family not in other)
     rows = tuple(Row(_names(family), convention, source) for family in every)
@@ -353,7 +351,7 @@ def _names(family: families.Family) -> tuple[str, ...]:
 
 
 PT2E = _with(
-    _everything(
+    _uniform_target(
         "PT2E",
         requantization.Reciprocal(),
         "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even",
@@ -366,9 +364,9 @@ PT2E = _with(
     ),
     Row(_BILINEAR, integers.Pt2eResizeBilinear(), "aten/src/ATen/native/cpu/UpSampleKernel.cpp, in float32"),
 )
-"""PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
+"""PyTorch's quantize and dequantize nodes around float operators; the default of to_integer."""
 
-ONNX_QDQ = _everything(
+ONNX_QDQ = _uniform_target(
     "ONNX_QDQ", requantization.Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even"
 )
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
@@ -408,8 +406,8 @@ ONNX_INTEGER = Target(
     ),
     dtypes=("int8", "uint8"),
 )
-"""onnxruntime's operators of integers, on x86 CPUs with AVX2: QLinearConv, QGemm, QLinearMatMul, QLinearAdd and their
-like, which ONNX_QDQ's graphs become in it by default."""
+"""onnxruntime's integer operators on x86 CPUs with AVX2, such as QLinearConv, QGemm, QLinearMatMul and QLinearAdd, to
+which it converts ONNX_QDQ's graphs by default."""
 
 TARGETS = (TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ, ONNX_INTEGER)
-"""All of them."""
+"""All predefined targets."""

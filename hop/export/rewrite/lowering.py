@@ -1,4 +1,4 @@
-"""Programs of our operators as programs of core ATen."""
+"""lower: rewrite our operators in core ATen."""
 
 from torch.export import ExportedProgram
 
@@ -8,14 +8,15 @@ from hop.kernels.cpu import native as native_kernels
 
 
 def lower(program: ExportedProgram, *, native: bool = False) -> ExportedProgram:
-    """The same program in core ATen: every operator of ours as what it means, with equal integers.
+    """Lower a program to core ATen: each of our operators is replaced by its meaning, with equal integers.
 
     Args:
-        native: make of our operators those of the native library, hop_native::*, where its kernels take a call, as
-            eager mode does, and leave PyTorch's as they are; a package of the program runs where the library is loaded
-            (`native_library`).
+        program: an exported program; it is not changed.
+        native: use operators of the native library, hop_native::*, where its kernels accept a call, as in eager mode,
+            and keep PyTorch's operators unchanged. A package of the program then needs the library (`native_library`).
 
-    Raises TypeError for what is no ExportedProgram, RuntimeError for native=True without the native library.
+    Raises TypeError if `program` is not an ExportedProgram, and RuntimeError for native=True without the native
+    library.
     """
     check_program(program, "lower")
     if native:
@@ -24,11 +25,10 @@ def lower(program: ExportedProgram, *, native: bool = False) -> ExportedProgram:
 
 
 def native_library() -> str:
-    """The path of the native library, whose operators programs of `lower(program, native=True)` call: for
-    torch.ops.load_library in a process of Python, dlopen in one of C++. It needs PyTorch's libtorch_cpu, of any version
-    that the package supports, and nothing else of the package.
+    """The path of the native library, whose operators programs of `lower(program, native=True)` call.
 
-    Raises RuntimeError where it was not built.
+    Load it with torch.ops.load_library in Python, or dlopen in C++. It only needs PyTorch's libtorch_cpu, of any
+    version that the package supports. Raises RuntimeError if it was not built.
     """
     library = native_kernels.library()
     if library.file is None:

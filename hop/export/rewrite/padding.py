@@ -1,4 +1,4 @@
-"""Padding of floats that stand for codes: codes with the code of the number around them."""
+"""Pad values represented by codes, with the code of the padding value."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from hop.export.rewrite.program import constant
 
 
 def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
-    """What a node pads by a number, by how much on each side, and the number."""
+    """The operand, the padding of each side and the padding value of a constant padding; None for other nodes."""
     args: list[Any] = [*node.args, *(None, None)]
     if node.target is aten.pad.default:
         mode = node.kwargs.get("mode", args[2] or "constant")
@@ -26,19 +26,18 @@ def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
 
 
 def fill_code(program: ExportedProgram, operand: Held, number: float) -> int:
-    """The code of a number. Raises NotImplementedError where no code is that number, or its scale is found while the
-    program runs."""
+    """The code of a number. Raises NotImplementedError if no code has that value, or if the scale is dynamic."""
     given = [constant(program, x) if isinstance(x, Node) else torch.tensor(x) for x in operand.given]
     if not operand.is_whole() or any(x is None for x in given):
-        raise NotImplementedError("padding takes one static scale")
+        raise NotImplementedError("padding needs a single static scale")
     format, (scale, *zeros) = operand.quantizer.format, [float(x) for x in given if x is not None]
     zero = int(zeros[0]) if zeros else format.zero
     steps = number / scale
     code = round(steps) + zero
     if steps != round(steps) or not format.low <= code <= format.high:  # type: ignore[attr-defined]
         raise NotImplementedError(
-            f"{number} is no code of scale {scale:.9g} and zero point {zero} in {format.name}; pad by 0, or quantize "
-            "after padding"
+            f"no code of scale {scale:.9g} and zero point {zero} in {format.name} has the value {number}; pad with 0, "
+            "or quantize after padding"
         )
     return code
 

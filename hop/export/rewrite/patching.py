@@ -1,4 +1,4 @@
-"""PyTorch's own out_dtype, run by ours."""
+"""patch_torch: run PyTorch's out_dtype with ours."""
 
 import contextlib
 from collections.abc import Generator
@@ -12,8 +12,10 @@ from hop.impls.out_dtype import out_dtype
 
 
 class _Rerouted(type(stock.stock_out_dtype)):
-    """PyTorch's operator, whose calls go to ours where both mean the same: before the dispatcher is asked, so that
-    every mode, transform and tracer meets ours."""
+    """PyTorch's operator, forwarding calls to ours if both mean the same.
+
+    This happens before dispatch, so that every mode, transform and tracer sees our operator.
+    """
 
     def __call__(self, op: Any, output_dtype: Any, *args: Any) -> Any:
         known = isinstance(op, eager.OpOverload) and isinstance(output_dtype, torch.dtype)
@@ -24,14 +26,13 @@ class _Rerouted(type(stock.stock_out_dtype)):
 
 @contextlib.contextmanager
 def patch_torch() -> Generator[None]:
-    """Inside, calls of `torch.ops.higher_order.out_dtype` run `hop.out_dtype`: its kernels, its gradient, its rules for
-    vmap, torch.func and DTensor. It is a decorator too.
+    """Make calls of `torch.ops.higher_order.out_dtype` run `hop.out_dtype`, as a context manager or decorator.
 
-    Calls with equal meaning are taken, of the eight operators that PyTorch's takes; the others, and errors, stay
-    PyTorch's. It holds in all threads of the process while any of them is inside, and for whatever makes the call:
-    eager code, `module()` of an exported program, `torch.compile`. What is traced inside, by torch.export or make_fx,
-    holds nodes of ours. Compiled functions are compiled again inside, and once more outside: neither runs the other's
-    program.
+    Such calls get our kernels, gradients and rules for vmap, torch.func and DTensor. Only calls of PyTorch's eight
+    inner operators with the same meaning are forwarded; others, and errors, stay PyTorch's. The patch applies to all
+    threads of the process, and to all callers: eager code, `module()` of an exported program, `torch.compile`. Tracing
+    inside, by torch.export or make_fx, records our operator. Compiled functions are recompiled when called inside and
+    again outside; neither uses the other's program.
     """
     with stock.rerouted(_Rerouted):
         yield

@@ -1,4 +1,4 @@
-"""Exported programs, copied and edited."""
+"""Copy and edit exported programs."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from hop.numerics.spelling import shown
 
 
 def check_program(program: Any, name: str) -> None:
-    """Raise TypeError for what is no exported program, in the words of the function of that name."""
+    """Raise TypeError, naming the function `name`, unless `program` is an ExportedProgram."""
     if not isinstance(program, ExportedProgram):
         raise TypeError(
             f"{name}: program must be a torch.export.ExportedProgram, got {shown(program)}; make one with "
@@ -26,21 +26,21 @@ def check_program(program: Any, name: str) -> None:
         )
 
 
-def graph_of(program: ExportedProgram) -> Graph:
-    """A copy of the program's graph, to be edited. What its nodes know of their values, `meta["val"]`, is shared."""
+def copy_graph(program: ExportedProgram) -> Graph:
+    """A copy of the program's graph to edit. Fake values, `meta["val"]`, are shared."""
     graph = copy.deepcopy(program.graph)
     for node, its in zip(graph.nodes, program.graph.nodes, strict=True):
-        node.name = its.name  # a copy renames what Python has a name for, such as an argument called input
+        node.name = its.name  # a copy renames nodes that have names of Python builtins, such as input
     return graph
 
 
-def rebuilt(
+def with_graph(
     program: ExportedProgram, graph: Graph, signature: ExportGraphSignature | None = None, **changes: Any
 ) -> ExportedProgram:
-    """A program of `graph`, which has the placeholders and the outputs of the program's own, in their order. It shares
-    the parameters, buffers and constants. `changes` replaces other arguments of ExportedProgram, such as `constants`.
+    """A program with `graph`, whose placeholders and outputs match the program's own in order.
 
-    Raises what torch's verifier raises if the graph is none that it takes.
+    Parameters, buffers and constants are shared. `changes` replaces other arguments of ExportedProgram, such as
+    `constants`. Raises the errors of torch's verifier for an invalid graph.
     """
     graph.lint()
     old = dict(zip(_outputs(program.graph), _outputs(graph), strict=True))
@@ -60,14 +60,16 @@ def rebuilt(
 
 
 def propagate(graph: Graph) -> None:
-    """Find again what is known of each value. A tensor may lie otherwise than the one whose place it took; a view that
-    it then does not have becomes a reshape."""
+    """Recompute the fake value of each node.
+
+    A new node may have other strides than the one it replaced; a view that is then impossible becomes a reshape.
+    """
     mode = next((v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)), None)
     if mode is None:
         return
     for node in list(graph.nodes):
         if node.op != "call_function" or any(x.op == "get_attr" for x in node.all_input_nodes):
-            continue  # a nested graph is not looked into
+            continue  # nested graphs are skipped
         args, kwargs = tree_map_only(Node, value, (node.args, node.kwargs))
         try:
             with torch.no_grad(), mode:
@@ -82,8 +84,9 @@ def propagate(graph: Graph) -> None:
 
 
 def simplify(graph: Graph) -> None:
-    """Let a graph have one operator for one thing: reshape for what is one without a name of its own, and nothing for
-    assertions, which hold what they assert of, and say of types what is known."""
+    """Normalize a graph: _unsafe_view becomes reshape, and assertions on tensor metadata, which are known to hold, are
+    removed.
+    """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         graph.erase_node(node)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._unsafe_view.default):
@@ -91,7 +94,7 @@ def simplify(graph: Graph) -> None:
 
 
 def share_numbers(graph: Graph) -> None:
-    """One node for all tensors that hold the same number: scales and zero points."""
+    """Merge full nodes that create the same tensor: scales and zero points."""
     first: dict[Any, Node] = {}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
         if not any(isinstance(x, Node) for x in node.all_input_nodes):
@@ -101,33 +104,33 @@ def share_numbers(graph: Graph) -> None:
                 graph.erase_node(node)
 
 
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def origin_of(node: Node) -> Node:
-    """What a node is a view of."""
+    """The node that a node is a view of."""
     while of(node.target).family is VIEW:
         (node, *_) = node.all_input_nodes
     return node
 
 
 def without_unused(program: ExportedProgram) -> ExportedProgram:
-    """The program without the parameters, buffers and constants that nothing reads."""
-    graph, old = graph_of(program), program.graph_signature
+    """The program without parameters, buffers and constants that no node reads."""
+    graph, old = copy_graph(program), program.graph_signature
     nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
     specs, gone = [], set()
     for spec in old.input_specs:
         node = nodes.get(getattr(spec.arg, "name", ""))
         is_written = spec.target in old.buffers_to_mutate.values()
-        if spec.kind in _HELD and node is not None and not node.users and not is_written:
+        if spec.kind in _STORED and node is not None and not node.users and not is_written:
             graph.erase_node(node)
             gone.add(spec.target)
         else:
             specs.append(spec)
-    gone -= {spec.target for spec in specs}  # which a placeholder of another name still reads
+    gone -= {spec.target for spec in specs}  # another placeholder may still read it
     signature = copy.deepcopy(ExportGraphSignature(input_specs=specs, output_specs=old.output_specs))
     kept = [{k: v for k, v in x.items() if k not in gone} for x in (program.state_dict, program.constants)]
-    return rebuilt(program, graph, signature, state_dict=kept[0], constants=kept[1])
+    return with_graph(program, graph, signature, state_dict=kept[0], constants=kept[1])
 
 
 def _outputs(graph: Graph) -> list[Any]:
@@ -135,13 +138,14 @@ def _outputs(graph: Graph) -> list[Any]:
 
 
 def value(x: Any) -> Any:
-    """What is known of the value of a node: a fake tensor, a symbolic number, or a list of them. Others as they are."""
+    """The fake value of a node: a tensor, a symbolic number, or a list of these. Other arguments are returned
+    unchanged.
+    """
     return x.meta.get("val") if isinstance(x, Node) else x
 
 
 def constant(program: ExportedProgram, node: Node) -> Tensor | None:
-    """The value of a placeholder that is a parameter, a buffer or a constant of the program, which the program does not
-    write to; None of any other node."""
+    """The value of a parameter, buffer or constant of the program that it does not write to; None for other nodes."""
     if node.op != "placeholder":
         return None
     for spec in program.graph_signature.input_specs:
@@ -153,23 +157,26 @@ def constant(program: ExportedProgram, node: Node) -> Tensor | None:
     return None
 
 
-def tensors_of(node: Node) -> list[Node]:
-    """The tensors among the arguments, those of lists included."""
+def tensor_arguments(node: Node) -> list[Node]:
+    """The tensors among a node's arguments, including those in lists."""
     return [x for x in tree_leaves(node.args) if isinstance(x, Node) and isinstance(value(x), Tensor)]
 
 
 def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
-    """Put what `function(*operands)` does into the graph, before a node. Operands are nodes, for which the function has
-    tensors, and constants; both may stand in lists. Returns its result with nodes for tensors."""
+    """Insert the operations of `function(*operands)` into the graph, before a node.
+
+    Operands are nodes, which the function receives as tensors, and constants; lists may contain both. Returns the
+    function's result with nodes in place of tensors.
+    """
     flat: list[Node] = []
     tree_map_only(Node, flat.append, operands)
     nodes = list(dict.fromkeys(flat))
 
-    def of_nodes(*values: Any) -> Any:
+    def run(*values: Any) -> Any:
         known = dict(zip(nodes, values, strict=True))
         return function(*tree_map_only(Node, lambda node: known[node], operands))
 
-    graph_module = traced(of_nodes, [value(node) for node in nodes])
+    graph_module = traced(run, [value(node) for node in nodes])
     copies: dict[Node, Any] = dict(zip(graph_module.graph.find_nodes(op="placeholder"), nodes, strict=True))
     graph = before.graph
     with graph.inserting_before(before):
@@ -177,7 +184,7 @@ def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
             if node.op == "output":
                 return tree_map(lambda x: copies[x] if isinstance(x, Node) else x, node.args[0])
             if node.op == "get_attr":
-                raise RuntimeError(f"a tensor made while tracing would become a constant: {node.target}")
+                raise RuntimeError(f"a tensor created while tracing would become a constant: {node.target}")
             if node.op != "placeholder":
                 copies[node] = graph.node_copy(node, lambda x: copies[x])
                 copies[node].meta |= {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace")}

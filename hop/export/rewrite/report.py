@@ -1,4 +1,4 @@
-"""What became of the nodes of a program."""
+"""Reports of rewriting."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from hop.export.table import table
 
 @dataclass(frozen=True)
 class Change:
-    """A node: its operator, what it became or why it was left, and which of the two."""
+    """A node, its operator, and the new form or the reason why it was left."""
 
     node: str
     operator: str
@@ -19,8 +19,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a rewriting did, node by node. `str` shows it as a table."""
+class RewriteReport:
+    """The outcome of rewriting, node by node; str() formats it as a table."""
 
     rows: tuple[Change, ...]
 
@@ -39,7 +39,7 @@ class Report:
 
 
 class Rewritten(NamedTuple):
-    """What `to_integer` and `to_qdq` give."""
+    """The result of `to_integer`, `to_qdq` and `to_scheme`."""
 
     program: ExportedProgram
-    report: Report
+    report: RewriteReport

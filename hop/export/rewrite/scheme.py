@@ -1,4 +1,4 @@
-"""to_scheme: the products of a float program in low precision, their weights as codes."""
+"""to_scheme: convert the products of a float program to a low-precision scheme, with weights as codes."""
 
 import copy
 from dataclasses import replace
@@ -12,8 +12,8 @@ from torch.fx import Node
 from hop.compat.export import faked
 from hop.compat.pytree import tree_map_only
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, RHS, TABLE, aten
-from hop.export.rewrite.program import check_program, constant, graph_of, rebuilt, value, without_unused
-from hop.export.rewrite.report import Change, Report, Rewritten
+from hop.export.rewrite.program import check_program, constant, copy_graph, value, with_graph, without_unused
+from hop.export.rewrite.report import Change, RewriteReport, Rewritten
 from hop.impls.pack import pack
 from hop.impls.quantize import quantize, quantize_operator
 from hop.impls.scaled import scaled_operator
@@ -28,26 +28,25 @@ OPERATORS = (
 
 
 def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
-    """Run the linear layers, convolutions and embeddings of a float program in a scheme.
+    """Convert the linear layers, convolutions and embeddings of a float program to a scheme.
 
-    Each weight is quantized once, and packed as the kernels of its device read it fastest; activations are quantized in
-    each call, by hop.quantize, and hop.scaled multiplies the codes. It is what hop.nn.convert and hop.nn.freeze make
-    of a module, without training.
+    Each weight is quantized once, and packed for the kernels of its device. Activations are quantized in each call by
+    hop.quantize, and hop.scaled multiplies the codes. The result corresponds to hop.nn.convert and hop.nn.freeze of a
+    module, without training.
 
     Args:
-        program: as torch.export gives it. It stays as it is.
-        scheme: its quantizers find scales themselves (static ones need calibration, for which see hop.nn). How it
-            computes gradients does not matter here.
+        program: from torch.export; it is not changed.
+        scheme: with dynamic scales (static ones need calibration, see hop.nn). Its gradient settings are ignored.
 
     Returns:
-        The program, and a report: each operator, and the formats of its factors or why it was left.
+        The program, and a report with each operator and the formats of its factors, or the reason why it was left.
 
     Raises:
-        TypeError: program is no ExportedProgram, or scheme no Scheme.
-        ValueError: the scheme quantizes results, or rounds at random, or has no rule for a scale.
+        TypeError: program is not an ExportedProgram, or scheme not a Scheme.
+        ValueError: the scheme quantizes results, uses stochastic rounding, or has a static scale.
     """
     _check(program, scheme)
-    graph, weights = graph_of(program), _Weights(program)
+    graph, weights = copy_graph(program), _Weights(program)
     rows: list[Change] = []
     for node in list(graph.nodes):
         if node.target not in OPERATORS:
@@ -59,8 +58,8 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
             rows.append(Change(node.name, str(node.target), detail, True))
         except (TypeError, ValueError, RuntimeError, NotImplementedError) as reason:
             rows.append(Change(node.name, str(node.target), str(reason).split("\n")[0], False))
-    changed = rebuilt(program, graph, weights.signature, state_dict=weights.state)
-    return Rewritten(without_unused(changed), Report(tuple(rows)))
+    changed = with_graph(program, graph, weights.signature, state_dict=weights.state)
+    return Rewritten(without_unused(changed), RewriteReport(tuple(rows)))
 
 
 def _check(program: Any, scheme: Any) -> None:
@@ -70,67 +69,67 @@ def _check(program: Any, scheme: Any) -> None:
             f"to_scheme: scheme must be a hop.Scheme, got {scheme!r}; give one such as hop.schemes.INT8_DYNAMIC"
         )
     if scheme.output is not None:
-        raise ValueError(f"to_scheme: the scheme quantizes results ({scheme.output}); take one with output=None")
+        raise ValueError(f"to_scheme: the scheme quantizes results ({scheme.output}); use one with output=None")
     for name in ("lhs", "rhs"):
         q = getattr(scheme, name)
         if q is None:
             continue
         if q.is_random():
-            raise ValueError(f"to_scheme: {name}={q} rounds at random; take one that rounds to the nearest")
+            raise ValueError(f"to_scheme: {name}={q} rounds stochastically; use one that rounds to nearest")
         if q.scale.missing() is not None:
             raise ValueError(
-                f"to_scheme: {name}={q} takes its scale from the caller; take a rule that finds it, or convert and "
-                "calibrate the module by hop.nn"
+                f"to_scheme: {name}={q} has a static scale; use a dynamic one, or convert and "
+                "calibrate the module with hop.nn"
             )
 
 
 class _Weights:
-    """The weights as codes, which the program holds as buffers: `state`, and the `signature` that goes with it."""
+    """Weights as codes, stored as buffers of the program: `state`, and the matching `signature`."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.signature, self.state = copy.deepcopy(program.graph_signature), dict(program.state_dict)
         self.targets = {spec.arg.name: spec.target for spec in self.signature.input_specs}
-        self.made: dict[Any, Node] = {}
+        self.nodes: dict[Any, Node] = {}
 
     def node(self, source: Node, weight: Tensor, q: Quantizer, *, packs: bool, like: Any) -> Node:
-        """A placeholder for `weight`, which `held` stands for, in q; like a fake tensor of the program."""
+        """The placeholder of `weight`, the value of `source`, quantized by `q`; `like` provides the fake mode."""
         key = (source, str(q), packs)
-        if key in self.made:
-            return self.made[key]
+        if key in self.nodes:
+            return self.nodes[key]
         codes = quantize(q, weight.detach())
         codes = pack(codes) if packs else codes
         specs, placeholders = self.signature.input_specs, source.graph.find_nodes(op="placeholder")
         kinds = (InputKind.PARAMETER, InputKind.BUFFER)
         at = next((i for i, spec in enumerate(specs) if spec.kind not in kinds), len(specs))
-        name = f"{self.targets[source.name]}_codes_{len(self.made)}"
+        name = f"{self.targets[source.name]}_codes_{len(self.nodes)}"
         first = placeholders[at] if at < len(specs) else next(n for n in source.graph.nodes if n.op != "placeholder")
         with source.graph.inserting_before(first):
             result = source.graph.placeholder(f"b_{name.replace('.', '_')}")
         result.meta["val"] = like.fake_mode.from_tensor(codes, static_shapes=True)
         specs.insert(at, InputSpec(InputKind.BUFFER, TensorArgument(result.name), name, persistent=True))
-        self.state[name], self.made[key] = codes, result
+        self.state[name], self.nodes[key] = codes, result
         return result
 
 
 def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weights) -> str:
-    """Put the operator in low precision into the place of a node; says in which."""
+    """Replace a node by its operator in low precision. Returns the formats of its factors."""
     op: Any = node.target
     roles, val = TABLE[op], value(node)
     if weight is None:
-        raise ValueError("its weight is no parameter, buffer or constant, or the program writes to it")
+        raise ValueError("its weight is not a parameter, buffer or constant, or the program writes to it")
     lhs, rhs = scheme.lhs, scheme.rhs
     if roles.family is EMBEDDING:
         lhs = None
     if roles.family is CONVOLUTION:
         lhs, rhs = (None if q is None else for_convolution(q, weight.dim()) for q in (lhs, rhs))
         if lhs is not None and len(lhs.block) > value(node.args[roles.roles.index(LHS)]).dim():
-            lhs = replace(lhs, block=lhs.block[1:])  # one example, without a dimension of examples
+            lhs = replace(lhs, block=lhs.block[1:])  # an input without a batch dimension
     if lhs is None and rhs is None:
         raise ValueError("the scheme leaves its weight in floats")
     args: list[Any] = list(node.args)
     place = roles.roles.index(RHS)
     if rhs is not None:
-        packs = roles.family is not EMBEDDING  # whose rows are read by their index
+        packs = roles.family is not EMBEDDING  # an embedding looks up single rows
         args[place] = weights.node(args[place], weight, rhs, packs=packs, like=val)
     if lhs is not None:
         at = roles.roles.index(LHS)
@@ -143,7 +142,7 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
 
 
 def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Node:
-    """A call in front of a node, which stands where that does."""
+    """Insert a call before a node, with the node's source metadata."""
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
     output = faked(operator, fake_args, fake_kwargs)
     with before.graph.inserting_before(before):

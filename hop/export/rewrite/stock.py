@@ -1,4 +1,4 @@
-"""Nodes of PyTorch's own out_dtype, and ours, exchanged in exported programs."""
+"""from_torch, to_torch: convert nodes of PyTorch's out_dtype to ours and back."""
 
 import copy
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from torch.fx import Graph, GraphModule, Node
 from hop.compat import stock
 from hop.compat.pytree import tree_map_only
 from hop.dispatch.operators import CONVOLUTION, DIVIDE, MULTIPLY, aten, of, within
-from hop.export.rewrite.program import check_program, graph_of, rebuilt, value
+from hop.export.rewrite.program import check_program, copy_graph, value, with_graph
 from hop.impls.out_dtype import out_dtype_operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import common_dtype, is_integer
 
 _ELEMENTWISE = within(MULTIPLY, DIVIDE)
-# dtypes of which PyTorch's promotion and ours say the same, in any mixture; asked in every call under patch_torch
+# dtypes that PyTorch and hop promote alike, in any combination; a fast check for every call under patch_torch
 _SAME = frozenset(
     {
         *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64),
@@ -25,45 +25,48 @@ _SAME = frozenset(
     }
 )
 
-# What an exchange makes of a node: its new arguments, or why there are none.
+# From a node to its new arguments, or to the reason why there are none.
 _Exchange = Callable[[Node], tuple[Any, ...] | str]
 
 
 def from_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgram:
-    """The program with `hop.out_dtype` where it holds `torch.ops.higher_order.out_dtype`, in nested graphs too.
+    """Replace `torch.ops.higher_order.out_dtype` by `hop.out_dtype`, including nested graphs.
 
-    Its results are the same: integers bit for bit, floats but for the order of their sums. Names of nodes, parameters,
-    inputs and outputs stay; the program that is given does too.
+    Results are the same: integers bit for bit, floats up to the order of summation. Names of nodes, parameters, inputs
+    and outputs are kept.
 
     Args:
-        program: an exported program.
-        strict: raise if a node means something else in hop; else such nodes stay as they are.
+        program: an exported program; it is not changed.
+        strict: whether to raise if a node has another meaning in hop; otherwise such nodes are left.
 
     Raises:
-        TypeError: `program` is no ExportedProgram.
-        ValueError: nodes cannot be exchanged, and `strict`; names each of them with the reason.
+        TypeError: `program` is not an ExportedProgram.
+        ValueError: nodes cannot be converted and `strict` is set; the message lists them with reasons.
     """
-    return _exchanged("from_torch", program, stock.stock_out_dtype, out_dtype_operator, _to_ours, strict)
+    return _convert("from_torch", program, stock.stock_out_dtype, out_dtype_operator, _to_ours, strict)
 
 
 def to_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgram:
-    """The program with `torch.ops.higher_order.out_dtype` where it holds `hop.out_dtype`, in nested graphs too: the
-    reverse of `from_torch`. Other operators of hop stay, and have no such form.
+    """Replace `hop.out_dtype` by `torch.ops.higher_order.out_dtype`, including nested graphs: the reverse of
+    `from_torch`.
+
+    Other operators of hop have no such form and are left.
 
     Args:
-        program: an exported program.
-        strict: raise if PyTorch's operator cannot express a node; else such nodes stay as they are.
+        program: an exported program; it is not changed.
+        strict: whether to raise if PyTorch's operator cannot express a node; otherwise such nodes are left.
 
     Raises:
-        TypeError: `program` is no ExportedProgram.
-        ValueError: nodes cannot be exchanged, and `strict`; names each of them with the reason.
+        TypeError: `program` is not an ExportedProgram.
+        ValueError: nodes cannot be converted and `strict` is set; the message lists them with reasons.
     """
-    return _exchanged("to_torch", program, out_dtype_operator, stock.stock_out_dtype, _to_stock, strict)
+    return _convert("to_torch", program, out_dtype_operator, stock.stock_out_dtype, _to_stock, strict)
 
 
 def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str | None:
-    """Why PyTorch's out_dtype and ours differ in what they mean by a call, one of PyTorch's eight operators; None if
-    they do not."""
+    """The reason why PyTorch's out_dtype and ours differ for a call of one of PyTorch's eight operators; None if they
+    agree.
+    """
     divides = of(op).family is DIVIDE and torch.get_default_dtype() is not torch.float32
     dtypes = {output_dtype, *(x.dtype for x in args if isinstance(x, torch.Tensor))}
     if dtypes <= _SAME and not divides:
@@ -75,9 +78,7 @@ def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str
     if theirs != our_dtype:
         return f"PyTorch computes it in {theirs}, hop in {our_dtype}"
     if output_dtype is torch.bool and is_integer(our_dtype) and op not in _ELEMENTWISE:
-        return (
-            f"as torch.bool, PyTorch's result is that of sums in {our_dtype}, which wrap, and hop's that of exact sums"
-        )
+        return f"as torch.bool, PyTorch's result comes from sums in {our_dtype}, which wrap, and hop's from exact sums"
     if divides and is_integer(our_dtype):
         return f"PyTorch divides integers in the default dtype, now {torch.get_default_dtype()}, hop in torch.float32"
     return None
@@ -92,7 +93,7 @@ def _to_stock(node: Node) -> tuple[Any, ...] | str:
     op, output_dtype, args, _ = _call(node)
     if op not in stock.stock_operators:
         names = ", ".join(sorted(map(str, stock.stock_operators)))
-        return f"PyTorch's operator takes {names}; hop.export.lower makes core ATen of any other"
+        return f"PyTorch's operator supports {names}; hop.export.lower converts any other to core ATen"
     known = _values(args)
     return difference(op, output_dtype, known) or _without_kernel(op, output_dtype, known) or (op, output_dtype, *args)
 
@@ -104,7 +105,7 @@ def _call(node: Node) -> tuple[Any, Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def _without_kernel(op: Any, output_dtype: torch.dtype, args: Any) -> str | None:
-    """Why ATen on CPU cannot run `op` in the dtype in which PyTorch's out_dtype calls it; None if it can."""
+    """The reason why ATen on CPU cannot run `op` in the dtype that PyTorch's out_dtype uses; None if it can."""
     if op in _ELEMENTWISE:
         return None
     common = common_dtype(describe(op), output_dtype, args, {})
@@ -123,7 +124,7 @@ def _values(args: Any) -> tuple[Any, ...]:
     return tree_map_only(Node, value, tuple(args))
 
 
-def _exchanged(
+def _convert(
     name: str, program: ExportedProgram, old: Any, new: Any, exchange: _Exchange, strict: bool
 ) -> ExportedProgram:
     check_program(program, f"hop.export.{name}")
@@ -149,10 +150,10 @@ def _exchanged(
                 setattr(edited, child_name, nested(child))
         return edited
 
-    result = rebuilt(program, edit(graph_of(program)))
+    result = with_graph(program, edit(copy_graph(program)))
     with_nested(result.graph_module, program.graph_module)
     if kept and strict:
         raise ValueError(
-            f"hop.export.{name}: these nodes cannot be exchanged; strict=False leaves them:\n" + "\n".join(kept)
+            f"hop.export.{name}: these nodes cannot be converted; strict=False leaves them:\n" + "\n".join(kept)
         )
     return result

@@ -1,15 +1,15 @@
-"""Products of codes that are scaled afterwards, in the forms that they have in graphs.
+"""Recognize products of codes that are scaled afterwards, in their various graph forms.
 
     mm, linear, matmul   of codes cast to floats, or to wider integers
-    _int_mm              of the codes themselves
+    _int_mm              of the codes
     torch's out_dtype    of mm or linear to int32, of codes or of their casts
 
-torchao writes each of them: _int_mm where a quantized tensor runs, out_dtype in its `safe_int_mm` while that is traced.
-On CPUs with VNNI and without AMX, where a product of uint8 by int8 is the fast one, it moves int8 codes by 128 first,
+torchao produces all of them: _int_mm when a quantized tensor runs, out_dtype when its `safe_int_mm` is traced. On CPUs
+with VNNI and without AMX, where uint8 by int8 products are the fast ones, it shifts int8 codes by 128 first,
 
     _int_mm((a.to(int32) + 128).to(uint8), b) - b.sum(0, keepdim=True, dtype=int32) · 128
 
-which are the sums of a by b, modulo 2^32 too.
+which equals the sums of a by b, also modulo 2^32.
 """
 
 from collections.abc import Mapping
@@ -21,33 +21,33 @@ from torch.fx import Node
 from hop.compat.eager import OpOverload
 from hop.compat.stock import stock_out_dtype
 from hop.dispatch.operators import aten
-from hop.export.rewrite.program import tensors_of, value
+from hop.export.rewrite.program import tensor_arguments, value
 
 _PLAIN = (aten.mm.default, aten.linear.default)
 
 
 class SumsOfCasts(NamedTuple):
-    """A node that holds the sums of lhs · rhs, as they stand in the graph."""
+    """A node with the sums of lhs · rhs."""
 
     op: OpOverload  # mm or linear
     lhs: Node
     rhs: Node  # codes
     sums: Node
-    has_codes: bool  # whether lhs holds codes; floats otherwise
+    has_codes: bool  # whether lhs is codes rather than floats
 
 
 def product_of(node: Node, cast: Mapping[Node, Node]) -> SumsOfCasts | None:
-    """What a node multiplies, if one factor or both are codes; `cast` has the codes of nodes that cast them."""
+    """The product that a node computes, if at least its right factor is codes; `cast` maps casts to their codes."""
     op, args = node.target, node.args
     if op is stock_out_dtype and args[1] == torch.int32:
         op, args = args[0], args[2:]
     if op is aten._int_mm.default:
-        a, b = tensors_of(node)
-        codes, sums = _unmoved(node, a, b)
+        a, b = tensor_arguments(node)
+        codes, sums = _without_shift(node, a, b)
         return SumsOfCasts(aten.mm.default, codes, b, sums, True)
     if op not in (*_PLAIN, aten.matmul.default) or len(args) > 2:
         return None
-    a, b = tensors_of(node)
+    a, b = tensor_arguments(node)
     if op is aten.matmul.default:
         if value(a).dim() != 2 or value(b).dim() != 2:
             return None
@@ -59,39 +59,43 @@ def product_of(node: Node, cast: Mapping[Node, Node]) -> SumsOfCasts | None:
     return SumsOfCasts(op, a if lhs is None else lhs, rhs, node, lhs is not None)  # type: ignore[arg-type]
 
 
-def _unmoved(sums: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    """The codes that `a` holds moved by 128, and the node where that is taken off the sums again; `a` and `sums` where
-    one of the two is not so."""
-    codes, readers = _before_moved(a), list(sums.users)
+def _without_shift(sums: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    """The codes that `a` contains shifted by 128, and the node that corrects the sums for it.
+
+    `a` and `sums` themselves if there is no such shift.
+    """
+    codes, readers = _unshifted_codes(a), list(sums.users)
     return (
         (codes, readers[0])
-        if codes is not None and len(readers) == 1 and _less_columns(readers[0], sums, b)
+        if codes is not None and len(readers) == 1 and _subtracts_column_sums(readers[0], sums, b)
         else (a, sums)
     )
 
 
-def _before_moved(x: Node) -> Node | None:
-    """The int8 codes c of (c.to(int32) + 128).to(uint8)."""
+def _unshifted_codes(x: Node) -> Node | None:
+    """The int8 codes c in (c.to(int32) + 128).to(uint8); None for other nodes."""
     if x.target is not aten._to_copy.default or value(x).dtype != torch.uint8:
         return None
-    moved: Any = x.args[0]
-    if moved.target not in (aten.add.Tensor, aten.add.Scalar) or moved.args[1] != 128 or _more(moved):
+    shifted: Any = x.args[0]
+    if shifted.target not in (aten.add.Tensor, aten.add.Scalar) or shifted.args[1] != 128 or _has_alpha(shifted):
         return None
-    wide: Any = moved.args[0]
-    if not isinstance(wide, Node) or wide.target is not aten._to_copy.default or value(wide).dtype != torch.int32:
+    cast: Any = shifted.args[0]
+    if not isinstance(cast, Node) or cast.target is not aten._to_copy.default or value(cast).dtype != torch.int32:
         return None
-    codes: Any = wide.args[0]
+    codes: Any = cast.args[0]
     return codes if value(codes).dtype == torch.int8 else None
 
 
-def _less_columns(node: Node, sums: Node, b: Node) -> bool:
+def _subtracts_column_sums(node: Node, sums: Node, b: Node) -> bool:
     """Whether a node is sums - b.sum(0, keepdim=True, dtype=int32) · 128."""
-    if node.target is not aten.sub.Tensor or node.args[0] is not sums or _more(node):
+    if node.target is not aten.sub.Tensor or node.args[0] is not sums or _has_alpha(node):
         return False
-    taken: Any = node.args[1]
-    if not isinstance(taken, Node) or taken.target not in (aten.mul.Tensor, aten.mul.Scalar) or taken.args[1] != 128:
+    product: Any = node.args[1]
+    if not isinstance(product, Node) or product.target not in (aten.mul.Tensor, aten.mul.Scalar):
         return False
-    columns: Any = taken.args[0]
+    if product.args[1] != 128:
+        return False
+    columns: Any = product.args[0]
     if not isinstance(columns, Node) or columns.target is not aten.sum.dim_IntList or columns.args[0] is not b:
         return False
     dims: Any
@@ -99,6 +103,6 @@ def _less_columns(node: Node, sums: Node, b: Node) -> bool:
     return list(dims) in ([0], [-2]) and keepdim is True and value(columns).dtype == torch.int32
 
 
-def _more(node: Node) -> bool:
-    """Whether a sum or a difference has an alpha."""
+def _has_alpha(node: Node) -> bool:
+    """Whether an addition or subtraction has an alpha."""
     return len(node.args) > 2 or bool(node.kwargs)

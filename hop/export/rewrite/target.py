@@ -1,8 +1,8 @@
-"""Targets: which integers a runtime computes, operator by operator.
+"""Target: the integer arithmetic of a runtime, operator by operator.
 
-A target is a frozen value: a row for each kind of operator that the runtime has, with the convention that finds its
+A target is a frozen value: a row for each kind of operator that the runtime has, with the convention that computes its
 codes (hop.requantization, hop.integer_functions) and the source of that arithmetic. `to_integer(program, target=...)`
-writes each operator by the convention of its row.
+rewrites each operator with the convention of its row.
 """
 
 import json
@@ -26,12 +26,12 @@ NAMES = tuple(sorted({str(op).removeprefix("aten.") for op in SCALED}))
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel takes and gives, beside what its convention says; None where it takes all.
+    """Restrictions of a kernel beyond its convention; None where there is none.
 
-    units: the one scale and zero point of its codes, which it gives whatever the result's are.
-    rank: the most dimensions of its operands and its result.
-    operands: the most tensors that it takes.
-    multiplier: what both scales of a product over the result's are below.
+    units: the fixed scale and zero point of its codes, which ignore those of the result.
+    rank: the most dimensions of operands and result.
+    operands: the most tensors that it accepts.
+    multiplier: an exclusive upper bound of the product of both operands' scales divided by the result's.
     """
 
     units: tuple[float, int] | None = None
@@ -55,13 +55,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Row:
-    """What a target does with operators.
+    """The arithmetic of a target for some operators.
 
-    operators: overloads of torch.ops.aten that hop.scaled knows, by name, such as "conv2d.default".
-    convention: how their codes are found.
-    source: where that arithmetic is written down: the file and the function, or the paragraph.
-    per_tensor: the convention where a product's weight has one scale for the tensor, if it is another.
-    limits: what its kernel ignores or refuses; to_integer does not write such calls.
+    operators: names of overloads of torch.ops.aten that hop.scaled supports, such as "conv2d.default".
+    convention: how their codes are computed.
+    source: the reference for that arithmetic: file and function, or paragraph.
+    per_tensor: the convention for products whose weight has one scale per tensor, if different.
+    limits: restrictions of the kernel; to_integer does not rewrite calls that violate them.
     """
 
     operators: tuple[str, ...]
@@ -75,8 +75,8 @@ class Row:
         if wrong or not self.operators:
             near = get_close_matches(str(wrong[0]), NAMES, 3, 0.4) if wrong else NAMES[:3]
             raise ValueError(
-                f"Row: operators must be names of operators that hop.scaled knows, got {shown(self.operators)}; take "
-                f"such as {', '.join(near)}"
+                f"Row: operators must be names of operators that hop.scaled supports, got {shown(self.operators)}; "
+                f"use one such as {', '.join(near)}"
             )
         for name in ("convention", "per_tensor"):
             given = getattr(self, name)
@@ -92,9 +92,9 @@ class Target:
     """The conventions of a runtime.
 
     name: of the target, for messages and tables.
-    rows: one for each kind of operator. An operator stands in one row at most.
-    integer_only: whether `to_integer` raises for an operator without a row; else it leaves it in floats and reports it.
-    dtypes: of codes that the target has, by name.
+    rows: one for each kind of operator; an operator may be in at most one row.
+    integer_only: whether `to_integer` raises for an operator without a row, instead of leaving it in floats.
+    dtypes: the names of the supported dtypes of codes.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Target:
         twice = sorted(name for name, count in counted.items() if count > 1)
         if twice:
             raise ValueError(
-                f"Target: an operator must stand in one row, got {shown(twice)} in several of {shown(self.name)}"
+                f"Target: an operator must be in one row, got {shown(twice)} in several of {shown(self.name)}"
             )
 
     def __getitem__(self, op: OpOverload | str) -> Row:
-        """The row of an operator. Raises KeyError, with the nearest operators that have one."""
+        """The row of an operator. Raises KeyError, suggesting similar operators."""
         name = str(op).removeprefix("aten.")
         for row in self.rows:
             if name in row.operators:
@@ -119,7 +119,7 @@ class Target:
         raise KeyError(self.missing(name))
 
     def missing(self, name: str) -> str:
-        """What to say of an operator without a row: the nearest that have one."""
+        """The error message for an operator without a row."""
         known = [n for row in self.rows for n in row.operators]
         near = get_close_matches(name.removeprefix("aten."), known, 3, 0.0)
         return f"target {self.name} has no row for {name}; the nearest are {', '.join(near) or 'none'}"
@@ -128,7 +128,7 @@ class Target:
         return any(str(op).removeprefix("aten.") in row.operators for row in self.rows)
 
     def table(self) -> str:
-        """Its conventions in columns: operators, convention, source."""
+        """Format the conventions as a table: operators, convention, source."""
         cells = [(", ".join(_short(row.operators)), *_conventions(row), row.source) for row in self.rows]
         head = (
             f"{self.name}: {', '.join(self.dtypes)}; {'integers only' if self.integer_only else 'others stay floats'}"
@@ -136,7 +136,7 @@ class Target:
         return f"{head}\n{table(('operators', 'convention', 'weight with one scale', 'source'), cells, right=4)}"
 
     def diff(self, other: "Target") -> str:
-        """What `other` does otherwise: a line for each operator, empty if nothing."""
+        """Compare with another target: a line for each operator that differs; empty if none does."""
         own, its = ({n: row for row in t.rows for n in row.operators} for t in (self, other))
         cells: list[tuple[str, ...]] = []
         for name in sorted({*own, *its}):
@@ -148,11 +148,11 @@ class Target:
         return table(("operator", self.name, other.name), cells, right=3) if cells else ""
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        write_whole(path, json.dumps(self.as_json(), indent=2) + "\n")
+        """Write the target as JSON."""
+        write_whole(path, json.dumps(self.to_json_dict(), indent=2) + "\n")
 
-    def as_json(self) -> dict[str, Any]:
-        """It as numbers, text and lists; conventions by their spelling."""
+    def to_json_dict(self) -> dict[str, Any]:
+        """The target as numbers, text and lists; conventions as their text."""
         rows = [
             {
                 "operators": list(row.operators),
@@ -168,15 +168,15 @@ class Target:
 
     @classmethod
     def load(cls, path: str | Path) -> "Target":
-        """Read what `save` wrote. Raises ValueError for anything else, with the place."""
+        """Read a file that `save` wrote. Raises ValueError, with the location, for anything else."""
         try:
-            return cls.of_json(spelling.from_json(Path(path).read_bytes(), "the file"))
+            return cls.from_json_dict(spelling.from_json(Path(path).read_bytes(), "the file"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"Target.load: {path} is no target as Target.save writes them: {error}") from error
+            raise ValueError(f"Target.load: {path} is not a file written by Target.save: {error}") from error
 
     @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> "Target":
-        """The target that `as_json` gave."""
+    def from_json_dict(cls, data: Mapping[str, Any]) -> "Target":
+        """The target from the result of `to_json_dict`."""
         if data.get("hop_target") != 1:
             raise ValueError(f"hop_target must be 1, got {shown(data.get('hop_target'))}")
         rows = []

@@ -1,4 +1,4 @@
-"""Other runtimes: what they compute (Target), and programs in their files."""
+"""Other runtimes: their arithmetic (Target), and conversion of programs to their file formats."""
 
 from hop.export.rewrite.known_targets import ONNX_INTEGER as ONNX_INTEGER
 from hop.export.rewrite.known_targets import ONNX_QDQ as ONNX_QDQ

@@ -1,5 +1,5 @@
 # pyright: reportMissingTypeStubs=false
-"""To ExecuTorch: programs of our operators as files that its runtime runs."""
+"""to_executorch: convert programs to files for ExecuTorch's runtime."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from torch.fx import Node
 from hop.compat.pytree import tree_leaves
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
-from hop.export.rewrite.folding import folded
+from hop.export.rewrite.folding import fold_constants
 from hop.export.rewrite.lowering import lower
-from hop.export.rewrite.numbers import numbers_held
-from hop.export.rewrite.program import check_program, emit, graph_of, origin_of, rebuilt, value
+from hop.export.rewrite.numbers import float64_numbers_as_constants
+from hop.export.rewrite.program import check_program, copy_graph, emit, origin_of, value, with_graph
 from hop.export.rewrite.qdq import to_qdq
 from hop.impls.decompositions import decompositions
 from hop.numerics import functions
@@ -30,13 +30,13 @@ DTYPES = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     }
 )
-"""What the portable kernels of ExecuTorch compute with."""
+"""The dtypes that ExecuTorch's portable kernels support."""
 
 GROUPED = frozenset({"torchao.dequantize_affine.default", "quantized_decomposed.dequantize_per_channel_group.default"})
-"""What dequantizes a weight with a scale for each group along its last dimension."""
+"""Operators that dequantize a weight with a scale per group along its last dimension."""
 
 PRODUCTS = within(MATRIX) - {aten.matmul.default, aten.baddbmm.default}
-"""The products that XNNPACK takes over."""
+"""The products that XNNPACK accepts."""
 
 
 def to_executorch(
@@ -47,19 +47,20 @@ def to_executorch(
     compile_config: "EdgeCompileConfig | None" = None,
     backend_config: "ExecutorchBackendConfig | None" = None,
 ) -> "ExecutorchProgramManager":
-    """The program for ExecuTorch's runtime. Its operators of ours become core ATen, for which the portable kernels give
-    the integers of eager mode, bit for bit.
+    """Convert a program for ExecuTorch's runtime.
+
+    Our operators become core ATen, for which the portable kernels return the same integers as eager mode, bit for bit.
 
     Args:
-        program: a program of torch.export, with operators of ours or without.
-        partitioners: ExecuTorch's, asked in their order, for what backends take over. They see linear layers and other
-            composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program, target="xnnpack")` writes
-            operators of ours in the form that it takes over; XNNPACK computes their integers by its own rules, which
-            are those of hop.requantization.FloatMultiplier.
-        exact: whether functions, norms and softmax of floats are ours: correctly rounded and summed in
-            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime computes
-            them by operators of its own, whose last bits differ; what is quantized then differs by a code here and
-            there. Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
+        program: a program from torch.export, with or without our operators.
+        partitioners: ExecuTorch partitioners, tried in order, that choose what backends take over. They see linear
+            layers and other composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program,
+            target="xnnpack")` converts our operators to the form that it recognizes; XNNPACK requantizes integers by
+            its own rules, those of hop.requantization.FloatMultiplier.
+        exact: whether to use our implementations of float functions, norms and softmax: correctly rounded and summed in
+            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime's
+            operators compute them; their last bits differ, and so does an occasional code quantized from them.
+            Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
         compile_config, backend_config: ExecuTorch's own.
 
     Returns:
@@ -67,11 +68,11 @@ def to_executorch(
 
     Raises:
         ImportError: ExecuTorch is not installed.
-        TypeError: `program` is no ExportedProgram, or a value is of a dtype that ExecuTorch has no kernels for, such as
-            8-bit floats.
-        NotImplementedError: an operator, or a convolution of three dimensions, has no portable kernel; XNNPACK would
-            take a layer whose weight alone is quantized in groups, which it computes without the scales; or a backend
-            took what it cannot run, found by loading the file where this runtime has the backend.
+        TypeError: `program` is not an ExportedProgram, or a value has a dtype without ExecuTorch kernels, such as 8-bit
+            floats.
+        NotImplementedError: an operator, or a three-dimensional convolution, has no portable kernel; XNNPACK would
+            accept a layer with only its weight quantized, in groups, which it computes without the scales; or a backend
+            accepted something that it cannot run, which is checked by loading the file if this runtime has the backend.
     """
     check_program(program, "to_executorch")
     try:
@@ -86,7 +87,7 @@ def to_executorch(
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:
         edge = to_edge(_for_portable_kernels(program, exact), compile_config=compile_config)
-    with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
+    with torch.no_grad():  # its passes rerun buffer updates, including those of weights that require gradients
         result = edge.to_executorch(backend_config or ExecutorchBackendConfig())
     runtime = Runtime.get()
     _check_kernels(result, runtime.operator_registry.operator_names)
@@ -112,18 +113,18 @@ def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProg
         low = lower(program)
     _check_dtypes(low)
     _check_convolutions(low)
-    return folded(_with_sums(numbers_held(low)))
+    return fold_constants(_with_sums(float64_numbers_as_constants(low)))
 
 
 def _with_sums(program: ExportedProgram) -> ExportedProgram:
-    """Sums of int64 as the last of cumulative ones: the portable kernel of sums adds in float32."""
-    graph = graph_of(program)
+    """Replace int64 sums by the last element of cumulative sums, because the portable kernel sums in float32."""
+    graph = copy_graph(program)
     sums = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
     for node in [n for n in sums if value(n.args[0]).dtype == torch.int64]:
         total = emit(node, _last_of_cumulative, *node.args)
         node.replace_all_uses_with(total)
         graph.erase_node(node)
-    return rebuilt(program, graph) if sums else program
+    return with_graph(program, graph) if sums else program
 
 
 def _last_of_cumulative(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
@@ -133,13 +134,13 @@ def _last_of_cumulative(x: Tensor, dims: Sequence[int], keepdim: bool = False) -
 
 
 def _check_dtypes(program: ExportedProgram) -> None:
-    """Refuse what ExecuTorch's files can name and none of its kernels computes with."""
+    """Raise for dtypes that ExecuTorch's file format has but none of its kernels supports."""
     for node in program.graph.nodes:
         for x in tree_leaves(node.meta.get("val")):
             if isinstance(x, Tensor) and x.dtype not in DTYPES:
                 raise TypeError(
-                    f"to_executorch: {_described(program, node)} is of {x.dtype}, for which ExecuTorch has no kernels; "
-                    "it has them for integers, and for floats of 16 bits and more: quantize to int8, int4 or MXFP4, or "
+                    f"to_executorch: {_node_name(program, node)} is of {x.dtype}, for which ExecuTorch has no kernels; "
+                    "supported are integers, and floats of at least 16 bits: quantize to int8, int4 or MXFP4, or "
                     "dequantize before exporting"
                 )
 
@@ -148,12 +149,12 @@ def _check_convolutions(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if of(node.target).family is CONVOLUTION and value(node.args[1]).dim() > 4:
             raise NotImplementedError(
-                f"to_executorch: {_described(program, node)} is a convolution of three dimensions, for which "
-                "neither ExecuTorch's portable kernels nor XNNPACK have a form; they have it for one and two"
+                f"to_executorch: {_node_name(program, node)} is a three-dimensional convolution, which "
+                "neither ExecuTorch's portable kernels nor XNNPACK support; they support one and two dimensions"
             )
 
 
-def _described(program: ExportedProgram, node: Node) -> str:
+def _node_name(program: ExportedProgram, node: Node) -> str:
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     if node.name in names:
@@ -162,8 +163,10 @@ def _described(program: ExportedProgram, node: Node) -> str:
 
 
 def _check_xnnpack(program: ExportedProgram) -> None:
-    """Refuse products of a float and a weight in groups: ExecuTorch 1.5's XNNPACK takes them and leaves out the scales
-    (tests/export/test_executorch.py shows it)."""
+    """Raise for products of a float and a grouped weight: ExecuTorch 1.5's XNNPACK accepts them and ignores the scales.
+
+    tests/export/test_executorch.py demonstrates it.
+    """
     for node in program.graph.nodes:
         if node.target not in PRODUCTS:
             continue
@@ -171,15 +174,15 @@ def _check_xnnpack(program: ExportedProgram) -> None:
         grouped = [x for x in operands if _is_grouped(x)]
         if grouped and not any(_is_activation(x) for x in operands):
             raise NotImplementedError(
-                f"to_executorch: XNNPACK would take over {_described(program, node)}, whose weight alone is quantized, "
+                f"to_executorch: XNNPACK would take over {_node_name(program, node)}, with only its weight quantized, "
                 f"in groups ({grouped[0].name!r}), and would multiply its codes without their scales; quantize its "
-                "input to int8 too (8da4w), give the weight a scale for each output channel, or "
+                "input to int8 too (8da4w), give the weight one scale per output channel, or "
                 "leave XnnpackPartitioner out"
             )
 
 
 def _is_grouped(node: Node) -> bool:
-    """Whether it dequantizes, with more than one scale for each output channel, what depends on no input."""
+    """Whether a node dequantizes a constant with more than one scale per output channel."""
     if str(node.target) not in GROUPED:
         return False
     codes, scales = (value(x) for x in (node.args[0], node.args[2 if "affine" in str(node.target) else 1]))
@@ -187,7 +190,7 @@ def _is_grouped(node: Node) -> bool:
 
 
 def _is_activation(node: Node) -> bool:
-    """Whether it dequantizes what was quantized while running."""
+    """Whether a node dequantizes a value that is quantized at run time."""
     codes = node.args[0] if "dequantize" in str(node.target) else None
     return isinstance(codes, Node) and "quantize" in str(origin_of(codes).target)
 
@@ -204,8 +207,11 @@ def _check_kernels(manager: "ExecutorchProgramManager", known: Any) -> None:
 
 
 def _check_delegates(manager: "ExecutorchProgramManager", runtime: Any) -> None:
-    """Refuse a file whose delegates do not start, where this runtime has them: XNNPACK takes convolutions of three
-    dimensions, for instance, and refuses them when the file is loaded."""
+    """Raise if delegates of the file cannot be loaded, provided that this runtime has them.
+
+    XNNPACK, for instance, accepts three-dimensional convolutions during export and rejects them when the file is
+    loaded.
+    """
     wanted = {delegate.id for plan in manager.executorch_program.execution_plan for delegate in plan.delegates}
     if not all(runtime.backend_registry.is_available(name) for name in wanted):
         return
@@ -216,5 +222,5 @@ def _check_delegates(manager: "ExecutorchProgramManager", runtime: Any) -> None:
         except RuntimeError as error:
             raise NotImplementedError(
                 f"to_executorch: {', '.join(sorted(wanted))} took over parts of {method!r} that it cannot run: {error} "
-                "(its own words are on stderr); leave its partitioner out"
+                "(see stderr for its message); leave its partitioner out"
             ) from error

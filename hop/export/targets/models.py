@@ -1,4 +1,4 @@
-"""What targets share that write the bytes of a file: the file in memory, and the names in one that is in the making."""
+"""Shared by targets that write files: the file in memory, and unique names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from hop.numerics.spelling import shown
 
 @dataclass(frozen=True)
 class Model:
-    """A file: its bytes, and the names of its tensors and the orders of their dimensions, by nodes of the program."""
+    """A file: its bytes, and the tensor name and dimension order of each node of the program."""
 
     buffer: bytes
     tensors: Mapping[str, tuple[str, tuple[int, ...]]] = field(repr=False)
@@ -22,10 +22,10 @@ class Model:
 
 
 class Names(set[str]):
-    """Names that are taken."""
+    """A set of unique names."""
 
     def free(self, name: str) -> str:
-        """`name`, or the first of name_1, name_2, ... that is not taken. It is from now on."""
+        """Reserve and return `name`, or the first of name_1, name_2, ... that is not taken."""
         unique, n = name, 1
         while unique in self:
             unique, n = f"{name}_{n}", n + 1
@@ -34,14 +34,15 @@ class Names(set[str]):
 
 
 def content(caller: str, model: Any, kind: type[Model], file: str) -> tuple[bytes, str]:
-    """The bytes of a model (a `kind`, bytes, or the path of a file), and what to call them.
+    """The bytes of a model (a `kind`, bytes, or the path of a file), and a name for error messages.
 
     Args:
-        file: what the file is called, such as "a .tosa file".
+        caller: the function's name, for errors.
+        file: a description of the file, such as "a .tosa file".
 
     Raises:
-        TypeError: it is none of these.
-        OSError: there is no such file, or it cannot be read.
+        TypeError: the model has another type.
+        OSError: the file does not exist, or cannot be read.
     """
     if isinstance(model, kind):
         return model.buffer, "model"

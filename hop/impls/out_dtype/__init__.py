@@ -1,8 +1,8 @@
 """out_dtype: run an ATen operator in the common dtype of its operands and a given output dtype.
 
-meaning.py    what it means          promotion.py, arguments.py   what "common dtype" means
-gradient.py   its gradient           batching.py                  its rule under vmap
-sharding.py   its rule for DTensor   kernels.py, forms.py         its fast implementations
+meaning.py    the reference          promotion.py, arguments.py   the common dtype, and the inner operator's schema
+gradient.py   the gradient           batching.py                  the vmap rule
+sharding.py   the DTensor rule       kernels.py, forms.py         fast implementations
 """
 
 from hop.impls.out_dtype.operator import explain as explain

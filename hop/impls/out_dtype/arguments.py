@@ -1,4 +1,4 @@
-"""What out_dtype knows about the operator it is given, all of it read from the operator's schema and tags."""
+"""Properties of the operator that out_dtype runs, read from its schema and tags."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 _LISTS = (list, tuple)
 _INTS = (int, torch.SymInt)
 
-# These draw random numbers only where the argument is not 0.
+# These draw random numbers only if the argument is not 0.
 _DRAWING = {"aten::scaled_dot_product_attention": "dropout_p"}
 
 
@@ -25,20 +25,19 @@ class Inner:
     """The operator that out_dtype runs."""
 
     op: OpOverload
-    positional: tuple[Any, ...]  # schema arguments
+    positional: tuple[Any, ...]  # positional schema arguments
     keyword_only: dict[str, Any]
-    operand_at: tuple[tuple[int, str], ...]  # position and name of the positional ones that take tensors or Scalars
-    keyword_operands: frozenset[str]  # the same of the keyword-only arguments
-    promoted: frozenset[str]  # names of those of them that are brought to the common dtype
-    kept_integers: frozenset[str]  # names of those of these that keep their dtype if they hold integers
-    lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
-    least: float  # with so many positional arguments no other is missing
+    operand_at: tuple[tuple[int, str], ...]  # position and name of positional arguments that take tensors or Scalars
+    keyword_operands: frozenset[str]  # names of keyword-only arguments that do
+    promoted: frozenset[str]  # names of operands that are cast to the common dtype
+    kept_integers: frozenset[str]  # names of promoted operands that keep integer dtypes
+    lists: dict[int, int]  # position and length of fixed-size integer lists, int[N]
+    least: float  # from this number of positional arguments on, no required one is missing
     returns_view: bool
-    drawing: str | None  # the argument that must be 0, as random numbers are drawn where it is not
+    drawing: str | None  # the argument that must be 0, or random numbers would be drawn
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments in canonical form: positional up to the last one that differs from its default, the keyword-only
-        ones by name."""
+        """Canonical arguments: positional up to the last one that is not its default, keyword-only ones by name."""
         if not kwargs and self.least <= len(args) <= len(self.positional):
             return self._with_lists(args), kwargs
         if len(args) > len(self.positional):
@@ -59,7 +58,7 @@ class Inner:
                 given[name] = value
             else:
                 known = ", ".join([*(a.name for a in self.positional), *self.keyword_only])
-                raise RuntimeError(f"{self.op} has no argument {name!r}; take one of {known}: {self.op._schema}")
+                raise RuntimeError(f"{self.op} has no argument {name!r}; use one of {known}: {self.op._schema}")
         last = max((i for i, a in enumerate(self.positional) if a.name in given), default=-1)
         missing = [a.name for i, a in enumerate(self.positional) if a.name not in given and not a.has_default_value()]
         missing += [n for n, a in self.keyword_only.items() if n not in keywords and not a.has_default_value()]
@@ -72,14 +71,14 @@ class Inner:
         return self._with_lists(ordered), keywords
 
     def _with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, with a number made a list where the schema wants a list of N, as torch.nn.functional does."""
+        """Expand a number to a list where the schema has int[N], as torch.nn.functional does."""
         for i, length in self.lists.items():
             if i < len(args) and isinstance(args[i], _INTS):
                 args = (*args[:i], [args[i]] * length, *args[i + 1 :])
         return args
 
     def check_drawing(self, caller: str, args: tuple[Any, ...]) -> None:
-        """Raise ValueError where random numbers would be drawn."""
+        """Raise ValueError if the call would draw random numbers."""
         for argument, value in zip(self.positional, args, strict=False):
             if argument.name == self.drawing and value != 0:
                 raise ValueError(
@@ -88,7 +87,7 @@ class Inner:
                 )
 
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """(name, value) of every tensor and Scalar given; the members of a list under the list's name."""
+        """(name, value) of every tensor and Scalar argument; members of a list have the list's name."""
         count = len(args)
         given = [(name, args[i]) for i, name in self.operand_at if i < count]
         if kwargs:
@@ -98,13 +97,13 @@ class Inner:
         return [(name, x) for name, v in given for x in (v if isinstance(v, _LISTS) else [v])]
 
     def promotes(self, name: str, value: Any) -> bool:
-        """Whether `value`, given for the argument `name`, is brought to the common dtype."""
+        """Whether `value` of the argument `name` is cast to the common dtype."""
         if name in self.kept_integers and isinstance(value, Tensor):
             return value.is_floating_point()
         return name in self.promoted
 
     def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        """The positional arguments with `function` applied to every promoted tensor."""
+        """Apply `function` to every promoted tensor among the positional arguments."""
 
         def one(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -114,7 +113,7 @@ class Inner:
         return tuple(one(v) if self.promotes(a.name, v) else v for a, v in zip(self.positional, args, strict=False))
 
     def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
-        """The arguments with every promoted tensor brought to `dtype`."""
+        """Cast every promoted tensor to `dtype`."""
         keywords = {
             name: v.to(dtype) if isinstance(v, Tensor) and self.promotes(name, v) else v for name, v in kwargs.items()
         }
@@ -122,7 +121,7 @@ class Inner:
 
 
 def _length(argument: Any) -> int:
-    """N of an argument of type int[N], else 0."""
+    """The length N of an argument of type int[N], else 0."""
     return argument.N or 0
 
 
@@ -135,15 +134,15 @@ def _least(arguments: Sequence[Any]) -> float:
 
 @functools.cache
 def describe(op: OpOverload) -> Inner:
-    """Read the schema of `op`; raises ValueError for an operator that out_dtype cannot run."""
+    """Describe `op` from its schema. Raises ValueError if out_dtype cannot run it."""
     schema = op._schema
     if schema.is_mutable:
         raise ValueError(
-            f"out_dtype: op must be functional, but {op} writes to its arguments; take one that returns a new tensor: "
+            f"out_dtype: op must be functional, but {op} writes to its arguments; use one that returns a new tensor: "
             f"{schema}"
         )
     if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor":
-        raise ValueError(f"out_dtype: op must return exactly one tensor, got {op}; take one that does: {schema}")
+        raise ValueError(f"out_dtype: op must return exactly one tensor, got {op}; use one that does: {schema}")
     if torch.Tag.nondeterministic_seeded in op.tags and schema.name not in _DRAWING:
         raise ValueError(
             f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"

@@ -1,8 +1,8 @@
-"""out_dtype under vmap: rules that answer a batched call with one call of out_dtype.
+"""vmap rules of out_dtype: compute a batched call with one call of out_dtype.
 
-Each rule moves the batch into a dimension that some operator already has: a batched mm is a bmm, a batched convolution
-has a larger batch or more groups, an elementwise operator takes any shape. Operators without a rule are batched through
-their reference, by PyTorch's own rules.
+Each rule moves the batch into a dimension that another operator has: a batched mm is a bmm, a batched convolution has a
+larger batch or more groups, and an elementwise operator takes any shape. Operators without a rule are batched through
+their reference, by PyTorch's rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from hop.impls.out_dtype.promotion import common_dtype
 
 aten = torch.ops.aten
 
-# An argument and whether it has the batch as its first dimension.
+# An argument, and whether its first dimension is the batch.
 Arg = tuple[Any, bool]
 
 
@@ -32,7 +32,7 @@ def batch(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, int] | None:
-    """The results of all members and their batch dimension, or None; `dims` belongs to the leaves of (args, kwargs)."""
+    """The batched result and its batch dimension; None without a rule. `dims` is for leaves of (args, kwargs)."""
     is_convolution = op.overloadpacket in CONVOLUTIONS
     rule = _RULES.get(op, _pointwise if torch.Tag.pointwise in op.tags else None)
     if rule is None and not is_convolution:
@@ -44,7 +44,7 @@ def batch(
         leaves = len(tree_leaves(arg))
         dim = dims[position] if isinstance(arg, Tensor) else None
         if not isinstance(arg, Tensor) and any(d is not None for d in dims[position : position + leaves]):
-            return None  # a list of tensors
+            return None  # a list of batched tensors
         position += leaves
         batched.append((arg, False) if dim is None else (arg.movedim(dim, 0), True))
         logical.append(arg if dim is None else arg.select(dim, 0) if size else arg.new_empty(_without(arg, dim)))
@@ -52,7 +52,7 @@ def batch(
         return None
     inner = describe(op)
     common = common_dtype(inner, output_dtype, tuple(logical), kwargs)
-    # A member without dimensions counts for less in promotion; in a batch it has one.
+    # Zero-dimensional tensors have lower priority in promotion; with the batch dimension they would not.
     batched = [
         (x.to(common), True) if b and x.dim() == 1 and inner.promotes(a.name, x) else (x, b)
         for a, (x, b) in zip(inner.positional, batched, strict=False)
@@ -67,7 +67,7 @@ def _without(x: Tensor, dim: int) -> tuple[int, ...]:
 
 
 def _three(args: list[Arg]) -> Any:
-    """The first three arguments; the bias, which is the third, may be missing."""
+    """The first three arguments; the third, the bias, may be missing."""
     return (*args, (None, False))[:3]
 
 
@@ -77,7 +77,10 @@ def _with_batch(size: int, arg: Arg) -> Tensor:
 
 
 def _split(x: Tensor, dim: int, size: int) -> Tensor:
-    """Take the batch out of `dim` again, in front of it. (Tensor.unflatten has no rule under an outer vmap.)"""
+    """Move the batch from `dim` to the front.
+
+    Tensor.unflatten has no rule under an outer vmap.
+    """
     return x.reshape(*x.shape[:dim], size, x.shape[dim] // size if size else 0, *x.shape[dim + 1 :])
 
 
@@ -107,7 +110,7 @@ def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwa
 
 
 def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
-    """Also mv and dot: vectors become matrices of one row or column."""
+    """matmul, mv and dot: vectors become matrices of one row or column."""
     (lhs, lhs_batched), (rhs, rhs_batched) = args
     is_row, is_column = lhs.dim() - lhs_batched == 1, rhs.dim() - rhs_batched == 1
     lhs = lhs.unsqueeze(-2) if is_row else lhs
@@ -136,7 +139,7 @@ def _linear(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwar
 
 
 def _align(arg: Arg, rank: int) -> Tensor:
-    """Put ones between the batch and the other dimensions, so that a member has `rank` dimensions."""
+    """Insert ones after the batch dimension, so that each member has `rank` dimensions."""
     x, batched = arg
     if not batched:
         return x
@@ -156,10 +159,10 @@ def _convolution(
         return None
     (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
     x = x.unsqueeze(int(x_batched)) if form.unbatched else x
-    if not weight_batched and not bias_batched:  # the batch joins the examples
+    if not weight_batched and not bias_batched:  # merge the vmap batch into the batch dimension
         conv = form.conv._replace(x=x.flatten(0, 1))
         out = _split(call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)), 0, size)
-    else:  # the batch joins the groups
+    else:  # merge the vmap batch into the groups
         x = _with_batch(size, (x, x_batched)).transpose(0, 1).flatten(1, 2)
         weight = _with_batch(size, (weight, weight_batched)).flatten(0, 1)
         bias = None if bias is None else _with_batch(size, (bias, bias_batched)).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Integer forms of operators that choose elements and for which ATen has float kernels only."""
+"""Integer forms of operators that select elements, for which ATen has only float kernels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,17 +9,18 @@ from torch import Tensor
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import MAXIMUM, NEAREST, aten, of, within
 
-_EXACT = {1: torch.float32, 2: torch.float32, 4: torch.float64}  # by bytes: the floats that hold such integers exactly
+# by item size: the float dtype that represents such integers exactly
+_EXACT = {1: torch.float32, 2: torch.float32, 4: torch.float64}
 _EXACT_NEAREST = (aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d)
 
 
 def form(op: OpOverload) -> Callable[..., Tensor] | None:
-    """The function that computes `op` on integers, called as form(op, *args, **kwargs), or None where ATen does."""
+    """The function that computes `op` on integers, called as form(op, *args, **kwargs); None if ATen has a kernel."""
     return _FORMS.get(op)
 
 
 def _max_pool(op: OpOverload, x: Tensor, *args: Any) -> Tensor:
-    """Pool on the CPU in integers, in one dimension as in two; elsewhere ATen pools floats only."""
+    """Max-pool integers on the CPU, 1-D pooling through 2-D; on other devices in an exact float dtype."""
     exact = _EXACT.get(x.dtype.itemsize)
     if x.device.type != "cpu" and exact is not None:
         return op(x.to(exact), *args).to(x.dtype)
@@ -30,7 +31,7 @@ def _max_pool(op: OpOverload, x: Tensor, *args: Any) -> Tensor:
 
 
 def _nearest(op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Take the elements that the operator takes of a float32 tensor, one dimension after the other."""
+    """Select the elements that the operator selects from a float32 tensor, one dimension at a time."""
     spatial: Sequence[Any] = x.shape[2:]
     for i, size in enumerate(spatial):
         others = [size if j == i else 1 for j in range(len(spatial))]

@@ -1,6 +1,7 @@
-"""What an operator can be given, whoever runs it: arguments of the types that its schema has, and shapes that fit.
+"""Check arguments against the operator's schema: types, and shapes of products and convolutions.
 
-PyTorch says the same of some of it, in other words on each route; here they are the same on all, and name the argument.
+PyTorch makes some of these checks too, with different errors in eager mode, tracing and compilation. These errors are
+the same everywhere and name the argument.
 """
 
 import functools
@@ -27,7 +28,8 @@ from hop.dispatch.operators import (
 )
 from hop.numerics.spelling import shown
 
-_NEEDS_TENSORS = (MATRIX, VECTOR, CONVOLUTION, EMBEDDING)  # the others take numbers for tensors, as PyTorch does
+# these require tensors; other operators accept numbers, as PyTorch does
+_NEEDS_TENSORS = (MATRIX, VECTOR, CONVOLUTION, EMBEDDING)
 _INDICES = (torch.int32, torch.int64)
 _TEXTS = (str, bytes)
 _LISTS = (list, tuple)
@@ -38,7 +40,7 @@ _RANKS = {aten.mm.default: 2, aten.bmm.default: 3}
 
 
 def check_types(caller: str, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError for an argument of a type that the schema of `op` does not have in its place."""
+    """Raise TypeError for an argument whose type does not match the schema of `op`."""
     positional, named = _rules(op)
     given = [(*rule, x) for rule, x in zip(positional, args, strict=False)]
     given += [(name, *named[name], x) for name, x in kwargs.items() if name in named]
@@ -71,7 +73,9 @@ _WORDS = {
 
 @functools.cache
 def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
-    """Of each argument its name, what says whether it can be given, and what to say; those by name apart."""
+    """Type rules of `op`: (name, predicate, error words) of positional arguments; (predicate, words) of others, by
+    name.
+    """
     roles = TABLE.get(op)
     takes_numbers = roles is None or roles.family not in _NEEDS_TENSORS
     tests = {
@@ -108,7 +112,7 @@ def _always(x: Any) -> bool:
 
 
 def check_shapes(caller: str, op: OpOverload, args: Sequence[Any]) -> None:
-    """Raise RuntimeError for operands of a product or a convolution that do not fit, where their sizes are known."""
+    """Raise RuntimeError if the shapes of a product's or convolution's operands do not match. Skips symbolic sizes."""
     roles = TABLE.get(op)
     if roles is None or roles.family not in (MATRIX, CONVOLUTION):
         return
@@ -120,7 +124,7 @@ def check_shapes(caller: str, op: OpOverload, args: Sequence[Any]) -> None:
 
 
 class _Said:
-    """The words that all messages about an operator share."""
+    """Common text of error messages about an operator."""
 
     def __init__(self, caller: str, op: OpOverload) -> None:
         self.caller, self.op = caller, op
@@ -198,7 +202,7 @@ def _check_convolution(
         if any(size + 2 * pad < dilation * (k - 1) + 1 for size, k, pad, dilation in sizes):
             said.refuse(
                 "argument 'weight'",
-                f"must not be larger than the padded input, got {weight} for an input of {x}; pad the input, or take a "
+                f"must not be larger than the padded input, got {weight} for an input of {x}; pad the input, or use a "
                 "smaller one",
             )
 
@@ -213,7 +217,7 @@ def _check_ranks(said: _Said, spatial: int, x: tuple[int, ...], weight: tuple[in
 
 
 def _spatial(said: _Said, name: str, value: Any, spatial: int) -> Sequence[Any] | None:
-    """A number for each dimension that a convolution slides over; () for padding by name, None if not all are known."""
+    """A convolution option with one number per spatial dimension; () for padding by name, None for symbolic values."""
     if isinstance(value, str):
         return ()
     values = list(value) if isinstance(value, _LISTS) else [value]

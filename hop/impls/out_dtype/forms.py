@@ -1,4 +1,4 @@
-"""Two normal forms that kernels, gradients and batching share: a matrix product and a convolution."""
+"""Normal forms of matrix products and convolutions, shared by kernels, gradients and batching."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,34 +18,36 @@ def _same(x: Tensor) -> Tensor:
 
 
 class Product(NamedTuple):
-    """`finish(lhs @ rhs + row)` for lhs (M, K), rhs (K, N), or with one batch dimension on both.
+    """`finish(lhs @ rhs + row)` for lhs (M, K), rhs (K, N), or both with one batch dimension.
 
-    lhs and rhs are views of two of the operator's arguments. `finish` takes the product in any dtype, adds what the
-    operator adds besides and gives the operator's shape."""
+    lhs and rhs are views of two arguments of the operator. `finish` takes the product in any dtype, adds what the
+    operator adds, and restores the operator's shape.
+    """
 
     lhs: Tensor
     rhs: Tensor
     finish: _View = _same
-    row: Tensor | None = None  # (N,): apart from `finish`, since a kernel may add it for less
-    operands: tuple[int, int] = (0, 1)  # which arguments lhs and rhs are
-    restore: tuple[_View, _View] = (_same, _same)  # from the shape of lhs and rhs to that of the argument, or wider
-    added: int | None = None  # which argument is added
+    row: Tensor | None = None  # (N,); not part of `finish`, because a kernel may add it at lower cost
+    operands: tuple[int, int] = (0, 1)  # the positions of lhs and rhs among the arguments
+    # from gradients of lhs and rhs to the arguments' shapes, or broadcast ones
+    restore: tuple[_View, _View] = (_same, _same)
+    added: int | None = None  # the position of the summand
     alpha: Any = 1  # factor of the product
-    beta: Any = 1  # factor of what is added
+    beta: Any = 1  # factor of the summand
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the operator itself, of two matrices as they are given."""
+        """Whether the product is the operator itself on two 2-D matrices, without views or summand."""
         views = (self.finish, *self.restore)
         return all(view is _same for view in views) and self.row is None and self.lhs.dim() == 2
 
     def complete(self, product: Tensor) -> Tensor:
-        """The operator's result, given lhs @ rhs."""
+        """The operator's result for the product lhs @ rhs."""
         return self.finish(product if self.row is None else product + self.row.to(product.dtype))
 
 
 def as_product(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """The product that `op` is, or None if it is none or its operands do not fit together."""
+    """The matrix product that `op` computes; None if it is not one or the operands do not match."""
     form = _PRODUCTS.get(op)
     product = form(*args, **kwargs) if form is not None else None
     if product is None or not _fits(product.lhs, product.rhs):
@@ -124,7 +126,7 @@ def _matmul(lhs: Tensor, rhs: Tensor) -> Product | None:
         try:
             lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         except RuntimeError:
-            return None  # the reference raises PyTorch's own error for it
+            return None  # the reference raises PyTorch's error
         matrix_shape = (*lead, a.shape[-2], b.shape[-1])
         a = a.expand(*lead, *a.shape[-2:]).flatten(0, -3)
         b = b.expand(*lead, *b.shape[-2:]).flatten(0, -3)
@@ -170,7 +172,7 @@ _PRODUCTS: dict[OpOverload, Callable[..., Product | None]] = {
 
 
 class BiasedConvolution(NamedTuple):
-    """A convolution, its bias, and whether the operator was given one example without a batch dimension."""
+    """A convolution, its bias, and whether the input has no batch dimension."""
 
     conv: Convolution
     bias: Tensor | None
@@ -178,7 +180,7 @@ class BiasedConvolution(NamedTuple):
 
 
 def as_convolution(op: OpOverload, args: tuple[Any, ...]) -> BiasedConvolution | None:
-    """The convolution that `op` is, or None if it is none (padding given as a string is none)."""
+    """The convolution that `op` computes; None if it is not one, or padding is a string."""
     form = _CONVOLUTIONS.get(op)
     if form is None or args[0].dim() not in (args[1].dim(), args[1].dim() - 1):
         return None
@@ -226,11 +228,11 @@ _CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {
     aten.conv_transpose2d.input: _conv_transpose,
     aten.conv_transpose3d.input: _conv_transpose,
 }
-# With all their overloads: one takes padding as a string.
+# All overloads, including those that take padding as a string.
 CONVOLUTIONS = frozenset(op.overloadpacket for op in within(CONVOLUTION))
 
 
 def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> tuple[Any, ...]:
-    """The arguments of aten.convolution.default."""
+    """The arguments of aten.convolution.default for a convolution."""
     lists = (list(conv.stride), list(conv.padding), list(conv.dilation))
     return conv.x, conv.weight, bias, *lists, conv.transposed, list(conv.output_padding), conv.groups

@@ -1,13 +1,13 @@
-"""The gradient of out_dtype, made of out_dtype again.
+"""The gradient of out_dtype, composed of out_dtype calls.
 
-With y = cast(op(x_1, ..., x_n), output_dtype) and the gradient G of y, the gradient of x_i is computed in the common
-dtype and cast once, to the dtype of x_i. The casts themselves have gradient 1, as `Tensor.to` has.
+For y = cast(op(x_1, ..., x_n), output_dtype) and the gradient G of y, the gradient of x_i is computed in the common
+dtype and cast once, to the dtype of x_i. The casts have gradient 1, as in `Tensor.to`.
 
     product       dL = G @ Rᵀ, dR = Lᵀ @ G
-    convolution   dx is the transposed convolution of G; dw is a convolution of x by G in which batch and channels have
-                  changed places, stride and dilation too (torch.nn.grad computes it so)
-    others        one rule each below; an operator without one is differentiated through its reference by PyTorch's
-                  own formulas
+    convolution   dx is the transposed convolution of G; dw is a convolution of x by G with batch and channels
+                  exchanged, and stride and dilation exchanged (as in torch.nn.grad)
+    others        one rule each below; an operator without a rule is differentiated through its reference by
+                  PyTorch's formulas
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from hop.kernels.aten.convolution import Convolution
 
 aten = torch.ops.aten
 
-# What a rule returns: the gradient by the position of the argument, in any dtype.
+# The result of a rule: gradients by argument position, in any dtype.
 Gradients = dict[int, Tensor]
 Rule = Callable[..., Gradients]
 
@@ -46,7 +46,7 @@ def gradient(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[Tensor | None]:
-    """The gradient of each leaf of ((op, output_dtype, *args), kwargs) that is needed, in the leaf's dtype."""
+    """Gradients of the leaves of ((op, output_dtype, *args), kwargs) that need one, each in the leaf's dtype."""
     common = common_dtype(describe(op), output_dtype, args, kwargs)
     starts = [2]
     for arg in args:
@@ -62,7 +62,7 @@ def gradient(
 
 
 def by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The gradients by the position of the argument, None for an operator without a rule of ours."""
+    """Gradients by argument position; None if `op` has no rule here."""
     product = as_product(op, args, kwargs)
     if product is not None:
         return _product(grad, wanted, common, product, args)
@@ -115,7 +115,7 @@ def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Produ
 
 
 def _narrowest(argument: Tensor, operand: Tensor, common: torch.dtype) -> torch.dtype:
-    """The argument's own dtype, unless a broadcast argument still has to be summed."""
+    """The argument's dtype, or the common dtype if the gradient of a broadcast argument still has to be summed."""
     return argument.dtype if argument.numel() == operand.numel() else common
 
 
@@ -141,7 +141,7 @@ def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: Bias
 
 
 def adjoint(conv: Convolution, grad: Tensor) -> Convolution:
-    """The convolution that takes the gradient of the result to that of the input."""
+    """The convolution that maps the result's gradient to the input's."""
     extra = [0] * len(conv.stride)
     if not conv.transposed:
         extra = [
@@ -161,9 +161,9 @@ def adjoint(conv: Convolution, grad: Tensor) -> Convolution:
 
 
 def input_of(conv: Convolution, d: Tensor) -> Tensor:
-    """The gradient of the input in the result of `adjoint`."""
+    """The input's gradient, cut out of the result of `adjoint`."""
     for dim, size in enumerate(conv.x.shape[2:] if conv.transposed else (), start=2):
-        d = d.narrow(dim, 0, size)  # an output padding of a stride or more leaves terms past the input
+        d = d.narrow(dim, 0, size)  # an output padding of at least the stride leaves terms past the input
     return d
 
 
@@ -173,8 +173,10 @@ def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:
 
 
 def filter_adjoint(conv: Convolution, wide: Tensor, narrow: Tensor) -> Convolution:
-    """The convolution whose result holds the gradient of the weight; `wide` is the side that the kernel slides over,
-    `narrow` the other, both (N, C, *S)."""
+    """The convolution whose result contains the weight's gradient.
+
+    `wide` is the side that the kernel slides over, `narrow` the other side; both are (N, C, *S).
+    """
     n, channels, *size = wide.shape
     x = wide.transpose(0, 1)
     if conv.groups > 1:
@@ -185,9 +187,9 @@ def filter_adjoint(conv: Convolution, wide: Tensor, narrow: Tensor) -> Convoluti
 
 
 def filter_of(conv: Convolution, d: Tensor) -> Tensor:
-    """The gradient of the weight in the result of `filter_adjoint`."""
+    """The weight's gradient, cut out of the result of `filter_adjoint`."""
     for dim, size in enumerate(conv.weight.shape[2:], start=2):
-        d = d.narrow(dim, 0, size)  # where the stride leaves a remainder, there are terms past the kernel
+        d = d.narrow(dim, 0, size)  # a remainder of the stride leaves terms past the kernel
     return d.transpose(0, 1)
 
 
@@ -257,8 +259,10 @@ def _clamp(
 
 
 def _kept(x: Tensor, common: torch.dtype, low: Any = None, high: Any = None) -> Tensor:
-    """Where clamp keeps x, the bounds included: PyTorch's own gradient there is 1 until 2.13 and 0 since
-    (pytorch#195931)."""
+    """Mask of elements that clamp keeps, including the bounds.
+
+    PyTorch's own gradient at the bounds is 1 up to version 2.13, and 0 since (pytorch#195931).
+    """
     value = x.detach().to(common)
     kept = torch.ones_like(value, dtype=torch.bool)
     kept = kept if low is None else kept & (value >= low)
@@ -266,7 +270,7 @@ def _kept(x: Tensor, common: torch.dtype, low: Any = None, high: Any = None) -> 
 
 
 def forward_mode(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """What `meaning.reference` gives, in operators whose derivative is that of the rules above."""
+    """The value of `meaning.reference`, from operators whose derivatives agree with the rules above."""
     y = meaning.reference(op, output_dtype, *args, **kwargs)
     if op != aten.clamp.default:
         return y

@@ -1,6 +1,8 @@
-"""The arguments of an operator that keep their dtype: they say which elements, how many or in which layout, and are
-no operands of its arithmetic. Schemas do not say so; here it is by the name of the argument, or of operator and
-argument. A test compares the lists with the schemas of all of ATen."""
+"""Arguments that keep their dtype because they are not operands of the arithmetic.
+
+They select elements, count them or describe a layout. Schemas do not tell, so they are listed here by argument name, or
+by operator and argument name. A test compares the lists with the schemas of all ATen operators.
+"""
 
 from hop.compat.eager import OpOverload
 
@@ -12,13 +14,13 @@ _NAMES = frozenset(
         *("offsets", "offs", "offset2bag", "col_offsets", "col_offsets_ih", "col_offsets_hh"),
         # choices
         *("mask", "condition", "thread_masks"),
-        # numbers of elements
+        # counts of elements
         *("repeats", "lengths", "input_lengths", "target_lengths", "batch_sizes", "bag_size", "fweights", "count"),
         *("nested_size", "nested_strides", "cpu_nested_shape_example", "min_seqlen", "max_seqlen"),
         # packed weights, and scales in the format that the operator reads
         *("scale_a", "scale_b", "scale_result"),
         *("packed", "packed_weight", "packed_weights", "packed_ih", "packed_hh", "meta", "mat1_meta", "compressed_A"),
-        # tensors of which only the shape, dtype or existence matters
+        # tensors used only for their shape, dtype or presence
         *("dummy", "dep_token", "the_template", "like", "nt_example"),
     }
 )
@@ -53,8 +55,8 @@ _OPERATORS = {
     "w_ih": ("aten::quantized_gru_cell", "aten::quantized_rnn_relu_cell", "aten::quantized_rnn_tanh_cell"),
     "w_hh": ("aten::quantized_gru_cell", "aten::quantized_rnn_relu_cell", "aten::quantized_rnn_tanh_cell"),
 }
-# These are indices, masks or zero points where they hold integers or booleans. Floats there are operands:
-# probabilities, summands, zero points that are learned.
+# Indices, masks or zero points if they are integers or booleans. Floats here are operands: probabilities, summands,
+# learned zero points.
 _INTEGERS_OF_OPERATOR = {
     "aten::cross_entropy_loss": {"target"},
     "aten::scaled_dot_product_attention": {"attn_mask"},
@@ -69,5 +71,5 @@ def kept(op: OpOverload) -> frozenset[str]:
 
 
 def kept_integers(op: OpOverload) -> frozenset[str]:
-    """Names of the arguments of `op` that keep their dtype if they hold integers or booleans."""
+    """Names of the arguments of `op` that keep their dtype if they are integers or booleans."""
     return _INTEGERS | _INTEGERS_OF_OPERATOR.get(op._schema.name, set())

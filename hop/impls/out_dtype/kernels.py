@@ -1,8 +1,8 @@
-"""The kernels of out_dtype, in the order in which they are matched.
+"""The kernels of out_dtype, in matching order.
 
-Integer operands that are int8, uint8 or int16 go to the integer products; what the product gives modulo 2^32 is the
-result where the common dtype has 32 bits or fewer, and elsewhere it is so while the sums cannot overflow, or, for
-float results, while float32 would not have rounded them either.
+Products of int8, uint8 and int16 use the integer kernels, which compute modulo 2^32. This is the result if the common
+dtype has at most 32 bits. For wider common dtypes it is exact while sums cannot overflow, and for float results while
+float32 would not round the sums either.
 """
 
 import math
@@ -28,7 +28,7 @@ from hop.kernels.gpu import product as gpu
 
 
 class FormedCall(NamedTuple):
-    """A call in the form that the kernels take."""
+    """A call in the form that kernels take."""
 
     form: Any  # Product or BiasedConvolution
     common: torch.dtype
@@ -38,7 +38,7 @@ class FormedCall(NamedTuple):
     kwargs: dict[str, Any]
 
     def plan(self, compute: "Callable[[FormedCall], Tensor]") -> Plan:
-        """The plan that brings operands to the form anew."""
+        """A plan that brings new operands into the form and calls `compute`."""
         bare = self._replace(form=None, given=())
 
         def run(*given: Any) -> Tensor:
@@ -56,7 +56,7 @@ def _form(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prod
 def candidates(
     op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Kernel, FormedCall]]:
-    """The kernels to match, each with the call in its own form."""
+    """The kernels to match in order, each with the call in normal form."""
     if (form := _form(op, args, kwargs)) is None:
         return
     common = common_dtype(describe(op), output_dtype, args, kwargs)
@@ -66,9 +66,10 @@ def candidates(
 
 
 def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """The reference, with its products of integers as float32 products over chunks of K: for exported programs."""
+    """The reference with integer products as float32 products over chunks of K, for exported programs."""
     for kernel, call in candidates(op, output_dtype, args, kwargs):
-        compute = {_INTEGER_PRODUCT: _run_product, _INTEGER_CONVOLUTION: _run_convolution}.get(kernel)  # none is native
+        # no native kernels here
+        compute = {_INTEGER_PRODUCT: _run_product, _INTEGER_CONVOLUTION: _run_convolution}.get(kernel)
         if compute is not None and not isinstance(kernel.match(call), Declined):
             return compute(call, "floats")
     return reference(op, output_dtype, *args, **kwargs)
@@ -76,7 +77,7 @@ def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any
 
 # ---- integer products
 
-# Common dtypes that need no more than the sums modulo 2^32.
+# Common dtypes for which sums modulo 2^32 suffice.
 _MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8})
 
 
@@ -89,7 +90,7 @@ def _check_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> N
     if not exact and not call.common.is_floating_point:
         raise Declined(f"the common dtype is {call.common}")
     if not exact and is_integer(call.output_dtype):
-        raise Declined("a float factor stands between integers, which the reference multiplies in float64")
+        raise Declined("integers are combined with a float factor, which the reference multiplies in float64")
     limit = 2**31 - 1 if exact else 2**24
     largest = limit // integer.largest_product(lhs.dtype, rhs.dtype)
     if not isinstance(terms, int) or terms > largest:
@@ -97,9 +98,11 @@ def _check_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> N
 
 
 def _is_native(call: FormedCall) -> bool:
-    """Whether the product, if it is one of integers, becomes a native operator in a compiled program. Inductor fuses a
-    term in bfloat16 or float16 with what computes it, unless it is rounded first (Hop._lower), so such calls are left
-    to the general kernel."""
+    """Whether an integer product becomes a native operator in compiled programs.
+
+    Inductor fuses a bfloat16 or float16 summand with its producer unless the summand is rounded first (Hop._lower), so
+    such calls go to the general kernel.
+    """
     product: Product = call.form
     if call.common not in _MODULO and product.added is not None:
         return False
@@ -112,14 +115,14 @@ def _prepare_product(call: FormedCall) -> Plan:
     general = call.plan(_run_product)
     if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.is_cpu and eager.is_plain_eager()):
         return general
-    # Two matrices of bytes on the CPU: 4 µs around the product instead of 20.
+    # Two matrices of bytes on the CPU: this plan costs 4 µs on top of the product instead of 20 µs.
     way = integer.route(lhs, rhs)
     if way == "native" and {lhs.dtype, rhs.dtype} <= {torch.int8, torch.uint8}:
         return native_product.planned_int_mm(lhs, rhs)
     (k, n), int_mm = rhs.shape, eager.int_mm
     if way != "int_mm" or not (lhs.dtype is rhs.dtype is torch.int8 and k > 1 and n > 1):
         return general
-    row, layouts = (k, 1), ((1, k), (n, 1))  # strides that torch._int_mm reads right (integer.row_major)
+    row, layouts = (k, 1), ((1, k), (n, 1))  # strides that torch._int_mm reads correctly (integer.row_major)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         if a.stride() == row and b.stride() in layouts and holds(a) and holds(b):
@@ -149,7 +152,8 @@ def _prepare_convolution(call: FormedCall) -> Plan:
         raise Declined("the shapes do not fit together")
     first, second, *kernel = conv.weight.shape
     if torch.int32 in (conv.x.dtype, conv.weight.dtype) and call.common is torch.int32:
-        return call.plan(_run_convolution)  # ATen has plain convolutions of int32 alone, the reference takes int64
+        # among integers, ATen has plain convolutions only for int32; the reference uses int64
+        return call.plan(_run_convolution)
     terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
     _check_integers(conv.x, conv.weight, terms, call)
     return call.plan(_run_convolution)
@@ -212,13 +216,11 @@ def _run_float8(call: FormedCall) -> Tensor:
 def _prepare_gpu(call: FormedCall) -> Plan:
     product: Product = call.form
     if not gpu.takes(product.lhs):
-        raise Declined("for GPUs, in eager mode and programs that are compiled for this process")
+        raise Declined("for GPUs, in eager mode and in programs compiled for this process")
     if {product.lhs.dtype, product.rhs.dtype} - {torch.float8_e4m3fn, torch.float8_e5m2}:
         raise Declined(f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes float8_e4m3fn and float8_e5m2")
     if call.common is not torch.float32 or product.lhs.dim() != 2:
-        raise Declined(
-            f"for two matrices, and the common dtype float32; got {product.lhs.dim()} dimensions, {call.common}"
-        )
+        raise Declined(f"for two matrices with common dtype float32; got {product.lhs.dim()} dimensions, {call.common}")
     decline(gpu.declines(gpu.product(product.lhs, product.rhs, torch.float32)))
     return call.plan(_run_gpu)
 
@@ -235,9 +237,9 @@ def _prepare_bfloat16(call: FormedCall) -> Plan:
     product: Product = call.form
     dtypes = (product.lhs.dtype, product.rhs.dtype, call.output_dtype)
     if any(d is not torch.bfloat16 for d in dtypes):
-        raise Declined(f"operands are {dtypes[0]} and {dtypes[1]}, the output {dtypes[2]}; takes bfloat16 alone")
+        raise Declined(f"operands are {dtypes[0]} and {dtypes[1]}, the output {dtypes[2]}; takes only bfloat16")
     if product.added is not None:
-        raise Declined("adds to the sum before it is rounded")
+        raise Declined("adds a summand before the sum is rounded")
     if not product.lhs.is_cpu:
         raise Declined(f"no kernel for device {product.lhs.device.type}")
     if not eager.multiplies_bfloat16():

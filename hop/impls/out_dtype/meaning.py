@@ -1,12 +1,12 @@
-"""The meaning of out_dtype, in plain ATen: promote, run, cast.
+"""The meaning of out_dtype in plain ATen: promote, run, cast.
 
     y = cast(op(cast(x_1, C), ..., cast(x_n, C)), output_dtype)        C = the common dtype (promotion.py)
 
 For linear integer operators the result equals that of exact integers modulo 2^bits of `output_dtype`.
 
-Where integers pass through float32 on their way to integers, as in a mean or beside a float factor, backends add and
-multiply in different orders, with FMA or without, and a last bit decides between two integers. So `op` runs in float64,
-where products of two float32 numbers and sums of integers are exact, and its result is rounded to float32 once.
+If integers become float32 and then integers again, as in a mean or with a float factor, backends add and multiply in
+different orders, with or without FMA, and the last bit decides between two integers. Therefore `op` runs in float64,
+where products of two float32 values and sums of integers are exact, and its result is rounded to float32 once.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from hop.numerics.spelling import shown
 
 
 def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """What out_dtype(op, output_dtype, *args, **kwargs) returns, for arguments in canonical form."""
+    """The result of out_dtype(op, output_dtype, *args, **kwargs) for canonical arguments."""
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)
     dtype = run_dtype(op, common)
@@ -38,28 +38,28 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
         result = _rounded_once(inner, *_in_float64(inner, cast_args, cast_kwargs))
     else:
         result = run(inner, dtype, cast_args, cast_kwargs)
-        if result.dtype is torch.float32 and is_integer(common) and is_integer(output_dtype):  # exp, for instance
+        if result.dtype is torch.float32 and is_integer(common) and is_integer(output_dtype):  # for example exp
             result = _rounded_once(inner, *_in_float64(inner, *inner.cast(cast_args, cast_kwargs, torch.float32)))
     if op.overloadpacket in CONVOLUTIONS and all(is_integer(x.dtype) for x in args[:2]):
-        result = lay_out(result, *args[:2])  # ATen's own layout differs between backends, and between fake and real
+        result = lay_out(result, *args[:2])  # ATen's layout differs between backends, and between fake and real tensors
     if inner.returns_view and result.dtype == output_dtype:
         return result.clone()
     return result.to(output_dtype)
 
 
 def run(inner: Inner, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What the operator returns for arguments of which the promoted ones are brought to `dtype`."""
+    """Run the operator with promoted arguments cast to `dtype`."""
     cast_args, cast_kwargs = inner.cast(args, kwargs, dtype)
     form = None if dtype.is_floating_point or dtype.is_complex else choosing.form(inner.op)
     return inner.op(*cast_args, **cast_kwargs) if form is None else form(inner.op, *cast_args, **cast_kwargs)
 
 
-# On CPUs these round once in float32 too; GPUs may multiply by a reciprocal.
+# On CPUs these round only once in float32 as well; GPUs may multiply by a reciprocal.
 _ONE_ROUNDING = within(DIVIDE, MULTIPLY)
 
 
 def passes_floats(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether integers become float32 in this call and then integers again."""
+    """Whether the call converts integers to float32 and back to integers."""
     if output_dtype.is_floating_point or output_dtype.is_complex:
         return False
     if run_dtype(inner.op, common_dtype(inner, output_dtype, args, kwargs)) is not torch.float32:
@@ -71,7 +71,7 @@ def passes_floats(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def _in_float64(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, which are float32, in float64. Numbers are rounded to float32 too: twice 24 bits fit in 53."""
+    """Convert float32 arguments to float64. Numbers are rounded to float32 first; products of 24 bits fit in 53."""
     args, kwargs = inner.cast(args, kwargs, torch.float64)
     names = [a.name for a in inner.positional]
 
@@ -82,8 +82,10 @@ def _in_float64(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The operator in float64, rounded to float32. Products and means are written out: a kernel may scale the operands
-    of a product, or multiply a sum by 1 / n."""
+    """Run the operator in float64, and round the result to float32.
+
+    Products and means are written out, because a kernel may scale a product's operands, or multiply a sum by 1 / n.
+    """
     form = as_product(inner.op, args, kwargs)
     if form is not None:
         result = form.complete(torch.matmul(form.lhs, form.rhs))
@@ -98,14 +100,14 @@ def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def call(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """out_dtype itself, for the rules that are made of it."""
+    """Call out_dtype, for rules that are composed of it."""
     return operators["hop_out_dtype"](op, output_dtype, *args, **kwargs)
 
 
 def check(
     op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Raise for a call that breaks a rule; return its arguments in canonical form."""
+    """Raise for an invalid call; return its arguments in canonical form."""
     if not isinstance(op, OpOverload):
         raise ValueError(f"out_dtype: op must be an operator overload of torch.ops, got {shown(op)}; {_such(op)}")
     if not isinstance(output_dtype, torch.dtype):
@@ -129,19 +131,19 @@ def check(
 
 
 def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for a quantized tensor, whose real numbers an integer result would cut off."""
+    """Raise TypeError for a quantized tensor with an integer output, which would truncate its real values."""
     for name, value in inner.operands(args, kwargs):
         if isinstance(value, Tensor) and hasattr(value, "quantizer"):
             raise TypeError(
-                f"out_dtype: argument {name!r} of {inner.op} is a QuantizedTensor, which stands for real numbers, and "
+                f"out_dtype: argument {name!r} of {inner.op} is a QuantizedTensor, which represents real numbers, but "
                 f"output_dtype is {output_dtype}; give its .codes, or use hop.scaled"
             )
 
 
 def _such(op: Any) -> str:
     if isinstance(op, OpOverloadPacket):
-        return f"take one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
-    return "take one such as torch.ops.aten.mm.default"
+        return f"use one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
+    return "use one such as torch.ops.aten.mm.default"
 
 
 def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,7 +157,7 @@ def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any])
                 "compute dtype; dequantize it first"
             )
         if value.dim() == 0 and value.device.type == "cpu":
-            continue  # PyTorch lets a number in a CPU tensor stand beside tensors of any device
+            continue  # PyTorch allows zero-dimensional CPU tensors together with tensors of any device
         if first is None:
             first = (name, value)
         elif value.device != first[1].device:

@@ -1,4 +1,4 @@
-"""out_dtype: the operator behind it, and the public function."""
+"""out_dtype: its operator and the public function."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 
 
 class OutDtype(Hop):
-    """The operator behind `hop.out_dtype`."""
+    """The operator of `hop.out_dtype`."""
 
     def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = meaning.check(op, output_dtype, args, kwargs)
@@ -64,16 +64,16 @@ class OutDtype(Hop):
 out_dtype_operator = OutDtype("hop_out_dtype")
 
 _NAME = "out_dtype"
-_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
+_key, _find = plan.key, plan.find  # a module's global names are found faster than attributes
 
 
 def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """Run `op` on operands of any dtypes and return its result in `output_dtype`.
 
-    The tensor and Scalar arguments of `op` are brought to one common dtype with `output_dtype` (PyTorch's elementwise
-    promotion, 8-bit floats and unsigned integers included), `op` runs, and its result is cast. Index arguments keep
-    their dtype. Linear operators on integers are exact, modulo 2^bits of `output_dtype`; int8, uint8 and int16 matrix
-    products and convolutions run on integer kernels.
+    The tensor and Scalar arguments of `op` are cast to one common dtype together with `output_dtype` (PyTorch's
+    elementwise promotion, extended to 8-bit floats and unsigned integers), `op` runs, and its result is cast. Index
+    arguments keep their dtype. Linear operators on integers are exact, modulo 2^bits of `output_dtype`; int8, uint8 and
+    int16 matrix products and convolutions run on integer kernels.
 
     Args:
         op: a functional operator overload that returns one tensor, such as `torch.ops.aten.mm.default`.
@@ -81,15 +81,15 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
         args, kwargs: the arguments of `op`, in its own order.
 
     Returns:
-        A new tensor of the shape that `op` gives, dtype `output_dtype`. It carries gradients to the floating-point
-        operands if `output_dtype` is floating point.
+        A new tensor with the shape of `op`'s result and dtype `output_dtype`. It is differentiable with respect to
+        floating-point operands if `output_dtype` is floating point.
 
     Raises:
-        ValueError: `op` is no operator overload, writes to its arguments, returns several tensors or draws random
+        ValueError: `op` is not an operator overload, writes to its arguments, returns several tensors or draws random
             numbers.
-        TypeError: `output_dtype` or the dtype of an operand is none that tensors can be cast to.
-        RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`
-            itself (such as shapes that do not fit).
+        TypeError: tensors cannot be cast to `output_dtype` or from an operand's dtype.
+        RuntimeError: arguments do not match the schema of `op`, operands are on different devices, or `op` itself
+            raises (for example for shapes that do not match).
 
     Example:
         >>> a = torch.randint(-128, 128, (2, 64), dtype=torch.int8)
@@ -108,7 +108,7 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
 
 
 def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple[Any, ...]) -> Plan:
-    """The plan of calls like this one: that of the first kernel that takes it, of plain tensors."""
+    """Create and remember the plan of calls like this one: that of the first matching kernel, for plain tensors."""
     args, kwargs = meaning.check(op, output_dtype, given, {})
     plans: Iterable[Any] = ()
     if plan.is_plain(plan.PLAIN, args, kwargs):
@@ -122,11 +122,13 @@ def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: An
 
 
 def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """What Dynamo sees of out_dtype. Only an overload can stand in its graph; for anything else Dynamo's own error
-    would name neither the argument nor the rule."""
+    """The form of out_dtype that Dynamo traces.
+
+    Dynamo's graph only accepts operator overloads; for anything else its own error would not name the argument.
+    """
     if not isinstance(op, OpOverload):
         raise ValueError(
-            f"out_dtype: op must be an operator overload of torch.ops, got {op}; take one such as "
+            f"out_dtype: op must be an operator overload of torch.ops, got {op}; use one such as "
             "torch.ops.aten.mm.default"
         )
     return _node(op, output_dtype, *args, **kwargs)
@@ -137,5 +139,5 @@ dynamo.trace_as(out_dtype, _traced)
 
 
 def explain(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> str:
-    """Which implementation `out_dtype` of these arguments takes, and why each one before it declined: a line each."""
+    """Explain which implementation computes an `out_dtype` call, and why those before it declined: one line each."""
     return out_dtype_operator.explain(op, output_dtype, *args, **kwargs)

@@ -1,15 +1,15 @@
-"""The dtype in which out_dtype computes.
+"""The dtype out_dtype computes in.
 
-`common_dtype` is PyTorch's elementwise promotion (torch.result_type: tensors with dimensions before those without,
-before Python numbers), taken to the dtype in which PyTorch computes elementwise (float32 for the 16-bit floats), and
-completed where torch.promote_types refuses:
+`common_dtype` is PyTorch's elementwise promotion (torch.result_type: tensors with dimensions first, then
+zero-dimensional ones, then Python numbers), followed by the dtype PyTorch computes elementwise operators in (float32
+for the 16-bit floats). It also covers cases that torch.promote_types rejects:
 
-* the 8-bit floats compute in float32, as the 16-bit ones do;
-* an unsigned type beside a signed or a narrower one gives the smallest type that holds both; beside a type as wide or
-  wider it gives int64 at most (uint64 beside a signed type: int64, the same 64 bits).
+* 8-bit floats compute in float32, as 16-bit ones do;
+* an unsigned type with a signed or a narrower one gives the smallest type that represents both, and at most int64
+  (uint64 with a signed type: int64, the same 64 bits).
 
-`run_dtype` is the dtype in which the reference calls ATen. It differs from the common one only where ATen has no kernel
-for it or refuses it, and there it gives the same integers.
+`run_dtype` is the dtype the reference calls ATen with. It differs from the common dtype only where ATen has no kernel
+for that dtype or rejects it, and gives the same integers there.
 """
 
 import functools
@@ -50,7 +50,7 @@ _STANDARD = [
     torch.complex64,
     torch.complex128,
 ]
-# In this order: a bool is an int to Python.
+# In this order, because bool is a subclass of int.
 _NUMBERS = {
     bool: (bool, torch.SymBool),
     int: (int, torch.SymInt),
@@ -59,22 +59,22 @@ _NUMBERS = {
 }
 DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
 
-# Sums of products: arithmetic modulo 2^bits may run in any wider integer.
+# Sums of products: arithmetic modulo 2^bits may run in any wider integer dtype.
 _LINEAR = {op.overloadpacket for op, row in TABLE.items() if row.family.is_linear}
 _LINEAR |= {aten.einsum, aten.tensordot, aten.rsub, aten.neg}
-# ATen has these in float only, or would answer in the default dtype.
+# ATen computes these only in floats, or would return the default dtype.
 _FLOAT32_FOR_INTEGERS = within(DIVIDE) | {aten.true_divide.Tensor, aten.true_divide.Scalar}
-# On CPU these have int64 kernels and no narrower ones.
+# On CPU these have kernels for int64, but not for narrower integers.
 _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
 _FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN, INTERPOLATE)} - _INT64_PACKETS | {
     aten._adaptive_avg_pool2d
 }
 
-_UINT8_FOR_BOOL = {op.overloadpacket for op in within(MAXIMUM)}  # ATen pools no booleans
+_UINT8_FOR_BOOL = {op.overloadpacket for op in within(MAXIMUM)}  # ATen does not pool booleans
 
 
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    """The dtype that the promoted arguments and `output_dtype` have in common."""
+    """The common dtype of the promoted arguments and `output_dtype`."""
     kinds: list[Any] = []
     for name, value in inner.operands(args, kwargs):
         if not inner.promotes(name, value):
@@ -88,7 +88,7 @@ def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...],
 
 @functools.lru_cache(maxsize=4096)
 def _common(output_dtype: torch.dtype, default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
-    """`kinds`: of a tensor its dtype and whether it has no dimensions, of a number its Python type."""
+    """The common dtype for `kinds`: (dtype, is zero-dimensional) of each tensor, the Python type of each number."""
     dims, zero_dims, numbers = {output_dtype}, set(), set()
     for kind in kinds:
         if isinstance(kind, tuple):
@@ -108,7 +108,7 @@ def _common(output_dtype: torch.dtype, default: torch.dtype, kinds: tuple[Any, .
 
 
 def _promote_all(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    # Signed and unsigned first take their widest: the result does not depend on the order.
+    # Signed and unsigned types are each widened first, so that the result does not depend on the order.
     ordered = sorted({_COMPUTE.get(d, d) for d in dtypes}, key=lambda d: (d in _UNSIGNED, d.itemsize, str(d)))
     return functools.reduce(_promote_pair, ordered)
 
@@ -136,12 +136,12 @@ def _category(dtype: torch.dtype) -> int:
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """True for the integer dtypes; bool is not one of them."""
+    """Whether a dtype is an integer dtype; bool is not."""
     return _category(dtype) == 1
 
 
 def run_dtype(op: OpOverload, common: torch.dtype) -> torch.dtype:
-    """The dtype in which the reference calls `op`."""
+    """The dtype the reference calls `op` with."""
     packet = op.overloadpacket
     if common is torch.bool and packet in _UINT8_FOR_BOOL:
         return torch.uint8

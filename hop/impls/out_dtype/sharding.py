@@ -1,11 +1,10 @@
-"""out_dtype on DTensors: each process computes its part with the same kernels, in the same arithmetic.
+"""out_dtype on DTensors: each process computes its shard with the same kernels and arithmetic.
 
-Placements are those that DTensor's own strategy for the inner operator chooses. A sum that is still spread over
-processes (Partial) does not commute with a cast that rounds or widens, so
+Placements are those of DTensor's own strategy for the inner operator. A Partial sum does not commute with a cast that
+rounds or widens, therefore
 
-* a Partial operand is reduced before it is promoted, unless it has the common dtype already;
-* a Partial result is left as it is, or reduced in the dtype it was computed in and cast afterwards, unless the cast
-  between integers, which keeps sums modulo 2^bits, narrows it.
+* a Partial result is reduced in the dtype it was computed in, and cast afterwards. It stays Partial only without a
+cast, or if the cast narrows integers, which preserves sums modulo 2^bits.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from hop.impls.out_dtype.promotion import common_dtype, is_integer, run_dtype
 aten = torch.ops.aten
 
 
-# Collectives do not sum these; a wider integer has the same sum, modulo 2^bits.
+# Collectives cannot sum these dtypes; a wider integer has the same sum, modulo 2^bits.
 _REDUCED_IN = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
@@ -35,7 +34,7 @@ _REDUCED_IN = {
 
 
 def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """out_dtype for operands of which at least one is a DTensor: a DTensor of `output_dtype`."""
+    """Compute out_dtype with at least one DTensor operand. Returns a DTensor of `output_dtype`."""
     inner = describe(op)
     run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs))
     args = inner.map_promoted(args, lambda x: _reduce(x, run))
@@ -47,7 +46,7 @@ def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwar
 
 
 def _reduce(x: Any, run: torch.dtype) -> Any:
-    """A Partial operand of another dtype, summed up."""
+    """Reduce a Partial operand that has another dtype."""
     return _replicate_partials(x) if dtensor.is_dtensor(x) and x.dtype != run else x
 
 
@@ -57,7 +56,7 @@ def _replicate_partials(x: Any) -> Any:
 
 
 def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
-    """Whether summing and casting may change places."""
+    """Whether the cast may come before the sum."""
     if output_dtype in _REDUCED_IN:
         return False
     if run == output_dtype:
@@ -79,8 +78,11 @@ def _local(
 
 
 def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any) -> Tensor:
-    """Composite products become mm or bmm, convolutions keep a sharded batch, and anything else runs its reference on
-    the DTensors."""
+    """Compute an operator for which DTensor has no strategy.
+
+    Composite products become mm or bmm, convolutions keep a sharded batch, and other operators run their reference on
+    the DTensors.
+    """
     product = as_product(op, args, kwargs)
     if product is not None:
         return _product(product, output_dtype, run)
@@ -99,7 +101,7 @@ def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> T
 
 
 def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
-    """Each process takes its examples whole, with all of the weight."""
+    """Convolve whole examples in each process, with the weight replicated."""
     x, weight = args[:2]
     everywhere = [dtensor.replicate()] * x.device_mesh.ndim
     batched = x.dim() == weight.dim()

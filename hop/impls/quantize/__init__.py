@@ -1,9 +1,9 @@
-"""quantize and fake_quantize: from a float tensor to codes and scales, and to the numbers that those stand for.
+"""quantize and fake_quantize: from a float tensor to codes and scales, and to the values these represent.
 
-The meaning is Quantizer's. Here are the operators: what may be asked (arguments.py), and the gradient.
+Quantizer defines the meaning. This package has the operators: their argument checks (arguments.py) and gradients.
 
-    hop_quantize(quantizer, x, scale, zero_point, noise, usages, gradient) -> QuantizedTensor
-    hop_fake_quantize(quantizer, x, scale, zero_point, noise, gradient)    -> tensor
+    hop_quantize(quantizer, x, scale, zero_point, noise, usages, gradient)  -> QuantizedTensor
+    hop_fake_quantize(quantizer, x, scale, zero_point, noise, gradient)     -> tensor
 """
 
 from hop.impls.quantize.operator import dequantize as dequantize

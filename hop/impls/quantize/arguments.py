@@ -1,4 +1,4 @@
-"""What may be asked of quantize and fake_quantize, brought to one form."""
+"""Check the arguments of quantize and fake_quantize, and bring them to one form."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def checked(
     usages: Sequence[str],
     gradient: str,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The scale and zero point in the shapes of their buffers. Raises for what breaks a rule."""
+    """The scale and zero point in the shapes of their buffers. Raises for invalid arguments."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {shown(x)}; make one with torch.tensor")
     if x.dtype not in copies.APPEARANCES:
@@ -35,7 +35,7 @@ def checked(
     if x.layout != torch.strided:
         raise TypeError(f"{name}: x must be dense, got one of layout {x.layout}; use x.to_dense()")
     if gradient not in GRADIENTS:
-        raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}; take one of them")
+        raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}; use one of them")
     if q.layout is not None:
         q.layout.check_shape(x.shape)
     _check_noise(name, q, x, noise)
@@ -44,10 +44,10 @@ def checked(
         if rows % n:
             raise ValueError(
                 f"{name}: {q} transforms columns in blocks of {n}, of which x's rows must be a multiple; got {rows}; "
-                "pad x, or take usages='rowwise'"
+                "pad x, or use usages='rowwise'"
             )
     if scale is not None and not q.shares_scale() and copies.COLUMNWISE in usages:
-        raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
+        raise ValueError(f"{name}: scale belongs to one copy, but usages are {usages}; quantize each usage separately")
     return fitting_scales(name, _NAMES, q, x.shape, x.device, scale, zero_point)
 
 
@@ -60,11 +60,13 @@ def fitting_scales(
     scale: Any,
     zero_point: Any,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known. `names`
-    are what the caller calls the two."""
+    """The given scale and zero point, in the shapes of their buffers if `shape` is known.
+
+    `names` are the caller's names for the two arguments.
+    """
     if scale is None:
         if zero_point is not None:
-            raise ValueError(f"{name}: {names[1]} must be given with {names[0]}, and {names[0]} is None; {_BOTH}")
+            raise ValueError(f"{name}: {names[1]} must be given with {names[0]}, but {names[0]} is None; {_BOTH}")
         if (missing := q.scale.missing(names[0].removesuffix("scale"))) is not None:
             raise ValueError(f"{name}: {missing}")
         return None, None
@@ -86,13 +88,16 @@ def fitting_scales(
 def _zero_point_rule(names: tuple[str, str], q: Quantizer, zero_point: Any) -> str:
     scale, own = names
     if q.scale.has_zero_point():
-        return f"{own} is None, and {q} needs {own} beside {scale}; pass {own}="
+        return f"{own} is None, and {q} needs {own} in addition to {scale}; pass {own}="
     return f"{own} must be None, as {q} has no zero point, got {shown(zero_point)}; leave it out, or use scale=MinMax()"
 
 
 def check_values(name: str, names: tuple[str, str], q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
-    """Raise ValueError for numbers that are no scale or no zero point, of given tensors whose numbers are at hand:
-    plain ones on the CPU, in eager mode. A graph has none, and one would have to wait for those of a GPU."""
+    """Raise ValueError for values that are not valid scales or zero points.
+
+    Checked only for plain CPU tensors in eager mode: a traced graph has no values, and reading a GPU's would
+    synchronize.
+    """
     memory.check((scale, zero_point))
     _check_numbers(name, names, q, scale, zero_point)
 
@@ -122,10 +127,10 @@ _FIND = "find one with hop.calibration"
 
 
 def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
-    """A number of integers that is no code of the format; None if there is none, or none can be looked at."""
+    """An integer that is not a code of the format; None if there is none or the values cannot be read."""
     if type(zero_point) not in PLAIN or zero_point.is_floating_point() or not zero_point.is_cpu:
         return None
-    if zero_point.dtype == q.format.dtype and q.format.max - q.format.min == 255:  # which holds codes alone
+    if zero_point.dtype == q.format.dtype and q.format.max - q.format.min == 255:  # every value of the dtype is a code
         return None
     if zero_point.numel() == 1:
         n = int(zero_point.item())
@@ -135,7 +140,7 @@ def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
 
 
 def _outside(x: Tensor, least: float, most: float) -> float | None:
-    """A number of x that is not from `least` to `most`; None if there is none, or none can be looked at."""
+    """A value of x outside `least` to `most`; None if there is none or the values cannot be read."""
     if type(x) not in PLAIN or not x.is_floating_point() or not x.is_cpu or x.dtype.itemsize == 1:
         return None
     if x.numel() == 1:
@@ -165,7 +170,7 @@ def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
 
 
 def needless(which: str, q: Quantizer, given: Any) -> str:
-    """What to say of random bits for a quantizer that takes none."""
+    """Error text for random bits given to a quantizer that does not use them."""
     return (
         f"{which} must be None, as {q} rounds to the nearest, got {shown(given)}; leave it out, or use stochastic=True"
     )

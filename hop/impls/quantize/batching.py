@@ -1,4 +1,4 @@
-"""quantize and fake_quantize under vmap: all members of a batch at once, each with scales of its own."""
+"""quantize and fake_quantize under vmap: all members of a batch at once, each with separate scales."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,10 @@ from hop.numerics.quantizer import Quantizer
 def operands(
     q: Quantizer, size: int, dims: Sequence[int | None], x: Tensor, *others: Tensor | None
 ) -> tuple[Quantizer, list[Tensor | None]] | None:
-    """A quantizer of the whole batch, and the tensors with the batch in front; None if a block would span members.
+    """A quantizer for the whole batch, and the tensors with the batch first; None if a block would span members.
 
-    `others` are the scale, the zero point and the noise, each of the shape that it has for one member."""
+    `others` are the scale, the zero point and the noise, each with the shape for one member.
+    """
     front = [None if t is None else _front(t, dim, size) for t, dim in zip((x, *others), dims, strict=True)]
     member = x.shape[: dims[0]] + x.shape[dims[0] + 1 :] if dims[0] is not None else x.shape
     if q.flat:

@@ -1,4 +1,4 @@
-"""Plans of quantize and dequantize: one call of the native operator, or of a GPU's kernel, where they take such."""
+"""Plans of quantize and dequantize that call the native operator or a GPU kernel."""
 
 import operator
 from typing import Any
@@ -19,7 +19,7 @@ _ROWWISE = [copies.ROWWISE]
 
 
 def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
-    """The plan for tensors like x, row-wise, with the scale that the rule finds; `general` where there is none."""
+    """The plan for row-wise quantizing of tensors like x with scales from the rule; `general` if no kernel matches."""
     if not isinstance(x, Tensor) or q.is_random() or _lies_last(x):
         return general
     text = str(q)
@@ -34,7 +34,7 @@ def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
             return general(x)
         try:
             buffers = compute(text, x, None, None, None, _ROWWISE)
-        except RuntimeError:  # of memory: the general way says which
+        except RuntimeError:  # a memory error, which the general plan explains
             return general(x)
         if is_fresh:
             return fresh(names, buffers, q, shape, dtype)
@@ -44,7 +44,7 @@ def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
 
 
 def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
-    """The plan for tensors like x; `general` where there is none."""
+    """The plan for dequantizing tensors like x; `general` if no kernel matches."""
     if type(x) is not QuantizedTensor or x.usages != (copies.ROWWISE,) or _lies_last(x.codes):
         return general
     text, usages, shape, result = str(x.quantizer), x.usages, x.shape, dtype or x.dtype
@@ -67,7 +67,7 @@ def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
 
 
 def _matched(kernels: tuple[Kernel, Kernel], call: tuple[Any, ...]) -> tuple[Plan | Declined, bool]:
-    """The plan of the native kernel, or else that of the GPU's; and whether it is the first."""
+    """The plan of the first kernel, the native one, or else of the second; and whether it is the first's."""
     of_cpu, of_gpu = kernels
     plan = of_cpu.match(call)
     return (of_gpu.match(call), False) if isinstance(plan, Declined) else (plan, True)

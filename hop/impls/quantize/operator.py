@@ -1,4 +1,4 @@
-"""quantize, fake_quantize and dequantize: their operators, and the public functions."""
+"""quantize, fake_quantize and dequantize: their operators and public functions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ _Optional = Tensor | None
 
 
 class Inputs(NamedTuple):
-    """What both operators are given besides the quantizer."""
+    """The tensor arguments of quantize and fake_quantize."""
 
     x: Tensor
     scale: _Optional
@@ -41,12 +41,12 @@ class Inputs(NamedTuple):
 
     @property
     def constants(self) -> tuple[_Optional, ...]:
-        """The same without gradients."""
+        """The tensors without gradients."""
         return tuple(None if t is None else t.detach() for t in self)
 
 
 class FakeQuantize(Hop):
-    """hop_fake_quantize: (quantizer, x, scale, zero_point, noise, gradient)."""
+    """The operator hop_fake_quantize: (quantizer, x, scale, zero_point, noise, gradient)."""
 
     def check(self, q: str, /, *rest: Any) -> Any:
         *given, gradient = rest
@@ -89,11 +89,11 @@ class FakeQuantize(Hop):
         return self(str(whole), *tensors, gradient), 0
 
     def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
-        """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
+        """The value, plus a zero per operand that has the straight-through derivative (0 at non-finite elements)."""
         parsed, call, gradient = Quantizer.parse(q), Inputs(*rest[:-1]), rest[-1]
         if parsed.gradient is not None:
             raise NotImplementedError(
-                f"fake_quantize: forward mode has no gradient to give to gradient={parsed.gradient}; take a quantizer "
+                f"fake_quantize: forward mode does not support gradient={parsed.gradient}; use a quantizer "
                 "with gradient=None"
             )
         x, scale, zero_point, _ = call
@@ -113,7 +113,7 @@ class FakeQuantize(Hop):
 
 
 class Quantize(Composite):
-    """hop_quantize: (quantizer, x, scale, zero_point, noise, usages, gradient)."""
+    """The operator hop_quantize: (quantizer, x, scale, zero_point, noise, usages, gradient)."""
 
     plain = PLAIN
     parts = buffers_operator
@@ -123,7 +123,7 @@ class Quantize(Composite):
         parsed = Quantizer.parse(q)
         if parsed.adds_noise():
             raise ValueError(
-                f"quantize: gradient={parsed.gradient} of {q} makes floats in the place of codes; take "
+                f"quantize: gradient={parsed.gradient} of {q} produces floats instead of codes; use "
                 "hop.fake_quantize, or replace(q, gradient=None)"
             )
         usages = copies.checked(parsed, usages)
@@ -180,7 +180,7 @@ def straight_through(
     noise: _Optional,
     gradient: str,
 ) -> list[_Optional]:
-    """The gradients of (quantizer, x, scale, zero_point, noise, gradient): see hop.numerics.quantizer.Derivatives."""
+    """The gradients of (quantizer, x, scale, zero_point, noise, gradient); see hop.numerics.quantizer.Derivatives."""
     masks = _masks(q, scale, gradient)
     if not masks and not any(needed[2:4]):
         return [None, grad.to(x.dtype), None, None, None, None]
@@ -215,12 +215,12 @@ def straight_through(
 
 
 def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
-    """Whether the gradient of x is another anywhere: a scale that was found leaves nothing to clip, but for AbsMean."""
+    """Whether x's gradient differs from 1 anywhere. Scales found by a rule clip nothing, except with AbsMean."""
     return gradient == "clipped" and (scale is not None or q.scale.clips() or q.gradient is not None)
 
 
 def _position(q: Quantizer, by: Derivatives, scale: _Optional) -> Position:
-    """Where elements lie, for an estimator. A scale that was found leaves nothing to clip."""
+    """The position of each element within its format, for an estimator. Scales found by a rule clip nothing."""
     numbers = by.scale + torch.where(by.inside, by.units, 0.0)
     inside = by.inside if scale is not None or q.scale.clips() else torch.ones_like(by.inside)
     sharing = 1.0 if scale is None else by.units.numel() / max(scale.numel(), 1)
@@ -230,7 +230,7 @@ def _position(q: Quantizer, by: Derivatives, scale: _Optional) -> Position:
 # ---- the public functions
 
 _ROWWISE, _DEQUANTIZE = (copies.ROWWISE,), "dequantize"
-_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
+_key, _find = plan.key, plan.find  # a module's global names are found faster than attributes
 
 
 def quantize(
@@ -245,28 +245,28 @@ def quantize(
     usages: str | Sequence[str] = _ROWWISE,
     gradient: str = "clipped",
 ) -> QuantizedTensor:
-    """Quantize `x` as `q` says.
+    """Quantize `x` with the quantizer `q`.
 
     Args:
         q: the quantizer: format, blocks, scale rule, rounding.
         x: float16, bfloat16, float32 or float64, any shape and strides. Computed in float32.
-        scale: what takes the place of the rule: float32, broadcastable to the shape of the buffer that it becomes
-            (`TensorProto.buffers` lists it), with a gradient. For a two-level quantizer it is the amax of the tensor.
-        zero_point: the zero point that goes with `scale`, for a quantizer that has one: integer codes, or floating
-            point, which is rounded and gets a gradient.
+        scale: replaces the scale rule: float32, broadcastable to the shape of its buffer (listed by
+            `TensorProto.buffers`), differentiable. For a two-level quantizer it is the amax of the tensor.
+        zero_point: the zero point for `scale`, for a quantizer that has one: integer codes, or floating point, which is
+            rounded and gets a gradient.
         noise: the random integers of stochastic rounding, of x's shape: int32, uniform from 0 to 2^24 - 1, as
-            `hop.noise` makes them from a seed; or uint8, uniform from 0 to 255, with which an element goes up with a
-            probability that is rounded down to a multiple of 1/256.
-        generator: draws a seed for `noise` from it, in eager mode.
-        usages: the copies to make, "rowwise", "columnwise" or both (hop.numerics.copies).
-        gradient: "clipped", where x's gradient is 0 for elements beyond the largest code; or "plain", where it is not.
+            `hop.noise` creates from a seed; or uint8, uniform from 0 to 255, for which the probability of rounding up
+            is rounded down to a multiple of 1/256.
+        generator: in eager mode, draws the seed of `noise` from this generator.
+        usages: the copies to create, "rowwise", "columnwise" or both (hop.numerics.copies).
+        gradient: "clipped": x's gradient is 0 for elements beyond the largest code; "plain": it is passed through.
 
     Returns:
         A QuantizedTensor of x's shape, in x's dtype, on its device; differentiable, straight through the rounding.
 
     Raises:
-        TypeError: x is no float tensor, or q no Quantizer.
-        ValueError: what is given does not fit x, or q, or each other.
+        TypeError: x is not a float tensor, or q is not a Quantizer.
+        ValueError: arguments do not match x, q or each other.
     """
     plain = scale is None and zero_point is None and noise is None and generator is None
     if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
@@ -285,7 +285,7 @@ def quantize(
 
 
 def is_plain(q: Quantizer, x: Any) -> bool:
-    """Whether hop.quantize(q, x) runs a plan: nothing watches or transforms the call, and x needs no gradient."""
+    """Whether hop.quantize(q, x) runs a cached plan: nothing observes the call, and x needs no gradient."""
     return _key((q,), (x,)) is not None
 
 
@@ -317,7 +317,7 @@ def fake_quantize(
     generator: torch.Generator | None = None,
     gradient: str = "clipped",
 ) -> Tensor:
-    """dequantize(quantize(q, x)), as one operator that keeps floats: bit for bit the same, forward mode included.
+    """dequantize(quantize(q, x)) as one operator on floats: the same bits, forward-mode derivatives included.
 
     Arguments, gradient and errors are those of `quantize`.
 
@@ -333,18 +333,18 @@ def fake_quantize(
 
 
 def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers of a quantized tensor.
+    """Convert a quantized tensor to floats.
 
     Args:
         x: a QuantizedTensor of any shape.
-        dtype: float16, bfloat16, float32 or float64; by default the appearance dtype of x. The numbers are computed in
-            float32 and cast to it once.
+        dtype: float16, bfloat16, float32 or float64; by default the dtype x appears in. Values are computed in float32
+            and cast once.
 
     Returns:
-        A tensor of x's shape, in `dtype`. Its gradient is x's.
+        A tensor of x's shape, in `dtype`. Gradients pass through unchanged.
 
     Raises:
-        TypeError: x is no QuantizedTensor, or dtype none of those.
+        TypeError: x is not a QuantizedTensor, or dtype is another one.
     """
     known = None
     if dtype is None or type(dtype) is torch.dtype:

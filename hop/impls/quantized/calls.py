@@ -1,4 +1,4 @@
-"""A call of quantized, taken apart, and what may be asked."""
+"""A call of quantized in parts, and its argument checks."""
 
 import functools
 from collections.abc import Sequence
@@ -25,14 +25,16 @@ OPERATORS = (
     *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
     aten.embedding.default,
 )
-"""The operators that quantized runs."""
+"""The operators that quantized supports."""
 
 OUTPUT = "output"
 
 
 class Scales(NamedTuple):
-    """What takes the place of the rules of a scheme's quantizers: scales and zero points, in the shapes of their
-    buffers or shapes that broadcast to them."""
+    """Scales and zero points that replace the rules of a scheme's quantizers.
+
+    Each has the shape of its buffer, or one that broadcasts to it.
+    """
 
     lhs: Tensor | None = None
     lhs_zero_point: Tensor | None = None
@@ -44,11 +46,11 @@ class Scales(NamedTuple):
 
 
 class SchemeCall(NamedTuple):
-    """A call of quantized."""
+    """A call of quantized in parts."""
 
     op: OpOverload
     scheme: Scheme
-    dtype: torch.dtype  # of the result, or in which a quantized one appears
+    dtype: torch.dtype  # of the result, or the dtype a quantized result appears in
     seed: Tensor | None
     scales: Scales
     args: tuple[Any, ...]
@@ -59,18 +61,18 @@ class SchemeCall(NamedTuple):
         return TABLE[self.op]
 
     def find(self, role: str) -> Any:
-        """The argument with `role`, None if there is none."""
+        """The argument with `role`, or None."""
         return self.roles.find(role, self.args)
 
     def place(self, role: str) -> int | None:
-        """The position of that argument."""
+        """The position of the argument with `role`, or None."""
         if role not in self.roles.roles:
             return None
         position = self.roles.roles.index(role)
         return position if position < len(self.args) and self.args[position] is not None else None
 
     def replaced(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments, with others in some roles."""
+        """The arguments with those of some roles replaced."""
         args = list(self.args)
         for role, x in given.items():
             place = self.place(role)
@@ -79,23 +81,23 @@ class SchemeCall(NamedTuple):
         return tuple(args)
 
     def quantizer(self, role: str) -> Quantizer | None:
-        """What quantizes the argument with `role`, as rows over which the operator sums."""
+        """The quantizer of the argument with `role`, as rows that the operator sums over."""
         q = self.scheme.lhs if role == LHS else self.scheme.rhs
         if q is None or self.roles.family is not CONVOLUTION:
             return q
         return schemes.for_convolution(q, self.find(role).dim(), self.roles.transposed and role == RHS)
 
     def given(self, role: str) -> tuple[Tensor | None, Tensor | None]:
-        """The scale and zero point that take the place of its rule."""
+        """The scale and zero point that replace the rule of `role`'s quantizer."""
         return self.scales[:2] if role == LHS else self.scales[2:4]
 
     @property
     def gradient(self) -> str:
-        """How hop.quantize takes the gradient back: products of codes know nothing of what was clipped."""
+        """The gradient option for hop.quantize: products of codes do not record what was clipped."""
         return "plain" if self.scheme.backward == QUANTIZED else "clipped"
 
     def is_transposed(self, role: str) -> bool:
-        """Whether the operator sums over the rows of the argument with `role`, so that the transposed one has them."""
+        """Whether the operator sums over the second-to-last dimension, so that the transposed argument is quantized."""
         return role == RHS and self.roles.family is MATRIX and self.roles.rhs_sums == -2
 
 
@@ -105,11 +107,11 @@ def is_quantized(x: Any) -> bool:
 
 
 def check(call: SchemeCall) -> None:
-    """Raise for a call that breaks a rule."""
+    """Raise for an invalid call."""
     check_op(call.op)
     if not isinstance(call.dtype, torch.dtype) or call.dtype not in copies.APPEARANCES:
         raise TypeError(
-            f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype!r}; take one of them"
+            f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype!r}; use one of them"
         )
     _check_operands(call)
     _check_scales(call)
@@ -138,21 +140,20 @@ def check(call: SchemeCall) -> None:
 
 
 def check_op(op: Any) -> None:
-    """Raise unless it is an operator that quantized knows."""
+    """Raise ValueError unless quantized supports `op`."""
     if op not in OPERATORS:
         known = ", ".join(sorted(str(o) for o in OPERATORS))
-        raise ValueError(f"quantized: op must be one of {known}; got {op}; take one of them")
+        raise ValueError(f"quantized: op must be one of {known}; got {op}; use one of them")
 
 
 def is_unbatched(op: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether `op` is a convolution of one example, (C, *spatial), which is computed as a batch of one."""
+    """Whether `op` is a convolution of one example, (C, *spatial), which runs as a batch of one."""
     row, x = TABLE[op], args[0] if args else None
     return row.family is CONVOLUTION and isinstance(x, Tensor) and x.dim() == row.spatial + 1
 
 
 def _quantizer_of(x: Tensor) -> Quantizer | None:
-    """The quantizer of a quantized tensor, for its dimensions, or inside of vmap for those of a member, with codes in
-    the plain form; None of a tensor that is not quantized."""
+    """The quantizer of a quantized tensor with plain layout; inside vmap, for one member. None for others."""
     inner: Any = functorch.innermost(x)
     quantizer = getattr(inner, "quantizer", None)
     if quantizer is None:
@@ -166,7 +167,7 @@ def _quantizer_of(x: Tensor) -> Quantizer | None:
 
 
 def _per_dimension(q: Quantizer, shape: Sequence[int]) -> Quantizer:
-    """The same, with a size of its block for each dimension: 1 for the whole of one element."""
+    """The quantizer with a block size for each dimension, 1 for dimensions of size 1."""
     sizes = zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True)
     return replace(q, block=tuple(1 if isinstance(n, int) and n == 1 else size for size, n in sizes))
 
@@ -192,20 +193,20 @@ def _check_operands(call: SchemeCall) -> None:
         fits = [] if wanted is None else [wanted, *([wanted.transposed(x.dim())] * call.is_transposed(role))]
         if quantizer is not None and quantizer not in [_per_dimension(q, x.shape) for q in fits]:
             raise ValueError(
-                f"quantized: argument {name!r} of {call.op} is quantized by {quantizer}, and the scheme says {wanted}; "
-                "give it as a float tensor, or a scheme that fits"
+                f"quantized: argument {name!r} of {call.op} is quantized by {quantizer}, but the scheme says {wanted}; "
+                "pass a float tensor, or a scheme that matches"
             )
     check_devices("quantized", call.op, operands)
     check_shapes("quantized", call.op, call.args)
     if call.roles.family is EMBEDDING and call.scheme.rhs is None:
         raise ValueError(
-            f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats; take a scheme "
+            f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats; use a scheme "
             "with rhs"
         )
 
 
 def _check_scales(call: SchemeCall) -> None:
-    """Raise unless scales are given where, and only where, the scheme has a quantizer for them, and fit."""
+    """Raise unless scales are given exactly for the quantizers that need them, and have valid shapes."""
     scales = call.scales
     for role, scale, zero_point in (
         (LHS, scales.lhs, scales.lhs_zero_point),
@@ -217,7 +218,7 @@ def _check_scales(call: SchemeCall) -> None:
         if q is None:
             if scale is not None or zero_point is not None:
                 raise ValueError(
-                    f"quantized: scales.{role} is given, as {shown(zero_point if scale is None else scale)}, and the "
+                    f"quantized: scales.{role} is given, as {shown(zero_point if scale is None else scale)}, but the "
                     f"scheme's {role} is None; leave it out"
                 )
         elif scale is None and _uses(call, role) and (missing := q.scale.missing()) is not None:
@@ -231,7 +232,7 @@ def _check_scales(call: SchemeCall) -> None:
 
 
 def _uses(call: SchemeCall, role: str) -> bool:
-    """Whether the quantizer of `role` quantizes anything in this call, and needs a scale."""
+    """Whether the quantizer of `role` is used in this call, and may need a scale."""
     if role == "grad":
         return call.roles.family is not EMBEDDING
     return role == OUTPUT or (call.place(role) is not None and not is_quantized(call.find(role)))
@@ -240,8 +241,10 @@ def _uses(call: SchemeCall, role: str) -> bool:
 def taken(
     op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: dict[str, Any]
 ) -> SchemeCall:
-    """The call that stands in a graph as (op, scheme, dtype, seed, *scales, *args). A dtype of None is that of the
-    operands, whichever they are cast to later."""
+    """Parse a graph's call (op, scheme, dtype, seed, *scales, *args).
+
+    A dtype of None becomes that of the operands, which may be cast after tracing.
+    """
     seed, *more = rest
     count = len(Scales._fields)
     args = tuple(more[count:])
@@ -255,7 +258,7 @@ def _no_tensor(op: OpOverload, name: str, x: Any) -> str:
 
 
 def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
-    """The factors among the arguments. Raises if one is missing or no tensor."""
+    """The factors among the arguments. Raises TypeError if one is missing or not a tensor."""
     names = [a.name for a in op._schema.arguments]
     result = []
     for place, role in enumerate(TABLE[op].roles[: len(args)]):
@@ -267,7 +270,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
 
 
 def default_dtype(operands: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of the result of a call that names none."""
+    """The dtype of the result if the call does not specify one."""
     return autocast_dtype(operands[0]) or _promoted(operands)
 
 
@@ -276,14 +279,14 @@ def _promoted(operands: Sequence[Tensor]) -> torch.dtype:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype of results of products under autocast, None where it is off."""
+    """The autocast dtype of x's device; None if autocast is off."""
     device = x.device.type
     enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else None
 
 
 def fitted(call: SchemeCall, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The given scale and zero point of an operand, or of the output, in the shapes of the buffers of `rows`."""
+    """The given scale and zero point of an operand or of the output, in the shapes of the buffers of `rows`."""
     q = call.scheme.output if role == OUTPUT else call.quantizer(role)
     given = call.scales[4:6] if role == OUTPUT else call.given(role)
     assert q is not None

@@ -1,18 +1,17 @@
 """The gradient of quantized, in three ways.
 
-With y = op(l̂, r̂), l̂ and r̂ the numbers that the codes of the operands stand for, and G the gradient of y,
+For y = op(l̂, r̂), where l̂ and r̂ are the dequantized operands, and G the gradient of y:
 
     ste         dl̂ = G r̂ᵀ, dr̂ = l̂ᵀ G        the gradient of fake quantization
-    original    dl̂ = G rᵀ, dr̂ = lᵀ G        with the operands before they were quantized
-    quantized   the products of "ste", of codes: each sums over a dimension that the forward kept, and so
+    original    dl̂ = G rᵀ, dr̂ = lᵀ G        with the operands before quantization
+    quantized   the products of "ste", computed on codes. Each sums over another dimension than the forward:
+        one scale per row of r          multiplied into G first: dl̂ = s_g · Σ q((G · s_r) / s_g) · r_codes
+        one scale for the tensor        factored out of the sum
+        blocks along the rows           r is quantized again, transposed, in blocks along the columns
 
-        one scale for each row of r     it goes into G first: dl̂ = s_g · Σ q((G · s_r) / s_g) · r_codes
-        one scale for the tensor        it comes out of the sum
-        blocks along the rows           r is quantized once more, transposed, in blocks along the columns
-
-and likewise dr̂; q is the scheme's grad. From l̂ and r̂ the gradient goes to the operands and to their scales as
-hop.quantize takes it (hop.numerics.quantizer.Derivatives): for "ste" and "original" that of an element that was clipped
-is 0, for "quantized" it is not. The bias gets the sum of G.
+dr̂ is computed likewise; q is the scheme's grad quantizer. From l̂ and r̂ the gradient passes to the operands and their
+scales as in hop.quantize (hop.numerics.quantizer.Derivatives): "ste" and "original" zero it for clipped elements,
+"quantized" does not. The bias gets the sum of G.
 """
 
 from collections.abc import Sequence
@@ -66,7 +65,7 @@ class CodesGradient(Composite):
 
 
 def members(hop: Any, size: int, dims: Sequence[int | None], args: Any, kwargs: Any) -> list[Any]:
-    """What `hop` gives for each member of a batch by itself: its scales are its own."""
+    """Run `hop` for each member of a batch separately, because each has separate scales."""
     leaves, spec = tree_flatten((args, kwargs))
     result = []
     for i in range(size):
@@ -80,12 +79,12 @@ codes_gradient = CodesGradient("hop_quantized_gradient")
 
 
 def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> Gradients:
-    """The gradients of the numbers of the operands, by role, in the dtype of the call."""
+    """Gradients of the operands' dequantized values, by role, in the dtype of the call."""
     if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
         return _through_numbers(call, grad, wanted)
     args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
     gradients = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
-    # it will be differentiated, or carries a tangent: straight through its roundings
+    # differentiated again, or with a tangent: use straight-through derivatives
     again = torch.is_grad_enabled() or eager.has_tangent(grad)
     linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
     return {
@@ -96,7 +95,7 @@ def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
 def through_quantizer(
     call: SchemeCall, role: str, grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of an operand, its scale and its zero point, of that of its numbers."""
+    """Gradients of an operand, its scale and its zero point, from the gradient of its dequantized values."""
     x, q = call.find(role), call.quantizer(role)
     if q is None or is_quantized(x):
         return grad.to(x.dtype), None, None
@@ -113,7 +112,7 @@ def through_quantizer(
 
 
 def _through_numbers(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> Gradients:
-    """ste and original: products of floats, in the dtype of the call."""
+    """Gradients for "ste" and "original": float products in the dtype of the call."""
     dtype, original = call.dtype, call.scheme.backward == ORIGINAL
     other = {LHS: RHS, RHS: LHS}
 
@@ -122,10 +121,10 @@ def _through_numbers(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
         if x is None or role == BIAS:
             return x
         if call.roles.family in (MATRIX, CONVOLUTION) and other[role] not in wanted:
-            return torch.empty(x.shape, dtype=dtype, device="meta")  # read for its shape alone
+            return torch.empty(x.shape, dtype=dtype, device="meta")  # only its shape is read
         if original and not is_quantized(x):
             return x.to(dtype)
-        # rows has the gradient of what is clipped
+        # `rows` carries the mask of clipped elements
         found = operands.numbers_of_codes if call.gradient == "clipped" else operands.numbers
         return found(call, role, dtype)
 
@@ -171,7 +170,7 @@ def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     x, block_scale = _codes(call, LHS, conv.x)
     g, transposed = _times(g, block_scale), conv.transposed
     adjoint = of_out_dtype.filter_adjoint(conv, *((g, x.codes) if transposed else (x.codes, g)))
-    of_x, of_g = ("weight", "x") if transposed else ("x", "weight")  # which of its operands they are
+    of_x, of_g = ("weight", "x") if transposed else ("x", "weight")  # which operand of the adjoint each one is
     codes = getattr(adjoint, of_x)
     sides = {
         of_x: x.rebuilt(x.buffers() | {"codes": codes}, shape=codes.shape),
@@ -182,20 +181,22 @@ def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
 
 
 def _beside_channels(conv: Convolution, block_scale: Tensor) -> Tensor:
-    """The scales of the output channels of a weight, beside the channels of the gradient."""
+    """Shape the weight's output-channel scales to multiply the gradient's channels."""
     if not conv.transposed:
         return block_scale.transpose(0, 1)
-    return block_scale.repeat(1, conv.groups, *[1] * (block_scale.dim() - 2))  # its groups share them
+    return block_scale.repeat(1, conv.groups, *[1] * (block_scale.dim() - 2))  # groups share the scales
 
 
 def _plain(call: SchemeCall) -> tuple[Any, ...]:
-    """The arguments, with those that are quantized described alone."""
+    """The arguments, with quantized ones replaced by meta tensors."""
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 
 
 def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
-    """The rows x of an operand, (..., A, B), transposed and quantized, and what stays of their scales, (..., A, 1);
-    None for one that comes out of the sum."""
+    """Transpose and quantize the rows x of an operand, (..., A, B).
+
+    Returns the codes, and the scales that must be multiplied into the gradient, (..., A, 1), or None.
+    """
     q = call.quantizer(role)
     assert q is not None
     if schemes.rows_share_scales(q):
@@ -208,17 +209,19 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
             return operands.swapped_codes(operands.quantized_rows(call, role)), None
         values = operands.numbers(call, role, call.dtype)
         x = (values.mT if call.is_transposed(role) else values).reshape(x.shape)
-    scale = call.given(role)[0]  # that of the whole tensor serves both copies
+    scale = call.given(role)[0]  # a scale of the whole tensor serves both copies
     x = x.mT if q.hadamard is None else q.hadamard.apply(x.mT)
     return operands.quantize(replace(q, hadamard=None), x, call.seed, stream, scale), None
 
 
 def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
-    """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
-    of it. Its scales apart, None where one serves the whole tensor."""
+    """The forward's codes of an operand with one scale per row, and these scales separately.
+
+    x are the operand's rows or a view of them. The scales are None if one scale serves the whole tensor.
+    """
     codes, q = operands.quantized_rows(call, role), call.quantizer(role)
     assert q is not None
-    # of symbolic sizes reshape would be no view
+    # with symbolic sizes reshape would not be a view
     flat: Any = codes if codes.shape == x.shape else codes.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
@@ -227,7 +230,7 @@ def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Ten
 
 
 def _gradient_codes(call: SchemeCall, g: Tensor, stream: int, factor: Tensor | None = None) -> QuantizedTensor:
-    """The codes of g, or of g times a factor."""
+    """Quantize g, or g times a factor, with the scheme's grad quantizer."""
     q = call.scheme.grad
     assert q is not None
     q = schemes.for_convolution(q, g.dim()) if call.roles.family is CONVOLUTION else q
@@ -242,7 +245,7 @@ def _times(g: Tensor, block_scale: Tensor | None) -> Tensor:
 
 
 def _multiplied(lhs: Any, rhs: Any, dtype: torch.dtype) -> Tensor:
-    """lhs @ rhsᵀ of (..., M, K) and (..., N, K), both with one batch dimension or none."""
+    """lhs @ rhsᵀ for (..., M, K) and (..., N, K), both with at most one batch dimension."""
     if lhs.dim() == 2:
         return scaled(aten.linear.default, dtype, lhs, rhs)
     return scaled(aten.bmm.default, dtype, lhs, operands.transposed(rhs))

@@ -1,12 +1,12 @@
-"""A linear layer that trains: quantized, with the least saved that its backward needs (contract.py).
+"""A trainable linear layer: quantized, saving as little as its backward needs (contract.py).
 
     hop_linear_forward(scheme, dtype, needs, options, seed, *scales, x, weight, bias, held) -> [y, *copies]
     hop_linear_backward(scheme, dtype, needs, options, shapes, dtypes, seed, *scales, grad, x, weight, of_x, of_weight)
         -> gradients
 
-`needs` and `options` are the fields of Needs and Options, `scales` those of Scales; `held` are the codes of the weight
-that the caller keeps, x and weight in the backward the operands that were saved themselves, of_x and of_weight the
-buffers of copies. Results and gradients are those of hop_quantized, bit for bit.
+`needs` and `options` are the fields of Needs and Options, `scales` those of Scales. `held` are the weight's codes that
+the caller keeps. In the backward, x and weight are saved operands, and of_x and of_weight the buffers of saved copies.
+Results and gradients have the same bits as those of hop_quantized.
 """
 
 from collections.abc import Sequence
@@ -41,10 +41,10 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
 
 
 class LinearForward(Hop):
-    """hop_linear_forward."""
+    """The operator hop_linear_forward."""
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
-        return args, kwargs  # Layer.check
+        return args, kwargs  # Layer.check has checked them
 
     def reference(
         self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
@@ -74,7 +74,7 @@ class LinearForward(Hop):
 
 
 class LinearBackward(Hop):
-    """hop_linear_backward."""
+    """The operator hop_linear_backward."""
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -113,7 +113,7 @@ class LinearBackward(Hop):
                 names = (name, f"{name}_scale", f"{name}_zero_point")
                 flags = [getattr(need, n) for n in names]
                 grads |= zip(names, gradient.through_quantizer(call, role, through[role], flags), strict=True)
-            else:  # nothing was clipped, and no scale learns
+            else:  # nothing was clipped, and no scale is learned
                 grads[name] = through[role].to(proto.dtype)
         if need.bias:
             grads["bias"] = through[BIAS].to(dtypes[2])
@@ -137,7 +137,7 @@ def _made(protos: Sequence[TensorProto]) -> list[Tensor]:
 
 
 def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | None, described: TensorProto) -> Any:
-    """What was saved of an operand; of one that no product reads, a tensor without data."""
+    """The saved form of an operand; a meta tensor if no product reads it."""
     if original is not None:
         return original
     if copy is not None:
@@ -146,7 +146,7 @@ def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | 
 
 
 def _buffers(call: SchemeCall, role: str, usages: tuple[str, ...], rows: QuantizedTensor) -> list[Tensor]:
-    """The copies of an operand, `rows` its row-wise one."""
+    """The copies of an operand to save; `rows` is its row-wise copy."""
     q, x = call.quantizer(role), call.find(role)
     assert q is not None
     buffers = rows.buffers() if ROWWISE in usages else {}
@@ -163,7 +163,7 @@ linear_backward = LinearBackward("hop_linear_backward")
 
 
 class _Linear(torch.autograd.Function):
-    """(y, *kept) of a layer that something needs the gradient of."""
+    """Compute (y, *kept) of a layer that needs a gradient."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -221,12 +221,12 @@ def _count(copy: TensorProto | None) -> int:
 def _differentiable(
     ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: list[Any], x: _Optional, weight: _Optional
 ) -> list[_Optional]:
-    """The gradients, in operators that have derivatives."""
+    """The gradients, computed by differentiable operators."""
     scheme, dtype, *_ = ctx.node
     if x is None or weight is None:
         raise RuntimeError(
-            "hop.nn.Linear: create_graph=True, or a tangent, differentiates the gradient, for which the layer must "
-            "save its operands as they are; set its save_original=True"
+            "hop.nn.Linear: create_graph=True, or a tangent, differentiates the gradient, so the layer must "
+            "save its operands themselves; set its save_original=True"
         )
     bias = grad.new_empty(ctx.described[0][2]) if needs.bias else None
     needed = [False] * 4 + [*needs[3:], *[False] * (_SCALES - 4), *needs[: 2 + needs.bias]]
@@ -248,8 +248,7 @@ def linear(
     main_grad: _Optional = None,
     held: Sequence[Tensor] = (),
 ) -> tuple[Any, list[Tensor]]:
-    """The result of a linear layer, and the codes of its weight to be given again as `held`, where options.keep says
-    so and they are new."""
+    """The result of a linear layer, and the weight's codes if options.keep requests them and they are new."""
     y, *kept = _node(str(scheme), scales, list(options), main_grad, list(held), x, weight, bias)
     return y, kept
 
@@ -285,17 +284,17 @@ def _node(
 
 
 _UNSUPPORTED = (
-    "hop.nn.Linear: under torch.func, in exports, in forward mode, on tensor subclasses (frozen weights and DTensors "
-    "are such) and with a scheme that has an output it computes as hop.quantized does, which cannot serve this layer:"
+    "hop.nn.Linear: under torch.func, in exports, in forward mode, on tensor subclasses (such as frozen weights and "
+    "DTensors) and with a scheme that has an output it computes by hop.quantized, which cannot run this layer:"
 )
 
 
 def _check(main_grad: _Optional, x: Tensor, weight: Tensor, bias: _Optional) -> None:
-    """Raise unless the operands fit together."""
+    """Raise unless the operands' shapes and main_grad are valid."""
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         raise RuntimeError(
             f"hop.nn.Linear: input must be (..., K) for a weight of (N, K), got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}; give one of as many features"
+            f"{tuple(weight.shape)}; give one with as many features"
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise RuntimeError(

@@ -1,7 +1,7 @@
-"""Operands with noise in the place of rounding: floats, made before the operator, which then takes them as they are.
+"""Replace rounding by noise: such operands become floats before the operator runs.
 
-What is left of the scheme quantizes the others; where nothing is, the operator runs in floats. An operator in a graph
-never meets noise: it stands before it, as hop_noise and hop_fake_quantize.
+The rest of the scheme quantizes the other operands; if there are none, the operator runs in floats. So an operator in a
+graph never has noise itself: hop_noise and hop_fake_quantize come before it.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ _FIELDS = {LHS: "lhs", RHS: "rhs"}
 
 
 class Noisy(NamedTuple):
-    """A call without noise: its arguments, and what is left to be quantized; None for nothing but the result."""
+    """A call without noise. The scheme is None if no operand is quantized any more."""
 
     scheme: Scheme | None
     scales: Scales
@@ -29,7 +29,7 @@ class Noisy(NamedTuple):
 
 
 def with_noise(call: SchemeCall) -> Noisy:
-    """The call with floats for the operands that get noise. Raises for one that breaks a rule."""
+    """Replace operands with noise by floats. Raises for an invalid call."""
     calls.check(call)
     noisy: dict[str, Tensor] = {}
     left: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def with_noise(call: SchemeCall) -> Noisy:
 
 
 def in_floats(call: SchemeCall, args: tuple[Any, ...]) -> Any:
-    """The result where no operand is quantized any more."""
+    """The result of a call in which no operand is quantized any more."""
     q = call.scheme.output
     dtype = call.dtype if q is None else torch.float32
     call = call._replace(args=args)

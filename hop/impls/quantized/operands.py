@@ -1,4 +1,4 @@
-"""The operands of a call of quantized, as codes: rows over which the operator sums."""
+"""Quantize the operands of a call, as rows that the operator sums over."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,10 @@ from hop.tensor.buffers.noise import noise
 from hop.tensor.buffers.operators import quantize_buffers
 
 LHS_STREAM, RHS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)
-"""The streams of random bits that a call draws from its seed: of the operands, of their transposed copies, and of the
-gradient in the products for lhs and for rhs."""
+"""The random streams that a call derives from its seed.
+
+They are for the operands, their transposed copies, and the gradient in the products for lhs and for rhs.
+"""
 
 
 def quantize(
@@ -32,7 +34,7 @@ def quantize(
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
 ) -> Any:
-    """hop.quantize, its random bits found from a seed."""
+    """Call hop.quantize with random bits derived from a seed."""
     bits = bits_of(q, x, seed, stream)
     if bits is None and scale is None and zero_point is None:
         return found_scales(q, x)
@@ -40,7 +42,7 @@ def quantize(
 
 
 def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | None, stream: int) -> QuantizedTensor:
-    """The same of x times a factor, in float32; below autograd."""
+    """Quantize x times a factor, computed in float32, below autograd."""
     names = copies.names(q, (copies.ROWWISE,))
     random = (seed, stream) if q.stochastic else (None, None)
     buffers = quantize_buffers(str(q), x, None, None, random[0], [copies.ROWWISE], factor, random[1])
@@ -48,18 +50,18 @@ def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | Non
 
 
 def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor | None:
-    """The random bits that q takes for x, None if it rounds to the nearest."""
+    """The random bits for x; None if q rounds to nearest."""
     return noise(seed, x.shape, stream=stream) if q.is_random() and seed is not None else None
 
 
 def plain_rows(call: SchemeCall, role: str) -> Tensor:
-    """The float argument with `role` as rows over which the operator sums."""
+    """The float argument with `role`, as rows that the operator sums over."""
     x = call.find(role)
     return x.mT if call.is_transposed(role) else x
 
 
 def rows(call: SchemeCall, role: str) -> Any:
-    """The same, quantized where the scheme says so."""
+    """The rows of the argument with `role`, quantized if the scheme says so."""
     q = call.quantizer(role)
     if q is None:
         return plain_rows(call, role)
@@ -67,12 +69,12 @@ def rows(call: SchemeCall, role: str) -> Any:
 
 
 def stream(role: str) -> int:
-    """The stream of an operand."""
+    """The random stream of an operand."""
     return LHS_STREAM if role == LHS else RHS_STREAM
 
 
 def quantized_rows(call: SchemeCall, role: str) -> QuantizedTensor:
-    """The same of an argument that may be quantized already."""
+    """The quantized rows of an argument that may be quantized already."""
     x = call.find(role)
     if not is_quantized(x):
         return rows(call, role)
@@ -85,7 +87,7 @@ def quantized_rows(call: SchemeCall, role: str) -> QuantizedTensor:
 
 
 def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
-    """The column-wise copy of x, as rows: the transposed matrix."""
+    """The column-wise copy of x as row-wise copy of the transposed matrix."""
     q, shape = replace(x.quantizer, hadamard=None), copies.columns(x.shape)
     columns = copies.names(x.quantizer, (copies.COLUMNWISE,))
     rows = copies.names(q, (copies.ROWWISE,))
@@ -94,7 +96,7 @@ def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
 
 
 def argument(call: SchemeCall, role: str) -> Any:
-    """What scaled takes as the argument with `role`."""
+    """The argument with `role` for hop.scaled."""
     x = call.find(role)
     if x is None or is_quantized(x) or call.quantizer(role) is None:
         return x
@@ -103,7 +105,7 @@ def argument(call: SchemeCall, role: str) -> Any:
 
 
 def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
-    """What the argument with `role` stands for once it is quantized, with its straight-through derivatives."""
+    """The dequantized value of the argument with `role`, with straight-through derivatives."""
     x = call.find(role)
     if is_quantized(x):
         return dequantize(x).to(dtype)
@@ -117,8 +119,10 @@ def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
 
 
 def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
-    """The same, from the codes that the forward multiplies: a compiled program finds them once for both. Where levels
-    of torch.func or tangents stand between the two, as one operator."""
+    """The same, computed from the forward's codes, so that a compiled program finds them once for both.
+
+    Falls back to one operator under torch.func transforms or with tangents.
+    """
     x = call.find(role)
     plain = not is_quantized(x) and functorch.innermost(x) is x and not eager.is_forward_ad_active()
     if not plain or call.quantizer(role) is None:
@@ -128,9 +132,9 @@ def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
 
 
 def transposed(t: QuantizedTensor) -> QuantizedTensor:
-    """The transposed matrices, of the same codes and scales."""
+    """The transposed matrices, sharing codes and scales."""
     buffers, shape = t.buffers(), (*t.shape[:-2], t.shape[-1], t.shape[-2])
-    if t.dim() == 2:  # the rows of the one are the columns of the other
+    if t.dim() == 2:  # rows of one are columns of the other
         q = replace(t.quantizer, hadamard=None)
         names = copies.names(q, (copies.COLUMNWISE,))
         return t.rebuilt(dict(zip(names, buffers.values(), strict=True)), quantizer=q, shape=shape)
@@ -138,7 +142,7 @@ def transposed(t: QuantizedTensor) -> QuantizedTensor:
 
 
 def swapped_codes(t: QuantizedTensor) -> QuantizedTensor:
-    """The transposed matrices, as rows of their own."""
+    """The transposed matrices as a row-wise copy."""
     q, shape = t.quantizer, (*t.shape[:-2], t.shape[-1], t.shape[-2])
     codes = t.codes.mT if q.per_byte() == 1 else q.format.pack(q.format.unpack(t.codes, t.shape[-1]).mT)
     buffers = {name: b.mT for name, b in t.buffers().items()} | {"codes": codes}
@@ -146,7 +150,7 @@ def swapped_codes(t: QuantizedTensor) -> QuantizedTensor:
 
 
 def without_scale(t: QuantizedTensor) -> QuantizedTensor:
-    """The codes of t, less their zero point, as numbers: with a scale of 1."""
+    """The codes of t without scale: as values with a scale of 1, minus their zero point."""
     affine = t.quantizer.scale.has_zero_point()
     q = replace(
         t.quantizer, block=(-1,) * max(t.dim(), 1), scale=Static(affine=affine), stochastic=False, hadamard=None

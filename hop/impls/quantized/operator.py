@@ -1,4 +1,4 @@
-"""quantized: the operator behind it, and the public function."""
+"""quantized: its operator and the public function."""
 
 import functools
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from hop.tensor import QuantizedTensor
 from hop.tensor.buffers.operators import buffers_operator
 
 _Optional = Tensor | None
-_SCALES = 4  # where the scales begin among the arguments
-_FIXED = _SCALES + len(Scales._fields)  # and those of the operator
+_SCALES = 4  # position of the first scale among the arguments
+_FIXED = _SCALES + len(Scales._fields)  # position of the operator's first own argument
 _PLACES = {name: _SCALES + i for i, name in enumerate(Scales._fields)}
 
 
 class Quantized(Composite):
-    """hop_quantized."""
+    """The operator hop_quantized."""
 
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
@@ -57,7 +57,7 @@ class Quantized(Composite):
         return result if is_done else result.rebuilt(result.buffers(), dtype=call.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
-        """Which kernel the product of the codes takes."""
+        """Explain which kernel computes the product of codes."""
         (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
         args, named = _to_scaled(taken(op, scheme, dtype, rest, kwargs))
         return (
@@ -132,7 +132,7 @@ class Quantized(Composite):
 
 
 def _to_scaled(call: SchemeCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What hop.scaled is given of a call."""
+    """The arguments for hop.scaled."""
     codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
     output, scales = call.scheme.output, call.scales
     if output is None:
@@ -142,7 +142,7 @@ def _to_scaled(call: SchemeCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _through_output(call: SchemeCall, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:
-    """The gradient before the output was quantized, and those of its scale and zero point."""
+    """The gradient with respect to the unquantized output, and those of its scale and zero point."""
     q, scales = call.scheme.output, call.scales
     assert q is not None
     args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
@@ -171,31 +171,31 @@ def quantized(
     seed: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run `op` on float tensors in low precision: their codes are really computed, and hop.scaled really runs on them.
+    """Run `op` on float tensors in low precision: quantize the operands, and run hop.scaled on the codes.
 
-    What it returns is, bit for bit for integer formats, what hop.scaled gives for the operands as hop.quantize makes
-    them: the arithmetic of the deployed program. It is differentiable as the scheme says; see docs/training.md.
+    The result is that of hop.scaled for the operands that hop.quantize returns, bit for bit for integer formats: the
+    arithmetic of the deployed program. It is differentiable as the scheme says; see docs/training.md.
 
     Args:
         op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d or
             embedding, as an operator overload.
         scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
-        args, kwargs: the arguments of `op`, in its own order. One that is a QuantizedTensor already, by the scheme's
-            quantizer, is taken as it is.
-        dtype: of the result; by default that of the operands, under autocast that of autocast. The products of the
-            backward have it too. One that is left out stays open in programs, which follow casts of their module.
-        scales: what takes the place of the rules of the scheme's quantizers: static, calibrated or learned scales and
-            zero points. They get gradients where they are floating point, but for `grad`.
-        seed: int64 of shape (), from which the random bits of stochastic rounding and of noise are found; by default
-            one that is drawn from PyTorch's generator, where the scheme needs it.
+        args, kwargs: the arguments of `op`, in its own order. A QuantizedTensor must have the scheme's quantizer, and
+            is used as it is.
+        dtype: the dtype of the result and of the backward's products; by default that of the operands, or the autocast
+            dtype. In traced programs the default stays open and follows later casts of the module.
+        scales: static, calibrated or learned scales and zero points that replace the rules of the scheme's quantizers.
+            Floating-point ones get gradients, except `grad`.
+        seed: int64 of shape (), from which the random bits of stochastic rounding and noise are derived; by default
+            drawn from PyTorch's generator if the scheme needs it.
 
     Returns:
-        What `op` gives, in `dtype`; a QuantizedTensor that appears in it where the scheme has an output.
+        The result of `op` in `dtype`; if the scheme has an output, a QuantizedTensor that appears in `dtype`.
 
     Raises:
-        ValueError: `op` is none of those, or the scales or operands do not fit the scheme.
-        TypeError: scheme is no Scheme, or an operand no float tensor.
-        RuntimeError: operands on different devices, or that do not fit the schema of `op`, or an error of `op`.
+        ValueError: `op` is not supported, or scales or operands do not match the scheme.
+        TypeError: scheme is not a Scheme, or an operand is not a float tensor.
+        RuntimeError: operands are on different devices or do not match the schema of `op`, or `op` itself raises.
     """
     known = None
     fixed = type(op) is OpOverload and type(scheme) is Scheme and (dtype is None or type(dtype) is torch.dtype)
@@ -210,11 +210,11 @@ def quantized(
 
 
 _NAME = "quantized"
-_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
+_key, _find = plan.key, plan.find  # a module's global names are found faster than attributes
 
 
 def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tuple[Any, ...]) -> Plan:
-    """The plan of calls like this one, which may be asked: of what hop.quantize and hop.scaled make of them."""
+    """The plan of calls like this one, built on the plans of hop.quantize and hop.scaled."""
     if scheme.is_stochastic():
         return lambda *args: _traced(op, scheme, *args, dtype=dtype)
     check_op(op)
@@ -233,7 +233,7 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tu
     places: list[Any] = [(call.place(role), call.quantizer(role)) for role in floats if call.place(role) is not None]
 
     def run(*args: Any) -> Any:
-        """hop.quantize, and hop.scaled, by their own plans. Quantized tensors share them whatever they appear in."""
+        """Call hop.quantize and hop.scaled, which use cached plans. These do not depend on the appearance dtype."""
         dtypes = {args[place].dtype for place in factors}
         result = dtype or (dtypes.pop() if len(dtypes) == 1 else functools.reduce(torch.promote_types, dtypes))
         codes: list[Any] = list(args)
@@ -254,7 +254,7 @@ def _traced(
     seed: Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """quantized, as Dynamo sees it."""
+    """The form of quantized that Dynamo traces."""
     if not isinstance(scheme, Scheme):
         raise TypeError(
             f"quantized: scheme must be a hop.Scheme, got {shown(scheme)}; give one such as hop.schemes.INT8_DYNAMIC"
@@ -268,7 +268,7 @@ def _traced(
 
 
 def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args: Any, **kwargs: Any) -> Any:
-    """The call, with what it leaves open."""
+    """Call the operator, with defaults for dtype and seed."""
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)
     factors = calls.operands_of(op, bound)

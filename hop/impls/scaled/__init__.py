@@ -1,15 +1,15 @@
-"""scaled: an ATen operator on operands that carry scales, as one operator.
+"""scaled: an ATen operator on operands with scales, as one operator.
 
-calls.py       a call, taken apart     arguments.py   what may be asked
-meaning.py     what it means, by families of operators: a file for each in families/, of a Meaning (family.py)
-products.py    sums of products        outputs.py     the result, cast or quantized
-gradient.py    its gradient            batching.py    its rule under vmap
-sharding.py    its rule for DTensor    kernels.py     fast implementations of products of matrices
+calls.py     a call in parts          arguments.py  argument checks
+meaning.py   the reference, by families of operators: a file of families/ for each, with a Meaning (family.py)
+products.py  sums of products         outputs.py    the result, cast or quantized
+gradient.py  its gradient             batching.py   its vmap rule
+sharding.py  its DTensor rule         kernels.py    fast matrix products
 
     hop_scaled(op, output, output_scale, output_zero_point, *args)            -> tensor, quantized or not
     hop_scaled_buffers(op, output, output_scale, output_zero_point, *encoded) -> tensor, or list of buffers
 
-`output` is a dtype or the spelling of a quantizer.
+`output` is a dtype or a quantizer as text.
 """
 
 from hop.impls.scaled.operator import activated as activated

@@ -1,4 +1,4 @@
-"""What may be asked of scaled."""
+"""Check the arguments of scaled."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,16 +30,16 @@ PAIRS = {
     ("plain floats", "floats of 8 or 4 bits"): "float32 sums",
     ("plain floats", "codebooks"): "float32 sums",
 }
-"""The kinds of operands that a product takes, in either order, and how it sums."""
+"""The pairs of operand kinds that a product accepts, in either order, and the dtype of its sums."""
 
 
 def check_output(output: Any) -> None:
-    """Raise unless it is a dtype or a Quantizer that scaled gives."""
+    """Raise unless `output` is a dtype or Quantizer that scaled supports."""
     if isinstance(output, torch.dtype):
         if output not in copies.APPEARANCES:
             raise TypeError(
                 f"scaled: output must be float16, bfloat16, float32, float64 or a Quantizer, got {output}; give a "
-                "Quantizer such as hop.presets.INT8_TENSOR for integers that stand for real numbers, or use "
+                "Quantizer such as hop.presets.INT8_TENSOR for integers that represent real numbers, or use "
                 "hop.out_dtype for bare sums"
             )
         return
@@ -49,25 +49,25 @@ def check_output(output: Any) -> None:
             "or hop.presets.INT8_TENSOR"
         )
     if output.is_random():
-        raise ValueError(f"scaled: output {output} rounds at random; take a dtype, and hop.quantize with noise")
+        raise ValueError(f"scaled: output {output} rounds at random; use a dtype, then hop.quantize with noise")
 
 
 def check_op(op: Any) -> None:
-    """Raise unless it is an operator that scaled knows."""
+    """Raise ValueError unless scaled supports `op`."""
     if isinstance(op, eager.OpOverload) and op in SCALED:
         return
     name = str(getattr(op, "__name__", op)).removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
     named = sorted(str(known) for known in SCALED if known._schema.name == f"aten::{name}")
     if named:
-        raise ValueError(f"scaled: op must be an operator overload of torch.ops, got {op}; take {' or '.join(named)}")
+        raise ValueError(f"scaled: op must be an operator overload of torch.ops, got {op}; use {' or '.join(named)}")
     known = ", ".join(sorted({o._schema.name.removeprefix("aten::") for o in SCALED}))
     raise ValueError(
-        f"scaled: op must be an operator that hop.scaled knows, got {op}; take one of these of torch.ops.aten: {known}"
+        f"scaled: op must be an operator that hop.scaled supports, got {op}; use one of torch.ops.aten: {known}"
     )
 
 
 def check(call: Call) -> Call:
-    """Raise for a call that breaks a rule; return it with its scales in float32."""
+    """Raise for an invalid call; return it with its output scales in float32."""
     check_output(call.output)
     _check_roles(call)
     if call.roles.product is not None:
@@ -95,8 +95,10 @@ def check(call: Call) -> Call:
 
 
 def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
-    """Raise unless an operand is quantized, or the output, of an operator that is no product. Functions, norms and
-    softmax are taken of floats too: they have a meaning of their own."""
+    """Raise TypeError unless an operand is quantized, or the output of an operator other than a product.
+
+    Functions, norms and softmax also accept all-float calls, because their results differ from ATen's.
+    """
     is_product = TABLE[op].product is not None or TABLE[op].family is families.EMBEDDING
     if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in families.OWN):
         return
@@ -107,7 +109,7 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
     others = (INDEX, CONDITION, MASK, BIAS)
     operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in calls.tensors([arg])]
     if not all(x.dtype in copies.APPEARANCES for x in operands):
-        return  # _check_roles has more to say
+        return  # _check_roles reports it
     if tensors_by_name and all(
         isinstance(x, Tensor) and not is_quantized(dtensor.own_part(x)) for _, x in tensors_by_name
     ):
@@ -166,17 +168,17 @@ def check_devices(caller: str, op: OpOverload, operands: Sequence[tuple[str, Any
 
 
 def _check_integers(call: Call, convention: IntegerFunction) -> None:
-    """Raise unless the output's convention of integers computes the operator, of codes with one scale."""
+    """Raise ValueError unless the output's integer convention supports the operator, and codes have one scale."""
     if not convention.takes(call.op, call.kwargs):
         raise ValueError(
-            f"scaled: output {call.output} computes no {call.op} with {call.kwargs}; take a convention of "
+            f"scaled: output {call.output} does not support {call.op} with {call.kwargs}; use a convention of "
             "hop.integer_functions that does, or of hop.requantization for a product"
         )
     for x in calls.tensors(call.args):
         if calls.is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block):
             continue
         if call.roles.family is families.NORM and x is not call.args[0]:
-            continue  # a norm's own factors are checked by its family
+            continue  # a norm's weight and bias are checked by its family
         raise ValueError(
             f"scaled: output {call.output} is found from integers with one scale, got {calls.described(x)}; quantize "
             "it by one such as hop.presets.INT8_TENSOR"
@@ -184,7 +186,7 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
 
 
 def _is_wide(call: Call) -> bool:
-    """Whether its sums take 64 bits."""
+    """Whether the sums need 64 bits."""
     factors = [x for x in (call.find(LHS), call.find(RHS)) if isinstance(x, Operand)]
     return has_wide_sums(*factors)
 
@@ -216,7 +218,7 @@ def _check_product(call: Call) -> None:
         if x.quantizer.flat:
             raise ValueError(
                 f"scaled: {call.op} of integers takes no blocks over the flattened tensor; got {name_of(call, role)} "
-                "with flat=True; take one with flat=False"
+                "with flat=True; use flat=False"
             )
     if call.roles.family is families.CONVOLUTION:
         _check_convolution(call)
@@ -232,7 +234,7 @@ def _check_product(call: Call) -> None:
         if block[dim] == 1 and not tracing.known_equal(x.shape[dim], 1):
             raise ValueError(
                 f"scaled: the scale of {name_of(call, role)} must not change with each element of the dimension that "
-                f"{call.op} sums over, got {x.quantizer}; take a block along it, of all of it or of a group, or "
+                f"{call.op} sums over, got {x.quantizer}; use a block along it, of all of it or of a group, or "
                 "quantize with usages='columnwise'"
             )
     if bias is not None and not bias.is_floating_point() and any(b != -1 for b in blocked):
@@ -262,5 +264,5 @@ def _check_convolution(call: Call) -> None:
 
 
 def name_of(call: Call, role: str) -> str:
-    """The name of the argument with a role, as messages have it."""
+    """The quoted name of the argument with a role, for error messages."""
     return repr(argument_names(call.op)[call.roles.roles.index(role)])

@@ -1,4 +1,4 @@
-"""What a call of attention says beside query, key and value."""
+"""The arguments of attention other than query, key and value."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ from hop.impls.scaled.calls import Call
 
 
 class Options(NamedTuple):
-    """Its mask and numbers."""
+    """Mask, causality, scale and grouping of an attention call."""
 
-    mask: Tensor | None  # booleans, or floats that are added
+    mask: Tensor | None  # bool (False is masked out), or float to be added
     is_causal: bool  # aligned top left
     scale: float
-    grouped: bool  # several heads of the query share one of key and value
+    grouped: bool  # several query heads share one key and value head
 
 
 def options(call: Call) -> Options:

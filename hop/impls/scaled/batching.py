@@ -1,4 +1,4 @@
-"""scaled under vmap: a batched factor joins the leading dimensions of a product; else, one member at a time."""
+"""scaled under vmap: merge a batched left factor into a product's leading dimensions, else run member by member."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from hop.tensor import QuantizedTensor
 def batch(
     operator: Any, size: int, dims: Sequence[int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, int]:
-    """The results of all members and their batch dimension; `dims` belongs to the leaves of (args, kwargs)."""
+    """The batched result and its batch dimension. `dims` is for the leaves of (args, kwargs)."""
     leaves, spec = tree_flatten((args, kwargs))
     batched = [i for i, dim in enumerate(dims) if dim is not None]
     op, output, *_, lhs = args[:5]
@@ -37,7 +37,7 @@ def batch(
     return _stacked(members), 0
 
 
-# Operators whose first factor may have more leading dimensions, and what they are then.
+# Operators whose first factor may have more leading dimensions, and the operator to use then.
 _LEADING = {aten.mm.default: aten.matmul.default, aten.linear.default: aten.linear.default}
 
 

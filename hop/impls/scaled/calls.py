@@ -1,4 +1,4 @@
-"""A call of scaled, taken apart."""
+"""A call of scaled in parts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -35,22 +35,22 @@ class _Fields(NamedTuple):
 
 
 class Call(_Fields):
-    """A call of scaled, its quantized arguments as Operands."""
+    """A call of scaled, with quantized arguments as Operands."""
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """What its plan takes: the arguments, and the output's scale and zero point where that is a quantizer."""
+        """The arguments of its plan: `args`, and the output's scale and zero point if the output is a quantizer."""
         if isinstance(self.output, Quantizer):
             return (*self.args, self.output_scale, self.output_zero_point)
         return self.args
 
     def bare(self) -> "Call":
-        """The call without its tensors, which a plan may hold."""
+        """The call without its tensors, so that a plan may keep it."""
         args = tuple(None if tensors([x]) else x for x in self.args)
         return self._replace(output_scale=None, output_zero_point=None, args=args)
 
     def of(self, given: Sequence[Any]) -> "Call":
-        """A bare call with what a plan was given. Raises where a tensor has lost its memory or its form."""
+        """A bare call completed with a plan's arguments. Raises if a tensor lost its memory or its buffers changed."""
         memory.check(given)
         count = len(given) - (2 if isinstance(self.output, Quantizer) else 0)
         args = [operand(x) if own is None else own for own, x in zip(self.args, given[:count], strict=False)]
@@ -58,7 +58,7 @@ class Call(_Fields):
         return Call(self.op, self.output, scale, zero_point, (*args, *self.args[count:]), self.kwargs)
 
     def plan(self, compute: "Callable[[Call], Any]") -> Plan:
-        """The plan that describes each call anew."""
+        """The plan that describes each call again and runs `compute` on it."""
         bare = self.bare()
         return lambda *given: compute(bare.of(given))
 
@@ -71,35 +71,35 @@ class Call(_Fields):
         return tensors(self.args)[0].device
 
     def find(self, role: str) -> Any:
-        """The argument with `role`, None if there is none."""
+        """The argument with `role`, or None."""
         return self.roles.find(role, self.args)
 
 
 def check_tensors(given: Sequence[Any]) -> None:
-    """Raise where a tensor has lost its memory, or a quantized one the form of its buffers."""
+    """Raise if a tensor has lost its memory, or a quantized one has invalid buffers."""
     memory.check(given)
     for x in given:
         operand(x)
 
 
 def size_of(shape: Sequence[int]) -> torch.Size | None:
-    """The shape that a plan's result must have; None where sizes are traced, and may be symbols."""
+    """The shape a plan's result must have; None while tracing, where sizes may be symbolic."""
     return torch.Size(shape) if eager.is_plain_eager() else None
 
 
 def changed() -> RuntimeError:
-    """What a plan raises for operands that are not as they were described, for `check_tensors` to say why."""
+    """The error a plan raises if operands changed since they were described; `check_tensors` gives the reason."""
     return RuntimeError("scaled: a buffer of an operand is of another shape or device than its tensor; make it anew")
 
 
 def tensors(args: Sequence[Any]) -> list[Any]:
-    """The tensors and Operands among arguments, those of lists included."""
+    """The tensors and Operands among the arguments, including list members."""
     flat = [x for a in args for x in (a if isinstance(a, list | tuple) and not isinstance(a, Operand) else [a])]
     return [x for x in flat if isinstance(x, Tensor | Operand)]
 
 
 def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
-    """A tensor or an Operand in real numbers; anything else as it is."""
+    """Dequantize an Operand, or cast a float tensor, to `dtype`; anything else is returned unchanged."""
     if isinstance(x, Operand):
         return x.values(usage).to(dtype)
     if isinstance(x, list | tuple):
@@ -115,8 +115,11 @@ def is_integer(x: Any) -> bool:
 
 
 def has_stored_sums(call: Call) -> bool:
-    """Whether a product of matrices is one of integers by numbers that are integers as files of quantized models hold
-    them: codes of integers whose scales come in two levels, or with offsets; or codes of others, such as IQ4_NL's."""
+    """Whether a matrix product multiplies integers by a weight as stored in files of quantized models.
+
+    Such weights have integer codes with two-level scales or offsets, or codes such as those of IQ4_NL that stand for
+    integers.
+    """
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.roles.family is not MATRIX or not is_integer(lhs) or not isinstance(rhs, Operand) or rhs.dim() != 2:
         return False
@@ -128,19 +131,19 @@ _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", 
 
 
 def kind(x: Any) -> str:
-    """What an operator knows of an operand."""
+    """The kind of an operand, as in PAIRS."""
     if isinstance(x, Tensor):
         return "plain floats"
     return next(name for cls, name in _KINDS.items() if isinstance(x.quantizer.format, cls))
 
 
 def described(x: Any) -> str:
-    """An operand in a message."""
+    """Describe an operand in an error message."""
     return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)
 
 
 def usage(call: Call, role: str) -> str:
-    """The copy of an operand that a product reads: the one whose last dimension is summed over, if there is one."""
+    """The copy of an operand that a product reads: the one whose last dimension is summed, if it exists."""
     operand = call.find(role)
     transposed = role == RHS and call.roles.family is MATRIX and call.roles.rhs_sums == -2 and operand.dim() == 2
     wanted = copies.COLUMNWISE if transposed else copies.ROWWISE
@@ -154,19 +157,19 @@ def compute_dtype(call: Call) -> torch.dtype:
 
 
 def by_sum(output: Output) -> bool:
-    """Whether the output is found from the integer sum, and not from the float that it stands for."""
+    """Whether the output is computed from the integer sum rather than from its float value."""
     convention = output.scale.requantization if isinstance(output, Quantizer) else None
     return convention is not None and convention.exact
 
 
 def integer_function(output: Output) -> IntegerFunction | None:
-    """The convention of integers by which the output is found from codes; None where it is found otherwise."""
+    """The convention that computes the output from codes in integers; None if there is none."""
     convention = output.scale.requantization if isinstance(output, Quantizer) else None
     return convention if isinstance(convention, IntegerFunction) else None
 
 
 def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
-    """The scale and zero point of the output in the shapes of their buffers, for a result of `shape`."""
+    """The output's scale and zero point in the shapes of their buffers, for a result of `shape`."""
     assert isinstance(call.output, Quantizer)
     return fitting_scales(
         "scaled", OUTPUT_NAMES, call.output, shape, call.device, call.output_scale, call.output_zero_point
@@ -174,7 +177,7 @@ def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | No
 
 
 def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
-    """The shape of the result, whatever the operands are quantized to."""
+    """The shape of the result, independent of quantization."""
 
     def described(x: Any, role: str | None) -> Any:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
@@ -189,7 +192,7 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
 
 
 def check_fit(call: Call, lhs: Any, rhs: Any) -> None:
-    """Raise Declined for shapes that the operator does not take; it has words of its own for them."""
+    """Raise Declined for shapes that the operator rejects with its own error."""
     wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
     dims = (lhs.dim(), rhs.dim())
     fits = wanted.get(call.roles.product, dims) == dims and lhs.shape[-1] == rhs.shape[call.roles.rhs_sums]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""scaled by the kernels of cutlass_kernels, on GPUs: matrix products with all that belongs to them."""
+"""scaled with the kernels of cutlass_kernels on GPUs: matrix products with fused scales, bias and output."""
 
 from typing import Any, NamedTuple
 
@@ -20,28 +20,28 @@ from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0
 from hop.numerics.requantization import Division, FloatMultiplier
 
-BLOCK = 128  # of the scales of blocks that kernels take, along K on the left, along K and N on the right
+BLOCK = 128  # block size of scales: along K on the left, along K and N on the right
 REALS = (torch.bfloat16, torch.float16, torch.float32)
-_GROUPS = {E8M0: torch.float8_e8m0fnu, E4M3: torch.float8_e4m3fn}  # formats of the scales of MX and NVFP4
+_GROUPS = {E8M0: torch.float8_e8m0fnu, E4M3: torch.float8_e4m3fn}  # formats of block scales in MX and NVFP4
 
 
 class Asked(NamedTuple):
-    """What the kernel is asked for, and the buffers of a requantized result beside its codes."""
+    """A product for the kernel, and the buffers of a requantized result other than its codes."""
 
     product: Any
     stored: list[Tensor]
 
 
 def check_device(call: Call) -> None:
-    """Raise Declined unless the operands are on a GPU, and kernels may run there."""
+    """Raise Declined unless the operands are on a GPU and kernels may run now."""
     if call.device.type != "cuda":
-        raise Declined(f"for GPUs, and the operands are on {call.device}")
+        raise Declined(f"for GPUs, but the operands are on {call.device}")
     if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
-        raise Declined("for eager mode, and programs that are compiled for this process")
+        raise Declined("for eager mode, and programs compiled for this process")
 
 
 def asked(call: Call) -> Asked:
-    """The call as a product of cutlass_kernels. Raises Declined if it is none."""
+    """The call as a product of cutlass_kernels. Raises Declined if it cannot be expressed."""
     if call.kwargs:
         raise Declined(f"alpha and beta are {call.kwargs}")
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
@@ -70,8 +70,10 @@ def asked(call: Call) -> Asked:
 
 
 def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
-    """The factors, (M, K) and (K, N), with their scales and zero points; `along` is the dimension of the right one that
-    is summed."""
+    """The factors, (M, K) and (K, N), with their scales and zero points.
+
+    `along` is the summed dimension of the right factor.
+    """
     formats = (lhs.format, rhs.format)
     if any(f.is_integer != formats[0].is_integer or not (f.is_integer or f.is_float) for f in formats):
         raise Declined(f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}")
@@ -114,7 +116,7 @@ def _batches(lhs: PlainForm, rhs: PlainForm) -> dict[str, Any]:
 
 
 def zero_of(side: Operand, along: int) -> Tensor | None:
-    """The zero point of each row or column of a plain factor, or of all, if there is any."""
+    """The zero point of each row or column of a plain factor, or one for all; None if it is 0."""
     zero = zeros(side, along)
     if isinstance(zero, Tensor):
         return zero.reshape(-1)
@@ -122,11 +124,11 @@ def zero_of(side: Operand, along: int) -> Tensor | None:
 
 
 def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
-    """Blocks of 16 or 32 along K: MX, NVFP4."""
+    """Factors with blocks of 16 or 32 along K: MX, NVFP4."""
     if type(lhs.operand.quantizer.scale) is not type(rhs.operand.quantizer.scale):
-        raise Declined("two rules of scales")
+        raise Declined("the factors have different scale rules")
     if lhs.usage != copies.ROWWISE or (rhs.usage == copies.COLUMNWISE) != (along == -2):
-        raise Declined("a factor has no copy in blocks along the summed dimension")
+        raise Declined("a factor has no copy with blocks along the summed dimension")
     fused: dict[str, Any] = {}
     outer = None
     for name, x in (("lhs", lhs), ("rhs", rhs)):
@@ -150,13 +152,13 @@ def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
 
 
 def has_sums(x: Operand, along: int) -> bool:
-    """Whether the sums of the codes of a matrix along a dimension are stored beside them."""
+    """Whether sums of the matrix's codes along a dimension are stored."""
     stored = x.quantizer.stored().get("code_sums")
     return stored is not None and stored[1][along] == -1
 
 
 def scale_of_rows(left: Operand) -> Tensor:
-    """The scale of each row of a plain factor, or of all."""
+    """The scale of each row of a plain factor, or one for all."""
     scale = group_scale(left, -1, 0)
     return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.shape[:-1], 1]).reshape(-1)
 
@@ -165,22 +167,22 @@ def scale_of_rows(left: Operand) -> Tensor:
 
 
 def _finish(call: Call, shape: list[Any]) -> dict[str, Any]:
-    """What a kernel is told of its result; `stored` are the buffers beside codes."""
+    """Kernel options for the result; `stored` are the buffers other than codes."""
     output = call.output
     floats = not call.find(LHS).quantizer.format.is_integer
     if isinstance(output, torch.dtype):
         return {"out_dtype": output if output in REALS or (floats and output in FLOAT8) else torch.float32}
     return of_codes(output, lambda: _requantized(call, floats, shape)) or {
         "out_dtype": torch.float32
-    }  # to be quantized
+    }  # quantized afterwards
 
 
 def _requantized(call: Call, floats: bool, shape: list[Any]) -> dict[str, Any]:
-    """The same of codes that the kernel gives. Raises Declined if it gives none such."""
+    """Kernel options for a result in codes. Raises Declined if the kernel cannot produce it."""
     q: Any = call.output
     rule = q.scale.requantization
     if rule is None or not q.format.is_integer:
-        raise Declined("the scale of the result is found from it")
+        raise Declined("the result's scale is computed from the result")
     info = torch.iinfo(q.format.dtype)
     if (q.format.min, q.format.max) != (info.min, info.max) or q.layout is not None or q.format.zero:
         raise Declined(f"for results of all codes of int8 or uint8, not {q.format.name}")
@@ -213,7 +215,7 @@ def _prepare(call: Call) -> Plan:
 
 
 def computed(call: Call) -> Any:
-    """The result, of a call that is described anew."""
+    """Describe the call again and compute it."""
     request = asked(call)
     y = gpu.run(request.product)
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
@@ -221,13 +223,14 @@ def computed(call: Call) -> Any:
 
 
 def direct(call: Call, p: Any) -> Plan | None:
-    """For linear and mm of factors that are multiplied as they lie: 8-bit codes with scales in float32."""
+    """The plan for linear and mm of factors in kernel layout: 8-bit codes with float32 scales; None for others."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.op not in (aten.linear.default, aten.mm.default) or call.output not in REALS or lhs.dim() != 2:
         return None
     if not (eager.is_plain_eager() and all(_lies_plainly(x) for x in (lhs, rhs))):
         return None
-    if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
+    # one scale for several rows
+    if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):
         return None
     transposed, output, general = call.op is aten.linear.default, call.output, call.plan(computed)
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")
@@ -258,7 +261,7 @@ def direct(call: Call, p: Any) -> Plan | None:
 
 
 def _lies_plainly(x: Operand) -> bool:
-    """Whether a factor's buffers are what the kernels read."""
+    """Whether kernels can read a factor's buffers directly."""
     q = x.quantizer
     own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
     is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None

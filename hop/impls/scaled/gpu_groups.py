@@ -1,4 +1,4 @@
-"""Rows that are sorted by group, times the matrix of their group, on GPUs: one kernel, which reads the sizes itself."""
+"""Grouped products on GPUs: rows sorted by group, times their group's matrix, in one kernel that reads the sizes."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ from hop.numerics.blocks import Block
 
 
 def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool) -> Any:
-    """A product of cutlass_kernels. Raises Declined if it is none.
+    """Describe the product for cutlass_kernels. Raises Declined if it is not supported.
 
     Args:
-        x: (S, K), the rows. Those after the last end are in no group, and give zeros.
-        weight: (E, R, K), the matrices; where products sum over their first dimension (E, K, R).
-        ends: (E,), where each group ends.
+        x: (S, K), the rows. Rows after the last end are in no group and give zeros.
+        weight: (E, R, K), the matrices; (E, K, R) if products sum over their first dimension.
+        ends: (E,), the end of each group.
         bias: (E, R).
-        dtype: of the result, (S, R).
-        columns: whether products sum over the first dimension of the matrices.
+        dtype: the dtype of the result, (S, R).
+        columns: whether products sum over the first dimension of each matrix.
     """
     for operand in (x, weight):
         if operand.quantizer.per_byte() > 1 or operand.usages != (copies.ROWWISE,):
@@ -44,13 +44,13 @@ def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype:
 def asked_in_depth(
     lhs: Tensor, rhs: Tensor, ends: Tensor, dtype: torch.dtype, lhs_scale: Tensor, rhs_scale: Tensor
 ) -> Any:
-    """A product of cutlass_kernels for each group of what is summed: (E, R, K).
+    """Describe a product for each group of the summed dimension, (E, R, K), for cutlass_kernels.
 
     Args:
         lhs, rhs: (S, R) and (S, K), codes of 8 bits.
-        ends: (E,), where each group ends.
-        lhs_scale, rhs_scale: of each group (E, R) and (E, K), with sizes of 1 where all are alike; or in blocks of 128
-            of what is summed, (R, S / 128) and (S / 128, K).
+        ends: (E,), the end of each group.
+        lhs_scale, rhs_scale: (E, R) and (E, K), with sizes of 1 where all are equal; or in blocks of 128 along the
+            summed dimension, (R, S / 128) and (S / 128, K).
     """
     return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
 

@@ -1,5 +1,7 @@
-"""scaled by weights of 4 bits in groups, on GPUs, of bfloat16 or of operands of 8 bits with a scale for each row: codes
-become numbers in the kernel's registers."""
+"""scaled with 4-bit grouped weights on GPUs, decoded in registers.
+
+The other factor is bfloat16, or has 8-bit codes with a scale per row.
+"""
 
 from typing import Any
 
@@ -26,13 +28,13 @@ BYTES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 def _prepare(call: Call) -> Plan:
     check_device(call)
     if not gpu.is_hopper(call.device):
-        raise Declined("codes are decoded in registers on GPUs of compute capability 9.0")
+        raise Declined("for GPUs of compute capability 9.0, which decode codes in registers")
     check_form(call)
     return call.plan(computed)
 
 
 def check_form(call: Call) -> None:
-    """Raise Declined unless a call is such a product, wherever its operands lie."""
+    """Raise Declined unless the call is such a product, on any device."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if call.kwargs or call.roles.rhs_sums != -1:
         raise Declined("for rows of the weight, as linear's")
@@ -51,24 +53,23 @@ def check_form(call: Call) -> None:
         got = f"{q.block} and K = {k}"
         raise Declined(f"for groups of {GROUPS} elements of a row, of whose number K is a multiple; got {got}")
     if q.scale.has_zero_point() != (q.format == UINT4) or _buffers(rhs)[1].dtype != torch.float32:
-        raise Declined("for signed codes, and unsigned ones with zero points, with scales in float32")
+        raise Declined("for signed codes, or unsigned ones with zero points, with scales in float32")
     if bias is not None and (bias.dim() != 1 or bias.dtype not in REALS):
         raise Declined(f"for a bias with one value for each column, in {REALS}")
 
 
 def _check_lhs(call: Call, lhs: Any) -> None:
-    """Raise Declined for a left factor that is neither numbers in bfloat16 nor codes of 8 bits with a scale for each
-    row."""
+    """Raise Declined unless the left factor is bfloat16, or 8-bit codes with a scale per row."""
     if not isinstance(lhs, Operand):
         if lhs.dtype != torch.bfloat16:
-            raise Declined(f"for bfloat16 or 8 bits beside 4 bits, not {lhs.dtype}")
+            raise Declined(f"for bfloat16 or 8 bits times 4 bits, not {lhs.dtype}")
         return
     q, form = lhs.quantizer, PlainForm.of(lhs, usage(call, LHS))
     if q.format.dtype not in BYTES or q.per_byte() > 1 or form.usage != copies.ROWWISE or q.hadamard is not None:
-        raise Declined(f"for bfloat16 or 8 bits beside 4 bits, not {q}")
+        raise Declined(f"for bfloat16 or 8 bits times 4 bits, not {q}")
     form.bytes()
     if form.block[-1] != -1:
-        raise Declined(f"for a scale of whole rows on the left, not {q}")
+        raise Declined(f"for one scale per row on the left, not {q}")
     if by_sum(call.output):
         raise Declined("requantizes an exact sum")
 
@@ -79,7 +80,7 @@ def _buffers(rhs: Operand) -> list[Tensor]:
 
 
 def computed(call: Call) -> Any:
-    """The result, by the kernel."""
+    """Compute the result with the kernel."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     x, beside = lhs, (None, None)
     if isinstance(lhs, Operand):

@@ -1,5 +1,4 @@
-"""scaled by the kernels of rows on GPUs: norms, functions of elements and gated products, quantized in the same
-pass over memory."""
+"""scaled with row kernels on GPUs: norms, functions and gated products, quantized in the same pass."""
 
 import torch
 from torch import Tensor
@@ -14,16 +13,16 @@ from hop.numerics.quantizer import Quantizer
 
 
 def _asked(call: Call) -> gpu.Rows:
-    """What a kernel is asked for. Raises Declined if it is not."""
+    """Describe the call for a kernel. Raises Declined if it is not supported."""
     if not isinstance(call.output, Quantizer):
-        raise Declined(f"for results that are quantized, not {call.output}")
+        raise Declined(f"for quantized results, not {call.output}")
     if compute_dtype(call) != torch.float32:
-        raise Declined("computes in float32, and an operand is float64")
+        raise Declined("computes in float32, but an operand is float64")
     described = operation(call)
     if call.roles.family is NORM and described.sums != 1:
         raise Declined("for norms of the last dimension")
     if integer_function(call.output) is not None:
-        raise Declined("the output is found from integers")
+        raise Declined("the output is computed from integers")
     x, (other, weight, bias) = call.args[0], others(call)
     if not all(t is None or isinstance(t, Tensor) for t in (x, other, weight, bias)):
         raise Declined("an operand is quantized")
@@ -33,16 +32,18 @@ def _asked(call: Call) -> gpu.Rows:
 
 def _prepare(call: Call) -> Plan:
     if call.device.type != "cuda":
-        raise Declined(f"for GPUs, and the operands are on {call.device}")
+        raise Declined(f"for GPUs, but the operands are on {call.device}")
     gpu.check_rows(_asked(call))
     return call.plan(computed)
 
 
 def computed(call: Call) -> list[Tensor]:
-    """The buffers of the result, by the kernel."""
+    """Compute the result's buffers with the kernel."""
     return gpu.run(_asked(call))
 
 
 GPU_ROWS = Kernel("GPU rows", _prepare)
-"""Norms of rows, functions and gated products on Hopper, computed and quantized in one kernel
-(cutlass_kernels/quantize_norms.py, cutlass_kernels/quantize_functions.py)."""
+"""Norms of rows, functions and gated products on Hopper, computed and quantized in one kernel.
+
+See cutlass_kernels/quantize_norms.py and cutlass_kernels/quantize_functions.py.
+"""

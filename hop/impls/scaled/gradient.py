@@ -1,10 +1,10 @@
 """The gradient of scaled: that of the operator on dequantized operands, straight through every rounding.
 
-With y = op(x̂_1, ..., x̂_n), each x̂ the numbers of an operand, G the gradient of y,
+For y = op(x̂_1, ..., x̂_n), where each x̂ is a dequantized operand, and the gradient G of y:
 
-    the gradient of x_i is that of the operator at x̂, computed in float32 (float64 if an operand has it) by the rules of
-    out_dtype, and has the appearance dtype of x_i
-    where y is quantized, G is first taken through quantize: see hop.numerics.quantizer.Derivatives
+    The gradient of x_i is the operator's gradient at x̂, computed in float32 (float64 if an operand has it) by the
+    rules of out_dtype, and cast to the appearance dtype of x_i.
+    If y is quantized, G first passes through quantize; see hop.numerics.quantizer.Derivatives.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ from hop.numerics import copies
 aten = torch.ops.aten
 
 _SMOOTH = {aten.scaled_dot_product_attention.default: ATTENTION}
-"""What stands for an operator whose own derivatives are not those of all routes."""
+"""Operators that replace one whose own derivatives are not the same on all routes."""
 
 
 def through_operator(
     grad: Tensor, needed: Sequence[bool], op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[Tensor | None]:
-    """The gradient of each leaf of (args, kwargs), quantized tensors counted as one, for which `needed` is true."""
+    """The gradient of each leaf of (args, kwargs) for which `needed` is true; a quantized tensor is one leaf."""
     wide, op = wide_dtype(args), _SMOOTH.get(op, op)
     real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
     bound, inner = describe(op).bind(tuple(real), inner)
@@ -48,7 +48,7 @@ def through_operator(
 
 
 def linearized(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The operator on dequantized operands: it has the derivatives of scaled."""
+    """The operator on dequantized operands, which has the derivatives of scaled."""
     wide, op = wide_dtype(args), _SMOOTH.get(op, op)
     real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
     return out_dtype(op, wide, *real, **inner)
@@ -66,14 +66,14 @@ def is_quantized(x: Tensor) -> bool:
 
 
 def numbers(x: Any, dtype: torch.dtype) -> Any:
-    """x in real numbers; its gradient is x's."""
+    """x dequantized, or cast to `dtype`; gradients pass through unchanged."""
     if is_quantized(x):
         return dequantize(x, torch.float32).to(dtype)
     return x.to(dtype) if x.is_floating_point() else x
 
 
 def of_buffers(operand: Operand) -> Tensor:
-    """The numbers of an operand, float32, with derivatives by its scales."""
+    """Dequantize an operand to float32, with derivatives with respect to its scales."""
     return copies.dequantize(operand.quantizer, operand.buffers, operand.shape)
 
 

@@ -1,12 +1,14 @@
-"""The kernels of scaled, in the order in which they are matched: the fastest ways through PyTorch's own operators.
+"""The kernels of scaled for matrix products, in matching order.
 
-native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
-                    native product in parts, of plain floats with more bits than bfloat16 (native_parts.py);
-                    native group product, by weights as files hold them (native_groups.py)
-GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py; weights of 4 bits in gpu_nibbles.py)
-integer product     torch._int_mm on codes; zero points become corrections of its sums
-bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
-rows                an embedding that dequantizes the rows that it takes
+native product        native kernels on the CPU, if they were built (native.py)
+native product in parts   plain floats with more bits than bfloat16 (native_parts.py)
+native group product  weights as stored in model files (native_groups.py)
+GPU product           kernels of cutlass_kernels (gpu.py); 4-bit weights (gpu_nibbles.py)
+integer product       torch._int_mm on codes; zero points become corrections of its sums
+integer groups        float32 products of groups whose sums are exact
+bfloat16 product      torch.mm on values of at most 8 bits, whose products are exact, summed in float32
+
+Convolutions (native_convolution.py) and embeddings (families/embedding.py) have other kernels.
 """
 
 from typing import Any
@@ -60,10 +62,10 @@ def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
 
 
 def _check_integers(call: Call) -> None:
-    """Raise Declined unless a call is a product of two matrices of integers, or of batches of them."""
+    """Raise Declined unless the call is a product of two integer matrices, or of batches of them."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
-        raise Declined("for two operands of integers")
+        raise Declined("for two integer operands")
     if has_wide_sums(lhs, rhs):
         raise Declined("codes of 16 bits are summed in 64")
     if min(lhs.dim(), rhs.dim()) < 2:
@@ -72,7 +74,7 @@ def _check_integers(call: Call) -> None:
 
 
 def _summed_blocks(call: Call) -> list[int]:
-    """The size of each factor's blocks along the summed dimension, -1 for one block."""
+    """The size of each factor's blocks along the summed dimension; -1 for one block."""
     sides = ((LHS, -1), (RHS, call.roles.rhs_sums))
     return [block_of(call.find(role), usage(call, role))[dim] for role, dim in sides]
 
@@ -110,8 +112,8 @@ def _run_integers(call: Call) -> Any:
 
 # ---- integer products in groups
 
-_FLOAT32_EXACT = 2**24  # integers up to here are float32 numbers
-_ELEMENTS = 2**18  # of a result that is summed up at once, so that it stays in the cache
+_FLOAT32_EXACT = 2**24  # integers up to this magnitude are exact in float32
+_ELEMENTS = 2**18  # elements of the result that are summed at once, so that they stay in the cache
 
 
 def _prepare_groups(call: Call) -> Plan:
@@ -123,7 +125,7 @@ def _prepare_groups(call: Call) -> Plan:
     if length is None:
         raise Declined("no scale changes along the summed dimension")
     if any(tracing.known_equal(lhs.shape[-1], n) for n in (0, 1)):
-        raise Declined("sums of one product at most, which in float32 may be -0")
+        raise Declined("sums of at most one product, which may be -0 in float32")
     largest = length * _largest(lhs) * _largest(rhs)
     if largest > _FLOAT32_EXACT:
         raise Declined(f"sums of {length} may reach {largest}, beyond float32's integers")
@@ -131,7 +133,7 @@ def _prepare_groups(call: Call) -> Plan:
 
 
 def _largest(x: Operand) -> int:
-    """The largest magnitude of a code less its zero point."""
+    """The largest magnitude of a code minus its zero point."""
     format: Any = x.quantizer.format
     if x.quantizer.scale.has_zero_point():
         return format.high - format.low
@@ -139,7 +141,7 @@ def _largest(x: Operand) -> int:
 
 
 def _run_groups(call: Call) -> Any:
-    """The sum of each group in float32, where it is exact."""
+    """Compute each group's sum in float32, where it is exact."""
     lhs, rhs = _plain_factors(call)
     along = call.roles.rhs_sums
     lead = lhs.shape[:-1]
@@ -162,7 +164,7 @@ def _run_groups(call: Call) -> Any:
 
 
 def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
-    """Some rows at a time, on temporaries that are used again."""
+    """Compute some rows at a time, reusing temporaries."""
     (m, _), n = a.shape, b.shape[1]
     y = a.new_empty((m, n))
     rows = max(1, min(m, _ELEMENTS // max(n, 1)))
@@ -186,8 +188,11 @@ def _cut(a: Tensor, b: Tensor, start: int, length: int | None) -> tuple[Tensor, 
 
 
 def _corrected(form: Product, row_zero: Tensor | int, column_zero: Tensor | int) -> Tensor:
-    """Σ (lhs - row_zero) · (rhs - column_zero) = lhs @ rhs - row_zero · colsum - rowsum · column_zero
-    + K · row_zero · column_zero. The column sums are a row more of the product, of ones."""
+    """Σ (lhs - row_zero) · (rhs - column_zero), computed from lhs @ rhs.
+
+    It equals lhs @ rhs - row_zero · colsum - rowsum · column_zero + K · row_zero · column_zero. The column sums come
+    from a row of ones that is appended to lhs.
+    """
     lhs, rhs = form.lhs, form.rhs
     (m, k), plain = lhs.shape, eager.is_plain_eager()
     if not _is_zero(row_zero):
@@ -212,7 +217,7 @@ def _is_zero(zero: Tensor | int) -> bool:
 
 
 def _epilogue(call: Call, total: Sum) -> Any:
-    """The result, of one sum."""
+    """The result, computed from one sum."""
     bias = call.find(BIAS)
     if by_sum(call.output):
         return requantized(call, with_bias(call, total))
@@ -230,27 +235,27 @@ def _epilogue(call: Call, total: Sum) -> Any:
 
 
 def _check_factor(call: Call, role: str, along: int) -> None:
-    """Raise Declined unless a factor is bfloat16 numbers and a scale for each row or column."""
+    """Raise Declined unless a factor consists of bfloat16 values and a scale per row or column."""
     x = call.find(role)
     if isinstance(x, Tensor):
         if x.dtype != torch.bfloat16:
-            raise Declined(f"bfloat16 has too few bits for {x.dtype}")
+            raise Declined(f"bfloat16 cannot represent {x.dtype} exactly")
         return
     q = x.quantizer
     if q.flat or not (q.format.is_float or q.format.is_integer):
         raise Declined(f"for integers and floats, not {q.format.name}")
     if q.scale.is_compound or (q.layout is not None and q.layout.stored(q.format) and not q.is_tiled()):
-        raise Declined(f"for codes and one scale for each block, not {q}")
+        raise Declined(f"for codes with one scale per block, not {q}")
     if x.usages != (copies.ROWWISE,):
         raise Declined("for row-wise copies")
     outer = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]
     sizes = [blocks.per_dimension(block, x.dim())[along] for block in outer]
     if any(b != -1 and not tracing.known_equal(x.shape[along], b) for b in sizes):
-        raise Declined(f"a scale with the bits of float32 changes along the summed dimension ({q})")
+        raise Declined(f"a float32 scale changes along the summed dimension ({q})")
 
 
 def _in_bfloat16(x: Any) -> Tensor:
-    """The numbers of a factor without its outer scale."""
+    """A factor's values without its outer scale, in bfloat16."""
     if isinstance(x, Tensor):
         return x
     q = x.quantizer
@@ -262,7 +267,7 @@ def _in_bfloat16(x: Any) -> Tensor:
 
 
 def _outer_scale(x: Any, along: int) -> Tensor | None:
-    """The scale of each row or column that is not in the numbers."""
+    """The scale of each row or column that the bfloat16 values do not include; None if there is none."""
     if isinstance(x, Tensor):
         return None
     rule, (_, *stored) = x.quantizer.scale, x.tensors
@@ -276,10 +281,10 @@ def _outer_scale(x: Any, along: int) -> Tensor | None:
 
 def _prepare_bfloat16(call: Call) -> Plan:
     if call.output is not torch.bfloat16:
-        raise Declined(f"gives bfloat16, and the output is {call.output}")
+        raise Declined(f"returns bfloat16, but the output is {call.output}")
     lhs, rhs = call.find(LHS), call.find(RHS)
     if is_integer(lhs) and is_integer(rhs):
-        raise Declined("integers have exact sums")
+        raise Declined("two integer operands need exact sums")
     if min(lhs.dim(), rhs.dim()) < 2:
         raise Declined("one operand is a vector")
     _check_factor(call, LHS, -1)

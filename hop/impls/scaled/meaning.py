@@ -1,20 +1,20 @@
-"""The meaning of scaled, in plain ATen.
+"""The meaning of scaled in plain ATen.
 
-Integer operands. The products of codes, each less its zero point, are summed exactly, modulo 2^32, over each group of
-the summed dimension in which no scale changes; then, in float32, each operation rounded by itself,
+Integer operands: the products of codes minus zero points are summed exactly, modulo 2^32, over each group of the summed
+dimension in which no scale changes. Then in float32, each operation rounded separately,
 
-    y = Σ_groups (float32(sum) · s_lhs) · s_rhs          in the order of the groups
-    y = y · alpha + bias · beta                          where there are alpha, beta and bias
+    y = Σ_groups (float32(sum) · s_lhs) · s_rhs            in the order of the groups
+    y = y · alpha + bias · beta                            where there are alpha, beta and bias
 
-A right factor whose scales come in two levels has the s_rhs that they make; of one with offsets m each term is
+If the right factor has two-level scales, s_rhs is their product; if it has offsets m, each term is
 
     (float32(sum) · s_lhs) · s_rhs - (float32(sum of lhs) · s_lhs) · m
 
-A bias of int32 is added to the sum instead. Other operands are dequantized to float32, float64 if one of them has that
-dtype, and the operator runs in it. Means are taken in float64 and rounded to float32. What a family computes otherwise
-stands in its file.
+An int32 bias is added to the sum instead. Other operands are dequantized to float32, or to float64 if one of them has
+that dtype, and the operator runs in that dtype. Means are computed in float64 and rounded to float32. Each family's
+file describes what it computes differently.
 
-The result is cast once to a dtype, or quantized once, as hop.quantize does or as hop.requantization says.
+The result is cast once to a dtype, or quantized once, as by hop.quantize or as hop.requantization specifies.
 """
 
 from importlib import import_module
@@ -38,12 +38,12 @@ for _family in {row.family: None for row in SCALED.values()}:
 
 
 def of(call: Call) -> Meaning:
-    """What the family of its operator means."""
+    """The Meaning of the operator's family."""
     return MEANINGS[call.roles.family]
 
 
 def reference(call: Call) -> Any:
-    """What scaled returns: a tensor, or the buffers of a quantized one."""
+    """The result of scaled: a tensor, or the buffers of a quantized one."""
     if by_sum(call.output) and not tracing.is_describing():
         return requantized(call, exact(call))
     known = of(call).buffers(call)
@@ -51,8 +51,10 @@ def reference(call: Call) -> Any:
 
 
 def described(call: Call) -> Any:
-    """What the reference gives, of tensors without values: from fewer operators, which leave out scales, groups and
-    the arithmetic of functions. Where a size is a symbol, it is the reference itself, with the guards that it takes."""
+    """The reference for meta tensors: fewer operators, without scales, groups and function arithmetic.
+
+    With symbolic sizes it is the reference itself, including its guards.
+    """
     if not all(isinstance(n, int) for x in tensors(call.args) for n in x.shape):
         return reference(call)
     with tracing.describing():
@@ -65,14 +67,14 @@ def real(call: Call) -> Tensor:
 
 
 def exact(call: Call) -> Sum:
-    """The one sum of a call that `exact_declines` takes, its bias included."""
+    """The exact sum of a call for which `exact_declines` returns None, including its bias."""
     compute = of(call).sum
     assert compute is not None
     return compute(call)
 
 
 def exact_declines(call: Call) -> str | None:
-    """Why a call is not one exact sum, or None."""
+    """The reason why a call is not one exact sum; None if it is."""
     if not all(is_integer(x) for x in tensors(call.args) if isinstance(x, Operand)):
-        return "its operands are no integers"
+        return "its operands are not integers"
     return of(call).declines_sum(call)

@@ -1,4 +1,4 @@
-"""scaled by the native kernels: matrix products of any formats that they decode."""
+"""scaled with native kernels: matrix products of all formats that they decode."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,15 +21,18 @@ from hop.numerics.quantizer import Quantizer
 
 
 def described(call: Call, parts: int = 0) -> native_product.NativeProduct:
-    """What the kernels are told of the call; of a left factor in so many parts of bfloat16, of the product alone, in
-    float32. Raises Declined if they do not take it."""
+    """Describe the call for native code. Raises Declined if it is not supported.
+
+    With `parts`, the left factor is split into that many bfloat16 parts, and the description is of the bare float32
+    product.
+    """
     decline(native.declines_here(call.device))
     if call.kwargs:
         raise Declined(f"alpha and beta are {call.kwargs}")
     lhs, rhs, bias, along = call.find(LHS), call.find(RHS), call.find(BIAS), call.roles.rhs_sums
     ranks = (lhs.dim(), rhs.dim())
     if min(ranks) < 2 or (rhs.dim() > 2 and (ranks != (3, 3) or lhs.shape[0] != rhs.shape[0])):
-        raise Declined("for two matrices, or two batches of as many")
+        raise Declined("for two matrices, or two batches of equal size")
     if not isinstance(rhs, Operand):
         raise Declined("the right factor is not quantized")
     check_fit(call, lhs, rhs)
@@ -40,12 +43,12 @@ def described(call: Call, parts: int = 0) -> native_product.NativeProduct:
         left, wanted, kind, bias = (*left[:-2], left[-2] * parts, left[-1]), torch.float32, torch.bfloat16, None
     n, k = right[-2:] if along == -1 else right[:-3:-1]
     if k == 0:
-        raise Declined("a sum of nothing")
+        raise Declined("the summed dimension is empty")
     by_columns = usage(call, RHS) == copies.COLUMNWISE
     if isinstance(lhs, Operand) and usage(call, LHS) != copies.ROWWISE:
         raise Declined("the left factor has no row-wise copy")
     if by_columns and rhs.quantizer.hadamard is not None:
-        raise Declined("the copy of the right factor is transformed")
+        raise Declined("the right factor's copy has a Hadamard transform")
     if bias is not None:
         native_product.check_bias(bias, n)
     a, b = _left(kind), native_product.describe(rhs.quantizer, along == -2 and not by_columns)
@@ -64,23 +67,22 @@ def _left(kind: Any) -> native_product.Described:
             raise Declined("the left factor is packed")
         return native_product.describe(kind, False)
     if kind != torch.bfloat16:
-        raise Declined(f"for bfloat16 beside quantized numbers, not {kind}")
+        raise Declined(f"for bfloat16 times quantized values, not {kind}")
     return native_product.plain(kind)
 
 
 def _codes(q: Quantizer, rows: int, columns: int, ndim: int) -> str:
-    """The words of a result in codes."""
+    """Describe a result in codes for native code."""
     words = native_product.describe_output(q)
     if not native_product.one_line((rows, columns), q):
-        raise Declined(f"one scale for all, for each row or for each column, not blocks of {q.block}")
+        raise Declined(f"for one scale for all, per row or per column, not blocks of {q.block}")
     if ndim == 3:
-        raise Declined("gives no codes of batches")
+        raise Declined("does not return codes of batches")
     return words
 
 
 def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any], Sequence[Tensor | None]]:
-    """What gives the four buffers that a product reads of a factor like that of a call, an Operand or a
-    QuantizedTensor."""
+    """A function that returns the four buffers a product reads of such a factor, an Operand or a QuantizedTensor."""
     x = call.find(role)
     if not isinstance(x, Operand):
         return lambda x: (x, None, None, None)
@@ -90,11 +92,14 @@ def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any]
 
 
 def _multiplied(call: Call, form: native_product.NativeProduct, n: int) -> Callable[..., Tensor]:
-    """The product of factors like those of a call: a function of lhs, rhs, bias, and of scale and zero point of the
-    result, to be called below autograd."""
+    """The product of such factors as a function of lhs, rhs, bias, and the result's scale and zero point.
+
+    To be called below autograd.
+    """
     multiply, words = torch.ops.hop_native.product.default, form.description
     rowwise = all(isinstance(x, Operand) and x.usages == (copies.ROWWISE,) for x in (call.find(LHS), call.find(RHS)))
-    if rowwise and form.rhs_sums is None and form.lhs[1:] == form.rhs[1:] == ("scale", None, None):  # in fewer steps
+    # fewer steps of Python
+    if rowwise and form.rhs_sums is None and form.lhs[1:] == form.rhs[1:] == ("scale", None, None):
         return lambda lhs, rhs, *more: multiply(
             lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, *more, n, words
         )

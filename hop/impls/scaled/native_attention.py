@@ -1,4 +1,4 @@
-"""Attention of int8 by the native kernels: scores of a block of rows stay in the cache (native/attention/)."""
+"""int8 attention with native kernels: scores of a block of rows stay in the cache (native/attention/)."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ from hop.numerics import copies
 from hop.numerics.formats import INT8
 from hop.tensor.quantized import operand
 
-_MOST_WIDTH = 65793  # 255 · 128 times as many are below 2^31
+_MOST_WIDTH = 65793  # 255 · 128 times this width is below 2^31
 
 
 def _check(call: Call) -> None:
-    """Raise Declined unless the kernels take the call."""
+    """Raise Declined unless native code supports the call."""
     decline(native.declines_here(call.device))
     operands = call.args[:3]
     for name, x in zip(("query", "key", "value"), operands, strict=True):
         if not isinstance(x, Operand) or x.quantizer.format != INT8 or x.quantizer.scale.has_zero_point():
             what = x.dtype if isinstance(x, Tensor) else x.quantizer
-            raise Declined(f"for int8 without zero points, and {name} is {what}")
+            raise Declined(f"for int8 without zero points, but {name} is {what}")
         along = block_of(x, copies.ROWWISE)
         if along[-1] != -1 and not (name == "value" and along[-2] == -1):
-            raise Declined(f"for a scale for each token, and {name} is {x.quantizer}")
+            raise Declined(f"for one scale per token, but {name} is {x.quantizer}")
         decline(native.declines_tensor(name, x.tensors[0]))
     shapes = [tracing.hints(x.shape) for x in operands]
     if any(s is None or 0 in s or not 2 <= len(s) <= 4 for s in shapes):
@@ -42,18 +42,18 @@ def _check(call: Call) -> None:
         raise Declined(f"for heads of at most {_MOST_WIDTH} elements, not {q[-1]}")
     of_heads = slice(0, -3) if options(call).grouped else slice(0, -2)
     if not (q[of_heads] == k[of_heads] == v[of_heads]):
-        raise Declined(f"for leading dimensions that are the same, not those of {q}, {k} and {v}")
+        raise Declined(f"for equal leading dimensions, not those of {q}, {k} and {v}")
     if (mask := options(call).mask) is not None:
         decline(native.declines_tensor("attn_mask", mask))
 
 
 def _in_four(t: Tensor) -> Tensor:
-    """t with leading dimensions of size 1, so that it has four."""
+    """Add leading dimensions of size 1 to t, so that it has four."""
     return t if t.dim() == 4 else t[(None,) * (4 - t.dim())]
 
 
 def _scale_sizes(x: Operand, per_channel: bool = False) -> list[int]:
-    """The sizes of scales, one for each token or channel."""
+    """The sizes of scales per token or channel."""
     return [*x.shape[:-2], 1, x.shape[-1]] if per_channel else [*x.shape[:-1], 1]
 
 
@@ -96,7 +96,7 @@ def _prepare(call: Call) -> Plan:
 
 
 def _is_stored(x: Operand) -> bool:
-    """Whether codes and scales are those of the buffers."""
+    """Whether the codes and scales are the operand's buffers themselves."""
     operand = plain(x, copies.ROWWISE)
     if x.usages != (copies.ROWWISE,) or operand.codes is not x.codes or operand.scale is not x.scale:
         return False
@@ -104,7 +104,7 @@ def _is_stored(x: Operand) -> bool:
 
 
 def _plain(x: Operand) -> tuple[Tensor, Tensor]:
-    """Codes, and a scale for each token or channel that `expand` takes."""
+    """Codes, and scales that `expand` to one per token or channel."""
     own = plain(x, copies.ROWWISE)
     return own.codes, spread(own.scale, own.block, own.shape)
 

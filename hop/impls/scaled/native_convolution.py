@@ -1,4 +1,4 @@
-"""scaled by the native kernels: convolutions of integers."""
+"""scaled with native kernels: convolutions of integers."""
 
 import functools
 import math
@@ -30,25 +30,25 @@ from hop.numerics.quantizer import Quantizer
 
 
 class NativeConvolution(NamedTuple):
-    """A convolution that the kernels take."""
+    """A convolution that native code supports."""
 
     gives_codes: bool
     description: str
-    shape: tuple[int, ...]  # of the result, where sizes are known
+    shape: tuple[int, ...]  # of the result; sizes are known
 
 
 def convolution(call: Call) -> NativeConvolution:
-    """What the kernels are told of the call. Raises Declined if they do not take it."""
+    """Describe the call for native code. Raises Declined if it is not supported."""
     decline(native.declines_here(call.device))
     if is_transposed(call)[0]:
         raise Declined("the convolution is transposed")
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if not (is_integer(x) and is_integer(weight)):
-        raise Declined("for two operands of integers")
+        raise Declined("for two integer operands")
     if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
         raise Declined("for row-wise copies")
     if x.quantizer.layout is not None:
-        raise Declined(f"for codes in their plain form, not layout={x.quantizer.layout}")
+        raise Declined(f"for codes in plain layout, not layout={x.quantizer.layout}")
     _check_weight(weight.quantizer)
     geometry = _geometry(call.op, _meta(x), _meta(weight), [_numbers(v) for v in call.args[3:]])
     _, channels, *spatial = geometry.output
@@ -59,7 +59,7 @@ def convolution(call: Call) -> NativeConvolution:
     unbatched = x.dim() < weight.dim()
     by_example = _has_many(x.quantizer, geometry.x[1:] if unbatched else geometry.x)
     if _has_many(weight.quantizer, geometry.weight) is None or by_example is None or (by_example and unbatched):
-        raise Declined("one scale for all, for each example or for each output channel")
+        raise Declined("for one scale for all, per example or per output channel")
     if geometry.x[1] == 0:
         raise Declined("there are no channels")
     of_output, codes = output_words(call.output, lambda q: _codes(q, geometry.output, unbatched))
@@ -71,7 +71,7 @@ def convolution(call: Call) -> NativeConvolution:
 
 
 def _numbers(value: Any) -> Any:
-    """An argument of the convolution with numbers for symbols."""
+    """An argument of the convolution with numbers in place of symbols."""
     if isinstance(value, list | tuple):
         return native.sizes(value)
     return native.sizes([value])[0] if isinstance(value, torch.SymInt) else value
@@ -85,7 +85,7 @@ def _name(q: Quantizer) -> str:
 def _check_weight(q: Any) -> None:
     tiled = q.is_tiled()
     if q.layout is not None and not tiled:
-        raise Declined(f"for plain codes and tiles, not layout={q.layout}")
+        raise Declined(f"for plain codes or tiles, not layout={q.layout}")
     if q.scale.has_zero_point() or q.format.zero != 0:
         raise Declined("the weight has a zero point")
     if q.format.high > INT8.high or (tiled and not q.format.dtype.is_signed):
@@ -93,7 +93,7 @@ def _check_weight(q: Any) -> None:
 
 
 def _meta(x: Operand) -> Tensor:
-    """A tensor that lies as the codes of an operand do, which are contiguous once they are unpacked."""
+    """A meta tensor with the strides of an operand's codes, which are contiguous once unpacked."""
     shape = native.sizes(x.shape)
     if x.quantizer.layout is not None or x.quantizer.per_byte() > 1:
         return torch.empty(shape, dtype=torch.int8, device="meta")
@@ -108,11 +108,11 @@ def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
         spatial = weight.dim() - 2
         before, after = _padding(lists[1], weight, _expanded(lists[2] if len(lists) > 2 else 1, spatial))
         if lists[1] == "same" and any(s != 1 for s in _expanded(lists[0], spatial)):
-            raise Declined("padding the same needs strides of 1")
+            raise Declined("padding='same' needs strides of 1")
         op, lists = _PADDED[op], [lists[0], before, *lists[2:]]
     form = as_convolution(op, (x, weight, None, *(list(v) if isinstance(v, tuple) else v for v in lists)))
     if form is None:
-        raise Declined("it is none of one, two or three dimensions")
+        raise Declined("it does not have one, two or three dimensions")
     c, spatial = form.conv, weight.dim() - 2
     if any(len(v) != spatial for v in (c.stride, c.padding, c.dilation)):
         raise Declined(f"for lists of {spatial}")
@@ -121,7 +121,7 @@ def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
     return Geometry(
         x=tuple(c.x.shape),
         weight=tuple(weight.shape),
-        stride=tuple(map(int, c.stride)),  # True is 1 in words, too
+        stride=tuple(map(int, c.stride)),  # int(): True must be spelled 1
         padding=tuple(map(int, c.padding)),
         padding_after=tuple(map(int, after or c.padding)),
         dilation=tuple(map(int, c.dilation)),
@@ -143,14 +143,14 @@ def _expanded(value: Any, length: int) -> list[int]:
 
 
 def _padding(name: str, weight: Tensor, dilation: list[int]) -> tuple[list[int], list[int]]:
-    """Before and after each dimension."""
+    """The padding before and after each dimension."""
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(weight.shape[2:], dilation, strict=False)]
     before = [n // 2 for n in total]
     return before, [n - b for n, b in zip(total, before, strict=True)]
 
 
 def _has_many(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
-    """Whether there is a scale for each element of the first dimension, and not one for all; None if neither."""
+    """Whether there is a scale per element of the first dimension (True) or one for all (False); None if neither."""
     counts = blocks.counts(shape, q.block)
     if any(n != 1 for n in counts[1:]) or counts[0] not in (1, shape[0]):
         return None
@@ -158,18 +158,16 @@ def _has_many(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
 
 
 def _codes(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str:
-    """The words of a result in codes."""
+    """Describe a result in codes for native code."""
     counts = (1, *blocks.counts(shape[1:], q.block)) if unbatched else tuple(blocks.counts(shape, q.block))
     by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
     if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):
-        raise Declined(
-            f"one scale for all, for each example or for each channel of the result, not blocks of {q.block}"
-        )
+        raise Declined(f"for one scale for all, per example or per channel of the result, not blocks of {q.block}")
     return native_product.describe_output(q)
 
 
 def _buffers(x: Operand) -> tuple[Any, ...]:
-    """Codes, as they lie or unpacked, scales and zero points."""
+    """Codes, packed or unpacked, with scales and zero points."""
     q = x.quantizer
     if q.layout is not None:
         codes, *stored = x.tensors
@@ -190,7 +188,7 @@ def _prepare(call: Call) -> Plan:
     n, size, description = weight.shape[0], size_of(form.shape), form.description
 
     def run(*given: Any) -> Any:
-        """Of batches of plain codes, a byte each."""
+        """Convolve batches of plain one-byte codes."""
         x, weight = given[0], given[1]
         zero_point, bias = x.zero_point if affine else None, given[2] if biased else None
         scales = (None, None) if find is None else find(given)

@@ -1,9 +1,9 @@
-"""scaled by the native kernels, of floats and of int8 codes beside weights as files of quantized models hold them:
-codes of 2 to 8 bits in rows, scales of groups in 16 bits or in two levels, with offsets.
+"""scaled with native kernels: floats or int8 codes times weights as stored in files of quantized models.
 
-Beside floats the weight's numbers are those of dequantize, bit for bit, found in registers, or in a strip that stays in
-the cache; sums are in float32. Beside codes sums are those of integers, exact, and what is done in floats is what the
-meaning says, operation by operation.
+Such weights have codes of 2 to 8 bits in rows, and 16-bit or two-level scales of groups, with or without offsets. For
+floats, the weight's values are those of dequantize, bit for bit, computed in registers or in a strip that stays in the
+cache; sums are in float32. For codes, integer sums are exact, and float operations are those of the reference, one by
+one.
 """
 
 from typing import Any
@@ -37,16 +37,16 @@ def _prepare(call: Call) -> Plan:
             raise Declined("the left factor has no row-wise copy")
         own = group_product.group_of_codes(lhs.quantizer, lhs.dim()) if by_codes else None
     elif lhs.dtype not in FLOATS:
-        raise Declined(f"for float32, bfloat16 and float16 beside quantized numbers, not {lhs.dtype}")
+        raise Declined(f"for float32, bfloat16 and float16 times quantized values, not {lhs.dtype}")
     if call.roles.rhs_sums != -1 or rhs.dim() != 2 or lhs.dim() < 1:
-        raise Declined("for a matrix that is summed along its rows, as linear's weight is")
+        raise Declined("for a matrix summed along its rows, like linear's weight")
     if rhs.usages != (copies.ROWWISE,):
         raise Declined("the right factor has a column-wise copy")
     check_fit(call, lhs, rhs)
     described = group_product.describe(rhs.quantizer)
     shape = native.sizes(rhs.shape)
     if bias is not None and (bias.dtype not in FLOATS or tracing.hints(bias.shape) != shape[:1]):
-        raise Declined(f"for a bias of ({shape[0]},) in floats, not of {tuple(bias.shape)} in {bias.dtype}")
+        raise Declined(f"for a float bias of shape ({shape[0]},), not {tuple(bias.shape)} in {bias.dtype}")
     group_product.check_shape(described, shape[1], own)
 
     names, multiply, below = described.names, torch.ops.hop_native.group_product.default, eager.below_autograd
@@ -74,7 +74,7 @@ def _prepare(call: Call) -> Plan:
 
 
 def _has_codes(call: Call) -> bool:
-    """Whether the meaning is that of sums of integers."""
+    """Whether the reference sums integers."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     return is_integer(lhs) and (is_integer(rhs) or has_stored_sums(call))
 

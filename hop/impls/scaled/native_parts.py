@@ -1,7 +1,7 @@
-"""scaled by the native kernels, of plain floats with more bits than bfloat16 beside quantized numbers.
+"""scaled with native kernels: float32 or float16 times quantized values.
 
-A float32 number is the sum of three bfloat16 numbers, exactly, and one of float16 that of two; at level avx2 both are
-multiplied as they are (native/gemm/floats.cpp).
+A float32 value is exactly the sum of three bfloat16 values, and a float16 value of two. At level avx2 both are
+multiplied without splitting (native/gemm/floats.cpp).
 """
 
 import math
@@ -21,10 +21,10 @@ from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
-# The most rows that are taken: as many as cost no more than a product of dequantized numbers.
+# Row limits: up to these a split product is not slower than one of dequantized values.
 _ANY = dict.fromkeys(_PARTS, math.inf)
 _MOST = {"amx": _ANY, "avx2": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
-_FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less
+_FEW = {torch.float32: 16, torch.float16: 16}  # other levels: with few rows, reading the weight dominates
 
 
 def _prepare(call: Call) -> Plan:
@@ -32,7 +32,7 @@ def _prepare(call: Call) -> Plan:
     if isinstance(lhs, Operand):
         raise Declined("the left factor is quantized")
     if lhs.dtype not in _PARTS:
-        raise Declined(f"for float32 and float16 beside quantized numbers, not {lhs.dtype}")
+        raise Declined(f"for float32 and float16 times quantized values, not {lhs.dtype}")
     if lhs.dim() < 2:
         raise Declined("one operand is a vector")
     form, along = native.described(call, _PARTS[lhs.dtype]), -2 if call.roles.rhs_sums == -1 else -1

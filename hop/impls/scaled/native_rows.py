@@ -1,5 +1,7 @@
-"""scaled by the native kernels of rows: functions, gated products, norms, softmax and Hadamard transforms, quantized in
-the same pass."""
+"""scaled with native row kernels: functions, gated products, norms, softmax and Hadamard transforms.
+
+Results are quantized in the same pass.
+"""
 
 import functools
 from typing import Any
@@ -17,7 +19,7 @@ from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
 from hop.kernels.cpu import native, rows
 from hop.kernels.cpu import operators as native_operators
-from hop.numerics import copies, memory_format
+from hop.numerics import copies, functions, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -33,6 +35,9 @@ _FUNCTIONS = {
     aten.hardsigmoid.default: "hardsigmoid",
     aten.hardswish.default: "hardswish",
     aten.leaky_relu.default: "leaky_relu",
+    aten.sqrt.default: "sqrt",
+    aten.sin.default: "sin",
+    aten.cos.default: "cos",
     torch.ops.hop.silu_mul.default: "silu",
 }
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
@@ -40,15 +45,17 @@ _LONGEST = 2**22  # elements of a row that is computed as a whole
 
 
 def function_of(call: Call) -> str:
-    """What a call of FUNCTION or GATED computes: a function of hop.numerics.functions, or one of sums and products."""
+    """The function of a FUNCTION or GATED call: one of hop.numerics.functions, or a piecewise one."""
     return _FUNCTIONS.get(call.op) or ("gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu")
 
 
 def operation(call: Call) -> rows.Operation:
-    """What a call computes of rows. Raises Declined if it is none of what the kernels compute."""
+    """The row operation of a call. Raises Declined if native code does not support it."""
     family = call.roles.family
     if family in (FUNCTION, GATED):
         name = function_of(call)
+        if name in functions.WITHOUT_KERNEL:
+            raise Declined(f"no kernel computes {name}")
         slope = (*call.args, 0.01)[1] if name == "leaky_relu" else None
         return rows.Operation("gated" if family is GATED else "function", name, None if slope is None else float(slope))
     ndim = call.args[0].dim()
@@ -59,7 +66,7 @@ def operation(call: Call) -> rows.Operation:
         return rows.Operation("hadamard", number=float(call.args[1]), sums=1)
     if family is NORM:
         if call.op is aten.batch_norm.default:
-            raise Declined("rows of batch_norm have no sums")
+            raise Declined("batch_norm does not reduce rows")
         is_rms = call.op is aten.rms_norm.default
         eps = (*call.args, None, None, None)[3 if is_rms else 4]
         default = torch.finfo(torch.float32).eps if is_rms else 1e-5
@@ -81,17 +88,17 @@ def others(call: Call) -> tuple[Any, Any, Any]:
 
 
 def _described(call: Call) -> rows.Operation:
-    """What the kernels compute of the call. Raises Declined if they do not take it."""
+    """The row operation of a call, after checking its operands. Raises Declined if native code does not support it."""
     decline(native.declines_here(call.device))
     if compute_dtype(call) != torch.float32:
-        raise Declined("computes in float32, and an operand is float64")
+        raise Declined("computes in float32, but an operand is float64")
     described = operation(call)
     x, (other, weight, bias) = call.args[0], others(call)
     if integer_function(call.output) is not None:
-        raise Declined("the output is found from integers")
+        raise Declined("the output is computed from integers")
     shape = tracing.hints(x.shape)
     if shape is None or 0 in shape:
-        raise Declined(f"for rows of known sizes that are not empty, not {tuple(x.shape)}")
+        raise Declined(f"for non-empty rows of known sizes, not {tuple(x.shape)}")
     if other is not None and tracing.hints(other.shape) != shape:
         raise Declined(f"for two factors of one shape, not {tuple(x.shape)} and {tuple(other.shape)}")
     plain = [t for t in (x, other, weight, bias) if isinstance(t, Tensor)]
@@ -100,7 +107,7 @@ def _described(call: Call) -> rows.Operation:
             raise Declined(f"for float32, bfloat16 and float16, not {t.dtype}")
         decline(native.declines_tensor("an operand", t))
     if any(memory_format.is_channels_last(t) for t in plain):
-        raise Declined("an operand lies with its channels last")
+        raise Declined("an operand has channels_last memory format")
     rows.check_output(described, call.output, shape, call.output_scale is not None)
     return described
 
@@ -118,7 +125,7 @@ def _prepare(call: Call) -> Plan:
     compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
 
     def run(*given: Any) -> Any:
-        """Of plain operands, and scales that are found."""
+        """Compute with plain operands, and scales from the rule."""
         rest = [None if i is None else given[i] for i in places]
         with below():
             result = compute(*rest, None, None, words)
@@ -143,8 +150,11 @@ Both = tuple[Tensor, QuantizedTensor]
 
 
 def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Both | None:
-    """y, which is scaled(op, x.dtype, ...) of plain operands, x the first, and hop.quantize(q, y), in one pass. PyTorch
-    counts changes of y, in inference mode too. None where the kernels do not take the call, or something watches it."""
+    """scaled(op, x.dtype, ...) of plain operands, x the first, and hop.quantize(q, y) of its result, in one pass.
+
+    PyTorch counts in-place changes of the result even in inference mode. Returns None if native code does not support
+    the call, or a mode, hook or transform observes it.
+    """
     named = plan.named(kwargs)
     known = None if named is None else plan.key((rounded_and_quantized, op, q, *named), args)
     if known is None:

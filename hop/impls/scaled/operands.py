@@ -1,5 +1,4 @@
-"""Plain operands: a code for each element, and a float32 scale and a zero point, or an offset, for each block of their
-dimensions."""
+"""Plain operands: a code per element, and a float32 scale and a zero point or offset per block."""
 
 import functools
 from collections.abc import Sequence
@@ -23,8 +22,11 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand:
-    """An operand of integers, or of 8-bit floats, read from one of its copies: a code for each element, and a float32
-    scale for each block of its dimensions. `format` unpacks as the quantizer's own does."""
+    """Convert one copy of an operand of integers or 8-bit floats to plain form.
+
+    The result has a code per element and a float32 scale per block. `format` replaces the quantizer's own to unpack
+    faster.
+    """
     quantizer: Any = operand.quantizer
     codes, *stored = operand.of(usage).tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
@@ -47,7 +49,7 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
 
 
 def in_integers(x: Operand, usage: str) -> Operand:
-    """An operand whose codes are its numbers, which are integers; itself if it is one of integers."""
+    """An operand whose codes are integer values; x itself if its format is an integer one."""
     format: Any = x.quantizer.format
     if format.is_integer:
         return x
@@ -70,7 +72,7 @@ def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Seque
 
 @functools.lru_cache(maxsize=4096)
 def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
-    """What reads a byte for each code, and a float32 scale for each block, and an offset where `q` has such."""
+    """The quantizer of a plain operand: one-byte codes, float32 scales, and offsets if `q` has them."""
     stored_format: Any = q.format
     format = (
         stored_format
@@ -83,26 +85,26 @@ def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
 
 
 def centered(x: Operand) -> Tensor:
-    """codes - zero point of a plain operand, exactly: int8, uint8 or int16."""
+    """Codes minus zero point of a plain operand, exactly, as int8, uint8 or int16."""
     if isinstance(x.zero, int):
         return x.codes if x.zero == 0 else x.codes.to(torch.int16) - x.zero
     return x.codes.to(torch.int16) - spread(x.zero, x.block, x.shape)
 
 
 def permuted(x: Operand, dims: list[int]) -> Operand:
-    """A plain operand with its dimensions in another order."""
+    """A plain operand with permuted dimensions."""
     buffers = tuple(t.permute(dims) for t in x.tensors)
     return _plain(x.quantizer, tuple(x.block[d] for d in dims), buffers, [x.shape[d] for d in dims])
 
 
 def unsqueezed(x: Operand, dim: int) -> Operand:
-    """A plain vector with a dimension of size 1 more, `dim` from the end."""
+    """A plain vector with an added dimension of size 1 at `dim`, -1 for last, else first."""
     codes, *_ = buffers = tuple(t.unsqueeze(dim) for t in x.tensors)
     return _plain(x.quantizer, (*x.block, 1) if dim == -1 else (1, *x.block), buffers, codes.shape)
 
 
 def _unflattened(x: Operand, shape: list[int]) -> Operand:
-    """A plain matrix of rows with the leading dimensions that were flattened to them."""
+    """Restore the leading dimensions of a plain matrix of rows."""
     of_rows, along = x.block
     codes, *stored = x.tensors
     if of_rows not in (-1, 1):
@@ -114,31 +116,31 @@ def _unflattened(x: Operand, shape: list[int]) -> Operand:
 
 
 def block_of(operand: Operand, usage: str) -> Block:
-    """The size of its blocks along each dimension, -1 for a whole one, in one of its copies."""
+    """The block size along each dimension in one of its copies; -1 for a whole dimension."""
     q, shape = operand.quantizer, operand.shape
     transposed = usage == copies.COLUMNWISE
     sizes = blocks.per_dimension(q.block, 2 if transposed else len(shape))
     block = sizes[::-1] if transposed else sizes
-    if len(block) != len(shape):  # the leading dimensions were flattened to rows
+    if len(block) != len(shape):  # leading dimensions were flattened to rows
         block = (-1 if block[0] == -1 else 1,) * (len(shape) - 1) + block[-1:]
     return tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
 
 
 class PlainForm(NamedTuple):
-    """A factor with codes in the order of its elements, and blocks of its dimensions, as kernels of GPUs read it."""
+    """A factor in the form GPU kernels read: codes in element order, scales for blocks of its dimensions."""
 
     operand: Operand
-    usage: str  # the copy that is read
-    block: Block  # the elements that share a scale, -1 for a whole dimension
+    usage: str  # the copy to read
+    block: Block  # elements that share a scale, -1 for a whole dimension
 
     @classmethod
     def of(cls, x: Operand, usage: str) -> "PlainForm":
-        """Raises Declined for an operand in another form."""
+        """Describe one copy of an operand. Raises Declined if it has another form."""
         q = x.quantizer
         if q.flat or not has_plain_codes(q.layout) or q.scale.is_compound:
-            raise Declined(f"for the plain form of blocks of a tensor's dimensions, not {q}")
+            raise Declined(f"for plain layout and blocks of a tensor's dimensions, not {q}")
         if usage == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
-            raise Declined("the copy of a factor is transformed, or of more than two dimensions")
+            raise Declined("a factor's copy has a Hadamard transform or more than two dimensions")
         return cls(x, usage, block_of(x, usage))
 
     @property
@@ -147,18 +149,18 @@ class PlainForm(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """Whether scales are codes themselves, as those of MX and NVFP4."""
+        """Whether scales are codes themselves, as in MX and NVFP4."""
         return self.operand.quantizer.scale.block_scale_format is not None
 
     def bytes(self) -> Operand:
-        """With a byte for each code, and scales in float32."""
+        """The factor with one-byte codes and float32 scales. Raises Declined if it has another form."""
         if self.is_fine or not (self.format.is_integer or self.format.dtype in FLOAT8):
             raise Declined(f"for integers and 8-bit floats with scales in float32, not {self.operand.quantizer}")
         return plain(self.operand, self.usage)
 
 
 def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:
-    """`scale`, of one element for each block, in a shape that broadcasts to `shape`."""
+    """Expand `scale`, with one element per block, so that it broadcasts to `shape`."""
     for dim, (n, b) in enumerate(zip(shape, block, strict=True)):
         count = scale.shape[dim]
         if b in (-1, 1) or tracing.known_equal(count, 1):

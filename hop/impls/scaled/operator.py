@@ -1,4 +1,4 @@
-"""scaled: the operators behind it, and the public function."""
+"""scaled: its operators and the public function."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -35,7 +35,7 @@ _Optional = Tensor | None
 
 
 class ScaledBuffers(Hop):
-    """hop_scaled_buffers."""
+    """The operator hop_scaled_buffers."""
 
     def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
@@ -64,7 +64,7 @@ class ScaledBuffers(Hop):
     def gradient(
         self, grad: Tensor, needed: Sequence[bool], op: OpOverload, output: Any, /, *args: Any, **kwargs: Any
     ) -> list[_Optional]:
-        """By every plain operand, and by every scale in float32 of a quantized one."""
+        """Gradients with respect to plain operands and float32 scales."""
         leaves, spec = tree_flatten((args, kwargs))
         positions = [i for i, need in enumerate(needed[2:]) if need]
 
@@ -103,7 +103,7 @@ class ScaledBuffers(Hop):
 
 
 class Scaled(Composite):
-    """hop_scaled."""
+    """The operator hop_scaled."""
 
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
@@ -192,7 +192,7 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
 
 
 def _real(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The result in float32, of plain operands too."""
+    """The result in float32, also for all-plain operands."""
     if any(gradient.is_quantized(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)):
         return scaled_operator(op, torch.float32, None, None, *args, **kwargs)
     return scaled_buffers(op, torch.float32, None, None, *encode(list(args)), **kwargs)
@@ -205,7 +205,7 @@ def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
-    """Which argument is the first that may be quantized."""
+    """The position of the first argument that may be quantized."""
     roles = TABLE[op]
     return next(
         i for i, x in enumerate(args) if isinstance(x, Tensor | list | tuple) and roles.role(i) in (LHS, RHS, OTHER)
@@ -213,14 +213,14 @@ def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
 
 
 def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Tensor:
-    """The result, of which `made` are the buffers."""
+    """The result as a QuantizedTensor with these buffers."""
     shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
     named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
 def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Sequence[int]:
-    """The shape of the result, of which `made` are the buffers."""
+    """The shape of the result with these buffers."""
     if q.per_byte() == 1:
         return buffers[0].shape
     return calls.shape(op, [operand(x) for x in args], kwargs)
@@ -233,14 +233,14 @@ def through_activation(grad: Tensor, y: Tensor, rule: Rule) -> tuple[Tensor, Ten
 
 
 def activated(y: Tensor, rule: Rule) -> Tensor:
-    """A result after the activation that is fused into its quantizer."""
+    """Apply the activation that is fused into a result's quantizer."""
     convention = rule.requantization
     return y if convention is None else convention.bounded(y)
 
 
 # ---- the public function
 
-# Names of this module are found faster than attributes of others.
+# A module's global names are found faster than attributes.
 _key, _find, _dtype, _Quantizer = plan.key, plan.find, torch.dtype, Quantizer
 _named = plan.named
 
@@ -254,28 +254,30 @@ def scaled(
     output_zero_point: _Optional = None,
     **kwargs: Any,
 ) -> Any:
-    """Run `op` on operands that carry scales: quantized tensors, or plain floats beside them.
+    """Run `op` on operands with scales: quantized tensors, possibly together with plain floats.
 
-    Integer operands are multiplied and summed as integers; see docs/scaled.md for the arithmetic, which is the same on
-    every route, bit for bit.
+    Integer operands are multiplied and summed as integers; see docs/scaled.md for the arithmetic, which gives the same
+    bits on every route.
 
     Args:
-        op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or one that stands
+        op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or an operator used
             between products (add, mul, cat, relu, gelu, softmax, layer_norm, pooling, views, ...).
         output: a floating-point dtype, or a Quantizer.
-        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor, or, of what is no
-            product, the output a Quantizer; the others are plain floats. A product's bias may be int32, in units of the
-            product of the scales.
-        output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
+        args, kwargs: the arguments of `op`, in its own order. At least one must be a QuantizedTensor, or, for operators
+            other than products, the output a Quantizer; the others are plain floats. A product's bias may be int32, in
+            units of the product of the scales.
+        output_scale, output_zero_point: replace the scale rule of an output Quantizer, as in hop.quantize.
 
     Returns:
-        A new tensor of the shape that `op` gives: of dtype `output`, or a QuantizedTensor in the appearance dtype of
-        the first operand. It carries gradients to all floating-point arguments, straight through every rounding.
+        A new tensor with the shape of `op`'s result: of dtype `output`, or a QuantizedTensor that appears in the dtype
+        of the first operand. It is differentiable with respect to floating-point arguments, straight through every
+        rounding.
 
     Raises:
-        ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
-        TypeError: `output` or an argument has a dtype that it cannot have, or neither it nor an argument is quantized.
-        RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`.
+        ValueError: `op` is not supported or does not accept these operands together, or scales do not match.
+        TypeError: `output` or an argument has an invalid dtype, or nothing is quantized.
+        RuntimeError: arguments do not match the schema of `op`, operands are on different devices, or `op` itself
+            raises.
 
     Example:
         >>> x = hop.quantize(hop.presets.INT8_ROW, torch.randn(2, 64))
@@ -297,7 +299,7 @@ def scaled(
             try:
                 return compute(*given)
             except RuntimeError:
-                calls.check_tensors(given)  # has words for an operand that is not as it was described
+                calls.check_tensors(given)  # gives the reason if an operand changed since it was described
                 raise
     scales = {"output_scale": output_scale, "output_zero_point": output_zero_point}
     if (watched := observed(scaled, (op, output, *args), scales | kwargs)) is not None:
@@ -308,7 +310,7 @@ def scaled(
 def _planned(
     known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The result of a call of which no plan is known, and the plan. `kwargs` hold numbers alone, which the plan has."""
+    """Run a call without a cached plan, and cache its plan. `kwargs` are plain numbers, which the plan contains."""
     check_op(op)
     check_output(output)
     bound, named = describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, kwargs)
@@ -329,7 +331,7 @@ def _planned(
 
 
 def _of_codes(compute: Plan, first: int, like: QuantizedTensor) -> Plan:
-    """The plan of quantized tensors like one, but for their data and dtypes, of whose buffers `found` is the plan."""
+    """Wrap a plan of buffers into one that returns quantized tensors like `like`, with new data and dtypes."""
     names, quantizer, shape = like._names, like.quantizer, like.shape
 
     def run(*given: Any) -> QuantizedTensor:
@@ -348,8 +350,9 @@ def _traced(
     output_zero_point: _Optional = None,
     **kwargs: Any,
 ) -> Any:
-    """scaled, as Dynamo sees it."""
-    if not isinstance(output, (torch.dtype, Quantizer)):  # a tuple: Dynamo of torch 2.11 has no | of values' classes
+    """The form of scaled that Dynamo traces."""
+    # a tuple, because Dynamo of torch 2.11 does not support | between these classes
+    if not isinstance(output, (torch.dtype, Quantizer)):
         check_output(output)
     spelled = str(output) if isinstance(output, Quantizer) else output
     return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
@@ -372,6 +375,6 @@ def explain(
     output_zero_point: _Optional = None,
     **kwargs: Any,
 ) -> str:
-    """Which implementation `scaled` of these arguments takes, and why each one before it declined: a line each."""
+    """Explain which implementation computes a `scaled` call, and why those before it declined: one line each."""
     spelled = str(output) if isinstance(output, Quantizer) else output
     return scaled_operator.explain(op, spelled, output_scale, output_zero_point, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The result as the output wants it: cast, quantized, or requantized from the exact sum."""
+"""Convert a result to the output: cast, quantized, or requantized from the exact sum."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def finish(call: Call, y: Tensor) -> Any:
-    """`y` as the output wants it."""
+    """Cast or quantize `y` to the output."""
     if isinstance(call.output, torch.dtype):
         return y.to(call.output)
     y = activated(call, y)
@@ -32,13 +32,13 @@ def finish(call: Call, y: Tensor) -> Any:
 
 
 def activated(call: Call, y: Tensor) -> Tensor:
-    """`y` within the range of the output's fused activation."""
+    """Clamp `y` to the range of the output's fused activation."""
     convention = call.output.scale.requantization  # type: ignore[union-attr]
     return y if convention is None else convention.bounded(y)
 
 
 def requantized(call: Call, total: Sum) -> list[Tensor]:
-    """The buffers of the output, by its convention."""
+    """The buffers of the output, requantized by its convention."""
     q: Any = call.output
     shape = list(total.total.shape)
     block = blocks.per_dimension(q.block, len(shape))
@@ -51,7 +51,7 @@ def requantized(call: Call, total: Sum) -> list[Tensor]:
 
 
 def _laid_out(q: Any, codes: Tensor, shape: list[int]) -> Tensor:
-    """Codes of a result of `shape` as the buffer that `q` stores."""
+    """Codes of a result of `shape` in the memory layout of `q`'s buffer."""
     if q.keeps_memory_format():
         return memory_format.dense(codes)
     codes = codes.contiguous()
@@ -59,8 +59,10 @@ def _laid_out(q: Any, codes: Tensor, shape: list[int]) -> Tensor:
 
 
 def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
-    """The buffers of a function of codes, by the convention of integers that the output names; None if it names none.
-    `options` are what the function takes beside codes."""
+    """The buffers of a function computed on codes by the output's integer convention; None if it has none.
+
+    `options` are further arguments of the function.
+    """
     convention = integer_function(call.output)
     if convention is None:
         return None
@@ -75,12 +77,12 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
 
 
 def _number(x: Tensor | int) -> Tensor | int:
-    """One number as a 0-d tensor: beside a result of other dimensions it adds none."""
+    """A one-element tensor as a zero-dimensional one, which does not add dimensions to a result."""
     return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
 
 
 def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: Tensor | int) -> None:
-    """Raise for a scale or a zero point that the convention's codes do not have, where the numbers are at hand."""
+    """Raise ValueError unless the output's scale and zero point are the convention's. Skipped in tracing."""
     q: Any = call.output
     units = convention.output_units(q.format)
     given = [t for t in (scale, zero) if isinstance(t, Tensor)]
@@ -92,18 +94,18 @@ def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: T
     if asked != units:
         rule = "" if q.scale.affine or not units[1] else " by Static(affine=True, ...)"
         raise ValueError(
-            f"scaled: {' and '.join(OUTPUT_NAMES)} of {q} must be {units[0]} and {units[1]}, in which "
-            f"{type(convention).__name__} gives its codes, got {asked[0]} and {asked[1]}; give these{rule}"
+            f"scaled: {' and '.join(OUTPUT_NAMES)} of {q} must be {units[0]} and {units[1]}, the units of "
+            f"{type(convention).__name__} codes, got {asked[0]} and {asked[1]}; give these{rule}"
         )
 
 
 def given_buffers(call: Call, shape: Sequence[int]) -> list[Tensor]:
-    """Scale and zero point of the output as its buffers, for a result of `shape`."""
+    """Scale and zero point of the output as new buffers, for a result of `shape`."""
     return [t.clone(memory_format=torch.contiguous_format) for t in _stored(call, shape)]
 
 
 def _stored(call: Call, shape: Sequence[int]) -> list[Tensor]:
-    """The same, perhaps in memory of the caller's."""
+    """Scale and zero point of the output; they may share the caller's memory."""
     q: Any = call.output
     scale, zero_point = fitted(call, shape)
     assert scale is not None
@@ -114,11 +116,11 @@ def _stored(call: Call, shape: Sequence[int]) -> list[Tensor]:
 
 
 def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Tensor | None]]:
-    """What finds the buffers of scale and zero point, for a result of `shape`, in what plans are given; they may lie in
-    the caller's memory."""
+    """A function that returns scale and zero point buffers for a plan's arguments; they may share its memory."""
     q: Any = call.output
     info = torch.iinfo(q.format.dtype)
-    if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):  # else sizes may be symbols
+    # while tracing, sizes may be symbolic
+    if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):
         own = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
         if own == list(q.buffers(shape).values())[1:]:
             return lambda given: given[-2:]
@@ -127,12 +129,12 @@ def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequen
 
 
 def with_stored(y: Tensor, stored: Sequence[Tensor | None]) -> list[Tensor]:
-    """Codes, and copies of the buffers beside them."""
+    """Codes, and copies of the scale and zero point buffers."""
     return [y, *(t.clone(memory_format=torch.contiguous_format) for t in stored if t is not None)]
 
 
 def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:
-    """What `describe` gives of a result in codes; None where it declines, and floats can be quantized instead."""
+    """The result of `describe` for codes; None if it declines and the float result can be quantized instead."""
     try:
         return describe()
     except Declined:
@@ -142,20 +144,23 @@ def of_codes(output: Output, describe: Callable[[], _T]) -> _T | None:
 
 
 def output_words(output: Output, codes: Callable[[Quantizer], str]) -> tuple[str, bool]:
-    """The words of a native product's result, and whether it is codes, whose own words `codes` gives; else it is
-    floats, to be quantized where the output is a quantizer. Raises Declined for other dtypes."""
+    """Describe a native product's output, and return whether the result is codes, described by `codes`.
+
+    Otherwise the result is floats, to be quantized afterwards if the output is a quantizer. Raises Declined for other
+    dtypes.
+    """
     dtype, words = output, None
     if isinstance(output, Quantizer):
         q = output
         words = of_codes(output, lambda: codes(q))
         dtype = torch.float32 if words is None else output.format.dtype
     elif output not in FLOATS:
-        raise Declined(f"gives float32, bfloat16 and float16, not {output}")
+        raise Declined(f"returns float32, bfloat16 and float16, not {output}")
     return " ".join(["output", str(dtype).removeprefix("torch."), *([] if words is None else [words])]), bool(words)
 
 
 def finished(call: Call, compute: Plan) -> Plan:
-    """The plan of the output, from one of a result in its dtype if that is one of FLOATS, else in float32."""
+    """Wrap a plan whose result has the output's dtype if that is one of FLOATS, else float32, to return the output."""
     output = call.output
     if output in FLOATS:
         return compute

@@ -1,4 +1,4 @@
-"""Products: exact sums of integers and their scales, group by group, or products of real numbers; then the bias."""
+"""Products: exact integer sums with their scales, group by group, or float products; then the bias."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ from hop.kernels.aten.convolution import lay_out
 
 
 class Sum(NamedTuple):
-    """The exact integers of a group, and the scales by which they are multiplied."""
+    """The exact integer sums of a group, and the scales they are multiplied by."""
 
-    total: Tensor  # int32; int64 of codes of 16 bits
-    lhs: Tensor  # float32, broadcastable to it
+    total: Tensor  # int32; int64 for 16-bit codes
+    lhs: Tensor  # float32, broadcastable to `total`
     rhs: Tensor
-    rows: Tensor | None = None  # the sums of the left codes, where the right factor has offsets
+    rows: Tensor | None = None  # sums of the left codes, if the right factor has offsets
     offset: Tensor | None = None
 
     def real(self) -> Tensor:
-        """(float32(total) · lhs) · rhs, less (float32(rows) · lhs) · offset."""
+        """(float32(total) · lhs) · rhs, minus (float32(rows) · lhs) · offset."""
         if tracing.is_describing():
             return self.total.to(torch.float32)
         product = self.total.to(torch.float32) * self.lhs * self.rhs
@@ -66,25 +66,25 @@ def real_product(call: Call) -> Tensor:
 
 
 def one_sum(call: Call) -> Sum:
-    """The sum of a product of integers whose scales come in one group, its bias included."""
+    """The sum of an integer product with one group of scales, including its bias."""
     (term,) = sums(call)
     return with_bias(call, term)
 
 
 def declines_one_sum(call: Call) -> str | None:
-    """Why a product is not one of integers alone, or None."""
+    """The reason why a product is not a single integer sum; None if it is."""
     if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
         return f"alpha and beta are {call.kwargs}"
-    return None if all(is_integer(call.find(role)) for role in (LHS, RHS)) else "one factor is plain"
+    return None if all(is_integer(call.find(role)) for role in (LHS, RHS)) else "one factor is not quantized"
 
 
 def in_order(terms: Sequence[Sum]) -> Tensor:
-    """The sum of all groups."""
+    """The sum of all groups, in order."""
     return added([one.real() for one in terms])
 
 
 def added(terms: Sequence[Tensor]) -> Tensor:
-    """Their sum, from the first to the last."""
+    """The sum of tensors, from first to last."""
     y = terms[0]
     for term in terms[1:]:
         y = y + term
@@ -103,7 +103,7 @@ def biased(call: Call, y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def with_bias(call: Call, term: Sum) -> Sum:
-    """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
+    """Add the bias to the sum. A float bias is rounded to the sum's unit, and the result saturates."""
     bias = call.find(BIAS)
     if bias is None or call.kwargs.get("beta", 1) == 0:
         return term
@@ -117,20 +117,20 @@ def with_bias(call: Call, term: Sum) -> Sum:
 
 
 def bias_steps(term: Sum, bias: Tensor, most: float = 2.0**32) -> Tensor:
-    """An aligned bias of floats in units of the sum, int64, at most `most`."""
+    """An aligned float bias in units of the sum, int64, limited to ±`most`."""
     unit = term.lhs.to(torch.float64) * term.rhs.to(torch.float64)
     return (bias.to(torch.float64) / unit).round().clamp(-most, most).to(torch.int64)
 
 
 def aligned(call: Call, bias: Tensor) -> Tensor:
-    """The bias in a shape that broadcasts to the result."""
+    """Reshape the bias so that it broadcasts to the result."""
     if call.roles.family is not CONVOLUTION:
         return bias
     return bias.view(-1, *[1] * (call.find(RHS).dim() - 2))
 
 
 def product(call: Call, lhs: Tensor, rhs: Tensor, run: Callable[..., Tensor] | None = None) -> Tensor:
-    """The operator without its bias, of other factors, by `run` or by itself."""
+    """Run the operator without bias on other factors, with `run` if given."""
     op = call.roles.product
     assert op is not None
     rest = call.args[2:]
@@ -147,13 +147,15 @@ def _exactly_wide(op: OpOverload, *args: Any) -> Tensor:
 
 
 def has_wide_sums(*operands: Operand) -> bool:
-    """Whether a sum of products takes 64 bits: one of codes of 16."""
+    """Whether sums of products need 64 bits, because codes have 16."""
     return any(x.quantizer.format.bits > 8 for x in operands)
 
 
 def sums(call: Call) -> list[Sum]:
-    """The sums of a product of integer operands, a group after the other. Those that are described are one, whose
-    scales have no form yet."""
+    """The sums of a product of integer operands, one per group.
+
+    While describing meta tensors, only one sum is returned, with scales of arbitrary shape.
+    """
     lhs, rhs = (plain(in_integers(call.find(role), usage(call, role)), usage(call, role)) for role in (LHS, RHS))
     exactly = _exactly_wide if has_wide_sums(lhs, rhs) else _exactly
     if call.roles.family is CONVOLUTION:
@@ -169,7 +171,7 @@ def sums(call: Call) -> list[Sum]:
     terms = []
     a, b, along = centered(lhs), centered(rhs), call.roles.rhs_sums
     if min(a.dim(), b.dim()) < 2:
-        product(call, a, b, exactly)  # has PyTorch's words for it
+        product(call, a, b, exactly)  # raises PyTorch's own error
     if tracing.is_describing():
         return [_without(Sum(product(call, a, b, exactly), lhs.scale, rhs.scale), row, column)]
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
@@ -191,13 +193,12 @@ def cut(x: Tensor, dim: int, start: int, length: int | None) -> Tensor:
 
 
 def groups(lhs: Operand, rhs: Operand, along: int) -> list[tuple[int, int | None, int, int]]:
-    """Where the groups of the summed dimension start, how long they are (None for all of it), and the block of each
-    operand that they lie in."""
+    """The groups of the summed dimension: start, length (None for all), and block index in each operand."""
     size = lhs.shape[-1]
     a, b = (along_sum(g, dim) for g, dim in ((lhs, -1), (rhs, along)))
     if a is None and b is None:
         return [(0, None, 0, 0)]
-    n = int(size)  # a graph has so many groups
+    n = int(size)  # a traced graph has one product per group
     if n == 0:
         return [(0, None, 0, 0)]
     edges = sorted({e for step in (a, b) if step is not None for e in range(0, n, step)} | {n})
@@ -207,7 +208,7 @@ def groups(lhs: Operand, rhs: Operand, along: int) -> list[tuple[int, int | None
 
 
 def along_sum(operand: Operand, dim: int) -> int | None:
-    """The size of a block along the summed dimension, None if one block is all of it."""
+    """The block size along the summed dimension; None if one block spans it."""
     b = operand.block[dim]
     return None if b == -1 or tracing.known_equal(operand.scale.shape[dim], 1) else b
 
@@ -218,10 +219,10 @@ def _of_columns(rhs: Operand, along: int, group: int, name: str = "scale") -> Te
 
 
 def group_scale(operand: Operand, along: int, group: int, name: str = "scale") -> Tensor:
-    """The scale of each row or column in a group, or its offset, in a shape that broadcasts to the result."""
+    """The scale (or offset) of each row or column in a group, broadcastable to the result."""
     dim = len(operand.block) + along
     step = operand.buffers[name]
-    if tracing.known_equal(step.shape[dim], 0):  # a sum of nothing
+    if tracing.known_equal(step.shape[dim], 0):  # an empty sum
         step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
     step = step.narrow(dim, group, 1)
     block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
@@ -229,7 +230,7 @@ def group_scale(operand: Operand, along: int, group: int, name: str = "scale") -
 
 
 def zeros(operand: Operand, along: int) -> Tensor | int:
-    """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
+    """The zero point of each row or column, as an int32 column or row; 0 if there is none."""
     if isinstance(operand.zero, int):
         return operand.zero
     dim = len(operand.block) + along
@@ -245,12 +246,12 @@ def is_one(x: Tensor) -> bool:
 
 
 def batch_scale(x: Operand) -> Tensor:
-    """The scale of a convolution's input, of one for each example at most."""
+    """The scale of a convolution's input, at most one per example."""
     return spread(x.scale, x.block, x.shape)
 
 
 def channel_scale(call: Call, weight: Operand) -> Tensor:
-    """The scale of a convolution's weight, of one for each output channel at most, beside the result."""
+    """The scale of a convolution's weight, at most one per output channel, broadcastable to the result."""
     transposed, groups = is_transposed(call)
     step = spread(weight.scale, weight.block, weight.shape)
     scale = step.transpose(0, 1) if transposed else step
@@ -261,7 +262,7 @@ def channel_scale(call: Call, weight: Operand) -> Tensor:
 
 
 def is_transposed(call: Call) -> tuple[bool, int]:
-    """Whether a convolution is transposed, and its groups."""
+    """Whether a convolution is transposed, and its number of groups."""
     named = {"groups": 1, "transposed": "transpose" in call.op._schema.name}
     for argument, value in zip(call.op._schema.arguments, call.args, strict=False):
         named[argument.name] = value
@@ -269,7 +270,7 @@ def is_transposed(call: Call) -> tuple[bool, int]:
 
 
 def _without(s: Sum, row: bool, column: bool) -> Sum:
-    """A product with vectors has no dimensions for them."""
+    """Remove the dimensions added for vectors."""
 
     def shaped(x: Tensor) -> Tensor:
         x = x.squeeze(-1) if column and x.dim() > 0 else x

@@ -1,10 +1,10 @@
-"""scaled on DTensors: each process computes its part of the result, from codes and scales that lie as they are wanted.
+"""scaled on DTensors: each process computes its part of the result from resharded codes and scales.
 
-A dimension of the result is sharded where that dimension of an operand is: rows with lhs, columns with rhs, examples
-of a convolution, elements of what has the shape of the result. The scales of a sharded operand are sharded along, or,
-where one serves the whole dimension, are on every process. A summed dimension is sharded where a factor is, and the
-result is not; then the parts of the sum are added up (hop.impls.scaled.summing). What would cut a block or a byte is
-gathered first.
+A dimension of the result is sharded where that dimension of an operand is: rows with lhs, columns with rhs, examples of
+a convolution, elements of operands with the result's shape. Scales of a sharded operand are sharded along, or
+replicated if one serves the whole dimension. A summed dimension is sharded where a factor is and the result is not; the
+partial sums are then reduced (hop.impls.scaled.summing). Operands whose blocks or bytes would be split are gathered
+first.
 """
 
 import math
@@ -27,7 +27,7 @@ from hop.tensor.buffers.sharding import keeps_blocks
 
 
 def shard(operator: Any, call: Call) -> Any:
-    """The result for operands some of which are DTensors: a DTensor, or a list of them."""
+    """Compute the result for operands of which some are DTensors. Returns a DTensor or a list of them."""
     every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
     mesh = next(t.device_mesh for t in every if dtensor.is_dtensor(t))  # type: ignore[union-attr]
     shape = calls.shape(call.op, call.args, call.kwargs)
@@ -36,7 +36,7 @@ def shard(operator: Any, call: Call) -> Any:
     for axis in range(mesh.ndim):
         placement = None if maps is None else _choose(call, maps, axis, shape, mesh)
         chosen.append(None if placement in chosen else placement)
-    # a quantized result is quantized where its sums are, but by the rules for quantizing
+    # compute floats, and quantize the DTensor by its own rule, unless the output needs the sum
     quantized = isinstance(call.output, Quantizer)
     if quantized and by_sum(call.output):
         chosen = [None] * mesh.ndim
@@ -70,8 +70,10 @@ def _plain_tensors(args: Sequence[Any]) -> list[Tensor]:
 
 
 def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
-    """The dimension of the result that is sharded over an axis of the mesh, None for none: the first of an operand that
-    every argument can follow."""
+    """The dimension of the result to shard over a mesh axis: the first of an operand that every argument can follow.
+
+    None if there is none.
+    """
     for i, own in maps.items():
         x = call.args[i]
         codes: Any = x.tensors[0] if isinstance(x, Operand) else x
@@ -88,12 +90,12 @@ def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int]
 
 
 def _summed(call: Call, chosen: Sequence[int | None], mesh: Any) -> int | None:
-    """The axis of the mesh over which the summed dimension lies, None if there is none."""
+    """The mesh axis over which the summed dimension is sharded; None if there is none."""
     return next((a for a, own in enumerate(chosen) if own is None and summing.is_spread(call, a, mesh)), None)
 
 
 def _follows(x: Any, dim: int | None, size: int) -> bool:
-    """Whether an argument can be sharded along `dim` over so many processes."""
+    """Whether an argument can be sharded along `dim` over `size` processes."""
     if dim is None or isinstance(x, Tensor) or x.shape[dim] == 1:
         return True
     return x.usages == (copies.ROWWISE,) and keeps_blocks(x.quantizer, x.shape, dim, size)
@@ -102,8 +104,10 @@ def _follows(x: Any, dim: int | None, size: int) -> bool:
 def _local(
     call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: Any
 ) -> list[Any]:
-    """The parts of the arguments that this process has of a result sharded along the dimensions `chosen`, and of a sum
-    that is spread over an axis of the mesh."""
+    """This process's parts of the arguments.
+
+    The result is sharded along the dimensions `chosen`, and the summed dimension over the mesh axis `summed`.
+    """
     sums = summing.summed_dimensions(call)
 
     def local(x: Any, i: int | None) -> Any:
@@ -136,7 +140,7 @@ def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Opera
 
 
 def _part(t: Tensor, wanted: Sequence[int | None], mesh: Any) -> Tensor:
-    """The part of t that this process has once it is sharded along the dimensions `wanted`, one for each axis."""
+    """This process's part of t, sharded along the dimensions `wanted`, one per mesh axis."""
     placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in wanted]
     return dtensor.local_part(dtensor.as_dtensor(t, mesh), placed)
 

@@ -1,10 +1,10 @@
-"""Products of DTensors whose summed dimension lies on several processes, as of a row-parallel linear layer.
+"""Products of DTensors whose summed dimension is sharded, as in a row-parallel linear layer.
 
-Each process multiplies its part of the sum, and the parts are added up before anything is rounded:
+Each process multiplies its part of the sum, and the parts are reduced before anything is rounded:
 
-    integers, one scale for the summed dimension    sums of int32: the result is that of one process, bit for bit
-    all others                                      sums in the dtype that is computed in, float32 or float64: the
-                                                    result is that of one process but for the order of the sum
+    integers with one scale along the summed dimension    int32 sums: bit for bit the result of one process
+    all others                                            sums in the compute dtype, float32 or float64: the result
+                                                          of one process except for the order of the sum
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from hop.tensor.buffers import sharding
 
 
 def summed_dimensions(call: Call) -> dict[int, int]:
-    """The dimension along which each factor of a product of matrices is summed, by its place among the arguments."""
+    """The dimension that a matrix product sums over, for each factor by its argument position."""
     if call.roles.family is not MATRIX:
         return {}
     places = {call.roles.role(i): i for i in range(len(call.args))}
@@ -32,7 +32,7 @@ def summed_dimensions(call: Call) -> dict[int, int]:
 
 
 def is_spread(call: Call, axis: int, mesh: Any) -> bool:
-    """Whether a factor lies along its summed dimension on the processes of an axis of the mesh, and both can."""
+    """Whether a factor is sharded along its summed dimension over a mesh axis, and both factors can be."""
     dims = summed_dimensions(call)
     factors = [(call.args[i], d) for i, d in dims.items()]
     codes: list[Any] = [x.tensors[0] if isinstance(x, Operand) else x for x, _ in factors]
@@ -49,8 +49,10 @@ def _has_whole_blocks(x: Any, dim: int, size: int) -> bool:
 
 
 def product(operator: Any, call: Call, local: Call, mesh: Any, axis: int) -> Any:
-    """The result on this process, from its parts `local` of the arguments of `call`: a float tensor before it is cast,
-    or the buffers of one that is quantized by its sum."""
+    """This process's result from its parts `local` of the arguments of `call`.
+
+    A float tensor before it is cast, or the buffers of a result that is quantized from its sum.
+    """
     factors = Call(call.roles.product, compute_dtype(call), None, None, (local.find(LHS), local.find(RHS)), {})  # type: ignore[arg-type]
     bias = local.find(BIAS)
     if not _is_one_sum(call):
@@ -68,6 +70,6 @@ def _real(call: Call, total: Sum, bias: Tensor | None) -> Tensor:
 
 
 def _is_one_sum(call: Call) -> bool:
-    """Whether no scale changes along the summed dimension of integers."""
+    """Whether the factors are integers with one scale along the summed dimension."""
     factors = [(call.args[i], d) for i, d in summed_dimensions(call).items()]
     return all(is_integer(x) and block_of(x, copies.ROWWISE)[d] == -1 for x, d in factors)

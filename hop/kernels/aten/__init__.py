@@ -1,1 +1,1 @@
-"""Kernels that are made of PyTorch's own operators."""
+"""Kernels composed of PyTorch's own operators."""

@@ -1,8 +1,8 @@
-"""The fastest way to multiply integers, by CPU level and size: the table that `python -m benchmarks tune` writes.
+"""The fastest integer product by CPU level and size: a table written by `python -m benchmarks tune`.
 
 product_choices.json has a row per level (hop.kernels.cpu.native.LEVELS, and "off" where only PyTorch's operators may
-run): where it was measured, and for each kind of operands a list of [rows, multiply_adds, way]. The first entry that a
-product exceeds in neither column applies; null is unlimited.
+run): where it was measured, and for each kind of operands a list of [rows, multiply_adds, way]. The first entry whose
+limits a product does not exceed applies; null means unlimited.
 """
 
 import functools
@@ -15,18 +15,18 @@ from torch import Tensor
 
 FILE = Path(__file__).with_name("product_choices.json")
 KINDS = ("mm", "linear", "bmm", "int16")
-"""Matrices of bytes, the same with contiguous columns of the right factor, batches of bytes, and either with int16."""
-_ROW_OF = {"avx512": "avx2"}  # its kernels are those of avx2
+"""Matrices of bytes; the same with contiguous columns of the right factor; batches of bytes; and any with int16."""
+_ROW_OF = {"avx512": "avx2"}  # avx512 uses the kernels of avx2
 
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """The rows by level."""
+    """The rows of the table, by level."""
     return json.loads(FILE.read_text("utf-8"))
 
 
 def kind(a: Tensor, b: Tensor) -> str:
-    """Which of KINDS the operands are."""
+    """The kind of the operands, one of KINDS."""
     if torch.int16 in (a.dtype, b.dtype):
         return "int16"
     if a.dim() == 3:
@@ -35,8 +35,10 @@ def kind(a: Tensor, b: Tensor) -> str:
 
 
 def fastest(level: str, a: Tensor, b: Tensor) -> str:
-    """The way to multiply two operands at a level, as in hop.kernels.aten.integer; "native" where a size is symbolic or
-    the level has not been measured."""
+    """The fastest way to multiply two operands at a level, one of those of hop.kernels.aten.integer.
+
+    "native" if a size is symbolic or the level has not been measured.
+    """
     row, (*lead, m, k), n = table().get(_ROW_OF.get(level, level)), a.shape, b.shape[-1]
     if row is None or not all(isinstance(size, int) for size in (*lead, m, k, n)):
         return "native"

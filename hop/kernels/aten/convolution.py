@@ -11,9 +11,9 @@ from hop.kernels.aten import integer
 
 
 class Convolution(NamedTuple):
-    """A convolution in the terms of aten.convolution, its lists as long as there are spatial dimensions.
+    """A convolution with the arguments of aten.convolution; lists have one entry per spatial dimension.
 
-    x (N, C, *S); weight (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed.
+    x is (N, C, *S); weight is (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed.
     """
 
     x: Tensor
@@ -27,15 +27,15 @@ class Convolution(NamedTuple):
 
 
 def channels_last(x: Tensor, weight: Tensor) -> bool:
-    """Whether the result is to lie channels last: where the input or the weight does, and is not contiguous."""
+    """Whether the result has channels_last format: if the input or the weight has, and is not also contiguous."""
     if x.is_contiguous() and weight.is_contiguous():
         return False
     return any(not t.is_contiguous() and t.movedim(1, -1).is_contiguous() for t in (x, weight))
 
 
 def lay_out(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """`out`, the convolution of x and weight, in the layout of `convolve`."""
-    if x.dim() < weight.dim():  # one example, without a batch dimension
+    """Bring `out`, the convolution of x and weight, to the memory format of `convolve`."""
+    if x.dim() < weight.dim():  # one example without a batch dimension
         return lay_out(out.unsqueeze(0), x.unsqueeze(0), weight).squeeze(0)
     if not channels_last(x, weight):
         return out.contiguous()
@@ -44,7 +44,10 @@ def lay_out(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def convolve(conv: Convolution, way: str | None = None) -> Tensor:
-    """The exact result modulo 2^32, without bias; channels last or contiguous. `way` as in hop.kernels.aten.integer."""
+    """Convolve exactly modulo 2^32, without bias; the result is contiguous or channels_last.
+
+    `way` is one of those of hop.kernels.aten.integer.
+    """
     keep_last = channels_last(conv.x, conv.weight)
     if torch.int32 in (conv.x.dtype, conv.weight.dtype) and not conv.transposed and max(conv.dilation) == 1:
         out = torch.ops.aten.convolution(conv.x.to(torch.int32), conv.weight.to(torch.int32), None, *conv[2:])
@@ -72,8 +75,10 @@ def convolve(conv: Convolution, way: str | None = None) -> Tensor:
 
 
 def _patches(conv: Convolution) -> Tensor:
-    """(N, *T, groups, *kernel, C / groups): what each output element multiplies, channels last so that a copy moves
-    runs of channels. A view of the padded input."""
+    """The patches of the padded input, as a view: (N, *T, groups, *kernel, C / groups).
+
+    Each output element multiplies one patch. Channels come last, so that a copy moves runs of channels.
+    """
     kernel = conv.weight.shape[2:]
     x = conv.x.movedim(1, -1)
     if any(conv.padding):
@@ -95,8 +100,10 @@ def _patches(conv: Convolution) -> Tensor:
 
 
 def as_plain(conv: Convolution) -> Convolution:
-    """A transposed convolution is a plain one of the input with stride - 1 zeros between its elements, with the kernel
-    turned around."""
+    """Convert a transposed convolution to a plain one.
+
+    Its input has stride - 1 zeros between elements, and its kernel is flipped.
+    """
     x, kernel = conv.x, conv.weight.shape[2:]
     for dim, step in enumerate(conv.stride, start=2):
         if step > 1:

@@ -1,29 +1,29 @@
-"""Exact matrix products of integers of any strides: (M, K) @ (K, N) -> (M, N) int32, modulo 2^32.
+"""Exact products of integer matrices of any strides: (M, K) @ (K, N) -> (M, N) int32, modulo 2^32.
 
-`route` chooses one of five ways to multiply, by the table of this CPU level (`choices`):
+`route` chooses one of five ways to multiply, from the table of this CPU level (`choices`):
 
-    native    the native kernels, which read int8 and uint8 of any strides
-    GPU       cutlass_kernels, of int8 or uint8 by int8
-    int_mm    torch._int_mm, of the same
-    floats    float32 products over chunks of K, each converted to int32 and added; of int8, uint8 and int16
-    int32     a product of int32, of any of these
+    native  native kernels, which read int8 and uint8 of any strides
+    GPU     cutlass_kernels, int8 or uint8 by int8
+    int_mm  torch._int_mm, int8 or uint8 by int8
+    floats  float32 products over chunks of K, each converted to int32 and added; int8, uint8 and int16
+    int32   an int32 product of any of these
 
-A sum of products of integers is exact in float32 while it cannot exceed 2^24: 1,024 terms of int8 by int8, 514 of uint8
-by int8, in any order, with FMA or without, also where the operands are rounded to TF32 or bfloat16, in which 8-bit
-integers are exact. It is so only if sums and result are float32: not under an autocast that returns bfloat16. Of int16,
-whose products leave float32 few terms, floats means float64, exact up to 2^23 terms and more.
+A sum of integer products is exact in float32 while it cannot exceed 2^24: 1,024 terms of int8 by int8, 514 of uint8 by
+int8, in any order, with or without FMA, and also with operands rounded to TF32 or bfloat16, which represent 8-bit
+integers exactly. This requires float32 sums and results: an autocast that returns bfloat16 breaks it. For int16, whose
+products leave float32 few terms, "floats" uses float64, which is exact for 2^23 terms and more.
 
-Operands of another dtype than a way reads are written as int8 bytes and a constant,
+Operands of a dtype that a way does not read are written as int8 bytes and a constant,
 
-    uint8:  x = b0 + 128                      b0 = the byte of x ^ 0x80
-    int16:  x = b0 + 256 b1 + 128             b0, b1 = the low and high byte of x ^ 0x0080
-            x = b0 + c                        if max(x) - min(x) < 256, as where a zero point was taken from 8 bits
+    uint8:  x = b0 + 128                        b0 = the byte of x ^ 0x80
+    int16:  x = b0 + 256 b1 + 128               b0, b1 = the low and high byte of x ^ 0x0080
+            x = b0 + c                          if max(x) - min(x) < 256, as for 8-bit codes minus a zero point
 
 so that with A = Σ 256^i A_i + α and B = Σ 256^j B_j + β, all modulo 2^32,
 
     A @ B = Σ_ij 256^(i+j) A_i @ B_j + β · rowsum(A - α) + α · colsum(B).
 
-The bytes of A are stacked along M and those of B along N, so that one product serves them all.
+The bytes of A are stacked along M and those of B along N, so that one product computes all of them.
 """
 
 import torch
@@ -38,13 +38,13 @@ from hop.kernels.gpu import product as gpu
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
 _BYTES = frozenset({torch.int8, torch.uint8})
-# Tensors with values to look at and strides to rely on; while tracing, operands are of other types.
+# Tensor types whose values can be read and whose strides are final; tracing uses other types.
 _REAL = (Tensor, torch.nn.Parameter)
 _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
 
-# Chunks of fewer terms than this take longer than one product of float64.
+# Chunks of fewer terms are slower than one float64 product.
 _FEW_TERMS = 64
-# While tracing, a batch is written out as one torch._int_mm per matrix up to this size.
+# While tracing, batches of up to this size are written out as one torch._int_mm per matrix.
 _UNROLL = 16
 
 
@@ -54,22 +54,22 @@ def largest_product(a: torch.dtype, b: torch.dtype) -> int:
 
 
 def float32_terms(largest: int) -> int:
-    """The most products of magnitude `largest` whose sum float32 holds exactly, in any order of adding."""
+    """The number of products of magnitude `largest` whose sum is exact in float32 in any order."""
     return 2**24 // largest
 
 
 def mm(a: Tensor, b: Tensor, row: Tensor | None = None, way: str | None = None) -> Tensor:
-    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32; plus `row` (N,) int32. `way` overrides `route`."""
+    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32, plus `row` (N,) int32. `way` overrides `route`."""
     return _product(a, b, row, way)
 
 
 def bmm(a: Tensor, b: Tensor, row: Tensor | None = None, way: str | None = None) -> Tensor:
-    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32; plus `row` (N,) int32. `way` overrides `route`."""
+    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32, plus `row` (N,) int32. `way` overrides `route`."""
     return _product(a, b, row, way)
 
 
 def route(a: Tensor, b: Tensor) -> str:
-    """How `mm` or `bmm` multiplies these operands: "native", "GPU", "int_mm", "floats" or "int32"."""
+    """The method of `mm` or `bmm` for these operands: "native", "GPU", "int_mm", "floats" or "int32"."""
     if a.dtype not in OPERANDS or b.dtype not in OPERANDS:
         return "int32"
     if gpu.takes(a):
@@ -98,7 +98,7 @@ def _product(a: Tensor, b: Tensor, row: Tensor | None, way: str | None) -> Tenso
     if not _reads(way, b, 1):
         rhs_bytes, beta = _bytes(rhs_bytes[0])
     rows = m * len(lhs_bytes)
-    if alpha:  # a row of ones, whose product is the sum of each column of B
+    if alpha:  # a row of ones, whose product is the column sums of B
         lhs_bytes.append(lhs_bytes[0].new_ones((*lead, 1, k)))
     lhs = _cat(lhs_bytes, -2)
     rhs = _cat(rhs_bytes, -2).mT if transposed else _cat(rhs_bytes, -1)
@@ -117,7 +117,7 @@ def _product(a: Tensor, b: Tensor, row: Tensor | None, way: str | None) -> Tenso
 def _narrowed(x: Tensor) -> tuple[Tensor, int]:
     """x as int8 and the constant to add to it, if x is int16 and its values allow; else x and 0."""
     if x.dtype is not torch.int16 or type(x) not in _REAL or not x.is_cpu or not x.numel():
-        return x, 0  # there are no values, or looking at them costs much
+        return x, 0  # values do not exist, or reading them is expensive
     low, high = (int(v) for v in torch.aminmax(x))
     if low >= -128 and high < 128:
         return x.to(torch.int8), 0
@@ -128,7 +128,7 @@ def _narrowed(x: Tensor) -> tuple[Tensor, int]:
 
 
 def _reads(way: str, x: Tensor, side: int) -> bool:
-    """Whether a way to multiply reads x, the left factor (side 0) or the right one."""
+    """Whether a way to multiply reads the dtype of x, the left factor (side 0) or the right one (side 1)."""
     if way == "native":
         return x.dtype in _BYTES
     if way in ("floats", "int32") or x.dtype is torch.int8:
@@ -137,7 +137,7 @@ def _reads(way: str, x: Tensor, side: int) -> bool:
 
 
 def _bytes(x: Tensor) -> tuple[list[Tensor], int]:
-    """The int8 bytes of x, the low ones first, and the constant to add to them."""
+    """The int8 bytes of x, low bytes first, and the constant to add to them."""
     if x.dtype == torch.uint8:
         return [(x ^ 0x80).view(torch.int8)], 128
     return [(x ^ 0x80).to(torch.int8), (x >> 8).to(torch.int8)], 128
@@ -148,14 +148,14 @@ def _cat(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
-    """Σ 256^i parts[i], for one or two parts of `size` that lie behind each other along `dim`."""
+    """Σ 256^i parts[i], for one or two parts of `size` concatenated along `dim`."""
     if parts.shape[dim] == size:
         return parts
     return torch.add(parts.narrow(dim, 0, size), parts.narrow(dim, size, size), alpha=256)
 
 
 def _multiply(a: Tensor, b: Tensor, way: str) -> Tensor:
-    """The product of two matrices, or of batches of them, of dtypes that the way reads."""
+    """Multiply two matrices, or batches of them, whose dtypes the way reads."""
     if way == "int32":
         return torch.matmul(a.to(torch.int32), b.to(torch.int32))
     if way == "native":
@@ -168,16 +168,16 @@ def _multiply(a: Tensor, b: Tensor, way: str) -> Tensor:
 
 
 def _int_mm(a: Tensor, b: Tensor) -> Tensor:
-    """(M, K) int8 or uint8 @ (K, N) int8, by torch._int_mm."""
+    """(M, K) int8 or uint8 @ (K, N) int8, with torch._int_mm."""
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
         return eager.int_mm(a, b)
     (m, k), n = a.shape, b.shape[1]
-    if a.is_cuda:  # torch._int_mm wants more than 16 rows there, and K and N that are multiples of 8
+    if a.is_cuda:  # CUDA's torch._int_mm requires more than 16 rows, and K and N that are multiples of 8
         if m == 0 or k == 0 or n == 0:
             return a.new_zeros((m, n), dtype=torch.int32)
         rows, inner, columns = max(17 - m, 0), -k % 8, -n % 8
-    else:  # Inductor gives views stride 0 in dimensions of size 1, whatever the strides were while tracing
+    else:  # Inductor gives views stride 0 in dimensions of size 1, unlike during tracing
         rows, inner, columns = (int(isinstance(size, int) and size == 1) for size in (m, k, n))
     a = torch.nn.functional.pad(a, (0, inner, 0, rows)) if rows or inner else a
     b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
@@ -185,23 +185,23 @@ def _int_mm(a: Tensor, b: Tensor) -> Tensor:
     return row_major(out[:m, :n]) if rows or columns else out
 
 
-# On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
-# (pytorch #195066), and any other stride than the usual one in a dimension of size 1, which torch calls contiguous.
+# CPU's torch._int_mm reads wrong elements if the strides do not tell which dimension is contiguous: stride 0 (pytorch
+# #195066), or an unusual stride in a dimension of size 1, which is_contiguous() accepts.
 
 
 def _readable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if b.stride() != (1, b.shape[0]) or b.shape[0] == 1:  # not column-major, or to be mistaken for row-major
+    if b.stride() != (1, b.shape[0]) or b.shape[0] == 1:  # not column-major, or ambiguous
         b = row_major(b)
     return row_major(a), b
 
 
 def row_major(x: Tensor) -> Tensor:
-    """A matrix with exactly the strides (columns, 1)."""
+    """A matrix with strides (columns, 1)."""
     return x if x.stride() == (x.shape[1], 1) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _int_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """(B, M, K) int8 or uint8 @ (B, K, N) int8, a torch._int_mm for each matrix."""
+    """(B, M, K) int8 or uint8 @ (B, K, N) int8, with one torch._int_mm per matrix."""
     batch, m, k = a.shape
     real = type(a) in _REAL
     if not real and not (isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))):
@@ -216,8 +216,11 @@ def _int_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_floats(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices, or of batches of them, as float32 products over chunks of K, or float64 ones where these
-    would be small. A symbolic K, which cannot be cut, takes one float64 product, exact to 2^53 / largest terms."""
+    """Multiply matrices, or batches of them, as float32 products over chunks of K.
+
+    Uses float64 if float32 chunks would be short, and a single float64 product, exact to 2^53 / largest terms, for a
+    symbolic K, which cannot be split.
+    """
     k, largest = a.shape[-1], largest_product(a.dtype, b.dtype)
     if not isinstance(k, int):
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)

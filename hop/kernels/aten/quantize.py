@@ -1,13 +1,13 @@
-"""Quantizing and dequantizing in operators that run fast: bit operations where the reference searches tables.
+"""Quantize and dequantize with fast operators: bit operations where the reference searches tables.
 
-A float format's codes count up with its magnitudes, exponent above mantissa, as those of float32 do. So a code is what
-float32's own bits say, once the magnitude is rounded to a multiple of the gap at its exponent:
+A float format's codes count up with its magnitudes, exponent above mantissa, like those of float32. So a code can be
+computed from float32's bits, once the magnitude is rounded to a multiple of the gap at its exponent:
 
-    e = max(exponent of a, least exponent of the format)      gap = 2^(e - M)
-    code = round(a / gap) + (e - least) · 2^M                 for a format with M mantissa bits
+    e = max(exponent of a, least exponent of the format)        gap = 2^(e - M)
+    code = round(a / gap) + (e - least) · 2^M                   for a format with M mantissa bits
 
-The formats here have the numbers and codes of the formats that they are made from, and a quantizer made of them is a
-quantizer like any other; so all else is said once, in hop.numerics.quantizer and hop.scale_rules.
+The formats here have the same values and codes as the formats they replace, and a quantizer with them is an ordinary
+quantizer, so hop.numerics.quantizer and hop.scale_rules define everything else.
 """
 
 import functools
@@ -29,12 +29,12 @@ from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule
 
-_EXPONENT = 23  # the lowest bit of float32's exponent
+_EXPONENT = 23  # position of float32's exponent
 _BIAS = 127
 
 
 class _Packing(Format):
-    """Bytes from pairs of codes through one wider integer, which is read and written at once."""
+    """Packs pairs of codes into bytes via 16-bit integers, which are read and written at once."""
 
     def pack(self, codes: Tensor) -> Tensor:
         size = codes.shape[-1]
@@ -55,7 +55,7 @@ class _Packing(Format):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastInteger(_Packing, Integer):
-    """Integer; in eager mode on one temporary tensor."""
+    """Integer; uses a single temporary in eager mode."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
         if noise is not None or not eager.is_plain_eager():
@@ -68,7 +68,7 @@ class FastInteger(_Packing, Integer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastFloat(_Packing, Float):
-    """Float, by float32's bits."""
+    """Float, computed from float32's bits."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None and self.dtype.is_floating_point:
@@ -93,11 +93,11 @@ class FastFloat(_Packing, Float):
         return torch.where(known, code.to(torch.float32), math.nan).to(self.dtype)
 
     def _encode_by_binade(self, x: Tensor) -> Tensor:
-        """A choice for each exponent: Inductor vectorizes comparisons, not the reading of bits."""
+        """Encode with one comparison per exponent: Inductor vectorizes comparisons, but not bit casts."""
         magnitude = x.abs()
-        magnitude = torch.where(magnitude < self.max, magnitude, self.max)  # NaN included
+        magnitude = torch.where(magnitude < self.max, magnitude, self.max)  # maps NaN to max, too
         least = 1 - self.bias
-        count = self.largest >> self.mantissa_bits or 1  # exponents of normal numbers
+        count = self.largest >> self.mantissa_bits or 1  # the number of exponents of normal numbers
         code = None
         for i in reversed(range(count)):
             steps = (magnitude * 2.0 ** (self.mantissa_bits - least - i)).round()
@@ -122,13 +122,13 @@ class FastFloat(_Packing, Float):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastPowerOfTwo(PowerOfTwo):
-    """PowerOfTwo with float32's bias, by float32's bits: the code is the exponent, one more if there is a mantissa."""
+    """PowerOfTwo with float32's bias, computed from float32's bits: the exponent, plus one if there is a mantissa."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         bits = x.view(torch.int32)
         exponent = bits >> _EXPONENT
         mantissa = bits & (2**_EXPONENT - 1)
-        # exponent 0 stands for subnormal numbers, of which those up to 2^-127 have code 0
+        # exponent 0 means subnormal numbers, of which those up to 2^-127 have code 0
         above = torch.where(exponent == 0, mantissa > 2 ** (_EXPONENT - 1), mantissa > 0)
         code = (exponent + above.to(torch.int32)).clamp(max=2**self.bits - 2)
         return torch.where(x == x, code, 2**self.bits - 1).to(self.dtype)
@@ -141,7 +141,7 @@ class FastPowerOfTwo(PowerOfTwo):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastCodebook(_Packing, Codebook):
-    """Codebook, by PyTorch's own search."""
+    """Codebook, using torch.bucketize."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         table = tensor(self._thresholds[1:], x.device)
@@ -154,7 +154,7 @@ def _power_of_two(format: PowerOfTwo) -> Format | None:
 
 
 def _float(format: Float) -> Format | None:
-    """None where the codes do not count by the bits: ties to even need a mantissa."""
+    """The fast form of a Float; None without mantissa bits, where rounding ties to even needs one."""
     return None if format.mantissa_bits == 0 else _as(FastFloat, format)
 
 
@@ -171,14 +171,14 @@ def _as(cls: type, format: Format) -> Format:
 
 
 def fast_format(format: Format) -> Format:
-    """A format of the same numbers and codes, or `format` itself."""
+    """A fast format with the same values and codes, or `format` itself."""
     make = _FAST.get(type(format))
     return (make(format) if make is not None else None) or format
 
 
 @dataclass(frozen=True)
 class FastBlocks(Blocks):
-    """Blocks, with fewer passes over memory."""
+    """Blocks with fewer passes over memory."""
 
     def own_amax(self) -> Tensor:
         if not (eager.is_plain_eager() and self.x.is_cpu):
@@ -187,7 +187,7 @@ class FastBlocks(Blocks):
         return amax if bool((amax == amax).all()) else super().own_amax()
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
-        """By clearing the mantissa, which a subnormal number is all of."""
+        """Clear the mantissa; subnormal numbers, which are all mantissa, are handled separately."""
         power = (x.clamp(max=LARGEST).view(torch.int32) & -(2**_EXPONENT)).view(torch.float32)
         power = torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
         return torch.where(x == x, power, x)
@@ -198,7 +198,7 @@ class FastBlocks(Blocks):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastHadamard(Hadamard):
-    """Hadamard, rounded to x's dtype where Inductor would leave out the rounding of what becomes float32 again."""
+    """Hadamard, with rounding to x's dtype that Inductor would drop before a conversion to float32."""
 
     def apply(self, x: Tensor) -> Tensor:
         return inductor.written(super().apply(x))
@@ -206,7 +206,7 @@ class FastHadamard(Hadamard):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FastQuantizer(Quantizer):
-    """A quantizer of fast formats."""
+    """A quantizer with fast formats."""
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
@@ -217,7 +217,7 @@ class FastQuantizer(Quantizer):
 
 @functools.lru_cache(maxsize=1024)
 def fast(quantizer: str) -> Quantizer:
-    """A quantizer that gives what `quantizer` gives."""
+    """A fast quantizer with the same results as `quantizer`."""
     parsed = Quantizer.parse(quantizer)
     values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
     hadamard = FastHadamard(parsed.hadamard.signs) if type(parsed.hadamard) is Hadamard else parsed.hadamard
@@ -234,11 +234,11 @@ def _fast_rule(rule: Rule) -> Rule:
 
 
 def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
-    """What prepares `compute`, for Quantizer itself."""
+    """A kernel's prepare function that returns `compute` for plain Quantizer types."""
 
     def prepare(call: tuple[Any, ...]) -> Plan:
         if (cls := type(Quantizer.parse(call[0]))) is not Quantizer:
-            raise Declined(f"for Quantizer itself, not {cls.__name__}, which may mean another thing")
+            raise Declined(f"for Quantizer itself, not {cls.__name__}, which may be defined differently")
         return compute
 
     return prepare
@@ -276,18 +276,18 @@ def _prepare_in_place(call: tuple[Any, ...]) -> Plan:
     if not eager.is_plain_eager():
         raise Declined("writes in place, so for eager mode only")
     if not x.is_cpu:
-        raise Declined(f"for the CPU, and x is on {x.device}")
+        raise Declined(f"for the CPU, but x is on {x.device}")
     if not (type(q.format) is Integer and type(q.scale) is Amax and scale is None and noise is None):
         raise Declined("for integers by amax, rounded to the nearest")
     if q.layout is not None:
-        raise Declined(f"for plain codes, and the layout is {q.layout}")
+        raise Declined(f"for plain codes, but the layout is {q.layout}")
     if tuple(usages) != (copies.ROWWISE,) or x.numel() == 0:
-        raise Declined("for the row-wise copy of a tensor that is not empty")
+        raise Declined("for the row-wise copy of a non-empty tensor")
     return _quantize_in_place
 
 
 def _quantize_in_place(quantizer: str, x: Tensor, *given: Any) -> list[Tensor]:
-    """Amax and Integer.encode with one temporary tensor. Where there is a NaN, the general kernel."""
+    """Amax and Integer.encode with one temporary tensor; the general kernel if x contains NaN."""
     q = fast(quantizer)
     shape = q.rows(x.shape)
     cut, dims = blocks.split(x.reshape(shape), q.block)

@@ -1,10 +1,12 @@
-"""Convolutions of integers by the native kernels: the words that describe a call to hop_native::convolution."""
+"""Describe integer convolutions for hop_native::convolution."""
 
 from typing import NamedTuple
 
 
 class Geometry(NamedTuple):
-    """Sizes of a convolution: x (N, C, *S), weight (O, C / groups, *kernel), and lists of as many as S has."""
+    """The sizes of a convolution: x (N, C, *S), weight (O, C / groups, *kernel), and lists with one entry per dimension
+    of S.
+    """
 
     x: tuple[int, ...]
     weight: tuple[int, ...]
@@ -17,7 +19,7 @@ class Geometry(NamedTuple):
 
     @property
     def output(self) -> tuple[int, ...]:
-        """The shape of the result; sizes below 1 where the kernel is larger than the input."""
+        """The shape of the result; sizes are below 1 if the kernel is larger than the input."""
         sizes = zip(
             self.x[2:], self.weight[2:], self.stride, self.padding, self.padding_after, self.dilation, strict=True
         )
@@ -25,7 +27,7 @@ class Geometry(NamedTuple):
         return (self.x[0], self.weight[0], *spatial)
 
     def words(self) -> str:
-        """What is fixed of it."""
+        """Describe everything except the sizes of the input."""
         lists = {
             "kernel": self.weight[2:],
             "stride": self.stride,

@@ -1,4 +1,4 @@
-"""The forms that tensors must have, compared by one call of the native library (native/torch/tensors.cpp)."""
+"""Check the forms of tensors with one call of the native library (native/torch/tensors.cpp)."""
 
 import ctypes
 import functools
@@ -17,13 +17,13 @@ from hop.kernels.cpu import native
 
 _DIMENSIONS = 8
 _PACKED_FORM = struct.Struct(f"2i3q{2 * _DIMENSIONS}q")
-"""hop_form: dtype, device, bytes of an element, bytes of all, dimensions, sizes and strides."""
+"""struct hop_form: dtype, device, bytes per element, total bytes, dimensions, sizes and strides."""
 _NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
-_NUMBERS |= {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}  # as PyTorch's C interface counts its dtypes
+_NUMBERS |= {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}  # dtype numbers of PyTorch's C interface
 
 
 def _form_of(shape: Sequence[int], dtype: torch.dtype) -> bytes | None:
-    """The form of contiguous tensors on the CPU of this shape and dtype; None where it has no room."""
+    """The packed form of contiguous CPU tensors of this shape and dtype; None if it does not fit the struct."""
     if (rest := _DIMENSIONS - len(shape)) < 0 or dtype not in _NUMBERS:
         return None
     extent, none = math.prod(shape) * dtype.itemsize, (0,) * rest
@@ -32,7 +32,7 @@ def _form_of(shape: Sequence[int], dtype: torch.dtype) -> bytes | None:
 
 
 class Form:
-    """What tensors must be: dense, on the CPU, of shapes and dtypes that are given with their names."""
+    """Required form of tensors: dense, on the CPU, with given shapes and dtypes, each with a name."""
 
     def __init__(self, described: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
         self.described: Sequence[Any] = described
@@ -41,12 +41,12 @@ class Form:
         self._address = None if self._forms is None else ctypes.addressof(self._forms)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether as many tensors are known to be so, and to lie in their storages."""
+        """Whether the tensors certainly have this form and lie within their storages."""
         return self._address is not None and _all_fit(self._address, tensors)
 
 
 def _all_fit(forms: int | None, tensors: Sequence[Tensor]) -> bool:
-    """Whether all are known to lie in their storages, and to have those forms."""
+    """Whether all tensors certainly lie within their storages and have these forms."""
     count = len(tensors)
     if count >= len(_PACKED) or (function := _function()) is None:
         return False

@@ -1,22 +1,22 @@
-"""The native kernels: C++ behind a C interface, loaded if they were built.
+"""The native library: C++ behind a C interface, loaded if it was built.
 
-What they may use is found at run time, and can be set to less: by the environment variable HOP_NATIVE, or by `use`, to
-"off", PyTorch's own operators alone, or to a level of CPU. Each level has all that those before it have:
+The best CPU level is detected at run time, and can be restricted: the environment variable HOP_NATIVE, or `use`, sets
+"off" (only PyTorch's own operators) or a lower level. Each level includes those before it:
 
-    portable       what any CPU has
-    avx2           AVX2 and FMA
-    avx512         AVX-512 F, BW, DQ and VL: the kernels are those of avx2
-    avx512_vnni    with VNNI and VBMI
-    avx512_bf16    with products of bfloat16: floats have kernels of their own, all else those of avx512_vnni
-    amx            with matrix tiles of int8 and bfloat16
+    portable     any CPU
+    avx2         AVX2 and FMA
+    avx512       AVX-512 F, BW, DQ and VL; uses the kernels of avx2
+    avx512_vnni  VNNI and VBMI
+    avx512_bf16  bfloat16 products; separate kernels for floats, otherwise those of avx512_vnni
+    amx          matrix tiles of int8 and bfloat16
 
-and on AArch64, by the names that Arm gives what each adds:
+On AArch64, by the names of Arm's features:
 
-    portable       plain loops
-    neon           what all of them have
-    neon_dotprod   with dot products of four bytes (FEAT_DotProd)
-    neon_i8mm      with matrix products of int8 (FEAT_I8MM)
-    neon_bf16      with matrix products of bfloat16 (FEAT_BF16)
+    portable     plain loops
+    neon         available on all of them
+    neon_dotprod dot products of four bytes (FEAT_DotProd)
+    neon_i8mm    matrix products of int8 (FEAT_I8MM)
+    neon_bf16    matrix products of bfloat16 (FEAT_BF16)
 """
 
 import contextlib
@@ -43,11 +43,11 @@ LEVELS_OF = {
     "x86_64": ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),
 }
-"""By architecture, as native/common/cpu.h counts them."""
+"""Levels by architecture, numbered as in native/common/cpu.h."""
 
 
 def levels_of(machine: str) -> tuple[str, ...]:
-    """The levels of an architecture, as platform.machine() names it; of x86-64 where it has none of its own."""
+    """The levels of an architecture, named as by platform.machine(); those of x86-64 if it has none."""
     return LEVELS_OF["aarch64" if machine in ("aarch64", "arm64") else "x86_64"]
 
 
@@ -57,7 +57,7 @@ _REORDER = "HOP_REORDER_FEW_ROWS"
 
 
 class Library:
-    """The native library, and what may be used of it."""
+    """The native library, and the level that may be used."""
 
     def __init__(self) -> None:
         self.functions, self.missing = load(Path(__file__).parents[2])
@@ -81,31 +81,33 @@ class Library:
         plan.forget()
 
     def declines(self) -> str | None:
-        """Why native kernels are not to be used, or None."""
+        """Why native kernels must not be used; None if they may."""
         return self.missing or ("native kernels are switched off" if self.off else None)
 
     def checked(self, path: str, what: str) -> str:
-        """`path`, if it is "off" or a level that this CPU has. Without a library any level will do."""
+        """Return `path` if it is "off" or a level of this CPU, else raise ValueError. Without a library any level is
+        valid.
+        """
         if path not in (*LEVELS, _OFF):
             raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
         if self.best is not None and path != _OFF and path not in self.levels():
             raise ValueError(
-                f"{what} is {path!r}, which this CPU does not have: its level is {self.best!r}; take one of "
+                f"{what} is {path!r}, which this CPU does not have: its level is {self.best!r}; use one of "
                 f"{(*self.levels(), _OFF)}"
             )
         return path
 
     def levels(self) -> tuple[str, ...]:
-        """The levels that this CPU has, the best one last; none where there is no library."""
+        """The levels of this CPU, the best one last; empty without a library."""
         return () if self.best is None else LEVELS[: LEVELS.index(self.best) + 1]
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
-    """The native library in a folder, or why there is none."""
+    """Load the native library in a folder. Returns the library, or None and the reason."""
     libraries = sorted(folder.glob("_native*.so"))
     if not libraries:
-        why = folder / "_native.txt"  # native/build.cmake wrote it
-        unsaid = "they are for Linux and macOS" if os.name == "nt" else "nothing says why"
+        why = folder / "_native.txt"  # written by native/build.cmake
+        unsaid = "they are for Linux and macOS" if os.name == "nt" else "no build log was found"
         said = _errors(why.read_text("utf-8")) if why.exists() else unsaid
         return None, f"the native kernels were not built ({said}): install hop where there is a C++ compiler"
     try:
@@ -124,7 +126,8 @@ def _errors(output: str) -> str:
     """The first errors in the output of CMake and the compiler, in one line."""
     configuring = re.search(r"^CMake Error(?: at [^\n]*)?:\s*(.*?)(?=\n\S|\Z)", output, re.DOTALL | re.MULTILINE)
     if configuring:
-        return " ".join(configuring[1].split()).partition(". ")[0][:300]  # then comes advice for those who write CMake
+        # what follows is advice for authors of CMake files
+        return " ".join(configuring[1].split()).partition(". ")[0][:300]
     lines = output.splitlines()
     errors = [line for line in lines if re.search(r"\berror:|undefined", line)] or lines[-3:]
     return "; ".join(line[:300] for line in errors[:3])
@@ -132,19 +135,20 @@ def _errors(output: str) -> str:
 
 @functools.cache
 def library() -> Library:
-    """The one library."""
+    """The library, loaded once."""
     return Library()
 
 
 @contextlib.contextmanager
 def use(path: str) -> Iterator[None]:
-    """Within it, kernels take this CPU for one of the level named, in all threads of this process.
+    """Context manager that restricts kernels to a CPU level, in all threads of this process.
 
     Args:
         path: "off", or one of LEVELS.
 
     Raises:
-        ValueError: path is none of these, or a level above the CPU's own."""
+        ValueError: path is invalid, or a level above the CPU's own.
+    """
     one = library()
     one.checked(path, "path")
     before = one.path if one.functions is not None else _OFF
@@ -157,9 +161,11 @@ def use(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reordering_few_rows() -> Iterator[None]:
-    """Within it, one or two rows of floats by a packed weight may be summed in another order than more rows, in all
-    threads of this process: at level amx, where it is faster. Other levels have no such order. Elsewhere the
-    environment variable HOP_REORDER_FEW_ROWS says so, by 1; it is 0 unless set."""
+    """Context manager that allows another summation order for one or two rows of floats times a packed weight.
+
+    This is faster at level amx; other levels have only one order. It applies to all threads of this process. The
+    environment variable HOP_REORDER_FEW_ROWS=1 sets the default; it is 0 unless set.
+    """
     functions = library().functions
     before = 0 if functions is None else functions.hop_reorder_few_rows(1)
     try:
@@ -170,25 +176,27 @@ def reordering_few_rows() -> Iterator[None]:
 
 
 def declines_here(device: torch.device | None = None) -> str | None:
-    """Why native kernels are not to be used for a call that is made or traced now, of operands on `device`, or None."""
+    """Why native kernels must not be used for a call made or traced now, with operands on
+    `device`; None if they may.
+    """
     if (reason := library().declines()) is not None:
         return reason
     if not inductor.may_be_native():
-        return "for eager mode, programs that are compiled for this process, and those that keep native operators"
-    return None if device is None or device.type == "cpu" else f"for the CPU, and the operands are on {device}"
+        return "for eager mode, programs compiled for this process, and those that keep native operators"
+    return None if device is None or device.type == "cpu" else f"for the CPU, but the operands are on {device}"
 
 
 def sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    """A shape with numbers for symbols. Raises Declined where one is unknown."""
+    """A shape with numbers in place of symbols. Raises Declined if one is unknown."""
     known = tracing.hints(shape)
     if known is None:
-        raise Declined(f"nothing is known of the sizes {tuple(shape)}")
+        raise Declined(f"the sizes {tuple(shape)} are unknown")
     return known
 
 
 def declines_tensor(name: str, x: Tensor) -> str | None:
-    """Why they cannot take `x`, or None."""
+    """Why native kernels cannot read `x`; None if they can."""
     known = type(x) in _PLAIN or not eager.is_plain_eager()
     if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
-        return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
+        return f"for plain tensors on the CPU, but {name} is a {type(x).__name__} on {x.device}"
     return None

@@ -1,4 +1,4 @@
-"""Random bits of stochastic rounding on the CPU, in C++ (native/quantize/noise.cpp)."""
+"""Random bits for stochastic rounding on the CPU, in C++ (native/quantize/noise.cpp)."""
 
 from typing import Any
 

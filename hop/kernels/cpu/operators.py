@@ -1,10 +1,10 @@
-"""The operators hop_native::* of the native library (native/torch/library.cpp) in PyTorch: what they return of tensors
-without data, and what they say where a derivative is asked of them.
+"""Register the operators hop_native::* of the native library (native/torch/library.cpp): fake rules and autograd.
 
-They take tensors, sizes, and a description of all that is fixed, in words (native/torch/factor.h, output.h); they look
-at shapes, strides, dtypes and memory before they read, and raise RuntimeError where these do not fit. They stand in
-compiled, exported and packaged programs. Functions here call them below autograd, as our own operators have rules for
-derivatives; whoever calls torch.ops.hop_native itself with a tensor that needs one gets an error.
+The operators take tensors, sizes, and a textual description of everything that is fixed (native/torch/factor.h,
+output.h). They check shapes, strides, dtypes and memory before reading, and raise RuntimeError if these do not match
+the description. They may occur in compiled, exported and packaged programs. The functions here call them below
+autograd, because our own operators have derivative rules; calling torch.ops.hop_native directly with a tensor that
+requires a gradient raises an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from hop.numerics.blocks import counts
 from hop.numerics.packing import PACKED, packed_size
 
 _below_autograd = eager.below_autograd
-_library: Any = None  # which keeps what is registered
+_library: Any = None  # keeps the registrations alive
 
 
 def _result(description: str) -> torch.dtype:
@@ -60,7 +60,7 @@ def _words(description: str) -> dict[str, str]:
 
 
 def _buffers(x: Tensor, description: str) -> list[Tensor]:
-    """What is stored of x."""
+    """Empty buffers of the quantized x."""
     words = _words(description)
     flat, bits = "flat" in words, int(words["bits"])
     rows = [x.numel()] if flat else list(x.shape)
@@ -130,7 +130,9 @@ _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _
 
 
 def load(path: str) -> None:
-    """Load the library, which defines the operators; once. Raises OSError if it cannot be loaded."""
+    """Load the library, which defines the operators, and register their rules. Raises OSError
+    if it cannot be loaded.
+    """
     global _library
     torch.ops.load_library(path)
     _library = torch.library.Library("hop_native", "FRAGMENT")
@@ -145,13 +147,13 @@ def load(path: str) -> None:
 def _described(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     def described(*args: Any) -> Any:
         devices = {x.device for x in _tensors(args)}
-        if len(devices) > 1:  # PyTorch asks for what is returned as soon as one of them has no data
-            raise RuntimeError(f"hop_native::{name}: tensors lie on several devices, {sorted(map(str, devices))}")
+        if len(devices) > 1:  # PyTorch runs the fake rule as soon as one tensor has no data
+            raise RuntimeError(f"hop_native::{name}: tensors are on several devices, {sorted(map(str, devices))}")
         try:
             return fake(*args)
         except (LookupError, ValueError) as error:
             given = spelling.shown(args[-1])
-            raise RuntimeError(f"hop_native::{name}: {given} is not understood for these tensors") from error
+            raise RuntimeError(f"hop_native::{name}: {given} is not a valid description for these tensors") from error
 
     return described
 
@@ -171,7 +173,7 @@ def _guarded(op: Any) -> Callable[..., Any]:
             if (x.requires_grad and torch.is_grad_enabled()) or eager.has_tangent(x):
                 raise RuntimeError(
                     f"{op.name()}: an operand needs a gradient or has a tangent, and the operator has no derivative; "
-                    "call hop.scaled, hop.quantize and their like, which have, or give it tensors that are detached"
+                    "call hop.scaled, hop.quantize or similar functions, which have one, or pass detached tensors"
                 )
         with _below_autograd():
             return op(*args)
@@ -188,30 +190,35 @@ def _missing(*args: Any) -> Any:
 
 
 product: Callable[..., Tensor] = _missing
-"""The operator of the same name: (lhs, lhs_scale, lhs_zero_point, lhs_block_scale, rhs, rhs_scale, rhs_zero_point,
-rhs_block_scale, bias, output_scale, output_zero_point, n, description, and rhs_code_sums or nothing)."""
+"""hop_native::product(lhs, lhs_scale, lhs_zero_point, lhs_block_scale, rhs, rhs_scale, rhs_zero_point, rhs_block_scale,
+bias, output_scale, output_zero_point, n, description[, rhs_code_sums]).
+"""
 convolution: Callable[..., Tensor] = _missing
 """(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, description)."""
 quantize: Callable[..., list[Tensor]] = _missing
-"""(x, scale, zero_point, noise, description): codes, scales, and zero points or the amax of two levels."""
+"""(x, scale, zero_point, noise, description): codes, scales, and zero points or the amax of two-level scales."""
 quantize_product: Callable[..., list[Tensor]] = _missing
-"""(x, factor, noise, stream, description): the same of x times a factor; a stream of 0 and more makes noise a seed."""
+"""(x, factor, noise, stream, description): quantize x times a factor. With a stream of at least 0, noise is a seed."""
 dequantize: Callable[..., Tensor] = _missing
 """(codes, scale, second, shape, description)."""
 step_: Callable[..., None] = _missing
-"""(p, grad, buffers, numbers, seed, stream, description): a step of an optimizer; native/torch/update.cpp."""
+"""(p, grad, buffers, numbers, seed, stream, description): an optimizer step; native/torch/update.cpp."""
 noise: Callable[..., Tensor] = _missing
-"""(seed, shape, stream, bits=8): random integers, uint8 of 8 bits or int32 of 24."""
+"""(seed, shape, stream, bits=8): random integers, 8 bits in uint8 or 24 bits in int32."""
 function: Callable[..., Tensor] = _missing
-"""(x, name): a function of hop.numerics.functions, float32, of each element of x, float32, bfloat16 or float16."""
+"""(x, name): apply a function of hop.numerics.functions to float32, bfloat16 or float16; returns float32."""
 rows: Callable[..., list[Tensor]] = _missing
-"""(x, other, weight, bias, scale, zero_point, description): a function, a gated product, a norm or softmax of rows:
-floats, or codes, scales, and zero points or the amax of two levels; native/torch/rows.cpp."""
+"""(x, other, weight, bias, scale, zero_point, description): a function, gated product, norm or softmax of rows.
+
+Returns floats, or codes, scales, and zero points or the amax of two-level scales; native/torch/rows.cpp.
+"""
 attention: Callable[..., Tensor] = _missing
-"""(q, q_scale, k, k_scale, v, v_scale, mask, scale, is_causal, description): attention of int8 in four dimensions, the
-result in floats; native/torch/attention.cpp."""
+"""(q, q_scale, k, k_scale, v, v_scale, mask, scale, is_causal, description): 4-D int8 attention with float results;
+native/torch/attention.cpp.
+"""
 group_product: Callable[..., Tensor] = _missing
-"""(x, codes, high_codes, scale, offset, outer_scale, outer_offset, bias, description): a product by a weight with a
-scale for each group of its rows; native/torch/groups.cpp."""
+"""(x, codes, high_codes, scale, offset, outer_scale, outer_offset, bias, description): a product with a weight that has
+a scale per group of its rows; native/torch/groups.cpp.
+"""
 pack: Callable[..., Tensor] = _missing
-"""(codes, description): a matrix of codes as of hop.layouts.Tiled."""
+"""(codes, description): pack a matrix of codes as hop.layouts.Tiled does."""

@@ -1,7 +1,7 @@
-"""Matrix products by the native kernels: the words that describe a call to hop_native::product.
+"""Describe matrix products for hop_native::product.
 
-A factor is taken as a matrix of rows that are summed along, (rows, k): the left one as it is, the right one as the
-weight of a linear layer, or with columns as that of mm.
+Each factor is described as a matrix of rows along which the product sums, (rows, k): the left one as it is, the right
+one as the weight of a linear layer, or with "columns" as the right factor of mm.
 """
 
 import ctypes
@@ -33,32 +33,31 @@ BIASES = (*FLOATS, torch.int32)
 
 
 class Described(NamedTuple):
-    """A quantized factor as the kernels take it: its words (native/torch/factor.h), and which of its buffers they
-    read."""
+    """Description of a quantized factor for native code (native/torch/factor.h), and the buffers it reads."""
 
     words: str
     names: tuple[str | None, ...]  # of codes, scale, zero point and block scale
-    sums: str | None = None  # the buffer of the sums of codes, which products with integers read: "sums" in the words
+    sums: str | None = None  # the buffer of code sums, read by products with integers: "sums" in the words
 
 
 @functools.lru_cache(maxsize=4096)
 def describe(q: Quantizer, columns: bool) -> Described:
-    """A factor with row-wise buffers; `columns` if it is summed along its last dimension but one. Raises Declined if
-    the kernels read none such."""
+    """Describe a factor with row-wise buffers; `columns` if the product sums along its second-to-last dimension.
+
+    Raises Declined if it is not supported.
+    """
     format = format_word(q.format)
     if format is None or q.flat:
-        raise Declined(f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}")
+        raise Declined(f"for 8- and 4-bit integers, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}")
     if not q.scale.scale_is_told:
-        raise Declined(
-            f"for scales that are stored as scale_of has them, not {q}, whose rule has a scale_of of its own"
-        )
+        raise Declined(f"for scales stored in the standard way, not {q}, whose rule overrides scale_of")
     words = [format]
     if q.tiles is not None:
         if q.tiles.columns != columns:
             raise Declined(f"{q.layout} is laid out for a sum along the other dimension")
         words.append("tiled")
     elif q.layout is not None:
-        raise Declined(f"for plain codes and tiles, not layout={q.layout}")
+        raise Declined(f"for plain codes or tiles, not layout={q.layout}")
     if columns:
         words.append("columns")
     zero = None
@@ -85,7 +84,7 @@ def describe(q: Quantizer, columns: bool) -> Described:
 
 
 def format_word(format: Format) -> str | None:
-    """A format of codes as descriptions name it; None for those that no product reads."""
+    """The name of a code format in descriptions; None for formats that no product reads."""
     if format.is_integer:
         if format.bits not in (4, 8) or (format.bits == 8 and format.dtype not in _BYTES):
             return None
@@ -94,7 +93,7 @@ def format_word(format: Format) -> str | None:
 
 
 def plain(dtype: torch.dtype) -> Described:
-    """A plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
+    """Describe a plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
     return Described(str(dtype).removeprefix("torch."), ("codes", None, None, None))
 
 
@@ -103,7 +102,7 @@ def _blocks(block: Block) -> str:
 
 
 def _bits(x: float) -> int:
-    """Those of a float32."""
+    """The bits of x as float32."""
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
@@ -111,26 +110,26 @@ def _bits(x: float) -> int:
 
 
 class NativeProduct(NamedTuple):
-    """A product that the kernels take."""
+    """A product that native code supports."""
 
-    lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
+    lhs: tuple[str | None, ...]  # the buffers to read of each factor; for a plain one only codes
     rhs: tuple[str | None, ...]
-    rhs_sums: str | None  # of code sums
+    rhs_sums: str | None  # the buffer of code sums
     gives_codes: bool
     description: str
 
 
 def describe_output(q: Quantizer) -> str:
-    """The words of codes as a result (native/torch/output.h). Raises Declined if the kernels do not give such codes."""
+    """Describe codes as a result (native/torch/output.h). Raises Declined if they are not supported."""
     rule, format = q.scale, q.format
     requantization = rule.requantization
     if requantization is None or not format.is_integer or format.bits != 8:
-        raise Declined(f"gives integers of 8 bits with a given scale, not {q}")
+        raise Declined(f"returns 8-bit integers with a given scale, not {q}")
     if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
-        raise Declined(f"gives plain codes, rounded to the nearest, not {q}")
+        raise Declined(f"returns plain codes, rounded to nearest, not {q}")
     number = _convention(requantization)
     if number is None:
-        raise Declined(f"knows no requantization {requantization}")
+        raise Declined(f"does not support the requantization {requantization}")
     words = [f"requantize={number} low={format.min:.0f} high={format.max:.0f} scale={_blocks(q.block)}"]
     words.append("zero=stored" if rule.has_zero_point() else f"zero={format.zero}")
     for name, bound in (("lower", requantization.low), ("upper", requantization.high)):
@@ -140,7 +139,7 @@ def describe_output(q: Quantizer) -> str:
 
 
 def one_line(shape: Sequence[int], q: Quantizer) -> bool:
-    """Whether a result of (rows, columns) has one scale for all, for each row, or for each column."""
+    """Whether a result of (rows, columns) has one scale for all, per row, or per column."""
     (m, n), (rows, columns) = shape, blocks.counts(shape, q.block)
     return rows in (1, m) and columns in (1, n) and 1 in (rows, columns)
 
@@ -155,20 +154,20 @@ _CONVENTIONS: dict[type, Callable[[Any], int | None]] = {
 
 
 def _convention(r: Convention) -> int | None:
-    """Its number in native/; None for one that is not known there."""
+    """The convention's number in native code; None if it is not supported there."""
     describe_rule = _CONVENTIONS.get(type(r))
     return None if describe_rule is None else describe_rule(r)
 
 
 def check_bias(bias: Tensor, n: int) -> None:
-    """Raise Declined for a bias that is not one of n columns, in a dtype that the kernels add."""
+    """Raise Declined unless the bias has n elements in a supported dtype."""
     if tracing.hints(bias.shape) != (n,) or bias.dtype not in BIASES:
         dtypes = "float32, bfloat16, float16 or int32"
-        raise Declined(f"for a bias of ({n},) in {dtypes}, not of {tuple(bias.shape)} in {bias.dtype}")
+        raise Declined(f"for a bias of shape ({n},) in {dtypes}, not {tuple(bias.shape)} in {bias.dtype}")
 
 
 def check(description: str, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> None:
-    """Raise Declined unless the kernels take a call of factors of these shapes."""
+    """Raise Declined unless native code supports a product of factors of these shapes."""
     left, right = ((ctypes.c_int64 * len(shape))(*shape) for shape in (lhs, rhs))
     of_bias = (0 if bias is None else _NUMBERS[bias], bias is not None)
     ask = _library().hop_described_product_declines
@@ -180,8 +179,10 @@ def check(description: str, lhs: Sequence[int], rhs: Sequence[int], bias: torch.
 
 
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
-    """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
-    of any strides."""
+    """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32.
+
+    The operands are int8 or uint8 of any strides, with at most one batch dimension.
+    """
     return _sums(a, b, b.shape[-1], _described_sums(a, b))
 
 
@@ -190,13 +191,13 @@ def _described_sums(a: Tensor, b: Tensor) -> str:
 
 
 def planned_int_mm(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """`int_mm` for matrices of the shapes and dtypes of a and b."""
+    """A function that computes `int_mm` for matrices with the shapes and dtypes of a and b."""
     multiply, n, description = native_operators.product, b.shape[1], _described_sums(a, b)
     return lambda a, b: multiply(a, None, None, None, b, None, None, None, None, None, None, n, description)
 
 
 def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
-    """int_mm of (M, K) and the n rows that are held in tiles (`tiles`) of int8."""
+    """int_mm of (M, K) and n rows stored in tiles (`tiles`) of int8."""
     return _sums(a, held, n, f"1 lhs {name(a)} rhs int8 tiled output int32")
 
 
@@ -206,35 +207,38 @@ def _sums(a: Tensor, b: Tensor, n: int, description: str) -> Tensor:
 
 
 def name(x: Tensor | torch.dtype) -> str:
-    """A dtype in words, or that of a tensor."""
+    """The name of a dtype, or of a tensor's dtype."""
     return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
 
 
 def peak() -> float:
-    """Tera-operations a second that the matrix unit does on int8, on as many threads as PyTorch uses; 0 if there is
-    none."""
+    """Peak tera-operations per second of the int8 matrix unit, with PyTorch's number of
+    threads; 0 without such a unit.
+    """
     function = _library().hop_peak
     function.restype = ctypes.c_double
     return function(torch.get_num_threads()) / 1e12
 
 
 def bandwidth(data: Tensor) -> float:
-    """Gigabytes a second at which that memory is read."""
+    """Gigabytes per second at which the memory of `data` can be read."""
     function = _library().hop_bandwidth
     function.restype, function.argtypes = ctypes.c_double, [c_int, c_void_p, c_int64]
     return function(torch.get_num_threads(), address(data), data.nbytes) / 1e9
 
 
 def tiles(codes: Tensor, code_format: Format, layout: Tiled) -> Tensor:
-    """What `layout` holds of plain codes, a matrix of (rows, size), or with columns (size, rows); those that share
-    bytes do so along what is summed."""
+    """Pack plain codes into `layout`: a matrix of (rows, size), or (size, rows) with columns.
+
+    Codes that share bytes must do so along the summed dimension.
+    """
     format = format_word(code_format)
     assert format is not None
     return native_operators.pack(codes, f"1 lhs int8 rhs {format}{' columns' if layout.columns else ''}")
 
 
 _NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
-"""Dtypes as PyTorch's C interface counts them."""
+"""Dtype numbers of PyTorch's C interface."""
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Quantizing and dequantizing on the CPU, in C++: bit for bit what the reference gives (native/quantize/).
+"""Quantize and dequantize on the CPU in C++, with the bits of the reference (native/quantize/).
 
-`quantize_native` and `dequantize_native` are the calls; the kernels say for which arguments, by shapes and dtypes.
+`quantize_native` and `dequantize_native` make the calls; the kernels check arguments by shapes and dtypes.
 """
 
 import functools
@@ -35,7 +35,7 @@ def quantize_native(
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> list[Tensor]:
-    """The buffers of the row-wise copy of x, which `_check_quantize` has let through."""
+    """The buffers of the row-wise copy of x, for arguments that passed `_check_quantize`."""
     if not memory_format.is_channels_last(x):
         return _quantize_rows(quantizer, x, scale, zero_point, noise)
     last = _channels_last(quantizer, x.shape)
@@ -44,7 +44,7 @@ def quantize_native(
         return [memory_format.like(codes, x) if _keeps(quantizer) else codes, *rest]
     moved = [None if t is None else t.movedim(1, -1) for t in (scale, zero_point, noise)]
     codes, *rest = (t.movedim(-1, 1) for t in _quantize_rows(last, x.movedim(1, -1), *moved))
-    return [codes, *(t.reshape(-1).view(t.shape) for t in rest)]  # which are contiguous
+    return [codes, *(t.reshape(-1).view(t.shape) for t in rest)]  # these are contiguous
 
 
 def _keeps(quantizer: str) -> bool:
@@ -52,9 +52,10 @@ def _keeps(quantizer: str) -> bool:
 
 
 def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
-    """The quantizer that makes of (N, *S, C) what `quantizer` makes of (N, C, *S); None if there is none here."""
+    """The quantizer that treats (N, *S, C) as `quantizer` treats (N, C, *S); None if native code has none."""
     q = Quantizer.parse(quantizer)
-    if not q.keeps_memory_format() or q.scale.is_sum or q.scale.outer_block is not None:  # a sum has an order
+    # the order of a sum would change
+    if not q.keeps_memory_format() or q.scale.is_sum or q.scale.outer_block is not None:
         return None
     known = tracing.hints(shape)
     if known is None:
@@ -80,7 +81,7 @@ def _quantize_rows(
 def _quantize_product(
     quantizer: str, x: Tensor, noise: Tensor | None, factor: Tensor, stream: int | None = None
 ) -> list[Tensor]:
-    """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
+    """The buffers of the row-wise copy of x times a factor, with given noise, or noise from a seed."""
     description = describe(quantizer)
     stream = -1 if stream is None or noise is None else stream
     return native_operators.quantize_product(x, factor, noise, stream, description.words)
@@ -92,7 +93,7 @@ def _zero_codes(zero_point: Tensor, format: Format) -> Tensor:
 
 
 def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The numbers of the row-wise copy, which `_check_dequantize` has let through."""
+    """Dequantize the row-wise copy, for arguments that passed `_check_dequantize`."""
     codes = buffers[0]
     if not memory_format.is_channels_last(codes):
         return _dequantize_rows(quantizer, buffers, shape, dtype)
@@ -113,7 +114,7 @@ def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _NativeQuantizer(Quantizer):
-    """A quantizer whose copies are made here, for hop.numerics.copies."""
+    """A quantizer that hop.numerics.copies uses to compute copies natively."""
 
     def quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
@@ -140,13 +141,13 @@ def _native(quantizer: str) -> Quantizer:
 
 
 def _check_quantize(call: tuple[Any, ...]) -> None:
-    """Raise Declined unless the kernels take the call."""
+    """Raise Declined unless native code supports the call."""
     quantizer, x, scale, zero_point, noise, usages, *product = call
     decline(native.declines_here())
     shape = native.sizes(x.shape)
     if x.dtype not in _DTYPES or 0 in shape:
         given = f"{x.dtype} of {tuple(x.shape)}"
-        raise Declined(f"for float32, bfloat16 and float16 tensors that are not empty, not {given}")
+        raise Declined(f"for non-empty float32, bfloat16 and float16 tensors, not {given}")
     for name, t in (("x", x), ("scale", scale), ("zero_point", zero_point), ("noise", noise)):
         if t is not None:
             decline(native.declines_tensor(name, t))
@@ -163,19 +164,19 @@ def _check_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     quantizer, x, scale, _, noise, usages, factor, *rest = call
     seeded = bool(rest) and rest[0] is not None
     if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
-        what = "the row-wise copy of matrices times a factor, with scales that are found"
+        what = "the row-wise copy of matrices times a factor, with scales from a rule"
         raise Declined(f"for {what}; not {tuple(usages)}")
     q = Quantizer.parse(quantizer)
     check_shape(quantizer, shape, shape[-1])
     lead = list(zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True))[:-1]
     of_rows = all(1 in pair for pair in lead)
     if not of_rows or q.scale.outer_block is not None or q.scale.missing() is not None or q.flat:
-        what = "blocks within rows, and a rule that finds one scale for each, of x times a factor"
+        what = "blocks within rows and a rule that finds one scale for each, of x times a factor"
         raise Declined(f"for {what}; not {quantizer}")
     sizes = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or sizes is None or sizes[-1:] != shape[-1:] or any(n != 1 for n in sizes[:-1]):
         given = f"{factor.dtype} of {tuple(factor.shape)}"
-        raise Declined(f"for a factor in float32 of each column of {shape}, not {given}")
+        raise Declined(f"for a float32 factor per column of {shape}, not {given}")
     if noise is not None and not seeded:
         _check_noise(x, noise)
     decline(native.declines_tensor("factor", factor))
@@ -199,9 +200,9 @@ def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, 
     shape, dtype = q.buffers(sizes)[q.scale.given_name]
     if tracing.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         given = f"{scale.dtype} of {tuple(scale.shape)}"
-        raise Declined(f"for a scale in float32 or {dtype} of {shape}, not {given}")
+        raise Declined(f"for a scale in float32 or {dtype} of shape {shape}, not {given}")
     if zero_point is not None and tracing.hints(zero_point.shape) != shape:
-        raise Declined(f"for a zero_point of {shape}, not {tuple(zero_point.shape)}")
+        raise Declined(f"for a zero_point of shape {shape}, not {tuple(zero_point.shape)}")
 
 
 def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
@@ -237,7 +238,7 @@ def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     shape = native.sizes(sizes)
     if dtype not in _DTYPES or 0 in shape:
         given = f"{dtype} of {tuple(shape)}"
-        raise Declined(f"to float32, bfloat16 and float16, for tensors that are not empty; not {given}")
+        raise Declined(f"to float32, bfloat16 and float16, for non-empty tensors; not {given}")
     for buffer in buffers:
         decline(native.declines_tensor("a buffer", buffer))
     shape = tuple(shape) if copies.ROWWISE in usages else tuple(copies.columns(shape))
@@ -245,7 +246,7 @@ def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     described = list(Quantizer.parse(quantizer).buffers(shape).values())
     own = buffers[: len(described)] if copies.ROWWISE in usages else buffers
     if [(tracing.hints(b.shape), b.dtype) for b in own] != described:
-        raise Declined("for the buffers that the quantizer describes")
+        raise Declined("the buffers do not match the quantizer")
     if tuple(usages) != (copies.ROWWISE,) or _lies_last(buffers[0]):
         return lambda *call: _dequantize(call)
     dequantize, below = torch.ops.hop_native.dequantize.default, eager.below_autograd
@@ -270,7 +271,7 @@ def _dequantize(call: tuple[Any, ...]) -> Tensor:
 def _prepare_fake(call: tuple[Any, ...]) -> Plan:
     quantizer, x, scale, zero_point, noise, _ = call
     if Quantizer.parse(quantizer).adds_noise():
-        raise Declined("noise in the place of rounding")
+        raise Declined("noise instead of rounding")
     _check_quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
     return _fake_quantize
 

@@ -1,4 +1,4 @@
-"""Quantizers in words, for the native kernels of quantize and dequantize (native/torch/quantizer.h)."""
+"""Describe quantizers for the native quantize and dequantize kernels (native/torch/quantizer.h)."""
 
 import ctypes
 import functools
@@ -21,12 +21,12 @@ _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3"
 
 @dataclass(frozen=True)
 class Description:
-    """A quantizer that the kernels take, and its description."""
+    """A quantizer that native code supports, with its description."""
 
     quantizer: Quantizer
     words: str
     by_amax: bool
-    """Whether a scale, in float32, is found from the largest magnitude of its block alone."""
+    """Whether a float32 scale is computed only from the largest magnitude of its block."""
 
     def back(self, dtype: torch.dtype) -> str:
         """The description of dequantizing to a dtype."""
@@ -35,10 +35,10 @@ class Description:
 
 @functools.lru_cache(maxsize=1024)
 def describe(quantizer: str) -> Description:
-    """The description. Raises Declined if there is none."""
+    """Describe a quantizer. Raises Declined if it is not supported."""
     q = Quantizer.parse(quantizer)
     if type(q) is not Quantizer:
-        raise Declined(f"for Quantizer itself, not {type(q).__name__}, which may mean another thing")
+        raise Declined(f"for Quantizer itself, not {type(q).__name__}, which may be defined differently")
     if q.layout is not None:
         raise Declined(f"for plain codes, not layout={q.layout}")
     known, rule = _FORMATS.get(type(q.format)), _RULES.get(type(q.scale))
@@ -46,7 +46,7 @@ def describe(quantizer: str) -> Description:
         raise Declined(f"not for {q.format.name} by {type(q.scale).__name__}")
     known.check(q.format)
     if rule.of_floats and not q.format.is_float:
-        raise Declined(f"{type(q.scale).__name__} is for floats, and {q.format.name} has none")
+        raise Declined(f"{type(q.scale).__name__} is for float formats, but {q.format.name} is not one")
     rule.check(q.scale, q.format)
     words = [f"1 {known.name} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}", *["flat"] * q.flat]
     named: dict[str, Any] = {"bits": q.format.bits} | known.words(q.format)
@@ -60,7 +60,7 @@ def _list(values: Iterable[int]) -> str:
 
 
 def bits(x: float) -> int:
-    """Those of a float32."""
+    """The bits of x as float32."""
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
@@ -68,7 +68,7 @@ def bits(x: float) -> int:
 
 
 class _Format(NamedTuple):
-    """What the kernels know of formats of a class."""
+    """The description of a class of formats for native code."""
 
     name: str
     words: Callable[[Any], dict[str, Any]]
@@ -77,14 +77,14 @@ class _Format(NamedTuple):
 
 def _check_integer(f: Integer) -> None:
     if (f.dtype == torch.int8) != (f.low < 0):
-        raise Declined(f"for signed integers in int8 and others in uint8; {f.name} is otherwise")
+        raise Declined(f"for signed integers in int8 and unsigned ones in uint8, not {f.name}")
 
 
 def _check_float(f: Float) -> None:
     known = (E4M3, E5M2) if f.dtype.is_floating_point else (f,)
     is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(_equal(f, k) for k in known)
     if f.mantissa_bits == 0 or not is_plain:
-        raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa; {f.name} is another")
+        raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa, not {f.name}")
 
 
 def _codebook(f: Codebook) -> dict[str, Any]:
@@ -100,12 +100,12 @@ def _bits_of_float(f: Float) -> dict[str, Any]:
 _FORMATS: dict[type, _Format] = {
     Integer: _Format("integer", lambda f: {"low": f.low, "high": f.high, "zero": f.zero}, _check_integer),
     Float: _Format("float", _bits_of_float, _check_float),
-    Codebook: _Format("codebook", _codebook),  # in uint8, as all are
+    Codebook: _Format("codebook", _codebook),  # always uint8
 }
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two formats differ in their names at most."""
+    """Whether two formats are equal except for their names."""
     return type(a) is type(b) and all(
         getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.init and f.name != "name"
     )
@@ -115,7 +115,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """What the kernels know of rules of a class."""
+    """The description of a class of scale rules for native code."""
 
     name: str
     words: Callable[[Any, Format], dict[str, Any]] = lambda rule, format: {}
@@ -150,7 +150,7 @@ def _check_given(rule: scale_rules.Static, f: Format) -> None:
 
 def _check_amax(rule: scale_rules.Amax, f: Format) -> None:
     if f.max == f.zero:
-        raise Declined(f"{f.name} has no number above its zero")
+        raise Declined(f"{f.name} has no value above its zero")
 
 
 def _check_microscaling(rule: scale_rules.Microscaling, f: Format) -> None:
@@ -162,7 +162,7 @@ def _check_two_level(rule: scale_rules.TwoLevel, f: Format) -> None:
     if not _equal(rule.inner, E4M3):
         raise Declined(f"for scales in e4m3, not {rule.inner.name}")
     if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
-        raise Declined(f"for an amax of the tensor or of each row, not of {rule.outer}")
+        raise Declined(f"for an amax per tensor or per row, not of {rule.outer}")
 
 
 _RULES: dict[type, _Rule] = {
@@ -182,8 +182,10 @@ _RULES: dict[type, _Rule] = {
 
 @functools.lru_cache(maxsize=4096)
 def check_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> None:
-    """Raise Declined unless the kernels cut a tensor of `shape` into the blocks of a quantizer; rows lie `row_stride`
-    apart, 0 for a contiguous one."""
+    """Raise Declined unless native code can split a tensor of `shape` into the quantizer's blocks.
+
+    `row_stride` is the distance of rows, 0 for a contiguous tensor.
+    """
     result = describe(quantizer)
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     reason = _function()(result.words.encode(), len(shape), sizes, row_stride)

@@ -1,4 +1,4 @@
-"""A step of an optimizer on the CPU, in C++ and in place: bit for bit what hop.optim says (native/update/run.h)."""
+"""An optimizer step on the CPU, in C++ and in place, with the bits of hop.optim (native/update/run.h)."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 
 @functools.lru_cache(maxsize=1024)
 def _check_state(quantizer: str) -> None:
-    """Raise Declined unless there is a kernel for states by a quantizer."""
+    """Raise Declined unless native code supports states with this quantizer."""
     result = describe(quantizer)
     q = result.quantizer
     if not q.flat or not result.by_amax or q.stochastic:
@@ -31,7 +31,7 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
     _, _, _, _, p, grad, quantizers, buffers, _ = call
     decline(native.declines_here())
     if p.numel() == 0:
-        raise Declined("for parameters that are not empty")
+        raise Declined("for non-empty parameters")
     floats, at = [p, grad], 0
     for q in quantizers:
         if q:
@@ -48,11 +48,14 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
 
 
 def _step_(*call: Any) -> None:
-    """A step of one parameter, in place: its rule, its numbers, the seed and the stream of its rounding, itself, its
-    gradient, and of its states the quantizers ("" for floats), the buffers, and what part of its block's largest a
-    number above 0 is at least."""
+    """Run the step of one parameter in place.
+
+    The call is (rule, numbers, seed, stream, p, grad, quantizers, buffers, least): the seed and stream of stochastic
+    rounding, the parameter and its gradient, and for its states the quantizers ("" for floats), the buffers, and the
+    smallest value above 0 as a fraction of its block's largest.
+    """
     rule, numbers, seed, stream, p, grad, quantizers, buffers, least = call
-    # What does not lie row by row is brought so, and brought back.
+    # Tensors that are not contiguous are copied, and written back.
     written = [p, *buffers]
     own = [x if x.is_contiguous() else x.contiguous() for x in written]
     words = _describe(rule + " stochastic" * (seed is not None), tuple(quantizers), tuple(least))
@@ -67,7 +70,7 @@ def _step_(*call: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _describe(rule: str, quantizers: tuple[str, ...], least: tuple[float, ...]) -> str:
-    """The words of a step (native/torch/update.cpp)."""
+    """Describe a step for native code (native/torch/update.cpp)."""
     states = [describe(q).words if q else "" for q in quantizers]
     return ";".join([f"1 {rule} least={','.join(str(bits(x)) for x in least)}", *states])
 

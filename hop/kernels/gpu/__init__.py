@@ -1,1 +1,1 @@
-"""Kernels of cutlass_kernels, imported when a GPU asks for them."""
+"""Kernels of cutlass_kernels, imported when a GPU needs them."""

@@ -1,4 +1,4 @@
-"""Matrix products on GPUs: the leaf operator of cutlass_kernels, which is imported when a GPU asks for it."""
+"""Matrix products on GPUs with the operator cutlass_kernels::mm, imported when a GPU needs it."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 @functools.cache
 def kernels() -> Any:
-    """cutlass_kernels.operators, which registers cutlass_kernels::mm."""
+    """The module cutlass_kernels.operators, which registers cutlass_kernels::mm."""
     from cutlass_kernels import operators
 
     return operators
 
 
 def ahead() -> Any:
-    """cutlass_kernels.ahead, which compiles kernels without a GPU too."""
+    """The module cutlass_kernels.ahead, which compiles kernels even without a GPU."""
     from cutlass_kernels import ahead
 
     return ahead
 
 
-if torch.cuda.is_available():  # a compiled program that is read from a cache holds the operator, and traces nothing
+if torch.cuda.is_available():  # a compiled program loaded from a cache contains the operator without tracing
     kernels()
 
 
 def takes(x: Tensor) -> bool:
-    """Whether products of x may be the leaf operator: on a GPU, and not in what other runtimes read."""
+    """Whether products of x may use the operator: x is on a GPU, and the program is not for another runtime."""
     return x.is_cuda and (eager.is_plain_eager() or inductor.is_compiling_for_here())
 
 
 def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
-    """A product of two matrices, or of batches of them, in which what cutlass_kernels.product says may be fused."""
+    """Multiply two matrices, or batches of them, with fusions as described in cutlass_kernels.product."""
     return kernels().mm(lhs, rhs, out_dtype, **fused)
 
 
@@ -47,22 +47,23 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
-    """A product by codes of 4 bits, as cutlass_kernels.nibbles.mm says."""
+    """Multiply by 4-bit codes, as cutlass_kernels.nibbles.mm does."""
     from cutlass_kernels import nibbles
 
     return nibbles.mm(*args, **kwargs)
 
 
 def run(product: "Product") -> Tensor:
-    """What `mm` gives for a product."""
+    """Compute a product with `mm`."""
     given = {name: value for name, value in vars(product).items() if name not in ("lhs", "rhs", "out")}
     return mm(product.lhs, product.rhs, product.out, **{n: v for n, v in given.items() if v is not None})
 
 
 def declines(product: "Product") -> str | None:
-    """Why no kernel computes a product with all that is fused into it, or None.
+    """Why no kernel computes a product with all its fusions; None if one does.
 
-    PyTorch's own operators compute products of integers without it; what follows them Inductor fuses better."""
+    Integer products without fusions are left to PyTorch's own operators, after which Inductor fuses better.
+    """
     if not torch.cuda.is_available():
         return "there is no GPU"
     asked = kernels().routes(product, torch.cuda.get_device_capability(product.lhs.device))
@@ -73,12 +74,12 @@ def declines(product: "Product") -> str | None:
 
 
 def prepared(product: "Product") -> Any:
-    """`mm` for products like one, without the dispatcher and the checks."""
+    """A function that computes products like this one, without the dispatcher and checks."""
     return kernels().prepared(product)
 
 
 def product(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> "Product":
-    """What a kernel is asked for."""
+    """Describe a product for the kernels."""
     from cutlass_kernels.product import Product
 
     return Product(lhs, rhs, out_dtype, **fused)

@@ -1,6 +1,6 @@
-"""Quantizing on GPUs: the leaf operators of cutlass_kernels, which are imported when a GPU asks for them.
+"""Quantize on GPUs with the operators of cutlass_kernels, imported when a GPU needs them.
 
-A tensor becomes a matrix whose rows have the blocks; the operator is told the format and the rule in plain words.
+A tensor is reshaped to a matrix whose rows contain the blocks; format and rule are described by plain words.
 """
 
 import functools
@@ -33,21 +33,21 @@ _FORMATS = {INT8: "s8", UINT8: "u8", INT4: "s4", UINT4: "u4", E4M3: "e4m3", E5M2
 
 @functools.cache
 def kernels() -> Any:
-    """cutlass_kernels.quantize_operators, which registers cutlass_kernels::quantize."""
+    """The module cutlass_kernels.quantize_operators, which registers cutlass_kernels::quantize."""
     from cutlass_kernels import quantize_operators
 
     return quantize_operators
 
 
-if torch.cuda.is_available():  # a compiled program that is read from a cache holds the operator, and traces nothing
+if torch.cuda.is_available():  # a compiled program loaded from a cache contains the operator without tracing
     kernels()
 
 
-# ---- in words
+# ---- descriptions
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two formats differ in their names at most."""
+    """Whether two formats are equal except for their names."""
     own = [f.name for f in fields(b) if f.init and f.name != "name"]
     return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
 
@@ -75,19 +75,18 @@ _RULES: dict[type[Rule], Callable[[Any], _Words]] = {
 
 @functools.lru_cache(maxsize=1024)
 def described(quantizer: str, given: bool) -> _Words:
-    """What the operator is told of a quantizer, with a scale that is given or found. Raises Declined if it takes none
-    such."""
+    """Describe a quantizer for the operator, with a given or computed scale. Raises Declined if it is not supported."""
     q = Quantizer.parse(quantizer)
     name, words = format_name(q.format), _RULES.get(type(q.scale))
     if type(q) is not Quantizer or q.layout is not None or name is None or words is None:
         raise Declined(f"for int8, int4, fp8 and fp4 in the plain form by {[t.__name__ for t in _RULES]}, not {q}")
     rule = q.scale
     if isinstance(rule, Microscaling) and not (_equal(rule.exponent, E8M0) and q.format.is_float and not given):
-        raise Declined(f"for floats with exponents in e8m0 that are found, not {q}")
+        raise Declined(f"for floats with e8m0 exponents from the rule, not {q}")
     if isinstance(rule, TwoLevel) and not (_equal(rule.inner, E4M3) and all(b == -1 for b in rule.outer)):
-        raise Declined(f"for scales in e4m3 under an amax of the tensor, not {q}")
+        raise Declined(f"for e4m3 scales with one amax per tensor, not {q}")
     if isinstance(rule, CurrentScaling) and (not q.format.is_float or (given and rule.power_of_two)):
-        raise Declined(f"for floats, and scales of powers of two that are found, not {q}")
+        raise Declined(f"for floats, and for power-of-two scales from the rule, not {q}")
     if isinstance(rule, Static) and isinstance(rule.requantization, Reciprocal):
         raise Declined("divides by the scale, and does not multiply by its reciprocal")
     found = {"format": name} | words(rule)
@@ -95,8 +94,9 @@ def described(quantizer: str, given: bool) -> _Words:
 
 
 def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The sizes of the matrix that a tensor is, and the block of it that shares a scale. Raises Declined if it is none
-    that the operator takes."""
+    """The sizes of the matrix for a tensor, and of its blocks. Raises Declined if the operator
+    does not support them.
+    """
     if q.flat:
         return (1, math.prod(shape)), (1, q.block[0])
     sizes = blocks.per_dimension(q.block, len(shape))
@@ -119,11 +119,11 @@ def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tupl
 
 
 _Given = tuple[Tensor | None, Tensor | None, Tensor | None]
-_ELSEWHERE = "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+_ELSEWHERE = "for tensors on GPUs, in eager mode and in programs compiled for this process"
 
 
 def check(asked: Any, device: torch.device) -> None:
-    """Raise Declined unless a kernel takes what it is asked for on a device."""
+    """Raise Declined unless a kernel supports the request on a device."""
     if not torch.cuda.is_available():
         raise Declined("there is no GPU")
     decline(kernels().declines(asked, torch.cuda.get_device_capability(device)))
@@ -134,19 +134,19 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
     if not takes(x):
         raise Declined(_ELSEWHERE)
     if any(p is not None for p in product):
-        raise Declined("x times a factor is multiplied first")
+        raise Declined("x must be multiplied by its factor first")
     shape = tracing.hints(x.shape)
     if shape is None or 0 in shape or x.dtype not in _DTYPES:
-        kinds = "float32, bfloat16 and float16 tensors of known sizes that are not empty"
+        kinds = "non-empty float32, bfloat16 and float16 tensors of known sizes"
         raise Declined(f"for {kinds}, not {x.dtype} of {shape}")
     if memory_format.is_channels_last(x) or x.is_neg():
-        raise Declined("for tensors that lie neither channels last nor negated")
+        raise Declined("for tensors that are neither channels_last nor negated views")
     q = Quantizer.parse(quantizer)
     words = described(quantizer, scale is not None)
     if scale is None:
         decline(q.scale.missing())
     if copies.COLUMNWISE in usages and q.hadamard is not None:
-        raise Declined("the column-wise copy is transformed first")
+        raise Declined("the column-wise copy needs a Hadamard transform first")
     if isinstance(q.scale, Microscaling | TwoLevel) and q.block[-1] == 1:
         raise Declined(f"for blocks along rows, not {q}")
     for asked in _asked(q, x, usages, words, scale, zero_point, noise):
@@ -158,7 +158,7 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
 def quantized(
     quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, usages: Sequence[str], *product: None
 ) -> list[Tensor]:
-    """The buffers, by the kernels."""
+    """Compute the buffers with the kernels."""
     q, words, made = Quantizer.parse(quantizer), described(quantizer, scale is not None), list[Tensor]()
     with eager.below_autograd():
         for asked in _asked(q, x, usages, words, scale, zero_point, noise):
@@ -167,7 +167,7 @@ def quantized(
 
 
 def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request]":
-    """What the operator is asked for, in one call for both copies if it makes them so."""
+    """The requests to the operator: a single one for both copies if it supports that."""
     found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
     one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
     if one and q.block[-1] != 1:
@@ -184,8 +184,7 @@ def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given
 
 
 def request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, **others: Any) -> "Request":
-    """What the operator is asked for of a matrix and the scale, zero point and noise that are given; `others` are
-    fields of the request."""
+    """Create the request for a matrix, with the given scale, zero point and noise; `others` are further fields."""
     from cutlass_kernels.quantizing import Request
 
     scale, zero_point, noise = given
@@ -204,7 +203,7 @@ def _columns(x: Tensor) -> Tensor:
 
 
 def shaped(q: Quantizer, size: Sequence[int], usages: Sequence[str], made: list[Tensor]) -> list[Tensor]:
-    """What the operator gives of matrices as the buffers of a tensor."""
+    """Reshape the operator's results for matrices to the buffers of a tensor."""
     result: dict[str, Tensor] = {}
     for usage in usages:
         own = list(size) if usage == copies.ROWWISE else copies.columns(size)
@@ -228,7 +227,7 @@ def _prepare_back(call: tuple[Any, ...]) -> Plan:
         raise Declined(f"for {kinds}; not {dtype} of {shape}")
     described(quantizer, False)
     if any(memory_format.is_channels_last(b) or b.is_neg() for b in buffers):
-        raise Declined("for buffers that lie neither channels last nor negated")
+        raise Declined("for buffers that are neither channels_last nor negated views")
     matrix_of(Quantizer.parse(quantizer), shape)
     check(_codes(*call), buffers[0].device)
     return dequantized
@@ -249,7 +248,7 @@ def _codes(
 
 
 def dequantized(*call: Any) -> Tensor:
-    """The numbers, by the kernel."""
+    """Dequantize with the kernel."""
     with eager.below_autograd():
         return kernels().dequantized(_codes(*call)).reshape(tuple(call[3]))
 
@@ -257,13 +256,13 @@ def dequantized(*call: Any) -> Tensor:
 def _prepare_fake(call: tuple[Any, ...]) -> Plan:
     quantizer, *given, _ = call
     if Quantizer.parse(quantizer).adds_noise():
-        raise Declined("noise in the place of rounding")
+        raise Declined("noise instead of rounding")
     _prepare((quantizer, *given, (copies.ROWWISE,)))
     return fake_quantized
 
 
 def fake_quantized(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
-    """The numbers of the codes, by the kernels."""
+    """Quantize and dequantize with the kernels."""
     buffers = quantized(quantizer, x, scale, zero_point, noise, (copies.ROWWISE,))
     return dequantized(quantizer, buffers, (copies.ROWWISE,), x.shape, x.dtype)
 

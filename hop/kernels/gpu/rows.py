@@ -1,5 +1,4 @@
-"""Rows that are computed and quantized on a GPU in one kernel: norms of the last dimension, functions of elements and
-gated products, by the operator that quantizes (quantize.py)."""
+"""Row operations quantized on a GPU in one kernel: norms, elementwise functions and gated products (quantize.py)."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +21,11 @@ _FUNCTIONS = ("silu", "gelu", "gelu_tanh")
 
 
 class Rows(NamedTuple):
-    """What is computed and quantized: the name of the operation, the eps of norms, x, the weight and the bias of the
-    last dimension, another factor of x's shape, and by which quantizer, with the scale and zero point if given."""
+    """A row operation and its quantizer.
+
+    `eps` is for norms; weight and bias are of the last dimension, `other` is a second factor of x's shape; scale and
+    zero point are None unless given.
+    """
 
     operation: str
     eps: float
@@ -37,23 +39,23 @@ class Rows(NamedTuple):
 
 
 def check_rows(rows: Rows) -> None:
-    """Raise Declined, by dtypes, shapes and strides alone, unless a kernel takes them."""
+    """Raise Declined unless a kernel supports the operation, judged by dtypes, shapes and strides."""
     if not takes(rows.x):
-        raise Declined("for tensors on GPUs, in eager mode and in programs that are compiled for this process")
+        raise Declined("for tensors on GPUs, in eager mode and in programs compiled for this process")
     if rows.operation not in (*_NORMS, *_FUNCTIONS):
         raise Declined(f"for {', '.join((*_NORMS, *_FUNCTIONS))}, not {rows.operation}")
     shape = tracing.hints(rows.x.shape)
     if shape is None or 0 in shape or not shape:
-        raise Declined(f"for tensors of known sizes that are not empty, not of {shape}")
+        raise Declined(f"for non-empty tensors of known sizes, not of {shape}")
     if rows.other is not None and tracing.hints(rows.other.shape) != shape:
         raise Declined(f"for two factors of one shape, not {shape} and {tuple(rows.other.shape)}")
     for name, t in (("x", rows.x), ("weight", rows.weight), ("bias", rows.bias), ("other", rows.other)):
         if t is not None and (t.dtype not in _DTYPES or t.is_neg() or memory_format.is_channels_last(t)):
-            raise Declined(f"{name} is not float32, bfloat16 or float16, or lies channels last or negated")
+            raise Declined(f"{name} is not float32, bfloat16 or float16, or is channels_last or a negated view")
     if (convention := rows.quantizer.scale.requantization) is not None and (
         (convention.low, convention.high) != (None, None)
     ):
-        raise Declined("a range of an activation is clamped before")
+        raise Declined("the fused activation's range would have to be clamped first")
     check(_asked(rows), rows.x.device)
 
 
@@ -64,9 +66,7 @@ def _asked(rows: Rows) -> "Request":
         decline(q.scale.missing())
     size, block = matrix_of(q, x.shape)
     if rows.operation in _NORMS and size[1] != x.shape[-1]:
-        raise Declined(
-            f"for blocks of the last dimension, which is that of the norm, not {q.block} of {tuple(x.shape)}"
-        )
+        raise Declined(f"for blocks of the norm's dimension, the last one, not {q.block} of {tuple(x.shape)}")
     others: dict[str, Any] = {n: t for n, t in (("weight", rows.weight), ("bias", rows.bias)) if t is not None}
     if rows.other is not None:
         others["other"] = rows.other.reshape(size)
@@ -75,5 +75,5 @@ def _asked(rows: Rows) -> "Request":
 
 
 def run(rows: Rows) -> list[Tensor]:
-    """The buffers of the quantized results."""
+    """Compute the buffers of the quantized results."""
     return shaped(rows.quantizer, rows.x.shape, (copies.ROWWISE,), kernels().quantized(_asked(rows)))

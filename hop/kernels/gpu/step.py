@@ -1,4 +1,4 @@
-"""A step of an optimizer on a GPU, one kernel for all parameters of a group: the CPU's bits (cutlass_kernels.steps)."""
+"""An optimizer step on a GPU: one kernel for all parameters of a group, with the CPU's bits (cutlass_kernels.steps)."""
 
 import contextlib
 import functools
@@ -19,11 +19,11 @@ from hop.numerics.formats import E4M3, Codebook
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 
-Call = tuple[Any, ...]  # as hop.kernels.cpu.step.step_ takes it
+Call = tuple[Any, ...]  # the arguments of hop.kernels.cpu.step._step_
 
 
 class _State(NamedTuple):
-    """A state in codes: its quantizer in the kernel's terms."""
+    """A quantized state, in the kernel's terms."""
 
     format: torch.dtype | Book
     block: int
@@ -32,12 +32,12 @@ class _State(NamedTuple):
 
 @functools.cache
 def target_of(device: torch.device) -> str | None:
-    """What kernels are compiled for on a GPU, or None if there are none for it."""
+    """The compilation target for a GPU; None if there are no kernels for it."""
     return TARGETS.get(torch.cuda.get_device_capability(device))
 
 
 def is_here(p: Tensor) -> bool:
-    """Whether a parameter lies where these kernels may run."""
+    """Whether these kernels may run on a parameter's device."""
     return p.is_cuda
 
 
@@ -46,34 +46,39 @@ def _prepare(call: Call) -> Plan:
     if not is_here(p):
         raise Declined(f"for parameters on a GPU, not on {p.device}")
     if p.numel() == 0:
-        raise Declined("for parameters that are not empty")
+        raise Declined("for non-empty parameters")
     if (target := target_of(p.device)) is None:
         raise Declined(f"for GPUs of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS)}")
     for x in (p, grad, *buffers):
         if type(x) not in (Tensor, torch.nn.Parameter) or x.device != p.device or x.layout != torch.strided:
-            raise Declined(f"for plain tensors on {p.device}, and one is a {type(x).__name__} on {x.device}")
+            raise Declined(f"for plain tensors on {p.device}, but one is a {type(x).__name__} on {x.device}")
         if x.is_neg() or x.is_complex():
-            raise Declined("for tensors that are no negative views")
+            raise Declined("for real tensors that are not negated views")
     decline(_reason(rule, key is not None, _spelled(call), target, os.environ.get(prebuilt.FOLDER)))
     return lambda *call: steps_([call])
 
 
 STEP = Kernel("gpu", _prepare)
-"""Of one parameter; `steps_` takes those that it matches together."""
+"""The kernel for one parameter; `steps_` runs all matching parameters together."""
 
 
 def check_not_captured() -> None:
-    """Raise RuntimeError if the current stream is captured in a CUDA graph, which would repeat one step's numbers."""
+    """Raise RuntimeError if the current stream is being captured in a CUDA graph, which would repeat one step's
+    numbers.
+    """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "step: a step of hop.optim cannot be captured in a CUDA graph, as its numbers follow from the count of "
-            "steps, which the host keeps; capture the forward and the backward pass, and step after the graph"
+            "step: a step of hop.optim cannot be captured in a CUDA graph, because its numbers depend on the count of "
+            "steps, which is on the host; capture the forward and the backward pass, and step after the graph"
         )
 
 
 def steps_(calls: Sequence[Call]) -> None:
-    """A step of parameters for which there are kernels, in place: one launch for those of a GPU with the same numbers,
-    or, of kernels that were built ahead, one for each kind of parameters."""
+    """Run the step of several parameters in place.
+
+    One launch for all parameters on a GPU with the same numbers; with kernels built ahead, one for each kind of
+    parameters.
+    """
     groups: dict[Any, dict[Any, list[Call]]] = {}
     for call in calls:
         rule, numbers, _, _, p, *_ = call
@@ -86,19 +91,19 @@ def steps_(calls: Sequence[Call]) -> None:
         if steps.declines(_kernel(kinds, target).update) is None:
             _run(kinds, target)
         else:
-            for kind, own in kinds.items():  # each has a kernel that was built ahead
+            for kind, own in kinds.items():  # each kind has a kernel that was built ahead
                 _run({kind: own}, target)
 
 
 def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
-    """One launch."""
+    """Launch the kernel once."""
     step, calls = _kernel(kinds, target), [(i, call) for i, own in enumerate(kinds.values()) for call in own]
     (_, numbers, _, _, first, *_) = calls[0][1]
     seed = next((key for _, (_, _, key, *_) in calls if key is not None), 0)
     written, parameters = [], []
     for kind, call in calls:
         _, _, _, stream, p, grad, _, buffers, _ = call
-        # What does not lie row by row is brought so, and brought back.
+        # Tensors that are not contiguous are copied, and written back.
         own = [x if x.is_contiguous() else x.contiguous() for x in (p, *buffers)]
         written += zip((p, *buffers), own, strict=True)
         parameters.append(steps.Parameter(kind, stream, own[0], grad.contiguous(), tuple(own[1:])))
@@ -114,7 +119,7 @@ def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
 
 
 def _spelled(call: Call) -> tuple[Any, ...]:
-    """What decides on the kind of a parameter."""
+    """The properties that determine the kind of a parameter."""
     _, _, _, _, p, grad, quantizers, buffers, least = call
     floats, at = [], 0
     for q in quantizers:
@@ -124,7 +129,7 @@ def _spelled(call: Call) -> tuple[Any, ...]:
 
 
 def _kernel(kinds: Mapping[Any, Sequence[Call]], target: str) -> steps.Step:
-    """The kernel of parameters that are updated by one rule."""
+    """The kernel for parameters updated by one rule."""
     calls = [call for own in kinds.values() for call in own]
     is_stochastic = any(key is not None for _, _, key, *_ in calls)
     return _made(calls[0][0], is_stochastic, tuple(kinds), target)
@@ -153,7 +158,7 @@ def _made(rule: str, is_stochastic: bool, kinds: tuple[Any, ...], target: str) -
 
 
 def _codes(state: _State, books: list[Book], is_raised: bool) -> Codes:
-    """A state in codes, whose codebook is put among those of the kernel."""
+    """Describe a quantized state, and add its codebook to those of the kernel."""
     if not isinstance(state.format, Book):
         return Codes(state.format, state.block, raised=is_raised)
     if state.format not in books:
@@ -163,7 +168,7 @@ def _codes(state: _State, books: list[Book], is_raised: bool) -> Codes:
 
 @functools.lru_cache(maxsize=1024)
 def _reason(rule: str, is_stochastic: bool, kind: tuple[Any, ...], target: str, _: str | None) -> str | None:
-    """Why there is no kernel for parameters of a kind, with what was built ahead in a folder, or None."""
+    """Why there is no kernel for a kind of parameters, given those built ahead in a folder; None if there is one."""
     try:
         return steps.declines(_made(rule, is_stochastic, (kind,), target).update)
     except Declined as declined:
@@ -172,8 +177,10 @@ def _reason(rule: str, is_stochastic: bool, kind: tuple[Any, ...], target: str, 
 
 @functools.lru_cache(maxsize=1024)
 def _described(quantizer: str, least: float) -> _State:
-    """A quantizer in the kernel's terms; `least` is what part of its block's largest a number above 0 is at least.
-    Raises Declined if the kernels have no such terms."""
+    """Describe a state's quantizer for the kernel.
+
+    `least` is the smallest value above 0 as a fraction of its block's largest. Raises Declined if it is not supported.
+    """
     q = Quantizer.parse(quantizer)
     rule, f = q.scale, q.format
     if type(q) is not Quantizer or type(rule) is not Amax or not q.flat or q.stochastic or q.layout is not None:
@@ -183,10 +190,10 @@ def _described(quantizer: str, least: float) -> _State:
         raise Declined(f"for blocks of at most {MOST_BLOCK} elements, not of {block}")
     extent = f.max - f.zero
     if extent <= 0 or f.zero != 0:
-        raise Declined(f"for formats with 0 as their zero and a number above it, not {f.name}")
+        raise Declined(f"for formats with zero code 0 and a value above it, not {f.name}")
     above = min(n for n in f.numbers if n > 0)
     if least > 0 and abs(least * extent - above) > 2.0**-20 * above:
-        raise Declined(f"for formats whose least number above 0 is the least of a block, not {f.name}")
+        raise Declined(f"for formats whose smallest value above 0 is that of a block, not {f.name}")
     if f == E4M3:
         return _State(f.dtype, block, steps.Scales(rule.floor, extent, least, 0))
     if not isinstance(f, Codebook):

@@ -1,1 +1,1 @@
-"""Operators on codes and scales: quantize, dequantize, random bits, and how all of these are sharded."""
+"""Operators on codes and scales: quantize, dequantize, random bits, and their sharding."""

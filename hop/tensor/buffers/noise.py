@@ -1,15 +1,15 @@
-"""Random bits of stochastic rounding, as a function of a seed: the same in eager mode, compiled, and on every device.
+"""Random bits for stochastic rounding, as a function of a seed: the same in eager mode, compiled, and on every device.
 
-    hop_noise(seed, stream, shape, bits=8) -> uint8, or int32 where bits = 24
+    hop_noise(seed, stream, shape, bits=8) -> uint8, or int32 for bits = 24
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the block of 16 bytes number b is
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): block number b of 16 bytes is
 
     philox(counter = (b mod 2^32, b div 2^32, stream, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
 
-its four words in order, each from its lowest byte up. With 8 bits, element i of the tensor, counted row by row, is byte
-k = i mod 16 of block i div 16. With 24 bits it is that byte, then bytes k + 4 and k + 9 (mod 16) of the same block,
-from the highest: three different bytes, so that each element is uniform. Elements share bytes, but the correlation of
-two rounded numbers is below 1/256: lower bytes count only where the first one leaves a tie.
+with its four words in order, each from its lowest byte up. For 8 bits, element i of the tensor, in row-major order, is
+byte k = i mod 16 of block i div 16. For 24 bits it is that byte, then bytes k + 4 and k + 9 (mod 16) of the same block,
+from the highest: three different bytes, so each element is uniform. Elements share bytes, but the correlation of two
+rounded values is below 1/256, because lower bytes matter only if the first one leaves a tie.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,11 +33,11 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key between rounds
 _WORD = 2**32 - 1
 _BLOCK = 16
-_LOWER = (4, 9)  # how far a number's lower bytes are from its first
+_LOWER = (4, 9)  # distance of a number's lower bytes from its first
 
 
 class Noise(Hop):
-    """hop_noise."""
+    """The operator hop_noise."""
 
     def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> Any:
         if not isinstance(seed, Tensor):
@@ -74,14 +74,14 @@ class Noise(Hop):
 
 
 def _product(x: Tensor, y: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of x · y, both below 2^32, in steps that fit into 63 bits."""
+    """The upper and lower 32 bits of x · y, both below 2^32, computed in steps that fit 63 bits."""
     low = x * (y & 0xFFFF)
     middle = x * (y >> 16) + _shifted(low, 16)
     return _shifted(middle, 16), _low(middle, 0xFFFF) * 2**16 + _low(low, 0xFFFF)
 
 
 def _low(x: Tensor, mask: int = _WORD) -> Tensor:
-    return torch.bitwise_and(x, mask)  # as a function: DTensor's & does nothing inside a rule (torch 2.13)
+    return torch.bitwise_and(x, mask)  # a function, because DTensor's & does nothing inside a rule (torch 2.13)
 
 
 def _xor(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -99,13 +99,13 @@ noise_operator = Noise("hop_noise")
 
 
 def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0, bits: int = NOISE_BITS) -> Tensor:
-    """The random integers of a tensor's stochastic rounding, as a function of a seed.
+    """The random integers for rounding a tensor stochastically, as a function of a seed.
 
     Args:
         seed: int64 of shape ().
-        shape: of the tensor to be rounded.
-        stream: 0 to 2^32 - 1: the streams of one seed are independent.
-        bits: 24, or 8, which take a quarter of the memory, and with which rounding is biased by up to 1/256 of a gap
+        shape: the shape of the tensor to be rounded.
+        stream: 0 to 2^32 - 1: the streams of a seed are independent.
+        bits: 24; or 8, which takes a quarter of the memory, but biases rounding by up to 1/256 of a gap
             (docs/numerics.md).
 
     Returns:
@@ -116,7 +116,7 @@ def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0, bits: int =
 
 
 def drawn_noise(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """`noise` of x's shape on its device, its seed drawn from a generator, or from PyTorch's own."""
+    """`noise` of x's shape on its device, with a seed drawn from a generator, by default PyTorch's own."""
     seed = torch.randint(-(2**63), 2**63 - 1, (), device=x.device, generator=generator)
     return noise(seed, x.shape)
 

@@ -1,13 +1,13 @@
-"""The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
+"""Operators on buffers that appear in graphs, and operators that take a quantized tensor apart.
 
     hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages, [factor, [stream]]) -> buffers
     hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)                         -> tensor
     hop_buffers(tensor)                                                                      -> buffers
     hop_dequantize(tensor, [dtype])                                                          -> tensor
 
-A quantizer is its spelling there; buffers are a list in the order of hop.numerics.copies.describe. With a factor, in
-float32, what is quantized is x.to(float32) * factor, of x's shape; with a stream, noise is a seed, and the random bits
-are hop.noise(noise, x.shape, stream=stream).
+A quantizer is passed as text; buffers are a list in the order of hop.numerics.copies.describe. With a float32 factor,
+x.to(float32) * factor is quantized, of x's shape. With a stream, noise is a seed, and the random bits are
+hop.noise(noise, x.shape, stream=stream).
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ _MAKE = "make one with hop.quantize"
 
 
 class QuantizeBuffers(Hop):
-    """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages); of a product, a factor and a stream."""
+    """The operator hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages[, factor[, stream]])."""
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -81,14 +81,14 @@ def _given(
     factor: Tensor | None = None,
     stream: int | None = None,
 ) -> tuple[Any, ...]:
-    """What is quantized, how, and its noise."""
+    """The tensor to quantize, scale, zero point, noise and usages, with factor and stream applied."""
     if noise is not None and stream is not None:
         noise = random_bits(noise, x.shape, stream=stream)
     return x if factor is None else x.to(torch.float32) * factor, scale, zero_point, noise, usages
 
 
 class DequantizeBuffers(Hop):
-    """hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
+    """The operator hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -132,7 +132,7 @@ def _prepare_tiles(call: tuple[Any, ...]) -> Plan:
 def _dequantize_tiles(
     quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """In the plain form, for which there are kernels."""
+    """Convert to the plain layout, for which there are kernels, and dequantize."""
     parsed = Quantizer.parse(quantizer)
     names = copies.names(parsed, tuple(usages))
     plain = parsed.packed(dict(zip(names, buffers, strict=True)), shape, None)
@@ -146,7 +146,7 @@ dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
 
 
 class Buffers(Composite):
-    """hop_buffers."""
+    """The operator hop_buffers."""
 
     def check(self, x: Tensor, /) -> Any:
         return (x,), {}
@@ -159,7 +159,7 @@ buffers_operator = Buffers("hop_buffers")
 
 
 class Dequantize(Composite):
-    """hop_dequantize."""
+    """The operator hop_dequantize."""
 
     def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> Any:
         if not isinstance(x, Tensor):
@@ -168,7 +168,7 @@ class Dequantize(Composite):
             return (x,), {}
         if not isinstance(dtype, torch.dtype) or dtype not in copies.APPEARANCES:
             raise TypeError(
-                f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype!r}; take one of them"
+                f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype!r}; use one of them"
             )
         return (x, dtype), {}
 
@@ -192,7 +192,8 @@ class Dequantize(Composite):
         return eager.with_tangent(self(eager.primal(x), *dtype), x)
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: Any) -> list[Tensor | None]:
-        return [grad.to(x.dtype), *[None] * len(dtype)]  # the tensor stands for the numbers that it is dequantized to
+        # the tensor represents its dequantized values, so gradients pass through
+        return [grad.to(x.dtype), *[None] * len(dtype)]
 
     def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
         return None if dims[0] is None else (self(x, *dtype), dims[0])

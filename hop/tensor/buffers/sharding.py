@@ -1,9 +1,9 @@
-"""Quantizing DTensors: each process quantizes its own part, with the scales of the whole.
+"""Quantize DTensors: each process quantizes its part with the scales of the whole tensor.
 
-A dimension stays sharded where no block, and no byte of codes, is cut: where each process has whole blocks, or where
-one block is all of the dimension. In the first case the scales are sharded as the codes are. In the second all
-processes have the scale, which they find together: of the part of each the statistic that the scale rule reads (an
-amax, or a sum), and then its combination over the processes. Otherwise the tensor is gathered first.
+A dimension stays sharded if no block and no byte of codes is split: each process has whole blocks, or one block spans
+the whole dimension. In the first case scales are sharded like the codes. In the second they are replicated, and the
+processes find them together: each computes the statistic that the scale rule reads (an amax, or a sum) of its part, and
+then the statistics are combined. Otherwise the tensor is gathered first.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,21 +21,24 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Blocks
 
 Reduce = Callable[[Tensor, str, Block], Tensor]
-"""Combines a statistic over processes: a tensor with one element for each block, "max", "min" or "sum", and the size of
-the blocks along each dimension, -1 for a whole one."""
+"""Combines a statistic over processes.
+
+Its arguments are a tensor with one element per block, "max", "min" or "sum", and the block size in each dimension, -1
+for a whole one.
+"""
 
 
 def is_sharded(tensors: Sequence[Any]) -> bool:
-    """Whether one of them is a DTensor."""
+    """Whether one of the tensors is a DTensor."""
     return any(map(dtensor.is_dtensor, tensors))
 
 
-# ---- one scale for the parts of several processes
+# ---- scales shared by the parts of several processes
 
 
 @dataclass(frozen=True)
 class _SharedBlocks(FastBlocks):
-    """Blocks, some of which have elements on other processes too."""
+    """Blocks of which some have elements on other processes too."""
 
     reduce: Reduce
 
@@ -46,7 +49,7 @@ class _SharedBlocks(FastBlocks):
 
 
 class _SharedQuantizer(FastQuantizer):
-    """A quantizer whose scales are those of a tensor that lies on several processes."""
+    """A quantizer whose scales are those of a tensor that is sharded over several processes."""
 
     reduce: Reduce
 
@@ -58,7 +61,7 @@ class _SharedQuantizer(FastQuantizer):
 
 
 def shared(quantizer: Quantizer, reduce: Reduce) -> Quantizer:
-    """`quantizer` for a part of a tensor, with the scales of the whole, whose statistics `reduce` combines."""
+    """A quantizer for a part of a tensor that finds the scales of the whole; `reduce` combines statistics."""
     kernel = fast(str(quantizer))
     result = _SharedQuantizer(**{f.name: getattr(kernel, f.name) for f in fields(kernel)})
     object.__setattr__(result, "reduce", reduce)
@@ -71,9 +74,10 @@ def quantize_shared(
     """The buffers of x, this process's part of a tensor, in the order of hop.numerics.copies.describe.
 
     Args:
-        given: the scale, the zero point and the noise, as Quantizer.quantize takes them.
-        reduce: combines the statistics of blocks over processes; it is called as often, and in the same order, on each
-            of them."""
+        given: the scale, the zero point and the noise, as for Quantizer.quantize.
+        reduce: combines the statistics of blocks over processes; it is called equally often and in the same order on
+            each of them.
+    """
     return list(copies.quantize(shared(quantizer, reduce), x, tuple(usages), *given).values())
 
 
@@ -88,18 +92,19 @@ def run(
     function: Callable[..., Sequence[Tensor | None]],
     shapes: Sequence[Sequence[int]],
 ) -> list[Any]:
-    """DTensors of `shapes`, made by `function` of the parts that this process has of `tensors`.
+    """Apply `function` to this process's parts of `tensors`, and wrap its results as DTensors of `shapes`.
 
     Args:
-        shape: of the tensor that is, or was, quantized.
-        tensors: of that shape, or buffers, or None; at least one is a DTensor.
-        function: called as function(quantizer, *parts). Its quantizer is another than the one given where blocks are
-            shared with other processes: one that finds the scales of the whole, as `shared` makes it."""
+        shape: the shape of the tensor that is, or was, quantized.
+        tensors: tensors of that shape, buffers, or None; at least one is a DTensor.
+        function: called as function(quantizer, *parts). If processes share blocks, its quantizer is one that finds the
+            scales of the whole tensor, created by `shared`.
+    """
     mesh, given = next((t.device_mesh, t.placements) for t in tensors if dtensor.is_dtensor(t))  # type: ignore[union-attr]
     dims = _dimensions(quantizer, shape, usages, given, mesh)
 
     def placed(sizes: Sequence[int]) -> list[Any]:
-        """Where a tensor of `sizes` lies: what has one element for a whole dimension is on every process."""
+        """The placements of a tensor of `sizes`: replicated if it has one element for the whole dimension."""
         whole = [d is None or d >= len(sizes) or tracing.known_equal(sizes[d], 1) for d in dims]
         return [
             dtensor.replicate() if w else dtensor.sharded(d)  # type: ignore[arg-type]
@@ -120,13 +125,15 @@ def run(
 
 
 def is_shared(quantizer: Quantizer) -> bool:
-    """Whether it finds scales together with other processes."""
+    """Whether the quantizer finds scales together with other processes."""
     return isinstance(quantizer, _SharedQuantizer)
 
 
 def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
-    """Combines statistics over the axes of a mesh that shard a dimension which one block is all of; `dims` are the
-    dimensions sharded over each axis, None for none."""
+    """Combine statistics over the mesh axes that shard a dimension spanned by one block.
+
+    `dims` are the dimensions sharded over each axis, None for none.
+    """
 
     def reduce(values: Tensor, op: str, block: Block) -> Tensor:
         for axis, d in enumerate(dims):
@@ -146,7 +153,7 @@ def _is_cut(quantizer: Quantizer, ndim: int, dims: Sequence[int | None]) -> bool
 def _dimensions(
     quantizer: Quantizer, shape: Sequence[int], usages: Sequence[str], given: Sequence[Any], mesh: Any
 ) -> list[int | None]:
-    """For each axis of the mesh the dimension that stays sharded over it, None for none."""
+    """For each mesh axis, the dimension that stays sharded over it; None for none."""
     result: list[int | None] = []
     for axis, p in enumerate(given):
         stays = (
@@ -161,14 +168,16 @@ def _dimensions(
 
 
 def keeps_blocks(quantizer: Quantizer, shape: Sequence[int], dim: int, size: int) -> bool:
-    """Whether parts of a row-wise tensor, cut along a dimension for `size` processes, have whole blocks and bytes, or
-    parts of a block that is all of the dimension."""
+    """Whether sharding a dimension of a row-wise tensor over `size` processes keeps blocks and bytes whole.
+
+    A block that spans the whole dimension may be split.
+    """
     if quantizer.flat or quantizer.is_tiled():
         return False
     grids = [blocks.per_dimension(block, len(shape)) for _, block in quantizer.stored().values()]
     units = {grid[dim] for grid in grids} | {quantizer.per_byte() if dim == len(shape) - 1 else 1}
     if -1 in units and type(quantizer) is not Quantizer:
-        return False  # it may read other statistics
+        return False  # subclasses may need other statistics
     if dim == len(shape) - 1 and not tracing.known_equal(shape[dim] % quantizer.per_byte(), 0):
         return False
     part = -(-shape[dim] // size)

@@ -1,7 +1,7 @@
-"""Collectives of quantized tensors that write into tensors given to them: those that DTensor distributes a tensor by.
+"""In-place collectives of quantized tensors, which DTensor uses to distribute a tensor.
 
-Each is one plain collective for each buffer, with the same options. Operands that do not fit are refused before
-anything is sent.
+Each runs one plain collective per buffer, with the same options. Operands that do not match raise before anything is
+sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +35,16 @@ def scatter_(op: OpOverload, outputs: Any, inputs: Any, group: Any, *options: An
 
 
 def _received(op: OpOverload, into: Any, sent: Sequence[Any], options: Sequence[Any], send: Callable[..., Any]) -> Any:
-    """The work that fills the quantized tensors `into`, in place where they are contiguous; `options` begin with
-    whether the caller waits for it itself."""
+    """Run a collective that fills the quantized tensors `into`, in place if they are contiguous, and return its work.
+
+    `options` begin with whether the caller waits for the work.
+    """
     first = (*into, *sent)[0]
     for x in (*into, *sent):
         if _form(first) != _form(x) or not isinstance(x, QuantizedTensor):
             raise ValueError(
-                f"{op}: all tensors must be quantized alike, since codes and scales travel as they are; got "
-                f"{_form(first)} beside {_form(x)}"
+                f"{op}: all tensors must be quantized alike, since codes and scales are sent as they are; got "
+                f"{_form(first)} and {_form(x)}"
             )
     works, copies = [], []
     for name in into[0]._names:

@@ -1,10 +1,10 @@
-"""Functional collectives of quantized tensors: what travels are the codes and the scales, 8-bit floats as bytes.
+"""Functional collectives of quantized tensors: they send codes and scales, with 8-bit floats as bytes.
 
-Gathers, scatters and broadcasts give the same numbers in every process. Side by side, parts of which each has one scale
-for a whole dimension keep theirs: a block of the result is a part. Sums travel as codes too; each process adds the
-numbers in float32, in the order of the ranks, so that all have the same sum, which is a plain tensor.
+Gathers, scatters and broadcasts give the same values in every process. Concatenated parts that each have one scale for
+a whole dimension keep their scales: each part is a block of the result. Reductions send codes too; each process adds
+the dequantized values in float32, in the order of the ranks, so all get the same sum, which is a plain tensor.
 
-A gather that would cut a block raises, before anything is sent, on all processes.
+A gather that would split a block raises on all processes before anything is sent.
 """
 
 import functools
@@ -35,8 +35,10 @@ REDUCTIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a rule that raises where it would cut a block: a plain tensor would be another program in this process than
-    in those that have codes."""
+    """Register a rule that raises where it would split a block.
+
+    Falling back to a plain tensor would make this process run another program than those that have codes.
+    """
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(rule)
@@ -64,7 +66,7 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
 
 @collective(ops.all_gather_into_tensor.default)
 def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any:
-    """codes and scales of all processes; a scale of a whole first dimension serves its part of it"""
+    """codes and scales of all processes; a scale of the whole first dimension applies to its process's part"""
     t = rows(t, size)
     shape = (t.shape[0] * size, *t.shape[1:])
     quantizer = views.joined(t, [t.shape[0]] * size, 0, shape)
@@ -73,7 +75,7 @@ def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any
 
 @collective(ops.all_gather_into_tensor_coalesced.default)
 def all_gather_coalesced(op: OpOverload, tensors: Sequence[Any], size: int, group: Any) -> Any:
-    """as all_gather_into_tensor, each"""
+    """as all_gather_into_tensor, for each tensor"""
     return [ops.all_gather_into_tensor(t, size, group) for t in tensors]
 
 
@@ -85,7 +87,7 @@ def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: Any) -> An
 
 @collective(ops.all_to_all_single.default)
 def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Any:
-    """codes and scales; where one serves a whole first dimension, each part gets it"""
+    """codes and scales; a scale of the whole first dimension is sent with each part"""
     t = rows(t, len(sent))
     shape, quantizer = received_shape(t, received)
     parts = cut(t, sent)
@@ -102,18 +104,18 @@ def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent
 
 @collective(ops.all_reduce.default)
 def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Any) -> Tensor:
-    """the sum, mean, largest or least, of numbers that travel as codes: plain, equal in all processes"""
+    """a plain tensor with the sum, mean, maximum or minimum, equal on all processes; codes are sent"""
     reduce = reduction_of(op, reduction)
     return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
 
 
 @collective(ops.reduce_scatter_tensor.default)
 def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: Any) -> Tensor:
-    """as all_reduce, of this process's rows"""
+    """as all_reduce, for this process's rows"""
     reduce, n = reduction_of(op, reduction), part_size(op, t, size)
     try:
         parts = cut(t, [n] * size)
-    except IndivisibleError:  # whole tensors travel, and each process takes its rows
+    except IndivisibleError:  # send whole tensors; each process takes its rows
         rank = process_groups.group_rank(group)
         return reduce([x.narrow(0, rank * n, n) for x in _gathered(t, size, group)]).to(t.dtype)
     received = {}
@@ -127,13 +129,13 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
 
 @collective(ops.all_reduce_coalesced.default)
 def all_reduce_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, group: Any) -> Any:
-    """as all_reduce, each"""
+    """as all_reduce, for each tensor"""
     return [ops.all_reduce(t, reduction, group) for t in tensors]
 
 
 @collective(ops.reduce_scatter_tensor_coalesced.default)
 def reduce_scatter_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, size: int, group: Any) -> Any:
-    """as reduce_scatter_tensor, each"""
+    """as reduce_scatter_tensor, for each tensor"""
     return [ops.reduce_scatter_tensor(t, reduction, size, group) for t in tensors]
 
 
@@ -146,39 +148,39 @@ def wait(op: OpOverload, t: QuantizedTensor) -> Any:
 def _register_wrapping() -> None:
     @implements(ops._wrap_tensor_autograd.default)
     def wrapped(op: OpOverload, t: QuantizedTensor) -> Any:
-        """waited for: a tensor that waits when it is used hides what it is"""
+        """waited for: a wrapper that waits on first use hides the QuantizedTensor"""
         return ops.wait_tensor(t)
 
 
 process_groups.when_functional(_register_wrapping)
 
 
-# ---- what they are made of
+# ---- helpers
 
 
 def bits(b: Tensor) -> Tensor:
-    """A buffer as it travels."""
+    """A buffer in the form in which it is sent."""
     b = b.contiguous()
     return b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b
 
 
 def moved(t: QuantizedTensor, move: Callable[[Tensor], Tensor], **changes: Any) -> QuantizedTensor:
-    """t with its buffers moved."""
+    """t with each buffer moved by `move`."""
     return t.rebuilt({name: move(bits(b)).view(b.dtype) for name, b in t.buffers().items()}, **changes)
 
 
 def rows(t: QuantizedTensor, size: int) -> Any:
-    """t with a first dimension, along which parts of `size` processes can lie."""
+    """t with a first dimension that can be split over `size` processes."""
     t = t if t.dim() else views.unsqueeze(t, 0)
     if size == 1:
         return t
-    if is_moving() and not t.quantizer.flat:  # DTensor gathers along dimensions other than the first by way of it
+    if is_moving() and not t.quantizer.flat:  # DTensor gathers along other dimensions by way of the first
         t = views.refined(t, 0)
     return views.separable(t, 0)
 
 
 def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
-    """Parts of t along its first dimension."""
+    """Split t along its first dimension."""
     if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
     offsets = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -186,13 +188,13 @@ def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def grid_rows(t: Any, n: int) -> dict[str, int]:
-    """The first size of each buffer of a part of n rows: none if it is empty, which has no use for a scale."""
+    """The first size of each buffer for a part of n rows; 0 for an empty part, which has no scale."""
     described = copies.describe(t.quantizer, (n, *t.shape[1:]), t.usages)
     return {b.name: b.shape[0] if n else 0 for b in described}
 
 
 def received_shape(t: Any, sizes: Sequence[int]) -> tuple[tuple[int, ...], Any]:
-    """The shape and quantizer of parts like t, of `sizes` rows, side by side."""
+    """The shape and quantizer of concatenated parts like t, with `sizes` rows."""
     shape = (sum(sizes), *t.shape[1:])
     return shape, views.joined(t, [n for n in sizes if n] or [0], 0, shape)
 
@@ -213,7 +215,7 @@ def part_size(op: OpOverload, t: Tensor, size: int) -> int:
 
 
 def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[int]) -> list[Tensor]:
-    """The numbers, in float32, of the tensors of `shape` whose buffers lie one behind the other."""
+    """Dequantize tensors of `shape` whose buffers are stacked, to float32."""
     described = copies.describe(t.quantizer, shape, t.usages)
     stacks = [gathered[b.name].view(b.dtype).view(size, *b.shape) for b in described]
     spelled, usages = str(t.quantizer), list(t.usages)
@@ -223,7 +225,7 @@ def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[i
 
 
 def _gathered(t: Any, size: int, group: Any) -> list[Tensor]:
-    """The numbers of all processes, in float32."""
+    """The dequantized values of all processes, in float32."""
     gathered = {}
     for name, b in t.buffers().items():
         sent = bits(b).reshape(-1)

@@ -1,7 +1,7 @@
-"""A DTensor of quantized parts as a quantized tensor of DTensors, which is what operators compute with.
+"""Rewrite DTensor(QuantizedTensor) as QuantizedTensor(DTensor buffers), which operators compute with.
 
-A scale that serves a whole dimension of each part becomes one for each index: so the parts keep their scales, and stay
-where they are.
+A scale that serves a whole dimension of each part becomes one per index, so that the parts keep their scales and
+nothing is moved.
 """
 
 import math
@@ -20,11 +20,11 @@ from hop.tensor.table import IndivisibleError
 
 
 def of_dtensors(x: Any) -> QuantizedTensor:
-    """The quantized tensor whose buffers are DTensors, of a DTensor x whose parts are quantized tensors."""
+    """The quantized tensor with DTensor buffers, for a DTensor x whose parts are quantized tensors."""
     t, placements = dtensor.own_part(x), x.placements
     if any(p.is_partial() for p in placements):
         raise ValueError(
-            f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose numbers are sums that "
+            f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose values are sums that "
             "no process has; redistribute it first, or hop.dequantize it"
         )
     part = list(x.shape)
@@ -45,8 +45,9 @@ def of_dtensors(x: Any) -> QuantizedTensor:
 
 
 def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int]) -> tuple[dict[str, Tensor], Any]:
-    """The buffers of this process's part of a tensor of `shape`, cut into parts of `part` along `dims`; and the
-    quantizer of the whole."""
+    """The buffers of this process's part with scales that split into parts of `part` along `dims`, and the new
+    quantizer.
+    """
     q, buffers = t.quantizer, t.buffers()
     if not dims:
         return buffers, q
@@ -70,12 +71,12 @@ def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int
 
 
 def _unit(unit: int, part: int) -> int:
-    """The unit along a dimension that serves no two parts."""
+    """The largest unit along a dimension that serves no two parts."""
     return 1 if unit == -1 or unit >= part else math.gcd(unit, part)
 
 
 def _finer(grid: Tensor, unit: int, finer: int, dim: int, size: int) -> Tensor:
-    """A grid of `unit` along a dimension of `size`, with one element for each `finer`."""
+    """Repeat a grid with unit `unit` along a dimension of `size` so that it has one element per `finer` elements."""
     count = -(-size // finer)
     times = count if grid.shape[dim] <= 1 or unit == -1 else unit // finer
     return grid if times == 1 and grid.shape[dim] == count else grid.repeat_interleave(times, dim).narrow(dim, 0, count)

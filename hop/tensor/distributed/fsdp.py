@@ -1,9 +1,9 @@
-"""What travels where FSDP2 (torch.distributed.fsdp.fully_shard) gathers a quantized parameter: its codes and scales.
+"""The codes and scales that FSDP2 (torch.distributed.fsdp.fully_shard) sends to gather a quantized parameter.
 
-A tensor of R rows is cut into parts of c = ceil(R / processes) rows; the last ones may have fewer, or none. A buffer is
-a grid of units (hop.tensor.units), u rows of the tensor to each of its rows. A process sends the units that begin in
-its part, and of one that serves all rows its own copy, of which the first process's is taken; all as bytes, padded to
-one size for all processes.
+A tensor of R rows is split into parts of c = ceil(R / processes) rows; the last ones may have fewer, or none. A buffer
+is a grid of units (hop.tensor.units), each of u rows of the tensor. A process sends the units that begin in its part;
+for a unit that serves all rows each sends its copy, and the first process's is used. Everything is sent as bytes,
+padded to one size for all processes.
 """
 
 import math
@@ -20,14 +20,14 @@ from hop.tensor.quantized import QuantizedTensor
 
 
 class Parts(NamedTuple):
-    """How `rows` rows are cut into parts, one for each process."""
+    """The split of `rows` rows into one part per process."""
 
     rows: int
     processes: int
 
     @property
     def size(self) -> int:
-        """The rows of a part, but the last ones."""
+        """The number of rows of a part, except the last ones."""
         return -(-self.rows // self.processes)
 
     def start(self, rank: int) -> int:
@@ -35,36 +35,37 @@ class Parts(NamedTuple):
         return min(rank * self.size, self.rows)
 
     def length(self, rank: int) -> int:
-        """The rows of a part."""
+        """The number of rows of a part."""
         return self.start(rank + 1) - self.start(rank)
 
     def units(self, rank: int, unit: int) -> tuple[int, int]:
-        """The units of `unit` rows that begin in a part, as first and last + 1."""
+        """The units of `unit` rows that begin in a part, as (first, end)."""
         return -(-self.start(rank) // unit), -(-self.start(rank + 1) // unit)
 
 
 class Sent(NamedTuple):
-    """What the receiver must know besides the bytes."""
+    """The receiver's information in addition to the bytes."""
 
     quantizer: Quantizer
     shape: tuple[int, ...]  # of the whole tensor
     parts: Parts
-    alone: tuple[Tensor, ...] = ()  # in a group of one process, what it would send
+    alone: tuple[Tensor, ...] = ()  # with a single process: the inputs it would send
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> "Sent":
-        """The same with what is sent, where FSDP2 gathers nothing: it then hands on the first input alone
-        (torch 2.13)."""
+        """Keep the inputs of a single process, where FSDP2 gathers nothing and passes on only the first input (torch
+        2.13).
+        """
         return self._replace(alone=tuple(t.clone() for t in inputs)) if self.parts.processes == 1 else self
 
 
 def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
-    """How many rows of the tensor one row of each buffer serves, -1 for all."""
+    """For each buffer, the number of rows of the tensor that one of its rows serves; -1 for all."""
     rows = {name: blocks.per_dimension(block, ndim)[0] for name, (_, block) in quantizer.stored().items()}
     return {"codes": 1} | rows
 
 
 def send(sent: Sent, grids: dict[str, Tensor]) -> list[Tensor]:
-    """uint8 tensors of the same sizes in all processes, of the rows of each buffer that this one sends."""
+    """uint8 tensors with the rows of each buffer that this process sends; their sizes are equal in all processes."""
     result = []
     for name, unit in row_units(sent.quantizer, len(sent.shape)).items():
         grid = grids[name].contiguous().view(torch.uint8)
@@ -74,8 +75,10 @@ def send(sent: Sent, grids: dict[str, Tensor]) -> list[Tensor]:
 
 
 def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> QuantizedTensor:
-    """The whole tensor, of what `send` gave in all processes, (processes · rows, ...) for each buffer. Its buffers are
-    views where every part ends with a unit."""
+    """The whole tensor from the gathered results of `send`, (processes · rows, ...) for each buffer.
+
+    Its buffers are views if every part ends with a unit.
+    """
     described = sent.quantizer.buffers(sent.shape)
     units = row_units(sent.quantizer, len(sent.shape))
     grids = {}
@@ -85,16 +88,16 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
 
 
 def into(out: Any, new: QuantizedTensor) -> None:
-    """Make `out`, which FSDP2 keeps, hold what `new` holds: copy what is no view of the same memory."""
+    """Copy `new` into `out`, which FSDP2 keeps, except for buffers that share memory already."""
     mine: Any = dtensor.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
         if own.data_ptr() != other.data_ptr():
-            with eager.preserve_version(own):  # what autograd saved is filled again with the same numbers
+            with eager.preserve_version(own):  # memory that autograd saved is refilled with the same values
                 own.copy_(other)
 
 
 def own_memory(t: QuantizedTensor, gathered: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The buffers of t that lie in none of `gathered`: FSDP2 frees them with those."""
+    """The buffers of t that share no memory with `gathered`: FSDP2 frees them with those."""
     known = {x.untyped_storage().data_ptr() for x in gathered}
     return tuple(b for b in t.buffers().values() if b.untyped_storage().data_ptr() not in known)
 
@@ -112,34 +115,34 @@ def _joined(data: Tensor, parts: Parts, unit: int, rows: int) -> Tensor:
     return torch.cat([piece[:n] for piece, n in zip(each, counts, strict=True)])
 
 
-# ---- a parameter that is a QuantizedTensor
+# ---- parameters that are QuantizedTensors
 
 
 def check(t: QuantizedTensor) -> None:
-    """Raise ValueError unless FSDP2 can cut t into rows, flatten it, and gather it: all as codes."""
+    """Raise ValueError unless FSDP2 can shard t by rows, flatten it, and gather it, all as codes."""
     q = t.quantizer
     if q.is_tiled():
         raise ValueError(
-            f"fully_shard: a QuantizedTensor must have rows that can be cut, and {q} is packed for products; quantize "
-            "or freeze with pack=False, or call hop.unpack"
+            f"fully_shard: a QuantizedTensor must have rows that can be split, but {q} is packed for products; "
+            "quantize or freeze with pack=False, or call hop.unpack"
         )
     if t.usages != (copies.ROWWISE,) or q.flat:
         raise ValueError(
-            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, and blocks that do not run over "
+            f"fully_shard: a QuantizedTensor must have only a row-wise copy, and blocks that do not run over "
             f"the flattened tensor; got usages={t.usages} and {q}; quantize it so"
         )
     if any(unit not in (1, -1) for unit in row_units(q, t.dim()).values()):
         raise ValueError(
-            f"fully_shard: blocks of several rows of a QuantizedTensor, {q}, cannot be cut nor flattened without their "
-            "numbers; take blocks along rows, or shard the float weight, prepared by hop.nn.gather_as_codes"
+            f"fully_shard: blocks of several rows of a QuantizedTensor, {q}, cannot be split or flattened without "
+            "their values; use blocks along rows, or shard the float weight, prepared by hop.nn.gather_as_codes"
         )
 
 
 def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
-    """fsdp_pre_all_gather of a part of a QuantizedTensor."""
+    """Implement fsdp_pre_all_gather for a part of a QuantizedTensor."""
     t.check()
     lengths = t.__dict__.get("_lengths")
-    if lengths is None:  # of the parts of all processes: the same as long as the tensor is
+    if lengths is None:  # of the parts of all processes: constant for the life of the tensor
         lengths = t._lengths = process_groups.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
     parts = Parts(sum(lengths), len(lengths))
     if lengths != [parts.length(rank) for rank in range(parts.processes)]:
@@ -155,7 +158,7 @@ def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], S
 def post_all_gather(
     gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: Any = None
 ) -> tuple[QuantizedTensor, tuple[Tensor, ...]] | None:
-    """fsdp_post_all_gather of a QuantizedTensor."""
+    """Implement fsdp_post_all_gather for a QuantizedTensor."""
     new = receive(sent, gathered, dtype)
     if out is not None:
         return into(out, new)
@@ -163,7 +166,7 @@ def post_all_gather(
 
 
 def bytes_sent(quantizer: Quantizer, shape: Sequence[int], processes: int = 1) -> int:
-    """The bytes that all processes together send where a tensor of `shape` is gathered, padding included."""
+    """Total bytes that all processes send when a tensor of `shape` is gathered, including padding."""
     parts, units = Parts(shape[0], processes), row_units(quantizer, len(shape))
     total = 0
     for name, (size, dtype) in quantizer.buffers(shape).items():
@@ -172,14 +175,16 @@ def bytes_sent(quantizer: Quantizer, shape: Sequence[int], processes: int = 1) -
 
 
 def _gathering(t: QuantizedTensor) -> Callable[[Any], Any]:
-    """fsdp_pre_all_gather: from a mesh to what is sent of this part of a parameter. fully_shard looks for it, and so
-    raises for what it cannot shard."""
+    """fsdp_pre_all_gather: a function from a mesh to the data to send of this part of a parameter.
+
+    fully_shard looks this attribute up, so it raises early for unsupported tensors.
+    """
     check(t)
     return lambda mesh: pre_all_gather(t, mesh)
 
 
 def _gathered(t: QuantizedTensor, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
-    """fsdp_post_all_gather: the whole parameter, appearing in `dtype`; or `out` filled again."""
+    """fsdp_post_all_gather: the whole parameter, appearing in `dtype`; or fill `out`."""
     return post_all_gather(gathered, sent, dtype, out)
 
 

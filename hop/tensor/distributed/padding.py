@@ -1,4 +1,4 @@
-"""Zeros behind a quantized tensor."""
+"""Pad a quantized tensor with zeros at its end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: 
 
 
 def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
-    """t in the first corner of a tensor of `shape`, zeros in the rest. Not a view."""
+    """A tensor of `shape` with t in its first corner and zeros elsewhere. Not a view."""
     t.check()
     q, grown = t.quantizer, [d for d, n in enumerate(shape) if n != t.shape[d]]
     if not grown:
@@ -37,7 +37,7 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     if q.flat and any(n != 1 for n in shape[: grown[-1]]):
         raise IndivisibleError("its blocks run over the flattened tensor")
     if not q.flat:
-        units.of_buffers(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
+        units.of_buffers(q, t.usages, t.dim())  # raises IndivisibleError for other forms of codes
     if q.layout is not None and q.layout.stored(q.format):
         plain = padded(t.rebuilt(q.packed(t.buffers(), t.shape, None), quantizer=q.plain), shape)
         return plain.rebuilt(q.plain.packed(plain.buffers(), shape, q.layout), quantizer=q)
@@ -58,7 +58,7 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
 
 
 def _completes(q: Any, old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether blocks of a tensor of rows `old` are longer in one of rows `new`."""
+    """Whether padding makes an incomplete block longer."""
     return any(
         n != m and (b == -1 or n % b != 0)
         for _, block in q.stored().values()
@@ -72,7 +72,9 @@ def _unpacked(q: Any, codes: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _cornered(whole: Tensor, corner: Tensor) -> Tensor:
-    """`whole` with `corner` in its first corner, as bytes: not all operators know 8-bit floats."""
+    """`whole` with `corner` in its first corner, copied as bytes, because some operators do
+    not support 8-bit floats.
+    """
     bits = torch.uint8 if whole.itemsize == 1 else whole.dtype
     whole = whole.contiguous().clone()
     whole.view(bits)[tuple(slice(0, n) for n in corner.shape)] = corner.contiguous().view(bits)

@@ -11,45 +11,45 @@ _CALIBRATED = (
 QUANTO = (
     Row(
         _QINT8, 'hop.quantize_(model, "int8_weight")',
-        "The same codes, symmetric, amax / 127, from -127. Activations stay floats",
+        "Equal codes. Activations stay in floats",
         result="evaluated(model, x)", bound=1e-5, size=1.0,
         facts=("torch.equal(their.model[0].weight._data, codes(our.model[0].weight))",
                "their.model[0].weight._data.min() == -127"),
     ),
     Row(
         "quantize(model, weights=qfloat8); freeze(model)", 'hop.quantize_(model, "fp8_weight")',
-        "The same codes, e4m3, a scale for each output channel", result="evaluated(model, x)", bound=1e-5, size=1.0,
+        "Equal codes", result="evaluated(model, x)", bound=1e-5, size=1.0,
         facts=("torch.equal(their.model[0].weight._data.float(), codes(our.model[0].weight).float())",),
     ),
     Row(
         "quantize(model, weights=qint4); freeze(model)", 'hop.quantize_(model, "int4_weight_128_affine")',
-        "Groups of 128 in both. Theirs keeps a shift in floats, ours a whole zero point, so that 0 is a number",
+        "Groups of 128 in both. quanto has a float shift, hop an integer zero point, so that 0 is exact",
         result="evaluated(model, x)", bound=0.18, size=1.0,
         facts=("their.model[0].weight._group_size == 128", "their.model[0].weight._shift.is_floating_point()"),
     ),
     Row(
-        "quantize(model, weights=qint2); freeze(model)", NONE,
-        "No groups of 2 bits with a zero point here; `hop.Scheme(None, presets.TERNARY_ROW)` has three numbers for a "
-        "row",
-        result="evaluated(model, x)",
+        "quantize(model, weights=qint2); freeze(model)",
+        "hop.quantize_(model, hop.Quantizer(hop.formats.UINT2, (1, 128), hop.scale_rules.StoredScales(offset=True)))",
+        "Groups of 128 with a float offset in both; hop's scales and offsets have 16 bits",
+        result="evaluated(model, x)", bound=0.1,
     ),
     Row(
         _CALIBRATED, 'hop.quantize_(model, "int8_static", calibrate=[x])',
-        "Theirs: symmetric, a running mean of ranges, results of layers quantized too. Ours: a zero point, the largest "
-        "range, inputs alone",
+        "quanto: symmetric, moving average of ranges, quantizes outputs too. hop: a zero point, largest "
+        "range, inputs only",
         result="evaluated(model, x)", bound=0.05, size=1.0, facts=("float(their.model[0].output_scale) > 0",
                "their.Calibration().momentum == 0.9"),
     ),
     Row(
         'quantize(model, weights=qint8, exclude="2"); freeze(model)',
         'hop.quantize_(model, {"2": None, "*": "int8_weight"})',
-        "Patterns of names in both; `include` is `filter` here", result="evaluated(model, x)", bound=1e-5,
+        "quanto's `include` is hop's `filter`", result="evaluated(model, x)", bound=1e-5,
     ),
     Row(
         "quantize(mixed, weights=qint8); freeze(mixed); norm = torch.nn.Sequential(torch.nn.LayerNorm(8)); "
         "quantize(norm, weights=qint8, activations=qint8)",
         'hop.quantize_(mixed, "int8_weight", filter=lambda name, module: not isinstance(module, torch.nn.Embedding))',
-        "Theirs leaves embeddings, and with activations quantizes LayerNorm's results too",
+        "quanto skips embeddings, and quantizes LayerNorm's outputs if activations are quantized",
         result="numbers(mixed.linear.weight)", bound=1e-6,
         facts=("type(their.norm[0]).__name__ == 'QLayerNorm'",
                "their.converted(their.mixed) == our.converted(our.mixed) == ['linear', 'conv']",),
@@ -61,7 +61,7 @@ QUANTO = (
         '128), '
         "torch.nn.ReLU(), torch.nn.Linear(128, 256, bias=False)); hop.quantize_(model, \"int8_weight\"); "
         "model.load_state_dict(saved)",
-        "No map of layers beside the state_dict here: the tensors say how they are quantized",
+        "hop needs no separate quantization map",
         result="evaluated(model, x)", bound=1e-5,
     ),
 )  # fmt: skip
@@ -76,12 +76,6 @@ def swap(model, make):
             new.load_state_dict(layer.state_dict())
             setattr(model, name, new.to(layer.weight.device))
 """.strip()
-_NF4 = (
-    "nf4 = hop.formats.Codebook(\"nf4\", 4, torch.uint8, (-1.0, -0.6961928009986877, -0.5250730514526367, "
-    "-0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, "
-    "0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, "
-    "0.7229568362236023, 1.0)); "
-)  # fmt: skip
 _FP4 = (
     'fp4 = hop.formats.Codebook("fp4", 4, torch.uint8, (-1.0, -2/3, -1/2, -1/3, -1/4, -1/6, -1/192, 0.0, 1/192, 1/6, '
     "1/4, 1/3, 1/2, 2/3, 1.0)); "
@@ -95,15 +89,13 @@ def _optimizer(theirs: str, ours: str, differs: str, bound: float) -> Row:
     )  # fmt: skip
 
 
-_STATES = "The same map of 256 numbers, blocks of 256; arithmetic and rounding of states differ in last places"
+_STATES = "Equal codebook, blocks of 256; last bits differ"
 
 BITSANDBYTES = (
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear8bitLt(*a, **k, has_fp16_weights=False, threshold=0.0))",
         'hop.quantize_(model, "int8")',
-        "Symmetric, amax / 127, from -127, by row and channel. Theirs rounds weights to float16 first, so some codes "
-        "are "
-        "one apart",
+        "bitsandbytes rounds weights to float16 first, so some codes differ by one",
         result="evaluated(model, x)", bound=0.015, size=1.0,
         facts=("(their.model[0].weight.data.int() - codes(our.model[0].weight).int()).abs().max() <= 1",
                "their.model[0].weight.data.min() == -127",
@@ -112,41 +104,41 @@ BITSANDBYTES = (
     ),
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear8bitLt(*a, **k, has_fp16_weights=False, threshold=6.0))", NONE,
-        "Columns of activations above the threshold run in float16 there; here no product is split. "
-        "`{\"*.down_proj\": None, \"*\": \"int8\"}` leaves layers in floats",
+        'hop does not split outlier columns. `{"*.down_proj": None, "*": "int8"}` keeps layers in floats',
         result="evaluated(model, x)",
     ),
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear4bit(*a, **k, quant_type=\"nf4\", compute_dtype=torch.float32, "
         "compress_statistics=False))",
-        _NF4 + "hop.quantize_(model, hop.Quantizer(nf4, (1, 64)))",
-        "No format of ours has these numbers; as a constant of yours they give equal ones. Their weights are flat in "
-        "blocks of 64, ours in groups of 64 along the inputs. Without gradients of weights in both",
+        "hop.quantize_(model, hop.Quantizer(hop.formats.NF4, (1, 64)))",
+        "Equal codebook. bitsandbytes' blocks of 64 run over the flattened weight, hop's groups along the "
+        "inputs",
         result="evaluated(model, x)", bound=1e-5, size=1.0,
     ),
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear4bit(*a, **k, quant_type=\"fp4\", compute_dtype=torch.float32, "
         "compress_statistics=False))",
         _FP4 + "hop.quantize_(model, hop.Quantizer(fp4, (1, 64)))",
-        "Their fp4 is no e2m1: 1/192 is its least number above 0. e2m1 is in our \"mxfp4\" and \"nvfp4\"",
+        "bitsandbytes' fp4 is not e2m1: its least positive value is 1/192. hop's \"mxfp4\" and \"nvfp4\" use "
+        "e2m1",
         result="evaluated(model, x)", bound=1e-5, size=1.0,
     ),
     Row(
         "swap(model, lambda *a, **k: bnb.nn.Linear4bit(*a, **k, quant_type=\"nf4\", "
         "compute_dtype=torch.float32))", NONE,
-        "Scales that are quantized again (compress_statistics, their default): none but NVFP4's",
+        "hop reads such checkpoints (scales quantized again, the default), but has no scheme for them",
         result="evaluated(model, x)",
     ),
     Row(
         "y = F.dequantize_4bit(*F.quantize_4bit(w, quant_type=\"nf4\"))",
-        _NF4 + "y = hop.fake_quantize(hop.Quantizer(nf4, (64,), flat=True), w)",
-        "Equal", result="y",
+        "y = hop.fake_quantize(hop.Quantizer(hop.formats.NF4, (64,), flat=True), w)",
+        "Equal values", result="y",
     ),
     Row(
         "y = F.dequantize_blockwise(*F.quantize_blockwise(w, blocksize=256))",
         "y = hop.fake_quantize(presets.STATE8, w)",
-        "The same map and scales. Blocks of 4096 by default there. About one code in 500 is a neighbour, near a "
-        "tie",
+        "Equal codebook and scales; about one code in 500 differs by one, near a tie. bitsandbytes' default "
+        "block is 4096",
         result="y", bound=0.01,
         facts=("torch.equal(torch.tensor(hop.formats.DYNAMIC8.numbers), their.F.create_dynamic_map())",
                "their.F.quantize_blockwise(their.w)[1].blocksize == 4096"),
@@ -157,10 +149,10 @@ BITSANDBYTES = (
     _optimizer("SGD8bit(model.parameters(), lr=1e-3, momentum=0.9)", "SGD(model.parameters(), lr=1e-3, momentum=0.9)",
                _STATES, 0.005),
     _optimizer("Lion8bit(model.parameters(), lr=1e-4)", "Lion(model.parameters(), lr=1e-4)",
-               _STATES + "; a sign may turn", 0.01),
+               _STATES + "; so a sign may flip", 0.01),
     Row(
         "optimizer = bnb.optim.PagedAdamW8bit(model.parameters(), lr=1e-3)", NONE,
-        "No paged states; nor LAMB, LARS, percentile clipping", needs="cuda",
+        "hop has no paged states, LAMB, LARS or percentile clipping", needs="cuda",
     ),
 )  # fmt: skip
 
@@ -180,13 +172,11 @@ def _recipe(theirs: str, ours: str, differs: str) -> Row:
 
 
 TRANSFORMER_ENGINE = (
-    _recipe("DelayedScaling", "FP8_DELAYED", "A step ends with `hop.nn.advance(model)` here; at the end of the "
-    "context there"),
-    _recipe("Float8CurrentScaling", "FP8_HYBRID", "A scale for the tensor, e4m3 forward, e5m2 for gradients"),
+    _recipe("DelayedScaling", "FP8_DELAYED", "Call `hop.nn.advance(model)` after a step; in TE the context does it"),
+    _recipe("Float8CurrentScaling", "FP8_HYBRID", "A scale for the tensor, e4m3 forward, e5m2 gradients"),
     _recipe("Float8BlockScaling", "FP8_BLOCKWISE", "1 × 128 for activations and gradients, 128 × 128 for weights"),
-    _recipe("MXFP8BlockScaling", "MXFP8_TRAINING", "Blocks of 32, along each product's own sum"),
-    _recipe("NVFP4BlockScaling", "NVFP4_TRAINING", "Hadamard transform, weights in 16 × 16, random rounding of "
-    "gradients"),
+    _recipe("MXFP8BlockScaling", "MXFP8_TRAINING", "Blocks of 32 along the sum of each product"),
+    _recipe("NVFP4BlockScaling", "NVFP4_TRAINING", "Hadamard transform, 16 × 16 weights, stochastic gradients"),
 )  # fmt: skip
 
 LIBRARIES = (

@@ -26,8 +26,8 @@ _8DA4W = "Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4)"
 WEIGHTS = (
     Row(
         "quantize_(model, Int8DynamicActivationInt8WeightConfig())", 'hop.quantize_(model, "int8")',
-        "Symmetric, a scale for each row and output channel. Theirs is amax / 127.5, codes from -128; ours amax / 127, "
-        "codes from -127",
+        "Symmetric, a scale for each row and output channel. Scales: amax / 127.5 in torchao (codes from "
+        "-128), amax / 127 in hop (from -127)",
         bound=0.02, size=1.0,
         facts=(*_LOWEST, "torch.allclose(their.model[0].weight.scale[:, 0] * 127.5, their.w.abs().amax(1))",
                "torch.allclose(hop.unpack(our.model[0].weight).scale[:, 0] * 127, our.w.abs().amax(1))"),
@@ -35,75 +35,70 @@ WEIGHTS = (
     Row(
         "quantize_(model, Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC))",
         "hop.quantize_(model, hop.Scheme(presets.INT8_ROW_AFFINE, presets.INT8_ROW))",
-        "A zero point for each row of the activations, none for weights, in both; weights as in the row above",
+        "Activation rows have zero points in both; weights as above",
         bound=0.02, size=1.0, facts=_LOWEST,
     ),
     Row(
         "quantize_(model, Int8WeightOnlyConfig())", 'hop.quantize_(model, "int8_weight")',
-        "As for weights above: amax / 127.5 against amax / 127",
+        "amax / 127.5 in torchao, amax / 127 in hop",
         bound=0.012, size=1.0, facts=_LOWEST,
     ),
     Row(
         "quantize_(model.bfloat16(), Int4WeightOnlyConfig())",
         'hop.quantize_(model.bfloat16(), "int4_weight_128_affine")',
-        "Groups of 128 by default there; 32 in our \"int4\", which is symmetric. Their call needs a GPU",
+        "Groups of 128 by default in torchao. hop's \"int4\" is symmetric in groups of 32. torchao needs a "
+        "GPU",
         result="model(x.bfloat16())", bound=0.1, needs="mslk",
     ),
     Row(
         "quantize_(model, IntxWeightOnlyConfig(torch.int4, PerGroup(32)))", 'hop.quantize_(model, "int4")',
-        "Symmetric. Theirs is amax / 7.5, codes from -8, each in a byte of the state_dict; ours amax / 7, codes from "
-        "-7, "
-        "two in a byte",
+        "Symmetric. torchao: amax / 7.5, one code a byte. hop: amax / 7, two codes a byte",
         bound=0.16, size=0.55,
         facts=(*_HALF, "their.model[0].weight.qdata.min() == -8", "their.model[0].weight.qdata.dtype == torch.int8"),
     ),
     Row(
         "quantize_(model, IntxWeightOnlyConfig(torch.int4, PerGroup(32), mapping_type=MappingType.ASYMMETRIC))",
         'hop.quantize_(model, "int4_weight_32_affine")',
-        "The same numbers, for float32 weights. Codes from -8 to 7 there, 0 to 15 here; for bfloat16 weights their "
-        "scales "
-        "are bfloat16, ours float32",
+        "Equal values for float32 weights. For bfloat16 weights torchao's scales are bfloat16, hop's float32",
         bound=1e-6, facts=(_EQUAL, "hop.unpack(our.model[0].weight).quantizer.format.max == 15"),
     ),
     Row(
         f"quantize_(model, {_8DA4W})", 'hop.quantize_(model, "8da4w")',
-        "Activations by row with a zero point, weights in symmetric groups of 32, in both; amax / 7.5 there, amax / "
-        "7 here",
+        "Weight scales: amax / 7.5 in torchao, amax / 7 in hop",
         bound=0.16, size=0.55, facts=_HALF,
     ),
     Row(
         "quantize_(model, Float8WeightOnlyConfig())", 'hop.quantize_(model, "fp8_weight")',
-        "The same codes, e4m3, a scale for each output channel",
+        "Equal codes",
         bound=1e-6, size=1.0,
         facts=("torch.equal(their.model[0].weight.qdata.float(), codes(our.model[0].weight).float())",),
     ),
     Row(
         "quantize_(model.bfloat16(), Float8DynamicActivationFloat8WeightConfig(granularity=PerTensor()))",
         'hop.quantize_(model.bfloat16(), "fp8_dynamic_tensor")',
-        "Their default, too. Needs a GPU with 8-bit floats there; the rule is that of the next rows",
+        "torchao needs a GPU with fp8",
         result="model(x.bfloat16())", bound=0.02, needs="cuda",
     ),
     Row(
         "quantize_(model.bfloat16(), Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))",
         'hop.quantize_(model.bfloat16(), "fp8")',
-        "Our \"fp8\" is by row. Needs a GPU and bfloat16 there",
+        "hop's \"fp8\" is by row. torchao needs a GPU and bfloat16",
         result="model(x.bfloat16())", bound=0.02, needs="cuda",
     ),
     Row(
         "y = Float8Tensor.from_hp(w, granularity=PerTensor())", "y = hop.quantize(presets.FP8_TENSOR, w)",
-        "The same codes", result="numbers(y)", bound=1e-7,
+        "Equal codes", result="numbers(y)", bound=1e-7,
         facts=("torch.equal(their.y.qdata.float(), our.y.codes.float())",),
     ),
     Row(
         "y = Float8Tensor.from_hp(w, granularity=PerRow())", "y = hop.quantize(presets.FP8_ROW, w)",
-        "The same codes", result="numbers(y)", bound=1e-7,
+        "Equal codes", result="numbers(y)", bound=1e-7,
         facts=("torch.equal(their.y.qdata.float(), our.y.codes.float())",),
     ),
     Row(
         "quantize_(model.bfloat16(), MXDynamicActivationMXWeightConfig())",
         'hop.quantize_(model.bfloat16(), "mxfp8")',
-        "The same numbers: this config rounds scales up (RCEIL), as we do. Their product needs bfloat16 and a "
-        "Blackwell GPU",
+        "Equal values: both round scales up (RCEIL). torchao's product needs bfloat16 and a Blackwell GPU",
         result="weights(model)", facts=("torch.equal(numbers(their.model[2].weight), numbers(our.model[2].weight))",),
     ),
     Row(
@@ -111,18 +106,18 @@ WEIGHTS = (
         'y = hop.quantize(hop.Quantizer(presets.MXFP8.format, (1, 32), '
         'hop.scale_rules.Microscaling(rounding="floor")), '
         "w.bfloat16())",
-        "A tensor by itself rounds scales down there by default (FLOOR); ours, in `presets.MXFP8`, up",
+        "`to_mx` rounds scales down by default (FLOOR), `presets.MXFP8` up",
         result="numbers(y)",
     ),
     Row(
         "quantize_(model, NVFP4WeightOnlyConfig())", 'hop.quantize_(model, "nvfp4_weight")',
-        "The same numbers, but in blocks whose amax is 0 or below 2^-6 of the largest scale",
+        "Equal values, except in blocks with amax 0 or below 2^-6 of the largest scale",
         bound=1e-6, facts=(_EQUAL,),
     ),
     Row(
         "quantize_(model.bfloat16(), NVFP4DynamicActivationNVFP4WeightConfig())",
         'hop.quantize_(model.bfloat16(), "nvfp4")',
-        "Two levels of scales in both. Needs a Blackwell GPU there", result="model(x.bfloat16())", bound=0.05,
+        "torchao needs a Blackwell GPU", result="model(x.bfloat16())", bound=0.05,
         needs="blackwell",
     ),
 )  # fmt: skip
@@ -131,14 +126,13 @@ CHOICES = (
     Row(
         'quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, fqn: fqn == "0")',
         'hop.quantize_(model, "int8_weight", filter=lambda name, module: name != "2")',
-        "Their function gets (module, name), ours (name, module), as `named_modules` gives them; ours may be a "
-        "pattern or a type. Theirs takes the place of their default filter, so it is asked of every module; ours of "
-        "layers alone",
+        "torchao passes (module, name) for every module; hop passes (name, module) for layers, and also "
+        "accepts a pattern or a type",
         bound=0.012, facts=("their.converted(their.model) == our.converted(our.model) == ['0']",),
     ),
     Row(
         "quantize_(mixed, Int8WeightOnlyConfig())", 'hop.quantize_(mixed, "int8_weight", filter=torch.nn.Linear)',
-        "Theirs converts Linear alone by default; ours embeddings and convolutions too, without `filter`",
+        "By default torchao converts Linear only, hop also embeddings and convolutions",
         result="numbers(mixed.linear.weight)", bound=0.012,
         facts=("their.converted(their.mixed) == our.converted(our.mixed) == ['linear']",
                "their.converted(hop.quantize_(their.Mixed(), 'int8_weight')) == ['table', 'linear', 'conv']"),
@@ -146,7 +140,7 @@ CHOICES = (
     Row(
         'quantize_(model, FqnToConfig({"0": Int8WeightOnlyConfig(), "2": None}), filter_fn=None)',
         'hop.quantize_(model, {"0": "int8_weight", "*": None})',
-        "The first pattern that matches counts here; a pattern that matches nothing is an error",
+        "In hop the first matching pattern wins, and a pattern without a match raises",
         bound=0.012, facts=("their.converted(their.model) == our.converted(our.model) == ['0']",),
     ),
     Row(
@@ -154,7 +148,7 @@ CHOICES = (
         'save_file(tensors, file, metadata); y = unflatten_tensor_state_dict(load_file(file), metadata)[0]["0.weight"]',
         'hop.quantize_(model, "int8_weight"); hop.storage.save_file(model.state_dict(), file); '
         'y = hop.storage.load_file(file)["0.weight"]',
-        "Buffers and a description in the metadata in both; the files are not each other's",
+        "The files are not interchangeable",
         result="numbers(y)", bound=0.012,
     ),
 )  # fmt: skip
@@ -162,24 +156,23 @@ CHOICES = (
 TRAINING = (
     Row(
         f'quantize_(model, QATConfig({_8DA4W}, step="prepare"))', 'hop.nn.convert(model, "8da4w")',
-        "Theirs computes in floats that were rounded; ours in the codes. The gradient is straight through in both",
+        "torchao computes with fake-quantized floats, hop with codes. Straight-through gradients in both",
         result="gradients(model, x)", bound=0.2,
     ),
     Row(
         f'quantize_(model, QATConfig({_8DA4W}, step="prepare")); quantize_(model, QATConfig({_8DA4W}, step="convert"))',
         'hop.nn.convert(model, "8da4w"); hop.nn.freeze(model)',
-        "No second scheme to name here: what was trained is frozen", bound=0.16, size=0.55,
+        "hop freezes the scheme that was trained", bound=0.16, size=0.55,
     ),
     Row(
         'y = IntxFakeQuantizer(IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False))(x)',
         "y = hop.fake_quantize(presets.INT8_ROW_AFFINE, x)",
-        "The same numbers; theirs is a module, ours a function", result="y", bound=1e-6,
+        "Equal values; a module in torchao, a function in hop", result="y", bound=1e-6,
     ),
     Row(
         "q = IntxFakeQuantizer(IntxFakeQuantizeConfig(torch.int4, group_size=32, is_symmetric=False)); y = q(w)",
         "y = hop.fake_quantize(presets.UINT4_32_AFFINE, w)",
-        "The same scales. By group, theirs (0.18) turns zero points in floats into integers, most of them 0, and "
-        "clips; ours is what the affine scheme above computes",
+        "Equal scales. torchao 0.18 truncates the zero points of groups, most of them to 0, and clips",
         result="y", bound=0.1,
         facts=("their.q.zero_point.abs().max() <= 1", "hop.quantize(hop.presets.UINT4_32_AFFINE, "
                "their.w).zero_point.max() > 8", "torch.equal(their.q.scale, hop.quantize(hop.presets.UINT4_32_AFFINE, "
@@ -187,44 +180,43 @@ TRAINING = (
     ),
     Row(
         "convert_to_float8_training(model)", "hop.nn.convert(model, recipes.FP8_HYBRID)",
-        "The same: e4m3 forward, e5m2 for gradients, a scale for the tensor. Their `module_filter_fn` gets (module, "
-        "name)",
+        "Equal arithmetic: e4m3 forward, e5m2 gradients, a scale for the tensor",
         result="gradients(model, x)", bound=1e-5,
     ),
     Row(
         'convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"))',
         'hop.nn.convert(model, hop.Scheme(presets.FP8_ROW, presets.FP8_ROW, grad=presets.FP8_ROW, '
         'backward="quantized"))',
-        "Theirs quantizes weights and activations again for the backward, along its own sums; ours keeps the forward's "
-        "codes and puts their scales into the gradient. Their scales are powers of two",
+        "torchao quantizes again for the backward, with power-of-two scales. hop reuses the forward's codes "
+        "and multiplies their scales into the gradient",
         result="gradients(model, x)", bound=0.1,
         facts=("their.Float8LinearConfig.from_recipe_name('rowwise').round_scales_to_power_of_2",),
         least=(2, 13),  # their product of rows, on CPUs
     ),
     Row(
         "quantize_(model, Int8MixedPrecisionTrainingConfig())", "hop.nn.convert(model, recipes.INT8_TRAINING)",
-        "int8 in all three products in both. Our gradient rounds at random; theirs to the nearest",
+        "int8 in all three products. Gradients round stochastically in hop, to nearest in torchao",
         result="gradients(model, x)", bound=0.02,
     ),
     Row(
         "optimizer = torchao.optim.AdamW8bit(model.parameters(), lr=1e-3)",
         "optimizer = hop.optim.AdamW8bit(model.parameters(), lr=1e-3)",
-        "The same codes and scales, blocks of 256; a mean of squares above 0 stays above 0 here",
+        "Equal codes and scales, except that in hop a positive second moment never rounds to 0",
         result="trained(model, optimizer)", bound=0.002,
     ),
     Row(
         "optimizer = torchao.optim.AdamW4bit(model.parameters(), lr=1e-3)",
         "optimizer = hop.optim.AdamW4bit(model.parameters(), lr=1e-3)",
-        "The same, blocks of 128", result="trained(model, optimizer)", bound=0.002,
+        "Equal, blocks of 128", result="trained(model, optimizer)", bound=0.002,
     ),
     Row(
         "optimizer = torchao.optim.AdamWFp8(model.parameters(), lr=1e-3)",
         "optimizer = hop.optim.AdamWFp8(model.parameters(), lr=1e-3)",
-        "The same, blocks of 256", result="trained(model, optimizer)", bound=0.002,
+        "Equal, blocks of 256", result="trained(model, optimizer)", bound=0.002,
     ),
     Row(
         "from torchao.sparsity import semi_sparse_weight, sparsify_; sparsify_(model, semi_sparse_weight())", NONE,
-        "Nothing here is sparse", needs="cuda",
+        "hop has no sparse tensors", needs="cuda",
     ),
 )  # fmt: skip
 
@@ -242,8 +234,8 @@ _PREPARE = (
 PT2E = (
     Row(
         _PREPARE.format(""), 'hop.quantize_(model, "int8_static", calibrate=[x])',
-        "Theirs: uint8 activations with a zero point, of a range that is a histogram's; a graph, whose products are of "
-        "floats. Ours: int8 activations with a zero point, of the largest range; layers, whose products are of codes",
+        "PT2E: a graph with float products; uint8 activations, histogram range. hop: layers with integer "
+        "products; int8 activations, largest range",
         result="evaluated(model, x)", bound=0.03,
         facts=("'HistogramObserver' in str(their.get_default_x86_inductor_quantization_config().input_activation)",
                "any(n.name.startswith('quantize_per_tensor') and torch.uint8 in n.args "
@@ -251,12 +243,12 @@ PT2E = (
     ),
     Row(
         _PREPARE.format(""), "model = hop.export.to_integer(torch.export.export(model, (x,)))[0].module()",
-        "After theirs: the same numbers, in products of codes", after=True,
+        "Run after PT2E: equal values, with integer products", after=True,
         result="evaluated(model, x)", bound=1e-5,
     ),
     Row(
         _PREPARE.format("is_dynamic=True"), 'hop.quantize_(model, "int8")',
-        "Theirs has one scale and zero point for all rows of the activations, ours a symmetric one for each",
+        "Activations: one scale and zero point in PT2E, a symmetric scale for each row in hop",
         result="evaluated(model, x)", bound=0.03,
         facts=("any(n.name.startswith('choose_qparams_tensor') or 'choose_qparams.tensor' in str(n.target) "
                "for n in their.model.graph.nodes)",),
@@ -267,9 +259,8 @@ TORCH_AO = (
     Row(
         "model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)",
         'hop.quantize_(model, "int8")',
-        "Theirs: uint8 activations, of 7 bits on x86, and weights, with one scale for the tensor each. Ours: one for "
-        "each "
-        "row and channel. Theirs is a copy unless inplace=True",
+        "torch.ao: one scale per tensor, activations of 7 bits on x86, a copied model. hop: a scale for each "
+        "row and channel, in place",
         bound=0.04,
         facts=("their.model[0].weight().qscheme() == torch.per_tensor_affine",
                "torch.allclose(torch.tensor(their.model[0].weight().q_scale() * 127.5), their.w.abs().max())",

@@ -12,10 +12,10 @@ aten = torch.ops.aten
 mm, linear, conv2d = aten.mm.default, aten.linear.default, aten.conv2d.default
 
 VERBS = frozenset(
-    "add call cast choose copy dequantize find give keep leave load make move pad pass put quantize read rename run "
-    "save spell swap take transpose use".split()
+    "add call cast choose copy create dequantize find give keep leave load make move omit pad pass put quantize "
+    "read rename run save skip spell swap take transpose use".split()
 )
-"""With which a remedy may begin."""
+"""Verbs that a remedy may begin with."""
 
 
 class Wrong(NamedTuple):

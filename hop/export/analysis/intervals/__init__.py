@@ -1,17 +1,17 @@
-"""Interval arithmetic on core ATen: from what is known of the operands of a node to bounds of its value.
+"""Interval arithmetic on core ATen: computes bounds of a node's value from those of its operands.
 
-    Known      the value itself, as of parameters and of all that is made of them
-    Integers   bounds of an integer or a boolean, for the whole tensor or for parts of it: they broadcast to its shape
-    Reals      bounds of floats, and whether there may be a NaN
+    Known      the value itself, for parameters and values computed from them alone
+    Integers   bounds of integers or booleans, in tensors that broadcast to the value's shape
+    Reals      bounds of floats, and whether NaN is possible
 
-Bounds of integers are exact: they are computed in int64 where that holds every number on the way, and with Python's
-integers otherwise. Bounds of floats are what the operator itself gives for the bounds of its operands, in their dtypes;
-as rounding keeps order, no rounded result lies outside of them. What has no rule has no bounds but those of its dtype.
+Bounds of integers are exact: they are computed in int64 if it represents every intermediate value, and with Python's
+integers otherwise. Bounds of floats are computed by the operator itself from the bounds of its operands, in their
+dtypes; rounding is monotone, so no rounded result exceeds them. An operator without a rule has the bounds of its dtype.
 
-values.py    these kinds of bounds
-elements.py  what is computed element by element, or moves elements
-sums.py      sums and products of matrices
-rules.py     which operator has which bounds
+values.py    the kinds of bounds
+elements.py  element-wise operators and operators that move elements
+sums.py      sums, matrix products and convolutions
+rules.py     the rule of each operator
 """
 
 from hop.export.analysis.intervals.elements import divisor_of_remainder as divisor_of_remainder
@@ -25,13 +25,13 @@ from hop.export.analysis.intervals.rules import float_rule as float_rule
 from hop.export.analysis.intervals.values import FEW as FEW
 from hop.export.analysis.intervals.values import Integers as Integers
 from hop.export.analysis.intervals.values import Known as Known
-from hop.export.analysis.intervals.values import Nothing as Nothing
+from hop.export.analysis.intervals.values import NoBounds as NoBounds
 from hop.export.analysis.intervals.values import Reals as Reals
 from hop.export.analysis.intervals.values import Sum as Sum
 from hop.export.analysis.intervals.values import Unknown as Unknown
-from hop.export.analysis.intervals.values import anything as anything
 from hop.export.analysis.intervals.values import bounds as bounds
-from hop.export.analysis.intervals.values import concrete as concrete
+from hop.export.analysis.intervals.values import dtype_bounds as dtype_bounds
 from hop.export.analysis.intervals.values import dtype_range as dtype_range
 from hop.export.analysis.intervals.values import integers as integers
 from hop.export.analysis.intervals.values import is_integer as is_integer
+from hop.export.analysis.intervals.values import static_shape as static_shape

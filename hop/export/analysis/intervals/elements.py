@@ -1,4 +1,4 @@
-"""Bounds of what is computed element by element, and of what moves or chooses among elements."""
+"""Bounds of element-wise operators, and of operators that move or select elements."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,16 +17,16 @@ from hop.export.analysis.intervals.values import (
     Known,
     Sum,
     Unknown,
-    anything,
     bounds,
-    concrete,
     constant,
+    dtype_bounds,
     fits,
+    integer_bounds,
     integers,
     interval,
     is_integer,
-    one,
-    whole,
+    single_interval,
+    static_shape,
 )
 
 aten = torch.ops.aten
@@ -34,8 +34,8 @@ _KEEP_LAST = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone
 
 
 def elementwise(corners: Callable[..., list[Any]], *operands: Any) -> Sum:
-    """Of an operator whose extremes are at bounds of its operands: `corners(*intervals)` computes it there."""
-    given = [whole(x) for x in operands]
+    """Bounds of an operator that is extreme where its operands are: `corners(*intervals)` computes it there."""
+    given = [integer_bounds(x) for x in operands]
     known = " and ".join(interval(*x.hull()) for x in given)
     limits = corners(*(x.hull() for x in given))
     low, high = min(limits), max(limits)
@@ -60,7 +60,7 @@ def products(a: Any, b: Any) -> list[Any]:
     return [x * y for x, y in product(a, b)]
 
 
-def scaled(x: Any, by: Any) -> Any:
+def multiply(x: Any, by: Any) -> Any:
     if by == 1:
         return x
     if not isinstance(by, int):
@@ -72,16 +72,18 @@ def scaled(x: Any, by: Any) -> Any:
 
 
 def add_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
-    return elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], a, scaled(b, alpha))
+    return elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], a, multiply(b, alpha))
 
 
 def sub_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
-    return elementwise(lambda x, y: [x[0] - y[1], x[1] - y[0]], a, scaled(b, alpha))
+    return elementwise(lambda x, y: [x[0] - y[1], x[1] - y[0]], a, multiply(b, alpha))
 
 
 def divisor_of_remainder(node: Node) -> Any:
-    """n, if a node is x - floor(x / n) * n: a remainder, of which bounds of x and of the product say little. Otherwise
-    None."""
+    """n if a node is x - floor(x / n) * n, otherwise None.
+
+    Interval arithmetic on the subtraction would give far wider bounds than 0 to n - 1.
+    """
     if node.target is not aten.sub.Tensor or node.kwargs:
         return None
     x, taken = node.args
@@ -95,7 +97,7 @@ def divisor_of_remainder(node: Node) -> Any:
 
 
 def remainder(by: Any) -> Integers | None:
-    """What remains after a division by a positive number."""
+    """Bounds of a remainder by an integer; None if that may be 0 or negative."""
     divisor = bounds(by)
     if not isinstance(divisor, Integers) or divisor.hull()[0] <= 0:
         return None
@@ -104,7 +106,7 @@ def remainder(by: Any) -> Integers | None:
 
 def mul_rule(node: Node, a: Any, b: Any) -> Any:
     if node.args[0] is node.args[1]:  # a square
-        low, high = whole(a).hull()
+        low, high = integer_bounds(a).hull()
         limits = [low * low, high * high] + ([0] if low < 0 < high else [])
         return Sum(min(limits), max(limits), None, f"the square of {interval(low, high)}")
     return elementwise(products, a, b)
@@ -115,13 +117,13 @@ def neg_rule(node: Node, a: Any) -> Any:
 
 
 def abs_rule(node: Node, a: Any) -> Any:
-    low, high = whole(a).hull()
+    low, high = integer_bounds(a).hull()
     limits = [abs(low), abs(high)]
     return Sum(0 if low <= 0 <= high else min(limits), max(limits), None, interval(low, high))
 
 
 def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> Any:
-    divisor = whole(b)
+    divisor = integer_bounds(b)
     low, high = divisor.hull()
     if rounding_mode not in ("floor", "trunc") or low <= 0 <= high:
         raise Unknown("a quotient by a number that may be 0" if low <= 0 <= high else f"rounding {rounding_mode}")
@@ -143,7 +145,7 @@ def remainder_rule(node: Node, a: Any, b: Any) -> Any:
 
 
 def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
-    limits = [x.hull() for x in (whole(a), whole(b))]
+    limits = [x.hull() for x in (integer_bounds(a), integer_bounds(b))]
     positive = [high for low, high in limits if low >= 0]
     if not positive:
         raise Unknown("bits of two numbers that may be negative")
@@ -151,10 +153,10 @@ def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
 
 
 def clamp_rule(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
-    result = whole(x)
+    result = integer_bounds(x)
     for limit, function in ((low, torch.maximum), (high, torch.minimum)):
         if limit is not None:
-            result = _limited(result, whole(limit), function)
+            result = _limited(result, integer_bounds(limit), function)
     return result
 
 
@@ -162,40 +164,40 @@ def _limited(a: Integers, b: Integers, function: Callable[..., Tensor]) -> Integ
     if math.prod(torch.broadcast_shapes(a.low.shape, b.low.shape, a.high.shape, b.high.shape)) > max(
         FEW, a.low.numel(), b.low.numel()
     ):
-        a, b = one(a), one(b)
+        a, b = single_interval(a), single_interval(b)
     return Integers(function(a.low, b.low), function(a.high, b.high))
 
 
 def maximum_rule(node: Node, a: Any, b: Any) -> Any:
-    return _limited(whole(a), whole(b), torch.maximum)
+    return _limited(integer_bounds(a), integer_bounds(b), torch.maximum)
 
 
 def minimum_rule(node: Node, a: Any, b: Any) -> Any:
-    return _limited(whole(a), whole(b), torch.minimum)
+    return _limited(integer_bounds(a), integer_bounds(b), torch.minimum)
 
 
 def relu_rule(node: Node, x: Any) -> Any:
-    return _limited(whole(x), integers(0, 0), torch.maximum)
+    return _limited(integer_bounds(x), integers(0, 0), torch.maximum)
 
 
 def where_rule(node: Node, condition: Any, a: Any, b: Any) -> Any:
-    x, y, known = whole(a), whole(b), constant(condition)
+    x, y, known = integer_bounds(a), integer_bounds(b), constant(condition)
     if known is not None and known.numel() and (known.all() or not known.any()):
         return x if known.all() else y
     return Integers(_limited(x, y, torch.minimum).low, _limited(x, y, torch.maximum).high)
 
 
-# ---- what moves or chooses among elements
+# ---- operators that move or select elements
 
 
 def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Values among those of x."""
-    given = list(map(whole, x)) if isinstance(x, list | tuple) else [whole(x)]
-    if all(g.one() for g in given) and len({g.hull() for g in given}) == 1:
-        return one(given[0])
+    """Bounds of an operator whose results are elements of x."""
+    given = list(map(integer_bounds, x)) if isinstance(x, list | tuple) else [integer_bounds(x)]
+    if all(g.is_single() for g in given) and len({g.hull() for g in given}) == 1:
+        return single_interval(given[0])
     first = node.args[0]
     nodes: Any = first if isinstance(first, list | tuple) else [first]
-    shapes = [shape for n in nodes if (shape := concrete(n.meta["val"].shape)) is not None]
+    shapes = [shape for n in nodes if (shape := static_shape(n.meta["val"].shape)) is not None]
     others = tree_leaves((rest, kwargs))
     if len(shapes) == len(given) and all(math.prod(s) <= FEW for s in shapes) and all(_is_plain(o) for o in others):
 
@@ -203,7 +205,7 @@ def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
             spread = [t.expand(s) for t, s in zip(tensors, shapes, strict=True)]
             operand = spread if isinstance(first, list | tuple) else spread[0]
             given_rest = tree_map(lambda o: o.value if isinstance(o, Known) else o, (rest, kwargs))
-            # Bounds may lie otherwise than what they bound: a view of that may be none of them.
+            # A view of the tensor may be impossible for its bounds, whose strides differ.
             op: Any = aten.reshape.default if node.target is aten.view.default else node.target
             return op(operand, *given_rest[0], **given_rest[1])
 
@@ -222,15 +224,15 @@ def _is_plain(x: Any) -> bool:
 
 
 def hull_of_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
-    return one(whole(x))
+    return single_interval(integer_bounds(x))
 
 
 def hull_and_index_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
     value = node.meta["val"]
-    interval_of = one(whole(x)) if is_integer(value[0].dtype) else bounds(x)
-    return (interval_of, *(anything(v) for v in value[1:]))
+    interval_of = single_interval(integer_bounds(x)) if is_integer(value[0].dtype) else bounds(x)
+    return (interval_of, *(dtype_bounds(v) for v in value[1:]))
 
 
 def padded_rule(node: Node, x: Any, pad: Any, value: Any = 0) -> Any:
-    (low, high), (a, b) = whole(x).hull(), whole(value).hull()
+    (low, high), (a, b) = integer_bounds(x).hull(), integer_bounds(value).hull()
     return integers(min(low, a), max(high, b))

@@ -1,4 +1,4 @@
-"""Which operator has which bounds: a table of those of integers, and the rule of floats."""
+"""The rule of each operator: a table for integers, and one function for floats."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
     if isinstance(result, Integers):
         return result
     if result.nan or not (low <= result.low and result.high <= high):
-        return integers(low, high)  # of what the dtype does not hold, any number of it is made
+        return integers(low, high)  # values outside the dtype may become any of its values
     return integers(math.trunc(result.low), math.trunc(result.high))
 
 
@@ -81,7 +81,7 @@ PRODUCTS = frozenset(op for op, rule in RULES.items() if rule.__module__ == sums
 
 
 def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reals:
-    """Bounds of a float."""
+    """The bounds of a node whose value is floats."""
     target = node.target
     if target in MOVES or target in _CHOOSE:
         given = args[0] if isinstance(args[0], list | tuple) else [args[0]]
@@ -112,7 +112,7 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
 
 
 def _ends(operand: Any, x: Any) -> list[Tensor]:
-    """The bounds of an operand as tensors of one element, of its dtype, and without a dimension where it has none."""
+    """The bounds of an operand as tensors of one element: 0-d if the operand is, otherwise 1-d, in its dtype."""
     like, interval = operand.meta["val"], bounds(x)
     limits = interval.hull() if isinstance(interval, Integers) else (interval.low, interval.high)
     return [torch.full([1] * min(like.dim(), 1), end, dtype=like.dtype) for end in limits]

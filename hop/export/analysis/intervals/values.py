@@ -1,4 +1,4 @@
-"""What is known of the value of a node."""
+"""Bounds of the value of a node."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 2**63 - 1
-FEW = 2**16  # elements, up to which each one has bounds of its own
+FEW = 2**16  # the largest number of elements that are bounded one by one
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Integers:
             return 0, 0
         return int(self.low.min()), int(self.high.max())
 
-    def one(self) -> bool:
-        """Whether there is one interval for all elements."""
+    def is_single(self) -> bool:
+        """Whether all elements share one interval."""
         return self.low.numel() == 1 and self.high.numel() == 1
 
 
@@ -40,17 +40,19 @@ class Reals:
 
 
 class Unknown(Exception):
-    """Why nothing is known."""
+    """No bounds can be given; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """What an operator computes before it is brought to the dtype of its result: exact bounds, and what they are made
-    of."""
+    """Exact bounds of an operator's result before it is converted to the result's dtype.
+
+    `known` describes the operands in words. `is_product` is set for sums, matrix products and convolutions.
+    """
 
     low: int
     high: int
-    parts: Integers | None  # the same element by element, if int64 holds them
+    parts: Integers | None  # the bounds of each element; None if they are unknown or exceed int64
     known: str
     is_product: bool = False
 
@@ -70,21 +72,24 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
-class Nothing:
-    """Of a symbolic number, or of a tensor that is neither of integers nor of real numbers."""
+class NoBounds:
+    """No bounds, for symbolic numbers and for tensors that are neither integers nor real numbers."""
 
 
-def anything(x: Any) -> Any:
-    """What the dtype of a value says of it."""
+def dtype_bounds(x: Any) -> Any:
+    """The bounds of a value that follow from its dtype; for a list or tuple, a tuple of them."""
     if isinstance(x, list | tuple):
-        return tuple(map(anything, x))
+        return tuple(map(dtype_bounds, x))
     if not isinstance(x, Tensor) or x.dtype.is_complex or x.dtype == torch.uint64:
-        return Nothing()
+        return NoBounds()
     return integers(*dtype_range(x.dtype)) if is_integer(x.dtype) else Reals()
 
 
 def bounds(x: Any) -> Any:
-    """Integers or Reals; a number, or one that is known, has itself as both bounds."""
+    """The bounds of a number, tensor or Known as Integers or Reals. Raises Unknown if there are none.
+
+    Numbers and known integers are their own bounds; known floats have their minimum and maximum.
+    """
     value = x.value if isinstance(x, Known) else x
     if isinstance(value, bool | int):
         return integers(int(value), int(value)) if -LARGEST <= value <= LARGEST else Reals(float(value), float(value))
@@ -104,11 +109,11 @@ def bounds(x: Any) -> Any:
         return Reals(*limits, finite.numel() < wide.numel())
     if isinstance(value, Integers | Reals):
         return value
-    raise Unknown("an operand of which nothing is known")
+    raise Unknown("an operand without bounds")
 
 
 def reals(x: Any) -> Reals:
-    """Bounds as floats that hold them."""
+    """Bounds as floats, rounded outwards."""
     result = bounds(x)
     if isinstance(result, Reals):
         return result
@@ -120,15 +125,15 @@ def above(n: int) -> float:
     return math.nextafter(float(n), math.inf) if int(float(n)) < n else float(n)
 
 
-def whole(x: Any) -> Integers:
+def integer_bounds(x: Any) -> Integers:
     result = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
     if not isinstance(result, Integers):
         raise Unknown("a float where an integer is expected")
     return result
 
 
-def one(x: Integers) -> Integers:
-    return x if x.one() else integers(*x.hull())
+def single_interval(x: Integers) -> Integers:
+    return x if x.is_single() else integers(*x.hull())
 
 
 def fits(*numbers: int) -> bool:
@@ -139,8 +144,8 @@ def interval(low: int, high: int) -> str:
     return f"{low:,}..{high:,}" if low != high else f"{low:,}"
 
 
-def concrete(shape: Iterable[Any]) -> list[int] | None:
-    """A shape without symbols."""
+def static_shape(shape: Iterable[Any]) -> list[int] | None:
+    """A shape as a list of ints; None if a size is symbolic."""
     sizes = list(shape)
     return sizes if all(isinstance(n, int) for n in sizes) else None
 

@@ -1,4 +1,4 @@
-/* Golden vectors in C99: reads arrays of the .npz files beside this header. It needs the C library alone.
+/* Read golden vectors in C99: the arrays of .npz files. Needs only the C library.
 
        hop_file file;
        hop_array x;
@@ -8,8 +8,8 @@
        else for (size_t i = 0; i < x.count; i++) printf("%lld\n", (long long)hop_integer(&x, i));
        hop_close(&file);
 
-   Functions that can fail return NULL, or a text that says what is wrong. Files that are cut off, changed, or that
-   somebody else made are errors: no byte outside of a file is read. Elements lie in C order. */
+   Functions that can fail return NULL on success and an error message otherwise. Truncated, modified and foreign files
+   are errors: no byte outside the file is read. Elements are in C order. */
 #ifndef HOP_VECTORS_H
 #define HOP_VECTORS_H
 
@@ -45,7 +45,7 @@ static inline void hop_close(hop_file *file) {
     file->size = 0;
 }
 
-/* Read a file into memory. hop_close may be called whatever it returns. */
+/* Read a file into memory. Calling hop_close afterwards is safe even on failure. */
 static inline const char *hop_open(hop_file *file, const char *path) {
     FILE *f = fopen(path, "rb");
     long size;
@@ -64,7 +64,7 @@ static inline const char *hop_open(hop_file *file, const char *path) {
     return "the file cannot be read";
 }
 
-/* The directory of a zip archive: where its records begin, how many there are, and where they end. */
+/* Find the directory of a zip archive: the start, number and end of its records. */
 static inline const char *hop_directory(const hop_file *file, size_t *at, size_t *count, size_t *end) {
     for (size_t back = 22; back <= file->size && back < 22 + 65536; back++) {
         const unsigned char *p = file->bytes + (file->size - back);
@@ -72,9 +72,9 @@ static inline const char *hop_directory(const hop_file *file, size_t *at, size_t
         *count = (size_t)hop_bits(p + 10, 2);
         *at = (size_t)hop_bits(p + 16, 4);
         *end = file->size - back;
-        return *at <= *end ? NULL : "the archive's directory lies outside of the file";
+        return *at <= *end ? NULL : "the archive's directory is outside the file";
     }
-    return "the file is no .npz archive, or is cut off";
+    return "the file is not an .npz archive, or is truncated";
 }
 
 static inline uint32_t hop_crc(const unsigned char *p, size_t size) {
@@ -86,20 +86,20 @@ static inline uint32_t hop_crc(const unsigned char *p, size_t size) {
     return ~crc;
 }
 
-/* What numpy wrote before the elements: the dtype and the shape. */
+/* Parse the header that numpy writes before the elements: dtype and shape. */
 static inline const char *hop_header(const unsigned char *p, size_t size, hop_array *array) {
     char text[HOP_HEADER + 1];
     size_t length, before, bytes;
     const char *at;
-    if (size < 12 || memcmp(p, "\x93NUMPY", 6) || p[6] < 1 || p[6] > 3) return "it is no array of numpy";
+    if (size < 12 || memcmp(p, "\x93NUMPY", 6) || p[6] < 1 || p[6] > 3) return "it is not a numpy array";
     before = p[6] == 1 ? 10 : 12;
     length = (size_t)hop_bits(p + 8, before - 8);
-    if (length > HOP_HEADER || length > size - before) return "its header is cut off, or too long";
+    if (length > HOP_HEADER || length > size - before) return "its header is truncated or too long";
     memcpy(text, p + before, length);
     text[length] = 0;
     at = strstr(text, "'descr': '");
     if (!at || !memchr("<|", at[10], 2) || !memchr("iubf", at[11], 4) || !memchr("1248", at[12], 4) || at[13] != '\'')
-        return "its elements are no little-endian numbers of 1, 2, 4 or 8 bytes";
+        return "its elements are not little-endian numbers of 1, 2, 4 or 8 bytes";
     array->kind = at[11];
     array->width = (size_t)(at[12] - '0');
     if (!strstr(text, "'fortran_order': False")) return "its elements are not in C order";
@@ -122,12 +122,12 @@ static inline const char *hop_header(const unsigned char *p, size_t size, hop_ar
         array->count *= n;
     }
     if (*at != ')' || array->count > bytes / array->width || array->count * array->width != bytes)
-        return "its shape and its size disagree";
+        return "its shape does not match its size";
     array->data = p + before + length;
     return NULL;
 }
 
-/* The array of a name: "input", "weight.scale", "sums", ... */
+/* Find an array by name, such as "input", "weight.scale" or "sums". */
 static inline const char *hop_find(const hop_file *file, const char *name, hop_array *array) {
     size_t at = 0, count = 0, end = 0, wanted = strlen(name);
     const char *wrong = hop_directory(file, &at, &count, &end);
@@ -144,26 +144,26 @@ static inline const char *hop_find(const hop_file *file, const char *name, hop_a
         size = (size_t)hop_bits(p + 24, 4);
         start = (size_t)hop_bits(p + 42, 4);
         if (hop_bits(p + 10, 2) || hop_bits(p + 20, 4) != size || size == 0xffffffffu)
-            return "the array is compressed, or of 4 GiB and more";
-        if (start > end || end - start < 30) return "the array lies outside of the file";
+            return "the array is compressed, or has 4 GiB or more";
+        if (start > end || end - start < 30) return "the array is outside the file";
         local = file->bytes + start;
         before = 30 + (size_t)hop_bits(local + 26, 2) + (size_t)hop_bits(local + 28, 2);
         if (hop_bits(local, 4) != 0x04034b50 || end - start < before || end - start - before < size)
-            return "the array lies outside of the file";
+            return "the array is outside the file";
         if (hop_crc(local + before, size) != (uint32_t)hop_bits(p + 16, 4)) return "the array is damaged";
         return hop_header(local + before, size, array);
     }
     return "there is no array of that name";
 }
 
-/* An element of integers. */
+/* Element i of an integer array. */
 static inline int64_t hop_integer(const hop_array *array, size_t i) {
     uint64_t x = hop_bits(array->data + i * array->width, array->width), sign = (uint64_t)1 << (8 * array->width - 1);
     if (array->kind != 'i' || !(x & sign)) return (int64_t)(x & INT64_MAX);
     return -(int64_t)(~(x | ~(sign | (sign - 1)))) - 1;
 }
 
-/* An element of any kind. Floating point has 4 or 8 bytes in these files. */
+/* Element i of any array. Floats in these files have 4 or 8 bytes. */
 static inline double hop_real(const hop_array *array, size_t i) {
     uint64_t bits = hop_bits(array->data + i * array->width, array->width);
     uint32_t half = (uint32_t)bits;

@@ -1,4 +1,4 @@
-"""Golden vectors in Python: reads the folder that this file lies in, or another one. It needs numpy alone.
+"""Read golden vectors in Python, from this file's folder or another one. Needs only numpy.
 
 import hop_vectors
 
@@ -25,10 +25,10 @@ class Node:
     """A call of the program.
 
     Attributes:
-        name: in the program.
-        operator: what it calls, such as "aten.conv2d.default".
-        about: what vectors.json says of it: its arguments, its convention, its arrays.
-        arrays: numpy's arrays by name, such as "input", "weight.scale", "sums" and "output".
+        name: its name in the program.
+        operator: the operator that it calls, such as "aten.conv2d.default".
+        about: its entry in vectors.json: arguments, convention and arrays.
+        arrays: numpy arrays by name, such as "input", "weight.scale", "sums" and "output".
     """
 
     name: str
@@ -38,11 +38,11 @@ class Node:
 
 
 def read(folder: str | Path) -> list[Node]:
-    """The nodes of a folder, in the order in which the program runs them.
+    """Read the nodes of a folder, in the order in which the program runs them.
 
     Raises:
         OSError: a file is missing.
-        ValueError: a file is damaged, or of another version; the message names it.
+        ValueError: a file is damaged or has another version; the message names the file.
     """
     path = Path(folder) / "vectors.json"
     try:
@@ -51,20 +51,22 @@ def read(folder: str | Path) -> list[Node]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} lists no golden vectors: {_brief(error)}") from error
     if version != FORMAT:
-        raise ValueError(f"{path} is of version {_brief(version)}; this reader knows {FORMAT}")
-    described = [_described(path, i, node) for i, node in enumerate(nodes)]
-    if len({file for file, _ in described}) < len(described):
-        raise ValueError(f"{path} lists a file twice; each node has its own")
-    return [_node(path, node, *of) for node, of in zip(nodes, described, strict=True)]
+        raise ValueError(f"{path} has version {_brief(version)}; this reader supports version {FORMAT}")
+    files = [_array_types(path, i, node) for i, node in enumerate(nodes)]
+    if len({file for file, _ in files}) < len(files):
+        raise ValueError(f"{path} lists a file twice; each node needs a separate one")
+    return [_node(path, node, *entry) for node, entry in zip(nodes, files, strict=True)]
 
 
 def arrays(path: Path, compressed: bool = False) -> dict[str, Any]:
-    """The arrays of a file .npz, by name. Nothing is made on the word of a header: an array is as long as its part of
-    the file, and where parts may be `compressed`, at most 1,032 times as long, as deflate allows.
+    """Read the arrays of an .npz file, by name.
+
+    Headers cannot make it allocate more memory than the file justifies: an array is as long as its part of the file,
+    or, if `compressed` allows compressed parts, at most 1,032 times as long, the limit of deflate.
 
     Raises:
         OSError: there is no such file.
-        ValueError: the file is damaged, or holds something else than arrays of numbers.
+        ValueError: the file is damaged, or has anything other than arrays of numbers.
     """
     kinds = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) if compressed else (zipfile.ZIP_STORED,)
     try:
@@ -80,16 +82,16 @@ def arrays(path: Path, compressed: bool = False) -> dict[str, Any]:
 
 
 def _array(raw: bytes) -> Any:
-    """An array of numbers from the content of a file .npy."""
+    """An array of numbers from the content of a .npy file."""
     file = io.BytesIO(raw)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in readers:
-        raise ValueError(f"an array is of version {version}")
+        raise ValueError(f"an array has version {version}")
     shape, is_by_column, dtype = readers[version](file)
     size = dtype.itemsize * math.prod(shape)
     if dtype.hasobject:
-        raise ValueError("an array holds objects, which allow_pickle=False refuses")
+        raise ValueError("an array has objects, which are not supported (allow_pickle=False)")
     if not dtype.itemsize or size != len(raw) - file.tell():
         raise ValueError(f"an array of {dtype} of shape {_brief(shape)} has {len(raw) - file.tell()} bytes")
     flat = np.frombuffer(raw[file.tell() :], dtype) if size else np.empty(math.prod(shape), dtype)
@@ -101,24 +103,24 @@ def _brief(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _described(path: Path, i: int, node: Any) -> tuple[str, dict[str, Any]]:
+def _array_types(path: Path, i: int, node: Any) -> tuple[str, dict[str, Any]]:
     """The file of a node, and the dtypes and shapes of its arrays."""
     try:
         file, expected = node["file"], {n: (d["stored"], tuple(d["shape"])) for n, d in node["arrays"].items()}
         if Path(file).name != file:
-            raise ValueError(f"{_brief(file)} is no plain name of a file")
+            raise ValueError(f"{_brief(file)} is not a plain file name")
         _ = node["name"], node["operator"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: node {i} is not described as it should be: {_brief(repr(error))}") from error
+        raise ValueError(f"{path}: the description of node {i} is malformed: {_brief(repr(error))}") from error
     return file, expected
 
 
 def _node(path: Path, node: Any, file: str, expected: dict[str, Any]) -> Node:
-    held = arrays(path.parent / file)
-    shapes = {n: (x.dtype.name, x.shape) for n, x in held.items()}
+    found = arrays(path.parent / file)
+    shapes = {n: (x.dtype.name, x.shape) for n, x in found.items()}
     if shapes != expected:
         wrong = sorted(n for n in {*shapes, *expected} if shapes.get(n) != expected.get(n))
         raise ValueError(
-            f"{path.parent / file} does not hold what vectors.json says: {', '.join(map(str, wrong))[:_LONGEST]} differ"
+            f"{path.parent / file} does not match vectors.json: {', '.join(map(str, wrong))[:_LONGEST]} differ"
         )
-    return Node(node["name"], node["operator"], node, held)
+    return Node(node["name"], node["operator"], node, found)

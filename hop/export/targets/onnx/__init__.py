@@ -1,18 +1,19 @@
-"""Programs as ONNX models whose integers are those of the program.
+"""to_onnx: convert programs to ONNX models with the same integers.
 
-A program is lowered to core ATen, but for its products of integers, which become two operators of this package,
+A program is lowered to core ATen, except for its integer products, which become two operators of this package,
 
     hop_onnx::matmul(a, b, a_zero_point, b_zero_point) -> int32         ONNX MatMulInteger
     hop_onnx::convolution(x, w, x_zero_point, w_zero_point, ...) -> int32     ONNX ConvInteger
 
-on codes of 8 bits with at most one zero point each. Such a program still runs in PyTorch; torch.onnx translates it.
+on 8-bit codes with at most one zero point each. Such a program still runs in PyTorch, and torch.onnx translates it.
 
 operators.py  these operators
-products.py   products of codes less their zero points, of 8 or 16 bits
-factors.py    the same products, of 8-bit codes alone
-constants.py  what a program holds, and what is added to it
-others.py     what ONNX computes otherwise
-model.py      the ONNX model; constant codes of 4 bits are stored as INT4
+products.py   hop.out_dtype as products of 8- or 16-bit codes minus their zero points
+factors.py    these products as products of 8-bit codes
+constants.py  constants of a program, and new ones
+others.py     operators that torch.onnx or onnxruntime computes differently
+signed.py     a choice between uint8 and int8 weights that the runtime makes
+model.py      the ONNX model; constant 4-bit codes are stored as INT4
 """
 
 from hop.export.targets.onnx.model import to_onnx as to_onnx

@@ -1,4 +1,4 @@
-"""What a program determines before it runs, and constants that are added to it."""
+"""Constant values of a program, and constants added to it."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from torch.fx import Graph, Node
 
 from hop.compat import eager
 
-INT4 = "_int4"  # ends the names of constants that ONNX holds in 4 bits
+INT4 = "_int4"  # suffix of the names of constants that ONNX stores in 4 bits
 
 
 class Constants:
-    """The values in a graph that its parameters, buffers and constants alone determine; and new ones."""
+    """The values in a graph that depend only on parameters, buffers and constants; and new constants."""
 
     def __init__(self, program: ExportedProgram, graph: Graph) -> None:
         tensors, signature = {**program.constants, **program.state_dict}, program.graph_signature
@@ -32,11 +32,11 @@ class Constants:
         self.graph = graph
         self.specs = list(signature.input_specs)
         self.place = sum(spec.kind != InputKind.USER_INPUT for spec in self.specs)
-        self.made: dict[str, Tensor] = {}
+        self.added: dict[str, Tensor] = {}
         self.mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), Tensor))
 
     def find(self, node: Node) -> Tensor | None:
-        """The value of a node, None if it depends on an input."""
+        """The value of a node; None if it depends on an input."""
         if node not in self.constant:
             return None
         if node not in self.values:
@@ -46,9 +46,9 @@ class Constants:
         return self.values[node]
 
     def add(self, name: str, x: Tensor) -> Node:
-        """A new constant of the program."""
+        """Add a constant to the program."""
         x = x.detach().contiguous()
-        name = f"{name}_{len(self.made)}"
+        name = f"{name}_{len(self.added)}"
         if x.dtype == torch.int8 and x.numel() and int(x.min()) >= -8 and int(x.max()) <= 7:
             name += INT4
         inputs = self.graph.find_nodes(op="placeholder")
@@ -61,7 +61,7 @@ class Constants:
         node.meta["val"] = self.mode.from_tensor(x, static_shapes=True)
         self.specs.insert(self.place, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), node.name))
         self.place += 1
-        self.made[node.name] = x
+        self.added[node.name] = x
         self.values[node] = x
         self.constant.add(node)
         return node

@@ -1,4 +1,4 @@
-"""From products of codes less their zero points to products of bytes."""
+"""Rewrite products of codes minus their zero points as products of bytes."""
 
 import copy
 import functools
@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from hop.compat import tracing
 from hop.dispatch.operators import VIEW, aten, of
-from hop.export.rewrite.program import emit, graph_of, rebuilt
+from hop.export.rewrite.program import copy_graph, emit, with_graph
 from hop.export.targets.onnx.constants import Constants
-from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL, less, matmul
+from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL, matmul, minus_zero_point
 from hop.export.targets.onnx.others import replace_others
 
 _SAFE = 64  # 2 · 255 · 64 is an int16
@@ -25,24 +25,24 @@ _SAFE = 64  # 2 · 255 · 64 is an int16
 class _Factor(NamedTuple):
     """A factor of a product: views of codes - zero_point."""
 
-    codes: Node  # of 8 bits; of 9 bits and a sign, in int16, if `zero_point` is None
+    codes: Node  # 8 bits; or, if `zero_point` is None, also 9 bits and a sign in int16
     zero_point: Node | int | None = None
-    views: Sequence[tuple[Any, Sequence[Any]]] = ()  # operators and their other arguments, one after the other
+    views: Sequence[tuple[Any, Sequence[Any]]] = ()  # operators with their other arguments, in order
     signed: bool = False  # whether int8 stays int8
 
 
 class _Term(NamedTuple):
-    """sign · (codes - zero_point - rows), codes of 8 bits."""
+    """sign · (codes - zero_point - rows), with 8-bit codes."""
 
     codes: Tensor
-    zero_point: Tensor | None = None  # in their dtype, of shape (1,)
-    rows: Tensor | None = None  # int32, of one column
+    zero_point: Tensor | None = None  # of the codes' dtype and shape (1,)
+    rows: Tensor | None = None  # int32, one column
     sign: int = 1
 
 
 def in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram:
-    """The program with products of bytes."""
-    graph = graph_of(program)
+    """Rewrite a program's products as products of bytes."""
+    graph = copy_graph(program)
     constants = Constants(program, graph)
     for target in (MATMUL, CONVOLUTION):
         for node in graph.find_nodes(op="call_function", target=target):
@@ -54,7 +54,7 @@ def in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram:
                 if not is_matmul:
                     raise NotImplementedError(
                         f"to_onnx: {node.name} is a convolution of {a.meta['val'].dtype} and {b.meta['val'].dtype}; "
-                        "ONNX has integer convolutions of int8 and uint8 alone: give it codes of 8 bits"
+                        "ONNX only has integer convolutions of int8 and uint8: use 8-bit codes"
                     )
                 product = emit(node, lambda x, y: matmul(x, y, None, None), a, b)
             else:
@@ -64,14 +64,17 @@ def in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram:
     replace_others(graph)
     graph.eliminate_dead_code()
     signature = ExportGraphSignature(constants.specs, copy.deepcopy(program.graph_signature.output_specs))
-    return rebuilt(program, graph, signature, constants={**program.constants, **constants.made})
+    return with_graph(program, graph, signature, constants={**program.constants, **constants.added})
 
 
 def _factor(
     constants: Constants, node: Any, *, signed: bool = False, safe: bool = False, rows: bool = False
 ) -> _Factor | None:
-    """What is multiplied, None if it has more than 9 bits. A constant stays int8 if `signed`, or if small and `safe`
-    says that sums of two of its products with a byte may have 16 bits; else it becomes uint8."""
+    """A factor of a product; None if it has more than 9 bits.
+
+    A constant stays int8 if `signed`, or if it is small and `safe` says that sums of two of its products with a byte
+    must fit 16 bits; otherwise it becomes uint8.
+    """
     if (x := constants.find(node)) is not None and x.numel():
         low, high, name = int(x.min()), int(x.max()), f"{_source(node)}_codes"
         if low >= -128 and high <= 127 and (signed or (safe and max(-low, high) <= _SAFE)):
@@ -86,7 +89,7 @@ def _factor(
 
 
 def _source(node: Node) -> str:
-    """The placeholder that a constant comes from."""
+    """The name of the placeholder that a constant comes from."""
     while node.op != "placeholder" and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.name
@@ -96,8 +99,10 @@ _PAD = aten.constant_pad_nd.default
 
 
 def _difference(whole: Node, rows: bool) -> _Factor | None:
-    """Codes of 8 bits less their zero point, if `whole` is that. Zero points other than one, or, if `rows` says so, one
-    for each row, stay subtracted."""
+    """8-bit codes minus their zero point, if `whole` is of that form.
+
+    Only a single zero point, or with `rows` one per row, becomes the factor's zero point; others stay subtracted.
+    """
     views: list[tuple[Any, Sequence[Any]]] = []
     node: Any = whole
     while of(node.target).family is VIEW or _pads_by_zero(node):
@@ -129,7 +134,7 @@ def _is_one(x: Tensor) -> bool:
 
 
 def _before_cast(x: Any) -> Any:
-    """What codes were before they were cast to 16 bits."""
+    """The 8-bit codes before a cast to 16 bits; anything else is returned unchanged."""
     if isinstance(x, Node) and x.target is aten._to_copy.default and x.meta["val"].dtype == torch.int16:
         source: Any = x.args[0]
         return source if source.meta["val"].dtype in BYTES else x
@@ -142,7 +147,7 @@ def _products(target: Any, rest: Sequence[Any], lhs: Any, rhs: Any) -> Tensor:
     for a, b in itertools.product(_terms(*lhs), _terms(*rhs)):
         term = target(a.codes, b.codes, a.zero_point, b.zero_point, *rest)
         if a.rows is not None:
-            columns = less(b.codes, b.zero_point, torch.int32).sum(-2, keepdim=True, dtype=torch.int32)
+            columns = minus_zero_point(b.codes, b.zero_point, torch.int32).sum(-2, keepdim=True, dtype=torch.int32)
             term = term - a.rows * columns
         if a.sign * b.sign < 0:
             total = total - term
@@ -153,8 +158,7 @@ def _products(target: Any, rest: Sequence[Any], lhs: Any, rhs: Any) -> Tensor:
 
 
 def _padded(codes: Tensor, zero_point: Any, sides: Sequence[int]) -> Tensor:
-    """Codes whose difference from their one zero point is padded by 0: by that zero point, which may be computed when
-    the model runs."""
+    """Pad codes with their zero point, which may be computed at run time, so that their difference is padded with 0."""
     if zero_point is None:
         return _PAD(codes, sides)
     zero = zero_point.to(torch.int32) if isinstance(zero_point, Tensor) else zero_point
@@ -162,13 +166,15 @@ def _padded(codes: Tensor, zero_point: Any, sides: Sequence[int]) -> Tensor:
 
 
 def _terms(codes: Tensor, zero_point: Any, views: Any, signed: bool) -> list[_Term]:
-    """A factor as the sum of at most two terms. onnxruntime has no fast kernel for signed codes on the left on most
-    CPUs, so that they move by 128."""
+    """A factor as a sum of at most two terms.
+
+    On most CPUs onnxruntime has no fast kernel for signed codes on the left, so these are shifted by 128.
+    """
     for view, args in views:
         codes = _padded(codes, zero_point, args[0]) if view is _PAD else view(codes, *args)
     if codes.dtype == torch.int16:
-        wide = codes.to(torch.int32)  # 255 at most, as _factor has seen: the parts hold all of it
-        positive, negative = (x.clamp(0, 255).to(torch.uint8) for x in (wide, wide * -1))
+        x = codes.to(torch.int32)  # _factor has checked that magnitudes are at most 255
+        positive, negative = (part.clamp(0, 255).to(torch.uint8) for part in (x, x * -1))
         return [_Term(positive), _Term(negative, sign=-1)]
     rows = None
     if isinstance(zero_point, Tensor):

@@ -1,4 +1,4 @@
-"""From the program to the ONNX model."""
+"""to_onnx, and the passes on its ONNX model."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hop.compat.export import as_decomposition
-from hop.export.rewrite.numbers import numbers_held
+from hop.export.rewrite.numbers import float64_numbers_as_constants
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.constants import INT4
 from hop.export.targets.onnx.factors import in_bytes
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
 _OPSET = 21  # the first that has INT4
-_SMALL = 1024  # elements up to which constants are computed when a program is exported
+_SMALL = 1024  # constants with at most this many elements are folded at export
 
 
 def to_onnx(
     program: ExportedProgram, *, weights: torch.dtype | None = None, exact: bool = False, **options: Any
 ) -> "ONNXProgram":
-    """An exported program as an ONNX model, with the same integers.
+    """Convert an exported program to an ONNX model with the same integers.
 
-    Products of integers become MatMulInteger and ConvInteger on codes of 8 bits, and everything else what core ATen is
-    in ONNX. Constant codes are stored in bytes, those of 4 bits in products of matrices as INT4.
+    Integer products become MatMulInteger and ConvInteger on 8-bit codes; everything else is translated from core ATen.
+    Constant codes are stored in bytes, 4-bit codes of matrix products as INT4.
 
     Args:
-        program: an exported program, with operators of this library or without.
-        weights: how the right factor of a matrix product is multiplied where it is a constant of codes beyond -64 to
-            64: as torch.uint8, which onnxruntime does exactly on every CPU; as torch.int8, which it does faster, but on
-            x86 CPUs without VNNI wrongly, where it saturates sums of two products at 16 bits; or, by default, as int8
-            where a product of the largest codes, computed when the model is loaded, is exact, else as uint8.
-        exact: whether functions, norms and softmax of floats are ours: correctly rounded and summed in
-            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime computes
-            them by operators of its own, whose last bits differ; what is quantized then differs by a code here and
-            there. Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
-        options: more arguments of torch.onnx.export, such as `input_names`, `output_names` or `opset_version` (21, the
-            first that has INT4). Dynamic shapes are those of the program.
+        program: an exported program, with or without operators of this library.
+        weights: the dtype of the right factor of a matrix product if it is a constant with codes outside -64 to 64.
+            torch.uint8 is exact in onnxruntime on every CPU. torch.int8 is faster, but wrong on x86 CPUs without VNNI,
+            where onnxruntime saturates sums of two products at 16 bits. By default the model uses int8 if a test
+            product, computed when the model is loaded, is exact, and uint8 otherwise.
+        exact: whether to use our implementations of float functions, norms and softmax: correctly rounded and summed in
+            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime's
+            operators compute them; their last bits differ, and so does an occasional code quantized from them.
+            Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
+        options: further arguments of torch.onnx.export, such as `input_names`, `output_names` or `opset_version` (21,
+            the first with INT4). Dynamic shapes are those of the program.
 
     Returns:
         A torch.onnx.ONNXProgram: `save` writes it to a file, `model_proto` is the model.
 
     Raises:
-        ImportError: onnx or onnxscript is missing.
-        TypeError: `program` is no ExportedProgram.
+        ImportError: onnx or onnxscript is not installed.
+        TypeError: `program` is not an ExportedProgram.
         ValueError: `weights` is another dtype.
         NotImplementedError: the program has a convolution of 16-bit integers, or average pooling of integers with
-            ceil_mode, which ONNX has not.
+            ceil_mode, which ONNX does not have.
     """
     check_program(program, "to_onnx")
     if weights is not None and weights not in BYTES:
@@ -68,7 +68,7 @@ def to_onnx(
     table[out_dtype] = as_decomposition(product)
     with contextlib.nullcontext() if exact else functions.of_runtime():
         lowered = program.run_decompositions(table)
-    lowered = in_bytes(numbers_held(lowered), weights or torch.uint8)
+    lowered = in_bytes(float64_numbers_as_constants(lowered), weights or torch.uint8)
     translations: dict[Any, Any] = {
         MATMUL: _onnx_matmul,
         CONVOLUTION: _onnx_convolution,
@@ -87,9 +87,11 @@ def to_onnx(
 
 
 def _simplify(model: Any, optimizer: Any) -> None:
-    """Compute what constants determine. onnxscript's `optimize_ir` would also drop factors within 10^-5 of 1, and terms
-    below 10^-8. Constants as large as weights are left for when the model is loaded: decoded, they are many times as
-    large."""
+    """Fold constants and clean up.
+
+    onnxscript's `optimize_ir` would also drop factors within 10^-5 of 1, and terms below 10^-8. Constants as large as
+    weights are folded when the model is loaded instead, because decoded they are many times larger.
+    """
     from onnx_ir.passes import common
 
     common.InlinePass()(model)
@@ -109,14 +111,13 @@ def _simplify(model: Any, optimizer: Any) -> None:
         cleaning(model)
 
 
-_OF_ANY_TYPE = frozenset(
-    "Cast CastLike Constant Flatten Identity Reshape Shape Size Squeeze Transpose Unsqueeze".split()
-)
+_ANY_TYPE = frozenset("Cast CastLike Constant Flatten Identity Reshape Shape Size Squeeze Transpose Unsqueeze".split())
 
 
 def _widen(model: Any) -> None:
-    """Let operators that onnxruntime has for wider types alone run on those, between casts: of 16-bit integers on 32
-    bits, of 8-bit floats on float32."""
+    """Insert casts around operators that onnxruntime only has for wider types: 16-bit integers to 32 bits, 8-bit floats
+    to float32.
+    """
     import onnx_ir as ir
 
     kinds = ir.DataType
@@ -128,7 +129,7 @@ def _widen(model: Any) -> None:
         return result
 
     for node in list(model.graph):
-        if node.op_type in _OF_ANY_TYPE:
+        if node.op_type in _ANY_TYPE:
             continue
         for i, x in enumerate(node.inputs):
             if x is not None and x.dtype in wide:
@@ -149,7 +150,7 @@ def _widen(model: Any) -> None:
 
 
 def _pack(model: Any) -> None:
-    """Store constants of 4 bits in 4 bits."""
+    """Store constants of 4-bit codes in 4 bits."""
     import ml_dtypes
     import onnx_ir as ir
 
@@ -171,7 +172,7 @@ def _pack(model: Any) -> None:
 
 
 def _operators() -> Any:
-    """Those of ONNX, which are recorded when they are called."""
+    """ONNX's operators, which record their calls."""
     from onnxscript import opset21
 
     return opset21

@@ -1,4 +1,4 @@
-"""Products of integers, and a division, as operators that PyTorch runs and ONNX has."""
+"""Integer products and a division as operators that run in PyTorch and exist in ONNX."""
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ _library.define(
 _library.define("floor_divide(Tensor a, Tensor b) -> Tensor")
 
 
-def less(x: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+def minus_zero_point(x: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if zero_point is None else x.to(dtype) - zero_point.to(dtype)
 
 
 def matmul(a: Tensor, b: Tensor, a_zero_point: Tensor | None, b_zero_point: Tensor | None) -> Tensor:
-    return torch.matmul(less(a, a_zero_point, torch.int32), less(b, b_zero_point, torch.int32))
+    return torch.matmul(minus_zero_point(a, a_zero_point, torch.int32), minus_zero_point(b, b_zero_point, torch.int32))
 
 
 def _convolution(
@@ -33,8 +33,8 @@ def _convolution(
     dilations: list[int],
     group: int,
 ) -> Tensor:
-    wide = torch.float64  # exact: products of bytes are below 2^16
-    x, w = less(x, x_zero_point, wide), less(w, w_zero_point, wide)
+    dtype = torch.float64  # exact: products of bytes are below 2^16
+    x, w = minus_zero_point(x, x_zero_point, dtype), minus_zero_point(w, w_zero_point, dtype)
     n = x.dim() - 2
     sides = [p for d in reversed(range(n)) for p in (pads[d], pads[n + d])]
     x = torch.nn.functional.pad(x, sides)

@@ -1,4 +1,4 @@
-"""What torch.onnx or onnxruntime compute otherwise than PyTorch, or not at all, made of what they do."""
+"""Replace operators that torch.onnx or onnxruntime computes differently from PyTorch, or not at all."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ def _replacement(node: Any) -> Node | None:
     if node.target is aten.div.Tensor_mode and node.kwargs["rounding_mode"] == "floor" and integer:
         return emit(node, _floor_divided, *node.args)  # torch.onnx divides float32
     is_maximum = node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0
-    if is_maximum and not value(x.args[0]).is_floating_point():  # ONNX takes that of floats and bytes alone
+    if is_maximum and not value(x.args[0]).is_floating_point():  # ONNX only has it for floats and bytes
         return emit(node, functools.partial(_maximum, x.target), *x.args)
     if node.target in _MEANS and value(x).dtype == torch.float64:
         return emit(node, functools.partial(_mean, _MEANS[node.target]), *node.args)
@@ -59,9 +59,9 @@ def _mean(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> Tensor:
-    """Average pooling in the order in which PyTorch sums, of slices: onnxruntime pools float32 alone."""
+    """Average pooling from slices, in PyTorch's order of summation; onnxruntime only pools float32."""
     if ceil_mode:
-        raise NotImplementedError("to_onnx: average pooling of integers with ceil_mode=True has no form in ONNX")
+        raise NotImplementedError("to_onnx: average pooling of integers with ceil_mode=True does not exist in ONNX")
     kernel, stride, padding = ([*v] * (n // len(v)) for v in (kernel, stride or kernel, padding))
     pads = [p for size in reversed(padding) for p in (size, size)]
 

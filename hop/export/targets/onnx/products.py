@@ -1,4 +1,4 @@
-"""From hop.out_dtype to products of codes less their zero points, of 8 or 16 bits."""
+"""Rewrite hop.out_dtype as products of 8- or 16-bit codes minus their zero points."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _CODES = (*BYTES, torch.int16)
 
 
 def product(op: Any, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
-    """out_dtype(op, dtype, *args): one of our products if it is one of integers, else what it means."""
+    """out_dtype(op, dtype, *args): one of our products if its factors are integers, else the reference."""
     result = None
     if dtype == torch.int32:
         result = _as_matmul(op, args, kwargs)
@@ -32,7 +32,7 @@ def _as_matmul(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     if op is aten.linear.default and _are_codes(*args[:2]) and args[0].dim() > 1 and args[1].dim() == 2:
         x, weight = args[:2]
         bias = args[2] if len(args) > 2 else None
-        y = MATMUL(x, weight.permute(1, 0), None, None)  # of any number of dimensions, unlike aten.mm
+        y = MATMUL(x, weight.permute(1, 0), None, None)  # supports any number of dimensions, unlike aten.mm
         return y if bias is None else y + bias.to(torch.int32)
     product = as_product(op, args, kwargs)
     if product is None or not _are_codes(product.lhs, product.rhs):
@@ -61,7 +61,7 @@ def _both(conv: Convolution) -> list[int]:
 
 
 def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
-    """A convolution whose padding is "same" or "valid", without padding, and the padding of both ends."""
+    """A convolution with padding "same" or "valid", rewritten without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1
     dilation = (

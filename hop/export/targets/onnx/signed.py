@@ -1,9 +1,10 @@
-"""Products of uint8 and int8, where the runtime multiplies them exactly: the model asks it.
+"""Choose between uint8 and int8 weights when the model is loaded, depending on the CPU.
 
 onnxruntime multiplies uint8 by int8 about twice as fast as uint8 by uint8, but on x86 CPUs without VNNI it saturates
-sums of two products at 16 bits. So weights are held in int8, and a product of the largest codes, whose integers are
-known, says which of two forms a model takes: the weights as they are, or moved to uint8. onnxruntime computes what
-depends on no input when it loads a model, the question among it, and keeps one form."""
+sums of two products at 16 bits. Weights are therefore stored in int8, and a product of the largest codes, whose result
+is known, decides between two branches: the weights unchanged, or shifted to uint8. onnxruntime folds constants when it
+loads a model, including this test, and keeps one branch.
+"""
 
 from typing import Any
 
@@ -15,20 +16,19 @@ _MIDDLE = 128
 
 
 def choose_signed(model: Any) -> None:
-    """Let each product of uint8 codes and a constant of uint8, with the zero point 128, be one of int8 where that is
-    exact."""
+    """Let each product of uint8 codes with a constant of uint8 with zero point 128 use int8 if that is exact."""
     import onnx_ir as ir
 
-    products = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_moved(model, node)]
+    products = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_shifted(model, node)]
     if not products:
         return
-    exact = _question(ir, model.graph)
+    exact = _exactness_test(ir, model.graph)
     weights: dict[str, Any] = {}
     for node in products:
         b = node.inputs[1]
         if b.name not in weights:
-            weights[b.name] = _held(ir, model.graph, b)
-        forms = {name: _form(ir, node, weights[b.name], name) for name in ("then_branch", "else_branch")}
+            weights[b.name] = _int8_initializer(ir, model.graph, b)
+        forms = {name: _branch(ir, node, weights[b.name], name) for name in ("then_branch", "else_branch")}
         choice = ir.node("If", [exact], {name: ir.AttrGraph(name, form) for name, form in forms.items()})
         chosen, y = choice.outputs[0], node.outputs[0]
         chosen.name, chosen.type, chosen.shape, y.name = y.name, y.type, y.shape, f"{y.name}_before"
@@ -40,8 +40,8 @@ def choose_signed(model: Any) -> None:
             del model.graph.initializers[name]
 
 
-def _is_moved(model: Any, node: Any) -> bool:
-    """Whether the right factor is a constant of uint8 whose zero point is 128, and the left one uint8."""
+def _is_shifted(model: Any, node: Any) -> bool:
+    """Whether the right factor is a constant of uint8 with zero point 128, and the left one uint8."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return False
     (a, b, _, zero), initializers = node.inputs, model.graph.initializers
@@ -59,14 +59,14 @@ def _initializer(ir: Any, graph: Any, name: str, data: Any) -> Any:
     return value
 
 
-def _held(ir: Any, graph: Any, b: Any) -> Any:
+def _int8_initializer(ir: Any, graph: Any, b: Any) -> Any:
     """The constant in int8."""
     codes = graph.initializers[b.name].const_value.numpy()
     return _initializer(ir, graph, f"{b.name}_int8", (codes ^ np.uint8(_MIDDLE)).view(np.int8))
 
 
-def _question(ir: Any, graph: Any) -> Any:
-    """Whether products of the largest codes are exact: a boolean that depends on no input."""
+def _exactness_test(ir: Any, graph: Any) -> Any:
+    """A constant boolean: whether products of the largest codes are exact."""
     largest = np.tile(np.array([127, -128], dtype=np.int8), (_INNER, _COLUMNS // 2))
     b = _initializer(ir, graph, "hop_asked_weights", largest)
     wanted = _initializer(ir, graph, "hop_asked_sums", largest[:1].astype(np.int32) * (255 * _INNER))
@@ -88,8 +88,8 @@ def _question(ir: Any, graph: Any) -> Any:
     return exact
 
 
-def _form(ir: Any, node: Any, weight: Any, name: str) -> Any:
-    """One of both branches: it reads the values of the graph around it."""
+def _branch(ir: Any, node: Any, weight: Any, name: str) -> Any:
+    """One of the two branches, which reads values of the enclosing graph."""
     a, _, zero, middle = node.inputs
     nodes = []
     if name == "then_branch":

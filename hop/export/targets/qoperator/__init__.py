@@ -1,4 +1,6 @@
-"""Programs of integers as ONNX files of onnxruntime's operators of integers: QLinearConv, QGemm and their like."""
+"""to_qoperator: convert integer programs to ONNX files with onnxruntime's integer operators, such as QLinearConv and
+QGemm.
+"""
 
 from hop.export.targets.qoperator.model import QOperatorModel as QOperatorModel
 from hop.export.targets.qoperator.model import to_qoperator as to_qoperator

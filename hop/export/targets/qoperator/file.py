@@ -1,4 +1,4 @@
-"""An ONNX file of codes in the making."""
+"""An ONNX file of codes under construction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 from hop.export.targets.models import Names
 
 _OPSET, _IR = 21, 10
-CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
+CONTRIB = "com.microsoft"  # the domain of onnxruntime's additional operators
 
 
 def helper(caller: str) -> Any:
-    """onnx.helper. Raises ImportError where onnx is not installed."""
+    """Import onnx.helper. Raises ImportError if onnx is not installed."""
     try:
         from onnx import helper
     except ImportError as error:
@@ -22,9 +22,9 @@ def helper(caller: str) -> Any:
 
 
 class File:
-    """Tensors and nodes, in the order in which they are added. A tensor is named; names are not taken twice.
+    """Tensors and nodes, in the order in which they are added. A tensor is identified by its unique name.
 
-    weights: as which dtype the codes of weights are written beside activations of uint8.
+    weights: the dtype of the codes of weights that are multiplied with uint8 activations.
     """
 
     def __init__(self, weights: torch.dtype) -> None:
@@ -35,8 +35,8 @@ class File:
         self.units: dict[str, tuple[float, int]] = {}
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.known: dict[Any, str] = {}  # constants of few numbers
-        self.held: set[str] = set()  # constants by name
+        self.known: dict[Any, str] = {}  # names of small constants, by value
+        self.stored: set[str] = set()  # names of all constants
 
     def tensor(
         self,
@@ -46,7 +46,7 @@ class File:
         quantization: Any = None,
         data: Tensor | None = None,
     ) -> str:
-        """A new tensor; returns its name. `quantization` is its scales, its zero points and their dimension."""
+        """Add a tensor and return its name. `quantization` has the scales, zero points and dimension."""
         unique = self.names.free(name)
         self.sizes[unique], self.dtypes[unique] = tuple(shape), dtype
         if quantization is not None and len(quantization[0]) == 1:
@@ -54,12 +54,12 @@ class File:
         if data is not None:
             from onnx import numpy_helper
 
-            self.held.add(unique)
+            self.stored.add(unique)
             self.constants.append(numpy_helper.from_array(data.to(dtype).contiguous().numpy(), unique))
         return unique
 
     def numbers(self, values: Sequence[float], dtype: torch.dtype, name: str, scalar: bool = False) -> str:
-        """A constant of one dimension, or of none."""
+        """A constant with one dimension, or none if `scalar`."""
         key = (tuple(values), dtype, scalar)
         if key not in self.known:
             data = torch.tensor(list(values), dtype=dtype)
@@ -77,7 +77,7 @@ class File:
         return tensor
 
     def node(self, op: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
-        """A node that gives `output`, which it returns."""
+        """Add a node that computes `output`; returns `output`."""
         self.nodes.append(self.helper.make_node(op, list(inputs), [output], name=output, domain=domain, **attributes))
         return output
 
@@ -85,17 +85,17 @@ class File:
         return self.node("Transpose", [tensor], output, perm=list(by))
 
     def finish(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> bytes:
-        """The bytes, with the inputs and the outputs of the graph."""
+        """The file's bytes, given the inputs and outputs of the graph."""
         import onnx
 
-        taken, infos = set(inputs.values()) | self.held, []
+        taken, infos = set(inputs.values()) | self.stored, []
         for name, tensor in outputs.items():
-            if tensor in taken:  # an output is a tensor of its own
+            if tensor in taken:  # an output must be a separate tensor
                 tensor = self.node("Identity", [tensor], self.tensor(name, self.sizes[tensor], self.dtypes[tensor]))
             taken.add(tensor)
             infos.append(tensor)
         shown = {*inputs.values(), *infos}
-        unshown = [n for n in self.sizes if n not in shown and n not in self.held]
+        unshown = [n for n in self.sizes if n not in shown and n not in self.stored]
         graph = self.helper.make_graph(
             self.nodes,
             "program",
@@ -114,8 +114,9 @@ class File:
         return self.helper.make_tensor_value_info(name, kind(self.dtypes[name]), self.sizes[name])
 
     def _annotations(self) -> Iterator[Any]:
-        """Scales and zero points of codes, as ONNX notes them: by constants that nodes read, as onnxruntime warns of
-        others."""
+        """ONNX's quantization annotations of codes, only with constants that nodes read, because onnxruntime warns of
+        others.
+        """
         import onnx
 
         for name, (scale, zero) in self.units.items():

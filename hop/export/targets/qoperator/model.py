@@ -1,4 +1,4 @@
-"""Programs of integers as ONNX files of onnxruntime's operators of integers."""
+"""to_qoperator."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -23,30 +23,31 @@ class QOperatorModel(Model):
 
     Args:
         buffer: its bytes.
-        tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
-            node's each of its dimensions is.
+        tensors: for each node of the program with codes, the name of the file's tensor, and which of the node's
+            dimensions each of its dimensions is.
     """
 
 
 def to_qoperator(program: ExportedProgram, *, weights: torch.dtype = torch.uint8) -> QOperatorModel:
-    """A program that `to_integer(program, target=hop.export.targets.ONNX_INTEGER)` gave as an ONNX file of
-    onnxruntime's operators of integers, which give the same codes: its format QOperator.
+    """Convert a program to an ONNX file with onnxruntime's integer operators (format QOperator), which return the same
+    codes.
 
-    Inputs and outputs of the file are the codes of those of the program; scales and zero points of tensors stand in
-    its quantization annotations. Sizes are static.
+    The file's inputs and outputs are the codes of the program's; scales and zero points of tensors are in its
+    quantization annotations. Sizes are static.
 
     Args:
-        program: of activations of uint8 or int8, and weights of int8.
-        weights: as which dtype the codes of weights are written beside activations of uint8: as torch.uint8, 128 more,
-            which onnxruntime multiplies exactly on every CPU; or as torch.int8, which it does faster, but on x86 CPUs
-            without VNNI wrongly where two products leave 16 bits. Beside activations of int8 it has int8 alone.
+        program: from `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, with uint8 or int8 activations and
+            int8 weights.
+        weights: the dtype of the codes of weights that are multiplied with uint8 activations. torch.uint8, shifted by
+            128, is exact in onnxruntime on every CPU. torch.int8 is faster, but wrong on x86 CPUs without VNNI if two
+            products exceed 16 bits. With int8 activations, onnxruntime only supports int8.
 
     Raises:
         ImportError: onnx is not installed.
-        TypeError: `program` is no ExportedProgram.
+        TypeError: `program` is not an ExportedProgram.
         ValueError: `weights` is another dtype.
-        NotImplementedError: a node is no operator on codes of int8 or uint8, or one that onnxruntime has no operator
-            for, or its convention is not onnxruntime's. It is named.
+        NotImplementedError: a node is not an operator on int8 or uint8 codes, has no counterpart in onnxruntime, or has
+            another convention; the message names it.
     """
     check_program(program, "to_qoperator")
     if weights not in BYTES:
@@ -57,5 +58,5 @@ def to_qoperator(program: ExportedProgram, *, weights: torch.dtype = torch.uint8
 class _Writer(Writer):
     caller, runtime, model = "to_qoperator", "onnxruntime", QOperatorModel
     formats = (INT8, UINT8)
-    written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
+    converters: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
     padded = staticmethod(padded)

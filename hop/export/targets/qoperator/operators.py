@@ -1,9 +1,8 @@
-"""What each family of operators becomes in a file of onnxruntime's operators of integers: one function each, which
-reads a call and fills its result's codes.
+"""Converters of operator families to onnxruntime's integer operators: each reads a call and sets its result's codes.
 
-Tensors lie as in the program. A range after an operator is a Clip of codes, a change of scale a concatenation of one
-part, which onnxruntime does by a table. (Between DequantizeLinear and QuantizeLinear it joins changes that follow each
-other.) A function of single codes is a table that the file has.
+Tensors have the program's layout. A range after an operator is a Clip of codes; a change of scale is a concatenation
+with one part, which onnxruntime computes by a table. (Between DequantizeLinear and QuantizeLinear it would merge
+consecutive changes.) A function of single codes is a table in the file.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from hop.numerics.scale_rules import Static
 
 _CONVOLUTIONS = {aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3}
 _LEAST, _MOST = 2.0**-32, 2.0**8  # factors of means
-_UNSIGNED = 128  # what is added to codes of int8 to make them uint8
+_UNSIGNED = 128  # added to int8 codes to make them uint8
 
 
 def each(x: Any, n: int, default: int) -> list[int]:
@@ -69,7 +68,7 @@ def _matrix(step: Step) -> None:
         _matmul(step, x, weight)
         return
     if step.op is not aten.linear.default or not isinstance(weight, Weight):
-        raise NotImplementedError("a fully connected layer has a constant weight; of two activations bmm is written")
+        raise NotImplementedError("a fully connected layer needs a constant weight; products of activations need bmm")
     (channels, width), rows = weight.codes.shape, torch.Size(x.shape[:-1]).numel()
     flat = sized(file, tensor(file, x), (rows, width), f"{step.result.name}_rows")
     operands = [flat, *units(file, x), *_weight(step, x, weight, weight.codes.t())]
@@ -82,7 +81,7 @@ def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
     file = step.file
     if isinstance(other, Weight):
         if other.scales.numel() != 1:
-            raise NotImplementedError("the second operand of a product of activations has one scale")
+            raise NotImplementedError("the second operand of a product of activations must have one scale")
         second = _weight(step, x, other, other.codes)
     else:
         second = operand(file, other)
@@ -94,7 +93,7 @@ def _convolution(step: Step) -> None:
     x, weight, file = step.arg(0), step.arg(1), step.file
     n = _CONVOLUTIONS.get(step.op, 0)
     if not isinstance(weight, Weight) or len(x.shape) != n + 2:
-        raise NotImplementedError("convolutions in batches, with a constant weight, are written")
+        raise NotImplementedError("only batched convolutions with a constant weight are supported")
     stride, pad, dilation = (each(step.arg(i), n, d) for i, d in ((3, 1), (4, 0), (5, 1)))
     operands = [*operand(file, x), *_weight(step, x, weight, weight.codes), *units(file, step.result)]
     bias = _bias(step, x, weight)
@@ -108,7 +107,7 @@ def _convolution(step: Step) -> None:
 def _both(step: Step) -> list[list[str]]:
     operands = step.arg(0), step.arg(1)
     if not all(isinstance(x, Codes) for x in operands):
-        raise NotImplementedError("both operands must be quantized: an operand of floats is not written")
+        raise NotImplementedError("both operands must be quantized: float operands are not supported")
     return [operand(step.file, x) for x in operands]
 
 
@@ -122,10 +121,10 @@ def _sum(step: Step) -> None:
 
 
 def _difference(step: Step, a: Sequence[str], b: Sequence[str]) -> None:
-    """Of floats: there is none of codes."""
+    """Subtract in floats, because onnxruntime has no integer operator for it."""
     check_convention(step, Division)
     if step.arg(2, 1) != 1 or step.kwargs.get("alpha", 1) != 1:
-        raise NotImplementedError("a difference is written with the factor 1")
+        raise NotImplementedError("subtraction is supported with alpha=1 only")
     file, name = step.file, step.result.name
     floats = [
         file.node("DequantizeLinear", own, file.tensor(f"{name}operand", file.sizes[own[0]], torch.float32))
@@ -145,7 +144,7 @@ def _concatenation(step: Step) -> None:
     check_convention(step, Division)
     parts, dim = step.arg(0), step.arg(1, 0) % len(step.result.shape)
     if any(p.dtype != step.result.dtype for p in parts):
-        raise NotImplementedError("QLinearConcat takes codes of one dtype, which its result has")
+        raise NotImplementedError("QLinearConcat needs all codes in the dtype of its result")
     operands = [name for p in parts for name in operand(step.file, p)]
     give(step, step.result, "QLinearConcat", [*units(step.file, step.result), *operands], CONTRIB, axis=dim)
 
@@ -154,7 +153,7 @@ def _concatenation(step: Step) -> None:
 
 
 def _global_mean(step: Step, x: Codes, dims: Sequence[int]) -> None:
-    """A mean over dimensions, which come last then."""
+    """A mean over dimensions, which are moved to the end."""
     file, kept = step.file, [d for d in range(len(x.shape)) if d not in dims]
     image, by = tensor(file, x), [*kept, *dims]
     if by != sorted(by):
@@ -163,8 +162,8 @@ def _global_mean(step: Step, x: Codes, dims: Sequence[int]) -> None:
     sizes = torch.Size([x.shape[d] for d in kept]).numel(), torch.Size([x.shape[d] for d in dims]).numel()
     if not _LEAST <= x.scale / (step.result.scale * sizes[1]) < _MOST:
         raise NotImplementedError(
-            f"the scale {x.scale} over {step.result.scale} and {sizes[1]} elements is beyond 2^-32 to 2^8, which "
-            "QLinearGlobalAveragePool takes"
+            f"the scale {x.scale} divided by {step.result.scale} and {sizes[1]} elements is outside 2^-32 to 2^8, the "
+            "range of QLinearGlobalAveragePool"
         )
     image = sized(file, image, (1, *sizes), f"{step.result.name}_rows")
     operands = [image, *units(file, x), *units(file, step.result)]
@@ -186,7 +185,7 @@ def _mean(step: Step) -> None:
     else:
         pool = _window(step)
         if step.arg(6) is not None or step.arg(4, False):
-            raise NotImplementedError("divisor_override and ceil_mode are not written")
+            raise NotImplementedError("divisor_override and ceil_mode are not supported")
         pool["count_include_pad"] = int(step.arg(5, True))
     if pool["kernel_shape"] == list(x.shape[2:]) and not any(pool["pads"]):
         _global_mean(step, x, [2, 3])
@@ -196,9 +195,9 @@ def _mean(step: Step) -> None:
 
 
 def _window(step: Step) -> dict[str, Any]:
-    """The window of a pool of two dimensions."""
+    """The window of a two-dimensional pool."""
     if len(step.arg(0).shape) != 4:
-        raise NotImplementedError("pools of two dimensions, in batches, are written")
+        raise NotImplementedError("only batched two-dimensional pools are supported")
     kernel = each(step.arg(1), 2, 1)
     stride, pad = each(step.arg(2) or kernel, 2, 1), each(step.arg(3, 0), 2, 0)
     return {"kernel_shape": kernel, "strides": stride, "pads": [*pad, *pad]}
@@ -207,9 +206,9 @@ def _window(step: Step) -> dict[str, Any]:
 def _maximum(step: Step) -> None:
     check_convention(step, Division)
     if step.op is not aten.max_pool2d.default:
-        raise NotImplementedError("pools of two dimensions, in batches, are written")
+        raise NotImplementedError("only batched two-dimensional pools are supported")
     if step.arg(5, False):
-        raise NotImplementedError("ceil_mode is not written")
+        raise NotImplementedError("ceil_mode is not supported")
     x, pool = step.arg(0), _window(step)
     output = like(x, step.result.shape, step)
     give(step, output, "MaxPool", [tensor(step.file, x)], dilations=each(step.arg(4, 1), 2, 1), **pool)
@@ -224,11 +223,11 @@ def _softmax(step: Step) -> None:
 
 
 def _function(step: Step) -> None:
-    """Any function of one code, by what its convention gives for all of them."""
+    """Any function of single codes, as a table of its convention's results for all codes."""
     x, file, rule, result = step.arg(0), step.file, step.convention, step.result
     assert rule is not None
     info = torch.iinfo(x.dtype)
-    every = torch.arange(256).to(torch.uint8).view(x.dtype)  # a code below 0 is a place from the end
+    every = torch.arange(256).to(torch.uint8).view(x.dtype)  # Gather counts negative codes from the end
     format = {f.dtype: f for f in (INT8, UINT8)}
     quantizer = Quantizer(format[x.dtype], (-1,), Static(affine=True))
     output = Quantizer(format[result.dtype], (-1,), Static(affine=True, requantize=rule))
@@ -237,8 +236,8 @@ def _function(step: Step) -> None:
         step.op, output, [operand, *step.args[1:]], step.kwargs, [result.scale, result.zero], None, []
     )
     values = file.tensor(f"{result.name}_table", (info.max - info.min + 1,), result.dtype, data=table)
-    wide = file.tensor(f"{result.name}_places", x.shape, torch.int32)
-    places = file.node("Cast", [tensor(file, x)], wide, to=kind(torch.int32))
+    cast = file.tensor(f"{result.name}_places", x.shape, torch.int32)
+    places = file.node("Cast", [tensor(file, x)], cast, to=kind(torch.int32))
     result.tensors[result.plain] = file.node("Gather", [values, places], new(file, result, result.plain), axis=0)
 
 
@@ -257,7 +256,7 @@ def _rows(step: Step) -> None:
     if isinstance(table, Weight) and table.scales.numel() == 1:
         table = step.constant(table)
     if not isinstance(table, Codes) or not isinstance(places, Index):
-        raise NotImplementedError("an embedding is written of a table with one scale, at places that are an input")
+        raise NotImplementedError("an embedding needs a table with one scale, and indices that are an input")
     give(step, like(table, step.result.shape, step), "Gather", [tensor(step.file, table), places.tensor], axis=0)
 
 
@@ -265,7 +264,7 @@ def _nearest(step: Step) -> None:
     x = step.arg(0)
     pairs = list(zip(x.shape[2:], step.result.shape[2:], strict=True))
     if step.op is not aten.upsample_nearest2d.vec or len(x.shape) != 4 or any(out % n for n, out in pairs):
-        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+        raise NotImplementedError("nearest-neighbor resizing is supported for images and integer factors only")
     sizes = step.file.numbers(step.result.shape, torch.int64, "sizes")
     how = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
     give(step, like(x, step.result.shape, step), "Resize", [tensor(step.file, x), "", "", sizes], **how)
@@ -286,4 +285,4 @@ WRITTEN: dict[families.Family, Callable[[Step], None]] = {
     families.EMBEDDING: _rows,
     families.VIEW: viewed,
 }
-"""How each family is written. A function raises NotImplementedError for a call that onnxruntime has no operator for."""
+"""The converter of each family. It raises NotImplementedError for a call that onnxruntime has no operator for."""

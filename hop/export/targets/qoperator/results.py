@@ -1,4 +1,4 @@
-"""The result of a node in a file of onnxruntime's operators of integers: in the sizes, units and range of its codes."""
+"""The result of a node in an ONNX file: adjust the sizes, units and range of its codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from hop.numerics.requantization import Convention
 def check_convention(step: Step, kind: type[Convention]) -> None:
     if step.convention is not None and not isinstance(step.convention, kind):
         raise NotImplementedError(
-            f"its convention is {step.convention}; onnxruntime's operator computes {kind.__name__}: take the target "
+            f"its convention is {step.convention}; onnxruntime's operator computes {kind.__name__}: use the target "
             "ONNX_INTEGER"
         )
 
@@ -29,12 +29,12 @@ def operand(file: File, x: Codes) -> list[str]:
 
 
 def like(x: Codes, shape: Sequence[int], step: Step) -> Codes:
-    """Codes of the units of x, and of other sizes, on the way to the result."""
+    """Codes with the units of x and other sizes, as an intermediate of the step."""
     return Codes(f"{step.result.name}_of", tuple(shape), x.scale, x.zero, x.dtype)
 
 
 def give(step: Step, output: Codes, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
-    """The result of a node that gives `made`: in the result's sizes and units, and within its range."""
+    """Add a node that computes `output`, then reshape, requantize and clamp it to the step's result."""
     file, result = step.file, step.result
     low, high = _bounds(step)
     rest: list[tuple[str, Codes, list[str]]] = []
@@ -42,7 +42,7 @@ def give(step: Step, output: Codes, op: str, inputs: Sequence[str], domain: str 
         shape = file.numbers(result.shape, torch.int64, "sizes")
         rest.append(("Reshape", like(output, result.shape, step), [shape]))
     if output.dtype != result.dtype:
-        raise NotImplementedError(f"its codes are {result.dtype}, and what it reads {output.dtype}; take one dtype")
+        raise NotImplementedError(f"its codes are {result.dtype}, but its operand's are {output.dtype}; use one dtype")
     if not output.is_alike(result):
         rest.append(("QLinearConcat", result, units(file, output)))
     if low is not None or high is not None:
@@ -65,14 +65,14 @@ def _output(step: Step, codes: Codes, is_last: bool) -> str:
 
 
 def _bounds(step: Step) -> list[int | None]:
-    """The range of the activation that follows, in codes."""
+    """The range of the fused activation, in codes."""
     info, scale = torch.iinfo(step.result.dtype), torch.tensor(step.result.scale)
     codes = [None if b is None else int((torch.tensor(b) / scale).round()) for b in (step.low, step.high)]
     return [None if n is None else min(max(n + step.result.zero, info.min), info.max) for n in codes]
 
 
 def sized(file: File, x: str, shape: Sequence[int], name: str) -> str:
-    """x in other sizes."""
+    """x reshaped, unless it has that shape."""
     if file.sizes[x] == tuple(shape):
         return x
     output = file.tensor(name, shape, file.dtypes[x])

@@ -1,31 +1,31 @@
-"""Views, copies and padding of codes in a file of onnxruntime's operators of integers."""
+"""Views, copies and padding of codes in an ONNX file."""
 
 import torch
 
 from hop.export.targets.qoperator.results import check_convention, give, like
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, tensor
-from hop.export.targets.tflite.views import permutation, place_of_slice
+from hop.export.targets.tflite.views import permutation, slice_range
 from hop.numerics.requantization import Division
 
 
 def viewed(step: Step) -> None:
     check_convention(step, Division)
     x, name, file = step.arg(0), step.op._schema.name.removeprefix("aten::"), step.file
-    of = tensor(file, x)
+    source = tensor(file, x)
     if name in ("permute", "transpose", "t", "movedim"):
-        give(step, like(x, step.result.shape, step), "Transpose", [of], perm=permutation(step, x))
+        give(step, like(x, step.result.shape, step), "Transpose", [source], perm=permutation(step, x))
     elif name in ("slice", "narrow", "select"):
         _slice(step, x, name)
     elif name in ("clone", "contiguous", "alias", "detach"):
-        give(step, like(x, x.shape, step), "Identity", [of])
+        give(step, like(x, x.shape, step), "Identity", [source])
     else:
         sizes = file.numbers(step.result.shape, torch.int64, "sizes")
-        give(step, like(x, step.result.shape, step), "Reshape", [of, sizes])
+        give(step, like(x, step.result.shape, step), "Reshape", [source, sizes])
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim, start, stop, stride = place_of_slice(step, x, name)
+    dim, start, stop, stride = slice_range(step, x, name)
     constants = [step.file.numbers([n], torch.int64, "place") for n in (start, max(start, stop), dim, stride)]
     shape = list(x.shape)
     shape[dim] = max(0, -(-(stop - start) // stride))
@@ -33,7 +33,7 @@ def _slice(step: Step, x: Codes, name: str) -> None:
 
 
 def padded(step: Step) -> None:
-    """Codes with others around them."""
+    """Pad codes with a constant code."""
     x, flat, fill = step.arg(0), list(step.arg(1)), int(step.arg(2, 0))
     sides = [(0, 0)] * (len(x.shape) - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
     pads = step.file.numbers([n for side in zip(*sides, strict=True) for n in side], torch.int64, "sides")

@@ -1,15 +1,16 @@
-"""Integer programs as `.tflite` files, of the public schema, and such files as programs.
+"""to_tflite, from_tflite: convert integer programs to `.tflite` files of the public schema, and back.
 
-file.py       a file in the making: tensors, operators, the signature
-values.py     what nodes hold, in the layouts in which tensors of the file have it
-steps.py      a call that is being written
-views.py      what views and padding become
-operators.py  what each family of operators becomes
-model.py      programs as files
-reading.py    what a file says, checked
-calls.py      an operator of a file where it runs
-inputs.py     what each operator of a file is
-importing.py  files as programs
+file.py       a file under construction: tensors, operators, the signature
+values.py     codes in the layouts of the file's tensors
+steps.py      a call that is being converted
+rows.py       one-dimensional convolutions and pools, as two-dimensional ones
+views.py      conversion of views and padding
+operators.py  conversion of operator families
+model.py      to_tflite
+reading.py    a file's content, validated
+calls.py      an operator of a file while it is converted
+inputs.py     conversion of a file's operators
+importing.py  from_tflite
 """
 
 from hop.export.targets.tflite.importing import from_tflite as from_tflite

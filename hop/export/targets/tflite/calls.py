@@ -1,4 +1,4 @@
-"""An operator of a .tflite file where it runs as ours, and the codes that it reads and gives."""
+"""An operator of a .tflite file while it is converted to ours, and the codes that it reads and returns."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from hop.numerics.requantization import Convention
 from hop.numerics.scale_rules import Static
 from hop.numerics.tables import float32
 
-FILE, SECOND = "file", "second"  # layouts: as in the file, with channels second
+FILE, SECOND = "file", "second"  # layouts: the file's, and channels second
 TO = {SECOND: (0, 3, 1, 2), FILE: (0, 2, 3, 1)}
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "NONE": (None, None),
@@ -30,7 +30,7 @@ _PLAIN = {f.dtype: Quantizer(f, (-1,), Static(affine=f.bits == 8)) for f in _FOR
 
 @dataclass
 class Value:
-    """Codes as they run, by layout."""
+    """Codes while the file is converted, by layout."""
 
     scale: float
     zero: int
@@ -44,7 +44,7 @@ class Value:
         return self.tensors[layout]
 
     def held(self, layout: str = FILE) -> Held:
-        """The codes as hop.scaled takes them."""
+        """The codes as an argument of hop.scaled."""
         codes = self.at(layout)
         quantizer = _PLAIN[codes.dtype]
         return Held(quantizer, codes, [self.scale, self.zero][: 1 + quantizer.scale.has_zero_point()], torch.float32)
@@ -52,10 +52,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator of the file where it runs.
+    """An operator of the file while it is converted.
 
-    inputs: what each input holds: a Value of codes, the constant tensor of what has no codes, or None.
-    tensors: what the file says of each.
+    inputs: the values of its inputs: a Value of codes, the constant tensor for other dtypes, or None.
+    tensors: the file's description of each input.
     """
 
     op: FileOperator
@@ -63,8 +63,8 @@ class Call:
     tensors: tuple[FileTensor | None, ...]
     result: FileTensor
     target: Target
-    names: dict[str, dict[int, str]]  # of the schema's numbers
-    lists: dict[int, list[int]]  # constants of integers, by tensor
+    names: dict[str, dict[int, str]]  # names in the schema's enumerations, by number
+    lists: dict[int, list[int]]  # integer constants, by tensor
 
     def refuse(self, why: str) -> NoReturn:
         raise NotImplementedError(why)
@@ -73,14 +73,14 @@ class Call:
         """An input of codes."""
         x = self.inputs[i] if i < len(self.inputs) else None
         if not isinstance(x, Value):
-            self.refuse(f"its input {i} is of no codes of int8 or int16")
+            self.refuse(f"its input {i} is not int8 or int16 codes")
         return x
 
     def numbers(self, i: int) -> list[int]:
         """A constant input of integers."""
         tensor = self.tensors[i] if i < len(self.tensors) else None
         if tensor is None or tensor.index not in self.lists:
-            self.refuse(f"its input {i} is no constant of integers")
+            self.refuse(f"its input {i} is not an integer constant")
         return self.lists[tensor.index]
 
     def units(self) -> tuple[float, int]:
@@ -88,7 +88,7 @@ class Call:
         if self.result.kind not in _FORMATS or self.result.units is None:
             self.refuse(f"its result is {self.result.kind} {'' if self.result.units else 'without one scale'}".rstrip())
         if self.result.kind == "INT16" and self.result.units[1]:
-            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; 0 is read")
+            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; it must be 0")
         return self.result.units
 
     def option(self, name: str, default: Any = 0) -> Any:
@@ -99,18 +99,18 @@ class Call:
         number = self.option("FusedActivationFunction")
         name = self.names["ActivationFunctionType"].get(number, str(number))
         if name not in BOUNDS:
-            self.refuse(f"its fused activation {name} is not read")
+            self.refuse(f"its fused activation {name} is not supported")
         return self.between_codes(BOUNDS[name])
 
     def between_codes(self, bounds: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
         for bound in bounds:  # TFLite rounds ties away from zero, hop to even
             if bound and float32(bound / self.units()[0]) * 2 % 2 == 1:
-                self.refuse(f"the bound {bound} of its activation lies between two codes")
+                self.refuse(f"the bound {bound} of its activation is halfway between two codes")
         return bounds
 
     def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
         if (name := self.result.kind.lower()) not in self.target.dtypes:
-            self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
+            self.refuse(f"its result is {name}, but target {self.target.name} has {' and '.join(self.target.dtypes)}")
         row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
         convention = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
         return replace(convention, low=bounds[0], high=bounds[1])
@@ -135,7 +135,7 @@ class Call:
         return Value(scale, zero, {layout: codes})
 
     def same(self, x: Value, codes: Tensor, layout: str = FILE) -> Value:
-        """Codes of x, moved."""
+        """Rearranged codes of x."""
         if self.units() != (x.scale, x.zero):
             self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
         return Value(x.scale, x.zero, {layout: codes})
@@ -149,5 +149,5 @@ def quantized(kind: str, x: Tensor, scale: float, zero: int, rule: Convention) -
 
 
 def layout_of(*values: Value) -> str:
-    """The one in which all are there, else that of the file."""
+    """The layout with channels second if all values have it, else the file's."""
     return SECOND if all(SECOND in v.tensors for v in values) else FILE

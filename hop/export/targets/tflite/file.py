@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""A .tflite file in the making, by the classes that its public schema was compiled to."""
+"""A .tflite file under construction, built from the classes that its public schema was compiled to."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ _DTYPES = {
     torch.int64: "INT64",
     torch.float32: "FLOAT32",
 }
-_LAST_OLD_CODE = 127  # operators beyond stand in a field of 32 bits alone
-_VERSIONS = {  # the first that takes int8, where it is not 2
+_LAST_OLD_CODE = 127  # larger operator codes are only in a 32-bit field
+_VERSIONS = {  # the first version that supports int8, where it is not 2
     "CONV_2D": 3,
     "DEPTHWISE_CONV_2D": 3,
     "FULLY_CONNECTED": 4,
@@ -47,7 +47,7 @@ class File:
         self.graph: Any = schema.SubGraphT()
         self.graph.tensors, self.graph.operators = [], []
         self.model.subgraphs, self.model.operatorCodes = [self.graph], []
-        self.model.buffers = [schema.BufferT()]  # the first is empty: that of all that is computed
+        self.model.buffers = [schema.BufferT()]  # the first buffer is empty, for all computed tensors
         self.codes: dict[str, int] = {}
         self.names = Names()
 
@@ -59,7 +59,7 @@ class File:
         quantization: tuple[Sequence[float], Sequence[int], int] | None = None,
         data: Tensor | None = None,
     ) -> int:
-        """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
+        """Add a tensor and return its index. `quantization` has the scales, zero points and their dimension."""
         entry: Any = self.schema.TensorT()
         entry.name, entry.shape = self.names.free(name), list(shape)
         entry.type, entry.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
@@ -76,7 +76,7 @@ class File:
         return len(self.graph.tensors) - 1
 
     def integers(self, name: str, values: Sequence[int]) -> int:
-        """A constant tensor of int32: axes, shapes, paddings."""
+        """A constant int32 tensor: axes, shapes, paddings."""
         data = torch.tensor(list(values), dtype=torch.int32)
         return self.tensor(name, data.shape, torch.int32, data=data)
 
@@ -86,7 +86,7 @@ class File:
     def operator(
         self, name: str, inputs: Sequence[int], output: int, kind: str = "", options: Mapping[str, Any] = {}
     ) -> int:
-        """An operator by its name in the schema, with `options` of its table `kind`; returns `output`."""
+        """Add an operator by its name in the schema, with `options` of its options table `kind`; returns `output`."""
         if name not in self.codes:
             code: Any = self.schema.OperatorCodeT()
             code.builtinCode = getattr(self.schema.BuiltinOperator, name)
@@ -117,7 +117,7 @@ class File:
         return getattr(self.schema.Padding, name)
 
     def finish(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bytes:
-        """The bytes, with the signature serving_default of inputs and outputs by name."""
+        """The file's bytes, with the signature serving_default of named inputs and outputs."""
         self.graph.inputs, self.graph.outputs = list(inputs.values()), list(outputs.values())
         signature: Any = self.schema.SignatureDefT()
         signature.signatureKey, signature.subgraphIndex = "serving_default", 0

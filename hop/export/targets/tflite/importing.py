@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Files as programs of integers: the reverse of model.py."""
+"""from_tflite: convert files to integer programs, the reverse of model.py."""
 
 import inspect
 import keyword
@@ -13,52 +13,52 @@ from torch.export import ExportedProgram
 
 from hop.export.rewrite.code_floats import run_dequantize
 from hop.export.rewrite.known_targets import TFLITE, TFLITE_16X8
-from hop.export.rewrite.program import graph_of as graph_copy
-from hop.export.rewrite.program import rebuilt, share_numbers, simplify, without_unused
+from hop.export.rewrite.program import copy_graph, share_numbers, simplify, with_graph, without_unused
 from hop.export.rewrite.target import Target
 from hop.export.targets.tflite.calls import Call, Value, quantized
 from hop.export.targets.tflite.inputs import READ
-from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, graph_of, numbers_of
+from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, enum_names, read_graph
 from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
 
 _CALLER = "from_tflite"
-_MOST_ELEMENTS = 2**26  # of all inputs, which an export is made with
+_MOST_ELEMENTS = 2**26  # of all inputs together, because example inputs are allocated for export
 _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
 _CODES = ("INT8", "INT16")
-_HELD = (*_CODES, "INT32", "INT64")  # biases, too
+_STORED = (*_CODES, "INT32", "INT64")  # codes and biases
 _PLACES = ("INT32", "INT64")
-_LONGEST_LIST = 32  # of axes, shapes and paddings
+_LONGEST_LIST = 32  # elements of axes, shapes and paddings
 _ENUMS = ("ActivationFunctionType", "Padding", "FullyConnectedOptionsWeightsFormat")
 
 
 def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
-    """A .tflite file of int8, or of activations of int16 and weights of int8, as a program of integers in the form of
-    `to_integer`: its inputs are floats, which the program quantizes as the file's inputs are, and its outputs the
-    floats that the file's codes mean.
+    """Convert a .tflite file of int8, or of int16 activations and int8 weights, to an integer program as from
+    `to_integer`.
 
-    Its codes are those of LiteRT's reference kernels; hop.export.ranges bounds its sums, to_qdq, lower and to_onnx take
-    it. Inputs and outputs have the names of the file's signature, and its layouts: pictures have their channels last.
-    Biases stay integers. A dimension that LiteRT may resize has the size that the file says.
+    The program quantizes its float inputs like the file's inputs, and dequantizes the file's output codes. Its codes
+    equal those of LiteRT's reference kernels. hop.export.ranges, to_qdq, lower and to_onnx accept it. Inputs and
+    outputs have the names in the file's signature and the file's layout: images have channels last. Biases stay
+    integers. A dimension that LiteRT may resize has the size in the file.
 
     Args:
-        model: the path of a .tflite file, its bytes, or a TfliteModel. Nothing of it is run.
-        target: whose conventions find the codes. The default is TFLITE, or TFLITE_16X8 for results of int16; another
-            lowers the file's model to that runtime.
+        model: the path of a .tflite file, its bytes, or a TfliteModel. Nothing in it is executed.
+        target: the target whose conventions compute the codes. Default: TFLITE, or TFLITE_16X8 for int16 results;
+            another target converts the file's model to that runtime.
 
     Raises:
         ImportError: LiteRT, which has the schema, is not installed.
-        TypeError: an argument is none of these.
-        OSError: there is no such file.
-        ValueError: no .tflite file, or a damaged one, with the place.
-        NotImplementedError: an operator is not read, computes floats, or takes what is not read. It is named.
+        TypeError: an argument has the wrong type.
+        OSError: the file does not exist.
+        ValueError: the file is not a .tflite file or is damaged; the message gives the place.
+        NotImplementedError: an operator, named in the message, is not supported, computes floats, or has unsupported
+            inputs.
     """
     if target is not None and not isinstance(target, Target):
         raise TypeError(
             f"{_CALLER}: target must be a hop.export.targets.Target or None, got {shown(target)}; give one such as "
             "hop.export.targets.TFLITE"
         )
-    graph = graph_of(_CALLER, model)
+    graph = read_graph(_CALLER, model)
     _, what = content(_CALLER, model)
     module = _Module(graph, target, what)
     inputs = _examples([graph.tensors[i] for i in graph.inputs.values()], what)
@@ -68,57 +68,57 @@ def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
         if module.failure is not None:
             raise module.failure from module.failure.__cause__
         raise
-    return _tidied(program.run_decompositions({}))
+    return _normalize(program.run_decompositions({}))
 
 
-def _tidied(program: ExportedProgram) -> ExportedProgram:
-    """The program in the form of to_integer's: reshapes by one name, each number once, nothing that is not read."""
-    graph = graph_copy(program)
+def _normalize(program: ExportedProgram) -> ExportedProgram:
+    """Normalize the program as to_integer does: one operator for reshapes, merged constants, nothing unused."""
+    graph = copy_graph(program)
     simplify(graph)
     graph.eliminate_dead_code()
     share_numbers(graph)
-    return without_unused(rebuilt(program, graph))
+    return without_unused(with_graph(program, graph))
 
 
 def _examples(tensors: list[FileTensor], what: str) -> tuple[Tensor, ...]:
-    """Inputs that the program is exported with. Raises NotImplementedError for such as are not read."""
+    """Example inputs for export. Raises NotImplementedError for unsupported ones."""
     left = _MOST_ELEMENTS
     for tensor in tensors:
         if tensor.kind not in (*_CODES, *_PLACES, "FLOAT32"):
             raise NotImplementedError(
-                f"{_CALLER}: {what}: the input {shown(tensor.name)} is {tensor.kind}; INT8, INT16, FLOAT32 and, as "
-                "places, INT32 and INT64 are read"
+                f"{_CALLER}: {what}: the input {shown(tensor.name)} is {tensor.kind}; supported are INT8, INT16, "
+                "FLOAT32 and, as indices, INT32 and INT64"
             )
         left -= math.prod(tensor.shape)
         if left < 0:
             raise NotImplementedError(
-                f"{_CALLER}: {what}: the input {shown(tensor.name)} has the shape {tensor.shape}; up to "
-                f"{_MOST_ELEMENTS} elements of all inputs are read"
+                f"{_CALLER}: {what}: the input {shown(tensor.name)} has the shape {tensor.shape}; all inputs together "
+                f"may have up to {_MOST_ELEMENTS} elements"
             )
     return tuple(torch.zeros(t.shape, dtype=t.dtype if t.kind in _PLACES else torch.float32) for t in tensors)
 
 
 class _Module(nn.Module):
-    """A file's operators, one after the other."""
+    """A module that runs a file's operators in order."""
 
     def __init__(self, graph: FileGraph, target: Target | None, what: str) -> None:
         super().__init__()
         self.graph, self.target, self.what = graph, target, what
         self.failure: Exception | None = None
-        self.numbers = {name: numbers_of(name) for name in _ENUMS}
+        self.numbers = {name: enum_names(name) for name in _ENUMS}
         self.held: dict[int, str] = {}
         self.lists: dict[int, list[int]] = {}
         read = {i for op in graph.operators for i in op.inputs} | set(graph.outputs.values())
         for t in graph.tensors:
-            if t.data is not None and t.kind in _HELD and t.data.numel() <= _LONGEST_LIST:
+            if t.data is not None and t.kind in _STORED and t.data.numel() <= _LONGEST_LIST:
                 self.lists[t.index] = t.data.reshape(-1).tolist()
-            if t.data is not None and t.kind in _HELD and t.index in read:
+            if t.data is not None and t.kind in _STORED and t.index in read:
                 self.held[t.index] = f"tensor_{t.index}"
                 self.register_buffer(f"tensor_{t.index}", t.data)
         outputs = set(graph.outputs.values())
         for op in graph.operators:
             self._check(op, outputs)
-        names = _named(graph.inputs)
+        names = _argument_names(graph.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
         def forward(self: _Module, *inputs: Tensor) -> Any:
@@ -127,8 +127,8 @@ class _Module(nn.Module):
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.forward = forward.__get__(self)
 
-    def of(self, result: FileTensor) -> Target:
-        """Whose conventions find a result."""
+    def target_of(self, result: FileTensor) -> Target:
+        """The target whose conventions compute a result."""
         return self.target or (TFLITE_16X8 if result.kind == "INT16" else TFLITE)
 
     def place(self, op: FileOperator) -> str:
@@ -136,17 +136,18 @@ class _Module(nn.Module):
         return f"{_CALLER}: {self.what}: operator {op.index} {op.name}{result}"
 
     def _check(self, op: FileOperator, outputs: set[int]) -> None:
-        """Raise for an operator that is not read, before anything runs."""
+        """Raise for an unsupported operator, before anything runs."""
         is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= outputs
         if op.name not in READ and not is_last:
             floats = [t for i in op.outputs if (t := self.graph.tensors[i]).kind == "FLOAT32"]
             raise NotImplementedError(
-                f"{self.place(op)} {'computes floats' if floats else 'is not read'}; of int8 are read {', '.join(READ)}"
+                f"{self.place(op)} {'computes floats' if floats else 'is not supported'}; supported are "
+                f"{', '.join(READ)} on codes"
             )
         if len(op.outputs) != 1:
-            raise NotImplementedError(f"{self.place(op)} has {len(op.outputs)} results; one is read")
+            raise NotImplementedError(f"{self.place(op)} has {len(op.outputs)} results, but must have one")
         if not is_last and (t := self.graph.tensors[op.outputs[0]]).kind not in _CODES:
-            raise NotImplementedError(f"{self.place(op)} gives {t.kind}; INT8 and INT16 are read")
+            raise NotImplementedError(f"{self.place(op)} returns {t.kind}; supported are INT8 and INT16")
 
     def run(self, inputs: tuple[Tensor, ...]) -> Any:
         try:
@@ -167,11 +168,11 @@ class _Module(nn.Module):
         return shown[0] if len(shown) == 1 else shown
 
     def _quantized(self, tensor: FileTensor, x: Tensor) -> Value:
-        """What an input of codes is, of the floats that they stand for, as PyTorch's quantize nodes find it."""
+        """The codes of an input, quantized as by PyTorch's quantize nodes."""
         if tensor.units is None or (tensor.kind == "INT16" and tensor.units[1]):
             raise NotImplementedError(
                 f"{_CALLER}: {self.what}: the input {shown(tensor.name)} is {tensor.kind} with "
-                f"{shown(tensor.quantization)}; one scale is read, and no zero point of int16"
+                f"{shown(tensor.quantization)}; it must have one scale, and zero point 0 for int16"
             )
         return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
 
@@ -184,7 +185,7 @@ class _Module(nn.Module):
         return value
 
     def _constant(self, tensor: FileTensor) -> Any:
-        """A constant: a Value, where it has codes of one scale; else what it holds."""
+        """A constant: a Value if it has codes with one scale, else its tensor."""
         stored = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
         if tensor.kind in _CODES and tensor.units is not None and stored is not None:
             return Value(*tensor.units, {"file": stored})
@@ -197,17 +198,17 @@ class _Module(nn.Module):
         if op.name == "DEQUANTIZE":
             output: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
             if output is None:
-                raise NotImplementedError(f"{self.place(op)} reads no codes of int8 or int16")
+                raise NotImplementedError(f"{self.place(op)} does not read int8 or int16 codes")
             return output
         try:
-            output = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
+            output = READ[op.name](Call(op, inputs, tensors, result, self.target_of(result), self.numbers, self.lists))
         except NotImplementedError as error:
-            raise NotImplementedError(f"{self.place(op)} cannot be read: {error}") from error
+            raise NotImplementedError(f"{self.place(op)} is not supported: {error}") from error
         except _REFUSALS as error:
-            raise ValueError(f"{self.place(op)} cannot be: {error}") from error
+            raise ValueError(f"{self.place(op)} is invalid: {error}") from error
         shape = tuple(output.at().shape)
         if shape != result.shape:
-            raise ValueError(f"{self.place(op)} gives the shape {shape}, and the file says {result.shape}")
+            raise ValueError(f"{self.place(op)} returns the shape {shape}, but the file has {result.shape}")
         return output
 
     def _input(self, tensor: FileTensor, values: dict[int, Any]) -> Any:
@@ -216,8 +217,8 @@ class _Module(nn.Module):
         return self._constant(tensor)
 
 
-def _named(names: Any) -> list[str]:
-    """Names of a file as names of arguments."""
+def _argument_names(names: Any) -> list[str]:
+    """Unique argument names from the names in a file."""
     unique: dict[str, None] = {}
     for name in names:
         identifier = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"

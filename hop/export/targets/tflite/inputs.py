@@ -1,7 +1,9 @@
-"""What each operator of a .tflite file is in terms of ours: one function each, from a call to the codes that it gives.
+"""Converters of a .tflite file's operators to ours, each from a call to its result's codes; the reverse of
+operators.py.
 
-The reverse of operators.py. Codes run as plain int8 tensors; pictures have their channels last in the file and second
-in PyTorch's convolutions and pools, and are permuted where an operator takes them otherwise than they are."""
+Codes are plain int8 tensors. Images have channels last in the file, and second in PyTorch's convolutions and pools;
+they are permuted if an operator needs another layout.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,19 +24,19 @@ from hop.numerics.scale_rules import Static
 
 
 class _Weight:
-    """A constant weight and what goes with it: scales along a dimension of the file, which is `channel` of ours."""
+    """A constant weight with its scales, whose dimension `along` in the file is dimension `channel` of ours."""
 
     def __init__(self, call: Call, i: int, along: int, order: tuple[int, ...], channel: int = 0) -> None:
         codes, tensor = call.inputs[i], call.tensors[i]
         if isinstance(codes, Value):
             codes = codes.at()
         if tensor is None or tensor.data is None or codes is None:
-            call.refuse("its weight is no constant")
+            call.refuse("its weight is not constant")
         q = tensor.quantization
         if tensor.kind != "INT8" or q is None:
             call.refuse(f"its weight is {tensor.kind}{'' if q else ' without scales'}")
         if any(q.zeros):
-            call.refuse("its weight has a zero point that is not 0")
+            call.refuse("its weight has a nonzero zero point")
         self.whole = len(q.scales) == 1
         if not self.whole and q.dimension != along:
             call.refuse(f"its weight has scales along dimension {q.dimension}, not {along}")
@@ -51,15 +53,17 @@ def _bias(call: Call, i: int = 2) -> Tensor | None:
         return None
     wanted = torch.int64 if call.result.kind == "INT16" else torch.int32
     if not isinstance(bias, Tensor) or bias.dtype != wanted:
-        call.refuse(f"its bias is no constant of {wanted}")
+        call.refuse(f"its bias is not a constant of {wanted}")
     return bias.reshape(-1)
 
 
 def _windows(call: Call, x: Value, kernel: list[int], stride: list[int], fill: int | None) -> tuple[Value, list[int]]:
-    """What a window slides over, and the padding on both sides; padded with `fill` where the sides differ."""
+    """The operand that windows slide over, and the padding of both sides; explicitly padded with `fill` if the sides
+    differ.
+    """
     padding = call.names["Padding"].get(call.option("Padding"))
     if padding not in ("SAME", "VALID"):
-        call.refuse(f"its padding {padding} is not read")
+        call.refuse(f"its padding {padding} is not supported")
     if padding == "VALID":
         return x, [0, 0]
     sizes = list(x.at(SECOND).shape[2:])
@@ -67,7 +71,7 @@ def _windows(call: Call, x: Value, kernel: list[int], stride: list[int], fill: i
     if all(t % 2 == 0 for t in totals):
         return x, [t // 2 for t in totals]
     if fill is None:
-        call.refuse("its windows reach beyond the picture by other widths on two sides")
+        call.refuse("its windows need different padding on opposite sides")
     sides = [side for t in reversed(totals) for side in (t // 2, t - t // 2)]
     return Value(x.scale, x.zero, {SECOND: aten.constant_pad_nd.default(x.at(SECOND), sides, fill)}), [0, 0]
 
@@ -86,7 +90,7 @@ def _convolution(call: Call) -> Value:
 
 
 def _transposed(call: Call) -> Value:
-    """A transposed convolution of the whole, of which SAME takes the middle."""
+    """A transposed convolution without padding; SAME takes the middle of its result."""
     weight, x = _Weight(call, 1, 0, (3, 0, 1, 2), channel=1), call.value(2)
     stride, sizes = [call.option("StrideH", 1), call.option("StrideW", 1)], call.numbers(0)[1:3]
     padding = call.names["Padding"].get(call.option("Padding"))
@@ -94,7 +98,7 @@ def _transposed(call: Call) -> Value:
     whole = [(n - 1) * s + k for n, k, s, _ in each]
     wanted = [n * s for n, _, s, _ in each] if padding == "SAME" else whole
     if sizes != wanted or any(out > full for out, full in zip(sizes, whole, strict=True)):
-        call.refuse(f"its result has the sizes {sizes}, of {padding} {wanted} are read, up to {whole}")
+        call.refuse(f"its result has the sizes {sizes}; with padding {padding} they must be {wanted}, up to {whole}")
     args = [x.held(SECOND), weight.held, _bias(call, 3), stride, [0, 0], [0, 0], 1, [1, 1]]
     output = call.give(aten.conv_transpose2d.input, args, SECOND)
     codes = output.at(SECOND)
@@ -108,9 +112,9 @@ def _nearest(call: Call) -> Value:
     x, sizes = call.value(0), call.numbers(1)
     before = list(x.at(SECOND).shape[2:])
     if call.option("AlignCorners", False) or call.option("HalfPixelCenters", False):
-        call.refuse("align_corners and half_pixel_centers are not read")
+        call.refuse("align_corners and half_pixel_centers are not supported")
     if any(out % n for n, out in zip(before, sizes, strict=True)):
-        call.refuse(f"its picture grows from {before} to {sizes}; whole factors are read")
+        call.refuse(f"its image grows from {before} to {sizes}; only integer factors are supported")
     args = [x.held(SECOND), sizes, None]
     return call.give(aten.upsample_nearest2d.vec, args, SECOND, (None, None))
 
@@ -118,7 +122,7 @@ def _nearest(call: Call) -> Value:
 def _bilinear(call: Call) -> Value:
     x, sizes, align_corners = call.value(0), call.numbers(1), bool(call.option("AlignCorners", False))
     if align_corners == bool(call.option("HalfPixelCenters", False)):
-        call.refuse("one of align_corners and half_pixel_centers is read")
+        call.refuse("exactly one of align_corners and half_pixel_centers must be set")
     args = [x.held(SECOND), sizes, align_corners, None]
     return call.give(aten.upsample_bilinear2d.vec, args, SECOND, (None, None))
 
@@ -155,7 +159,7 @@ def _elementwise(call: Call) -> Value:
     op = {"ADD": aten.add.Tensor, "SUB": aten.sub.Tensor, "MUL": aten.mul.Tensor}[call.op.name]
     a, b = call.value(0), call.value(1)
     if call.result.kind == "INT16" and call.op.name != "MUL" and call.option("PotScaleInt16", True):
-        call.refuse("its scales are powers of two by its options, which is not read")
+        call.refuse("its option pot_scale_int16 (scales as powers of two) is not supported")
     layout = layout_of(a, b)
     return call.give(op, [a.held(layout), b.held(layout)], layout)
 
@@ -203,10 +207,10 @@ def _function(call: Call) -> Value:
 
 def _gather(call: Call) -> Value:
     if call.option("Axis") or call.option("BatchDims"):
-        call.refuse("it takes others than rows of a whole tensor")
+        call.refuse("only gathering rows of a whole tensor is supported")
     x, indices = call.value(0), call.inputs[1] if len(call.inputs) > 1 else None
     if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or x.at().dim() != 2:
-        call.refuse("it is read of a matrix and of integers")
+        call.refuse("it needs a matrix and integer indices")
     return call.give(aten.embedding.default, [x.held(), indices], bounds=(None, None))
 
 
@@ -214,20 +218,20 @@ def _softmax(call: Call) -> Value:
     rule, beta = call.convention(aten.softmax.int, (None, None)), call.option("Beta", 1.0)
     if beta != 1.0:
         if not isinstance(rule, TfliteSoftmax):
-            call.refuse(f"its beta is {beta}, which target {call.target.name} has not")
+            call.refuse(f"its beta is {beta}, which target {call.target.name} does not support")
         rule = replace(rule, beta=beta)
     return call.give(aten.softmax.int, [call.value(0).held(), -1], convention=rule, bounds=(None, None))
 
 
 def _bound(call: Call) -> Value:
-    # Not RELU_N1_TO_1, whose codes of int8 LiteRT clamps to 0 and above.
+    # RELU_N1_TO_1 is not supported, because LiteRT clamps its int8 codes at 0.
     x, bounds = call.value(0), call.between_codes(BOUNDS[call.op.name])
     layout = layout_of(x)
     return call.give(aten.relu.default, [x.held(layout)], layout, bounds)
 
 
 def _requantize(call: Call) -> Value:
-    if isinstance(call.inputs[0], Tensor):  # floats that an input holds
+    if isinstance(call.inputs[0], Tensor):  # a float input
         scale, zero = call.units()
         return Value(scale, zero, {FILE: quantized(call.result.kind, call.inputs[0], scale, zero, Division())})
     x = call.value(0)
@@ -250,7 +254,7 @@ def _pad(call: Call) -> Value:
     if call.op.name == "PADV2":
         number, tensor = call.inputs[2], call.tensors[2]
         if not isinstance(number, Value) or tensor is None or len(call.lists.get(tensor.index, ())) != 1:
-            call.refuse("what it pads with is no constant code")
+            call.refuse("its padding value is not a constant code")
         (fill,) = call.lists[tensor.index]
     if any(n < 0 for n in sides) or len(sides) != 2 * x.at().dim():
         call.refuse(f"its paddings are {sides}")
@@ -268,7 +272,7 @@ def _slice(call: Call) -> Value:
     else:
         steps, drop, stops = call.numbers(3), call.option("ShrinkAxisMask"), third
         if call.option("EllipsisMask") or call.option("NewAxisMask") or any(s < 1 for s in steps):
-            call.refuse("an ellipsis, a new dimension or a step below 1 is not read")
+            call.refuse("an ellipsis, a new dimension or a step below 1 is not supported")
         begins, masks = call.option("BeginMask"), call.option("EndMask")
         begin = [0 if begins >> i & 1 else b for i, b in enumerate(begin)]
         stops = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, stops, strict=True))]
@@ -309,4 +313,4 @@ READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("PAD", "PADV2"), _pad),
     **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _slice),
 }
-"""What each operator is. A function raises NotImplementedError for a call that is not read."""
+"""The converter of each operator. It raises NotImplementedError for an unsupported call."""

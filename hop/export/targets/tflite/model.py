@@ -1,4 +1,4 @@
-"""Programs of integers as .tflite files."""
+"""to_tflite, and the Writer that other file formats subclass."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -32,36 +32,42 @@ class TfliteModel(Model):
 
     Args:
         buffer: its bytes.
-        tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
-            node's each of its dimensions is; (0, 2, 3, 1) has channels last.
+        tensors: for each node of the program with codes, the name of the file's tensor, and which of the node's
+            dimensions each of its dimensions is; (0, 2, 3, 1) has channels last.
     """
 
 
 def to_tflite(program: ExportedProgram) -> TfliteModel:
-    """A program of int8 that `to_integer(program, target=hop.export.targets.TFLITE)` gave, or one of activations of
-    int16 and weights of int8 by `TFLITE_16X8`, as a file whose reference kernels give the same codes.
+    """Convert an integer program to a .tflite file whose reference kernels return the same codes.
 
-    Inputs and outputs of the file are the codes of those of the program, with their scales and zero points; the
-    signature `serving_default` names them. Sizes are static.
+    The file's inputs and outputs are the codes of the program's, with their scales and zero points, named in the
+    signature `serving_default`. Sizes are static.
+
+    Args:
+        program: from `to_integer` with `target=hop.export.targets.TFLITE` (int8), or with `TFLITE_16X8` (int16
+            activations and int8 weights).
 
     Raises:
         ImportError: LiteRT is not installed.
-        TypeError: `program` is no ExportedProgram.
-        NotImplementedError: a node is no operator on codes of int8 or int16, or one that TFLite has no form for. It is
-            named.
+        TypeError: `program` is not an ExportedProgram.
+        NotImplementedError: a node is not an operator on int8 or int16 codes, or has no counterpart in TFLite; the
+            message names it.
     """
     check_program(program, "to_tflite")
     return Writer(program, File()).written()
 
 
 class Writer:
-    """A program that is being written, node by node, into a file in the making. Other formats of files say what theirs
-    are: the name of the function and of the runtime for errors, and how each family of operators is written."""
+    """Converts a program node by node into a file under construction.
+
+    Subclasses for other formats set the names of the function and the runtime, for errors, and the converters of
+    operator families.
+    """
 
     caller, runtime = "to_tflite", "TFLite"
     model: ClassVar[type[Model]] = TfliteModel
     formats: ClassVar[tuple[Integer, ...]] = (INT8, INT16)
-    written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
+    converters: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
 
     padded = staticmethod(padded)
 
@@ -72,24 +78,24 @@ class Writer:
         self.inputs: dict[str, int] = {}
 
     def spelled(self, word: str) -> str:
-        """The formats of codes that are written, by name."""
+        """The names of the supported formats of codes."""
         return word.join(f.name for f in self.formats)
 
     def written(self) -> Any:
-        """The model."""
+        """Convert the program and return the model."""
         for node in self.program.graph.nodes:
             if node.op == "call_function" and node not in self.constants.constant:
                 try:
                     self.visit(node)
                 except (NotImplementedError, TypeError) as error:
                     raise NotImplementedError(
-                        f"{self.caller}: node {node.name!r} ({self.named(node)}) cannot be written: {error}"
+                        f"{self.caller}: node {node.name!r} ({self.named(node)}) cannot be converted: {error}"
                     ) from error
         outputs = {}
         for i, node in enumerate(tree_leaves(self.program.graph.output_node().args[0])):
             if node not in self.held:
                 raise NotImplementedError(
-                    f"{self.caller}: output {i}, {node}, holds no codes of {self.spelled(' or ')}; quantize it"
+                    f"{self.caller}: output {i}, {node}, has no {self.spelled(' or ')} codes; quantize it"
                 )
             outputs[f"output_{i}"] = tensor(self.file, self.held[node])
         shown = {
@@ -121,11 +127,11 @@ class Writer:
             self.padded(Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), self.held[node]))
         elif isinstance(value(node), Tensor) and node.users:
             raise NotImplementedError(
-                "it is no operator on codes; to_integer leaves none under a target of integers alone"
+                "it is not an operator on codes; to_integer leaves none for an integer-only target"
             )
 
     def source(self, node: Node) -> Node | None:
-        """The node whose codes this one's are."""
+        """The node whose codes this one passes on."""
         first: Any = None
         if node.target is compiled.operators["hop_dequantize_buffers"]:
             first = node.args[1][0]  # type: ignore[index]
@@ -134,16 +140,16 @@ class Writer:
         return first if first in self.held else None
 
     def quantized(self, node: Node) -> None:
-        """An input, which the file takes as codes."""
+        """Make an input, which the file takes as codes."""
         spelled, x, scale, zero = node.args[:4]
         if not isinstance(x, Node) or x.op != "placeholder" or x in self.constants.constant:
-            raise NotImplementedError("floats are quantized that are no input of the program")
+            raise NotImplementedError("it quantizes floats other than an input of the program")
         codes = Codes(x.name, _shape(value(x)), *self.units(Quantizer.parse(str(spelled)), scale, zero))
         index = new(self.file, codes, codes.plain)
         if x.name in self.inputs:
             before = next(c for n, c in self.held.items() if c.name == x.name)
             if not before.is_alike(codes):
-                raise NotImplementedError(f"the input {x.name!r} is quantized by two scales")
+                raise NotImplementedError(f"the input {x.name!r} is quantized with two scales")
             codes, index = before, self.inputs[x.name]
         self.inputs[x.name] = index
         codes.tensors[codes.plain] = index
@@ -164,12 +170,12 @@ class Writer:
         self.held[node] = result
 
     def write(self, family: Family, step: Step) -> None:
-        if family not in self.written_families:
-            raise NotImplementedError(f"{family.name} has no form in {self.runtime} that is written here")
-        self.written_families[family](step)
+        if family not in self.converters:
+            raise NotImplementedError(f"conversion of {family.name} to {self.runtime} is not supported")
+        self.converters[family](step)
 
     def argument(self, x: Any) -> Any:
-        """An argument of a call as operators.py takes it."""
+        """An argument of a call as the converters expect it."""
         if isinstance(x, Operand):
             return self.operand(x)
         if isinstance(x, list) and any(isinstance(v, Operand) for v in x):
@@ -178,14 +184,16 @@ class Writer:
             return self.index(x)
         if isinstance(x, Node):
             if (constant := self.constants.find(x)) is None:
-                raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
+                raise NotImplementedError(f"its argument {x.name!r} is a float tensor; quantize it")
             return constant
         return x
 
     def index(self, x: Node) -> Index:
-        """Integers that an operator reads to know where."""
+        """Integer indices, which must be an input of the program."""
         if x.op != "placeholder":
-            raise NotImplementedError(f"its argument {x.name!r} is of integers that the program finds; give them to it")
+            raise NotImplementedError(
+                f"its argument {x.name!r} has integers that the program computes; make it an input"
+            )
         if x.name not in self.inputs:
             self.inputs[x.name] = self.file.tensor(x.name, _shape(value(x)), value(x).dtype)
         return Index(self.inputs[x.name])
@@ -195,23 +203,23 @@ class Writer:
         codes, *stored = nodes
         values = [self.constants.find(t) for t in stored]
         if any(t is None for t in values):
-            raise NotImplementedError(f"its scales are found while it runs; {self.runtime} has static ones")
+            raise NotImplementedError(f"its scales are dynamic; {self.runtime} needs static ones")
         scale, zero = values[0], values[1] if len(values) > 1 else torch.full((1,), x.quantizer.format.zero)
         assert scale is not None and zero is not None
         if codes in self.held:
             buffers = self.held[codes]
             if scale.numel() != 1 or (scale.item(), int(zero.item())) != (buffers.scale, buffers.zero):
-                raise NotImplementedError(f"it reads the codes of {buffers.name!r} by another scale than they have")
+                raise NotImplementedError(f"it reads the codes of {buffers.name!r} with another scale than theirs")
             return buffers
         known = self.constants.find(codes)
         if known is None or known.dtype not in [f.dtype for f in self.formats]:
-            raise NotImplementedError(f"its operand {codes} is of no codes of {self.spelled(' or ')}")
+            raise NotImplementedError(f"its operand {codes} is not {self.spelled(' or ')} codes")
         if known.dtype == torch.int16 and scale.numel() != 1:
-            raise NotImplementedError(f"its operand {codes} is of int16 with several scales; weights are of int8")
+            raise NotImplementedError(f"its operand {codes} is int16 with several scales; weights must be int8")
         if known.dtype == torch.int16 or (scale.numel() == 1 and len(stored) > 1):
             return self.constant(str(codes), known, scale.item(), int(zero.item()))
         if bool((zero != 0).any()):
-            raise NotImplementedError(f"weights have zero point 0 in {self.runtime}")
+            raise NotImplementedError(f"weights must have zero point 0 in {self.runtime}")
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
@@ -225,9 +233,9 @@ class Writer:
         its = self.constants.find(scale)
         offset = None if zero is None else self.constants.find(zero)
         if its is None or its.numel() != 1 or (zero is not None and offset is None):
-            raise NotImplementedError(f"activations have one static scale in {self.runtime}")
+            raise NotImplementedError(f"activations must have one static scale in {self.runtime}")
         if quantizer.format not in self.formats:
-            raise NotImplementedError(f"codes are {quantizer.format.name}; {self.spelled(' and ')} are written")
+            raise NotImplementedError(f"codes are {quantizer.format.name}; supported are {self.spelled(' and ')}")
         return its.item(), quantizer.format.zero if offset is None else int(offset.item()), quantizer.format.dtype
 
 

@@ -1,5 +1,7 @@
-"""What each family of operators becomes in a .tflite file: one function each, which reads a call and fills its
-result's codes. Where TFLite's operator gives codes of its operand's scale, a QUANTIZE follows that changes it."""
+"""Converters of operator families to TFLite's operators: each reads a call and sets its result's codes.
+
+If TFLite's operator returns codes with its operand's scale, a QUANTIZE follows that changes the scale.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
-from hop.export.rewrite.biases import MOST, Channels, rows_of
-from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
+from hop.export.rewrite.biases import MOST, Channels, channel_rows
+from hop.export.targets.tflite.rows import TWO_DIMENSIONAL, write_as_two_dimensional
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, reshaped, viewed
@@ -32,13 +34,15 @@ _LOWEST = -128
 
 
 def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, dim: int = 0) -> Tensor:
-    """The bias in units of the sum: int32, or int64 beside activations of 16 bits. `dim` of the weight has the
-    channels. Raises NotImplementedError where a sum does not hold it: to_integer gives none such."""
+    """The bias in units of the sum: int32, or int64 with 16-bit activations. `dim` is the weight's channel dimension.
+
+    Raises NotImplementedError if a sum cannot represent it, which to_integer rules out.
+    """
     dtype, count = torch.int64 if x.dtype == torch.int16 else torch.int32, weight.codes.shape[dim]
     if bias is None:
         return torch.zeros(count, dtype=dtype)
     if bias.is_floating_point():
-        info, rows = torch.iinfo(x.dtype), rows_of(weight.codes, dim).to(torch.int32)
+        info, rows = torch.iinfo(x.dtype), channel_rows(weight.codes, dim).to(torch.int32)
         reach = max(info.max - x.zero, x.zero - info.min)
         try:
             Channels(rows, weight.scales, bias, x.scale, reach, MOST[dtype]).check()
@@ -70,7 +74,7 @@ def _linear(step: Step) -> None:
         step.write("BATCH_MATMUL", inputs, step.result.plain, "BatchMatMulOptions")
         return
     if not isinstance(weight, Weight):
-        raise NotImplementedError("a fully connected layer has a constant weight; of two activations bmm is written")
+        raise NotImplementedError("a fully connected layer needs a constant weight; products of activations need bmm")
     inputs = [tensor(step.file, x), _filter(step, weight, weight.codes, 0), _bias(step, x, weight, bias)]
     options = {"fusedActivationFunction": step.activation(), "keepNumDims": len(x.shape) != 2}
     step.write("FULLY_CONNECTED", inputs, step.result.plain, "FullyConnectedOptions", **options)
@@ -84,7 +88,7 @@ def pair(x: Any, default: int = 1) -> tuple[int, int]:
 
 
 def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
-    """Whether TFLite's padding SAME is `pad` on both sides, as far as windows read it."""
+    """Whether TFLite's padding SAME equals `pad` on both sides, as far as windows read it."""
     count = -(-size // stride)
     total = max((count - 1) * stride + kernel - size, 0)
     return (size + 2 * pad - kernel) // stride + 1 == count and total // 2 == pad
@@ -93,14 +97,16 @@ def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
 def _padded(
     step: Step, x: Codes, kernel: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], fill: int | None
 ) -> tuple[int, int]:
-    """The tensor that a window slides over, and TFLite's padding of it; padded with `fill` where that is not SAME."""
+    """The tensor that windows slide over, and TFLite's padding mode; explicitly padded with `fill` if the mode is
+    neither.
+    """
     index, sizes = tensor(step.file, x, LAST), x.shape[2:]
     if pad == (0, 0):
         return index, step.file.padding("VALID")
     if all(_is_same(*four) for four in zip(sizes, kernel, stride, pad, strict=True)):
         return index, step.file.padding("SAME")
     if fill is None:
-        raise NotImplementedError(f"TFLite's pools have no padding of {pad} on all sides for windows {kernel}")
+        raise NotImplementedError(f"TFLite's pools do not support a padding of {pad} on all sides for windows {kernel}")
     shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True)))
     large = replace(x, name=f"{step.result.name}_padded", shape=shape, tensors={})
     padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], pad[1], pad[0], pad[0]], fill), {}, large))
@@ -108,16 +114,16 @@ def _padded(
 
 
 def _transposed(step: Step, x: Codes, weight: Weight) -> None:
-    """A transposed convolution: as TFLite's SAME or VALID, or VALID, of which the middle is taken."""
+    """A transposed convolution: as SAME or VALID, or as VALID followed by a slice of the middle."""
     stride, pad, more = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5), 0)
     if step.arg(6, 1) != 1 or pair(step.arg(7)) != (1, 1):
-        raise NotImplementedError("transposed convolutions are written without groups and dilation")
+        raise NotImplementedError("transposed convolutions with groups or dilation are not supported")
     file, result, sizes, kernel = step.file, step.result, step.result.shape[2:], weight.codes.shape[2:]
     whole = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], stride, kernel, strict=True)]
     each = zip(x.shape[2:], sizes, whole, stride, pad, strict=True)
     is_same = all(out == n * s and max(full - out, 0) // 2 == p for n, out, full, s, p in each)
     if not is_same and any(m > p for m, p in zip(more, pad, strict=True)):
-        raise NotImplementedError(f"an output_padding of {more} beside a padding of {pad} is not written: take no more")
+        raise NotImplementedError(f"an output_padding of {more} above the padding of {pad} is not supported; reduce it")
     is_whole = is_same or list(sizes) == whole
     shape = result.shape if is_whole else (*result.shape[:2], *whole)
     output = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
@@ -143,8 +149,8 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
 
 
 def _convolution(step: Step) -> None:
-    if step.op in OF_PICTURES:
-        of_rows(step, _convolution, reshaped)
+    if step.op in TWO_DIMENSIONAL:
+        write_as_two_dimensional(step, _convolution, reshaped)
         return
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
     if step.op is aten.conv_transpose2d.input and isinstance(weight, Weight) and len(x.shape) == 4:
@@ -152,7 +158,7 @@ def _convolution(step: Step) -> None:
         return
     if step.op is not aten.conv2d.default or not isinstance(weight, Weight) or len(x.shape) != 4:
         raise NotImplementedError(
-            "convolutions of one or two dimensions, in batches, with a constant weight are written"
+            "only batched one- or two-dimensional convolutions with a constant weight are supported"
         )
     stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
@@ -176,7 +182,7 @@ def _convolution(step: Step) -> None:
 def _elementwise(step: Step) -> None:
     a, b = step.arg(0), step.arg(1)
     if not isinstance(a, Codes) or not isinstance(b, Codes):
-        raise NotImplementedError("both operands must be quantized: an operand of floats is not written")
+        raise NotImplementedError("both operands must be quantized: float operands are not supported")
     names = {"add": ("ADD", "AddOptions"), "sub": ("SUB", "SubOptions"), "mul": ("MUL", "MulOptions")}
     name, kind = names[step.op._schema.name.removeprefix("aten::")]
     order = common_order([a, b])
@@ -220,28 +226,28 @@ def _mean(step: Step) -> None:
 
 
 def window_of(step: Step, runtime: str) -> tuple[bool, tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Whether a pool is one of maxima, and its kernel, stride and padding. Raises for what no runtime has."""
+    """Whether a pool is a maximum pool, and its kernel, stride and padding. Raises if no runtime supports the pool."""
     x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
     if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("pools of one or two dimensions, in batches, are written")
+        raise NotImplementedError("only batched one- or two-dimensional pools are supported")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
         kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
         return is_maximum, kernel, kernel, (0, 0)
     kernel = pair(step.arg(1))
     if step.arg(5 if is_maximum else 4, False) or (is_maximum and pair(step.arg(4, 1)) != (1, 1)):
-        raise NotImplementedError(f"{runtime}'s pools have no dilation; ceil_mode is not written")
+        raise NotImplementedError(f"{runtime}'s pools do not support dilation, nor ceil_mode")
     return is_maximum, kernel, pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0)
 
 
 def _pool(step: Step) -> None:
-    """Average and maximum pools of two dimensions, or of one."""
-    if step.op in OF_PICTURES:
-        of_rows(step, _pool, reshaped)
+    """One- or two-dimensional average and maximum pools."""
+    if step.op in TWO_DIMENSIONAL:
+        write_as_two_dimensional(step, _pool, reshaped)
         return
     x = step.arg(0)
     is_maximum, kernel, stride, pad = window_of(step, "TFLite")
-    fill = torch.iinfo(x.dtype).min if is_maximum else None  # beside which any code is the maximum
+    fill = torch.iinfo(x.dtype).min if is_maximum else None  # the smallest code never changes a maximum
     index, padding = _padded(step, x, kernel, stride, pad, fill)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}
     options |= {"padding": padding, "fusedActivationFunction": step.file.activation("NONE")}
@@ -256,7 +262,7 @@ def _nearest(step: Step) -> None:
     x = step.arg(0)
     grows = len(x.shape) == 4 and not any(out % n for n, out in zip(x.shape[2:], step.result.shape[2:], strict=True))
     if step.op not in (aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec) or not grows:
-        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+        raise NotImplementedError("nearest-neighbor resizing is supported for images and integer factors only")
     sizes = step.file.integers(f"{step.result.name}_sizes", step.result.shape[2:])
     options = {"alignCorners": False, "halfPixelCenters": False}
     inputs = [tensor(step.file, x, LAST), sizes]
@@ -266,7 +272,7 @@ def _nearest(step: Step) -> None:
 def _bilinear(step: Step) -> None:
     x = step.arg(0)
     if step.op not in BILINEAR:
-        raise NotImplementedError("linear interpolation is written of pictures, as bilinear")
+        raise NotImplementedError("linear interpolation is supported for images (bilinear) only")
     sizes, align_corners = sizes_of(step.op, step.args[1:], x.shape[2:], "RESIZE_BILINEAR")
     inputs = [tensor(step.file, x, LAST), step.file.integers(f"{step.result.name}_sizes", sizes)]
     options = {"alignCorners": align_corners, "halfPixelCenters": not align_corners}
@@ -276,34 +282,35 @@ def _bilinear(step: Step) -> None:
 def _softmax(step: Step) -> None:
     x, dim = step.arg(0), step.arg(1)
     if dim % len(x.shape) != len(x.shape) - 1:
-        raise NotImplementedError(f"TFLite's SOFTMAX is of the last dimension, got {dim}; transpose before")
+        raise NotImplementedError(f"TFLite's SOFTMAX needs the last dimension, got {dim}; transpose before it")
     step.write("SOFTMAX", [tensor(step.file, x)], x.plain, "SoftmaxOptions", beta=1.0)
 
 
 def _function(step: Step) -> None:
     x, order = step.arg(0), common_order([step.arg(0)])
     if step.op not in _FUNCTIONS:
-        raise NotImplementedError(f"{step.op} is not written")
+        raise NotImplementedError(f"{step.op} is not supported")
     name, kind = _FUNCTIONS[step.op]
     units = (1 / 256, _LOWEST) if x.dtype == torch.int8 else (2.0**-15, 0)
     fixed = name == "LOGISTIC" or (name == "TANH" and x.dtype == torch.int16)
     if fixed and (step.result.scale, step.result.zero) != units:
         raise NotImplementedError(
-            f"TFLite's {name} gives codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize by these"
+            f"TFLite's {name} returns codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize with "
+            "these"
         )
     options = {"approximate": step.kwargs.get("approximate") == "tanh"} if name == "GELU" else {}
     step.write(name, [tensor(step.file, x, order)], order, kind, **options)
 
 
 def _gather(step: Step) -> None:
-    """Rows of a constant matrix, by integers that are an input of the file."""
+    """Rows of a constant matrix; the indices are an input of the file."""
     weight, indices = step.arg(0), step.arg(1)
     if isinstance(weight, Weight):
         if weight.scales.numel() != 1:
-            raise NotImplementedError("TFLite's GATHER takes a matrix with one scale; quantize it by one")
+            raise NotImplementedError("TFLite's GATHER needs a matrix with one scale; quantize it with one")
         weight = step.constant(weight)
     if not isinstance(indices, Index) or len(step.args) > 2 or step.kwargs:
-        raise NotImplementedError("GATHER is written of a matrix and of integers that are an input of the program")
+        raise NotImplementedError("GATHER needs a matrix, and integer indices that are an input of the program")
     step.write_alike(weight, "GATHER", [tensor(step.file, weight), indices.tensor], step.result.plain, "GatherOptions")
 
 
@@ -315,7 +322,7 @@ def _relu(step: Step) -> None:
         like = replace(step.result, name=name, tensors={})
         index = step.file.operator("QUANTIZE", [index], new(step.file, like, order), "QuantizeOptions")
     if step.op is not aten.relu.default:
-        raise NotImplementedError(f"{step.op} by itself is not written; relu is")
+        raise NotImplementedError(f"a separate {step.op} is not supported; relu is")
     step.write("RELU", [index], order)
 
 
@@ -335,4 +342,4 @@ WRITTEN: dict[families.Family, Callable[[Step], None]] = {
     families.BOUND: _relu,
     families.VIEW: viewed,
 }
-"""How each family is written. A function raises NotImplementedError for a call that TFLite has no form for."""
+"""The converter of each family. It raises NotImplementedError for a call that TFLite does not support."""

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""What a .tflite file says, checked: tensors, operators, the signature.
+"""Read and validate a .tflite file: tensors, operators, the signature.
 
-Nothing here is run, and nothing is allocated on the file's word. Several places of a file may refer to one table, so
-that a small file could have many long names and lists. Lists and constants are together no longer than the file, each
-counted as often as it is read; texts are no longer than four times the file; tensors and operators are limited.
+Nothing is executed, and no allocation trusts the file. Because several places of a file may refer to one table, a small
+file could have many long names and lists. Lists and constants together may therefore not be longer than the file, each
+counted as often as it is read; texts may be four times as long; and the numbers of tensors and operators are limited.
 """
 
 import functools
@@ -33,15 +33,15 @@ _DTYPES = {
 }
 _DAMAGED = (struct.error, IndexError, ValueError, TypeError, AttributeError, UnicodeDecodeError, OverflowError)
 _MOST_ELEMENTS = 2**40
-_MOST_DIMENSIONS = 64  # of PyTorch's tensors
+_MOST_DIMENSIONS = 64  # PyTorch's limit
 _LONGEST_CODE = 100  # characters of the name of a custom operator
-_TEXTS = 4  # how many times the length of the file its texts may have, where several places share one
-_MOST_ITEMS = 2**17  # tensors, and operators, each of which takes a kilobyte here and 4 bytes in a file
+_TEXTS = 4  # limit of the total length of texts, which places may share, relative to the file
+_MOST_ITEMS = 2**17  # limit of tensors and of operators, which take a kilobyte each here and 4 bytes in a file
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What the codes of a tensor mean: scales and zero points, along a dimension where there are several."""
+    """The scales and zero points of a tensor's codes, along a dimension if there are several."""
 
     scales: tuple[float, ...]
     zeros: tuple[int, ...]
@@ -50,36 +50,36 @@ class Quantization:
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a file; `data` of a constant."""
+    """A tensor of a file; constants have `data`."""
 
     index: int
     name: str
     shape: tuple[int, ...]
-    kind: str  # its dtype, as the schema spells it
+    kind: str  # the schema's name of the dtype
     quantization: Quantization | None
     data: Tensor | None
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """None of what torch has no dtype for."""
+        """The torch dtype; None if there is none."""
         return _DTYPES.get(self.kind)
 
     @property
     def units(self) -> tuple[float, int] | None:
-        """The one scale and zero point, if there is one."""
+        """The scale and zero point if there is exactly one."""
         q = self.quantization
         return (q.scales[0], q.zeros[0]) if q is not None and len(q.scales) == 1 else None
 
 
 @dataclass(frozen=True)
 class FileOperator:
-    """An operator of a file. An input that is left out is None."""
+    """An operator of a file. An omitted input is None."""
 
     index: int
     name: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
-    option: Callable[[str, Any], Any]  # a field of its options by name, and the default where it has none
+    option: Callable[[str, Any], Any]  # reads a field of its options, given a default
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class FileGraph:
 
 
 def content(caller: str, model: Any) -> tuple[bytes, str]:
-    """The bytes of a model (a TfliteModel, bytes, or the path of a file), and what to call them.
+    """The bytes of a model (a TfliteModel, bytes, or the path of a file), and a name for error messages.
 
     Raises:
-        TypeError: it is none of these.
-        OSError: there is no such file, or it cannot be read.
-        ValueError: the bytes are no .tflite file.
+        TypeError: the model has another type.
+        OSError: the file does not exist, or cannot be read.
+        ValueError: the bytes are not a .tflite file.
     """
     data, what = models.content(caller, model, TfliteModel, "a .tflite file")
     if data[4:8] != _IDENTIFIER:
@@ -109,20 +109,20 @@ def content(caller: str, model: Any) -> tuple[bytes, str]:
 
 
 @functools.cache
-def numbers_of(kind: str) -> dict[int, str]:
-    """The names of an enumeration of the schema, by number."""
+def enum_names(kind: str) -> dict[int, str]:
+    """The names in an enumeration of the schema, by number."""
     from ai_edge_litert import schema_py_generated as schema
 
     return {v: n for n, v in vars(getattr(schema, kind)).items() if isinstance(v, int)}
 
 
-def graph_of(caller: str, model: Any) -> FileGraph:
-    """What a file says.
+def read_graph(caller: str, model: Any) -> FileGraph:
+    """Read the content of a file.
 
-    Raises, beside what `content` does:
+    Raises, in addition to `content`:
         ImportError: LiteRT, which has the schema, is not installed.
-        ValueError: the file is damaged, with the place.
-        NotImplementedError: it has several subgraphs.
+        ValueError: the file is damaged; the message gives the place.
+        NotImplementedError: the file has several subgraphs.
     """
     data, what = content(caller, model)
     try:
@@ -136,7 +136,7 @@ class _Reader:
     def __init__(self, caller: str, what: str, data: bytes, schema: Any) -> None:
         self.caller, self.what, self.data, self.schema = caller, what, data, schema
         self.place = "the head"
-        self.left = len(data)  # elements of lists that may still be read: a list takes a byte for each, or more
+        self.left = len(data)  # budget of list elements, which take at least a byte each
         self.bytes_left = len(data)
         self.text_left = _TEXTS * len(data)
         self.constants: dict[int, Any] = {}  # by buffer
@@ -145,12 +145,12 @@ class _Reader:
         try:
             return self._graph()
         except _DAMAGED as error:
-            if isinstance(error, _Wrong):
+            if isinstance(error, _DamagedFile):
                 raise
             self.wrong(f"cannot be read: {error or type(error).__name__}")
 
     def wrong(self, what: str) -> NoReturn:
-        raise _Wrong(f"{self.caller}: {self.what} is damaged: {self.place} {what}")
+        raise _DamagedFile(f"{self.caller}: {self.what} is damaged: {self.place} {what}")
 
     def refuse(self, what: str) -> NoReturn:
         raise NotImplementedError(f"{self.caller}: {self.what}: {self.place} {what}")
@@ -159,8 +159,8 @@ class _Reader:
         model = self.schema.Model.GetRootAs(self.data, 0)
         if (count := model.SubgraphsLength()) != 1:
             self.place = "the model"
-            self.refuse(f"has {count} subgraphs; one is read, without control flow")
-        names = numbers_of("BuiltinOperator")
+            self.refuse(f"has {count} subgraphs, but must have one, without control flow")
+        names = enum_names("BuiltinOperator")
         codes: list[str] = []
         for i in self.over("operator codes", model.OperatorCodesLength()):
             code = model.OperatorCodes(i)
@@ -172,7 +172,7 @@ class _Reader:
         for what, count in (("tensors", graph.TensorsLength()), ("operators", graph.OperatorsLength())):
             if count > _MOST_ITEMS:
                 self.place = "the graph"
-                self.refuse(f"has {count} {what}; up to {_MOST_ITEMS} are read")
+                self.refuse(f"has {count} {what}; up to {_MOST_ITEMS} are supported")
         tensors = tuple(self.tensor(model, graph, i) for i in self.over("tensors", graph.TensorsLength()))
         operators = tuple(
             self.operator(graph.Operators(i), i, codes, len(tensors))
@@ -197,13 +197,13 @@ class _Reader:
         name = self.text(its.Name())
         self.place = f"tensor {index} {shown(name)}"
         if its.ShapeLength() > _MOST_DIMENSIONS:
-            self.wrong(f"has {its.ShapeLength()} dimensions; {_MOST_DIMENSIONS} is the most")
+            self.wrong(f"has {its.ShapeLength()} dimensions; at most {_MOST_DIMENSIONS} are supported")
         shape = self.integers(self.place, its, "Shape")
         if any(n < 0 for n in shape) or math.prod(shape) > _MOST_ELEMENTS:
             self.wrong(f"has shape {shown(shape)}")
-        kind = numbers_of("TensorType").get(its.Type(), f"type {its.Type()}")
+        kind = enum_names("TensorType").get(its.Type(), f"type {its.Type()}")
         if its.Sparsity() is not None:
-            self.refuse("is sparse; dense tensors are read")
+            self.refuse("is sparse; only dense tensors are supported")
         data = self.constant(model, its, shape, kind)
         return FileTensor(index, name, shape, kind, self.quantization(its, shape), data)
 
@@ -225,19 +225,19 @@ class _Reader:
             self.wrong(f"has buffer {tensor.Buffer()} of {model.BuffersLength()}")
         buffer = model.Buffers(tensor.Buffer())
         if buffer.Offset() > 1:
-            self.refuse("lies behind the file's tables, as in files above 2 GB")
+            self.refuse("has data after the file's tables, as in files above 2 GB")
         if not buffer.DataLength():
             return None
         dtype = _DTYPES.get(kind)
         if dtype is None:
-            return torch.empty(0)  # of a kind that no operator which is read takes
+            return torch.empty(0)  # no supported operator reads this kind
         wanted = math.prod(shape) * dtype.itemsize
         if buffer.DataLength() != wanted:
             self.wrong(f"has {buffer.DataLength()} bytes, and {kind} of shape {tuple(shape)} takes {wanted}")
         if tensor.Buffer() not in self.constants:
             self.bytes_left -= wanted
             if self.bytes_left < 0:
-                self.wrong("shares its data with others; a file holds each once")
+                self.wrong("shares its data with other tensors, more than the file's size allows")
             self.constants[tensor.Buffer()] = torch.from_numpy(buffer.DataAsNumpy().copy())
         return self.constants[tensor.Buffer()].view(dtype).reshape(tuple(shape))
 
@@ -253,7 +253,7 @@ class _Reader:
         return FileOperator(index, name, inputs, outputs, self.options(its, self.place))
 
     def options(self, its: Any, place: str) -> Callable[[str, Any], Any]:
-        kind = numbers_of("BuiltinOptions").get(its.BuiltinOptionsType(), "NONE")
+        kind = enum_names("BuiltinOptions").get(its.BuiltinOptionsType(), "NONE")
         table = its.BuiltinOptions()
         options: Any = None
         if kind != "NONE" and table is not None and hasattr(self.schema, kind):
@@ -285,7 +285,7 @@ class _Reader:
     def order(
         self, tensors: Sequence[FileTensor], operators: Sequence[FileOperator], ends: Sequence[Sequence[int]]
     ) -> None:
-        """Raise unless each tensor is there before it is read, and written once."""
+        """Raise unless each tensor is written once, before it is read."""
         there = {*ends[0], *(t.index for t in tensors if t.data is not None or 0 in t.shape)}
         for op in operators:
             self.place = f"operator {op.index} {op.name}"
@@ -294,12 +294,12 @@ class _Reader:
                     self.wrong(f"reads tensor {i} {shown(tensors[i].name)}, which nothing has written")
             for i in op.outputs:
                 if i in there:
-                    self.wrong(f"writes tensor {i} {shown(tensors[i].name)}, which is there already")
+                    self.wrong(f"writes tensor {i} {shown(tensors[i].name)}, which already has a value")
                 there.add(i)
         self.place = "the graph"
         for i in ends[1]:
             if i not in there:
-                self.wrong(f"gives tensor {i} {shown(tensors[i].name)}, which nothing has written")
+                self.wrong(f"returns tensor {i} {shown(tensors[i].name)}, which nothing has written")
 
     # ---- lists
 
@@ -307,7 +307,7 @@ class _Reader:
         self.place = place
         self.left -= count
         if not 0 <= count <= len(self.data) or self.left < 0:
-            self.wrong(f"has {count} elements, more than {len(self.data)} bytes hold")
+            self.wrong(f"has {count} elements, more than {len(self.data)} bytes can store")
         return range(count)
 
     def numbers(self, place: str, count: int, read: Callable[[], Any]) -> tuple[Any, ...]:
@@ -327,14 +327,14 @@ class _Reader:
                 self.wrong(f"names tensor {i} of {count}")
 
     def text(self, raw: bytes | None) -> str:
-        """A text of the file, whose length is counted."""
+        """Decode a text and deduct its length from the budget."""
         self.text_left -= len(raw or b"")
         if self.text_left < 0:
             self.wrong(
-                f"has a text of {len(raw or b'')} bytes, which the file has in more places than its length allows"
+                f"has a text of {len(raw or b'')} bytes, which the file refers to more often than its size allows"
             )
         return (raw or b"").decode()
 
 
-class _Wrong(ValueError):
-    """What has been said already."""
+class _DamagedFile(ValueError):
+    """A damaged file; the message is complete."""

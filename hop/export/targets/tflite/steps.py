@@ -1,4 +1,4 @@
-"""A call of the program that is being written: what it reads, what it gives, and how its operator is added."""
+"""A call of the program while it is converted: its arguments, its result, and how to add its operator to the file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,28 +19,28 @@ class Weight:
 
     name: str
     codes: Tensor
-    scales: Tensor  # float32, one for the tensor or one for each output channel
+    scales: Tensor  # float32, one per tensor or one per output channel
 
 
 @dataclass(frozen=True)
 class Index:
-    """Integers that say where, an input of the file."""
+    """Integer indices, an input of the file."""
 
     tensor: Any
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
+    """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and its result's codes."""
 
-    file: Any  # a File, of this format or of another
+    file: Any  # a File of this or another format
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Codes
     low: float | None = None  # the range of a fused activation
     high: float | None = None
-    convention: Convention | None = None  # by which its codes are found
+    convention: Convention | None = None  # how its codes are computed
 
     def arg(self, i: int, default: Any = None) -> Any:
         return self.args[i] if i < len(self.args) else default
@@ -58,24 +58,28 @@ class Step:
         name = ACTIVATIONS.get((self.low, self.high))
         if name is None:
             raise NotImplementedError(
-                f"TFLite has no fused activation from {self.low} to {self.high}; it has relu, relu6 and -1 to 1"
+                f"TFLite has no fused activation from {self.low} to {self.high}; supported are relu, relu6 and -1 to 1"
             )
         for bound in (self.low, self.high):  # TFLite rounds ties away from zero, hop to even
             if bound and (torch.tensor(bound) / torch.tensor(self.result.scale) * 2).item() % 2 == 1:
-                raise NotImplementedError(f"the bound {bound} lies between two codes of scale {self.result.scale}")
+                raise NotImplementedError(
+                    f"the bound {bound} is halfway between two codes of scale {self.result.scale}"
+                )
         return self.file.activation(name)
 
     def write(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
-        """The operator that gives the result."""
+        """Add the operator that computes the result."""
         self.result.tensors[order] = self.file.operator(name, inputs, new(self.file, self.result, order), kind, options)
 
     def write_alike(
-        self, of: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
+        self, source: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
     ) -> None:
-        """The same of an operator whose codes have the scale of `of`, and the range of an activation after it."""
-        alike = of.is_alike(self.result)
+        """Add an operator whose codes have `source`'s scale, then convert to the result's and apply the activation."""
+        alike = source.is_alike(self.result)
         same = (
-            self.result if alike else replace(of, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
+            self.result
+            if alike
+            else replace(source, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
         )
         index = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
         if not alike:
@@ -85,12 +89,12 @@ class Step:
         self.result.tensors[order] = index
 
     def bounded(self, index: int, order: Any) -> int:
-        """The operator of an activation by itself, of codes of the result's scale."""
+        """Apply the activation as a separate operator, on codes with the result's scale."""
         name = ACTIVATIONS.get((self.low, self.high), "")
         if name not in ("RELU", "RELU6"):  # LiteRT's RELU_N1_TO_1 of int8 has 0 as its lower bound
-            raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not written")
+            raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not supported")
         self.activation()
         info = torch.iinfo(self.result.dtype)
         if name == "RELU6" and round(6.0 / self.result.scale) + self.result.zero > info.max:
-            name = "RELU"  # the same codes; TFLM refuses a 6 beyond them
+            name = "RELU"  # the same codes; TFLM rejects a 6 beyond their range
         return self.file.operator(name, [index], new(self.file, self.result, order))

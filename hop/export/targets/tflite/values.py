@@ -1,7 +1,8 @@
-"""What nodes hold: codes with one scale, in one layout or several.
+"""Codes with one scale, in one or several layouts.
 
-PyTorch's convolutions and pools have channels second, TFLite's last. A value is transposed where an operator wants
-another layout than it has, once; operators that take any layout take the one that is there."""
+PyTorch's convolutions and pools have channels second, TFLite's last. A value is transposed, once, if an operator needs
+another layout; operators that support any layout use an existing one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,15 +11,15 @@ from typing import Any
 import torch
 
 Order = tuple[int, ...]
-"""Which dimension of the program each dimension of the file's tensor is."""
+"""The dimension of the program's tensor for each dimension of the file's tensor."""
 
-LAST: Order = (0, 2, 3, 1)  # channels last, of pictures
-ROWS: Order = (0, 2, 1)  # channels last, of rows
+LAST: Order = (0, 2, 3, 1)  # channels last, two spatial dimensions
+ROWS: Order = (0, 2, 1)  # channels last, one spatial dimension
 
 
 @dataclass
 class Codes:
-    """A tensor of the program, int8 or int16 with one scale."""
+    """A tensor of the program: int8 or int16 codes with one scale."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,12 +34,12 @@ class Codes:
         return tuple(range(len(self.shape)))
 
     def is_alike(self, other: "Codes") -> bool:
-        """Whether codes mean the same numbers."""
+        """Whether scale and zero point are equal."""
         return (self.scale, self.zero) == (other.scale, other.zero)
 
 
 def common_order(values: Sequence[Codes]) -> Order:
-    """The layout in which values are taken together: channels last if one has it, and all have as many dimensions."""
+    """A common layout for values: channels last if one of them has it and all have that many dimensions."""
     for order in (LAST, ROWS):
         if all(len(v.shape) == len(order) for v in values) and any(order in v.tensors for v in values):
             return order
@@ -46,13 +47,13 @@ def common_order(values: Sequence[Codes]) -> Order:
 
 
 def new(file: Any, codes: Codes, order: Order, suffix: str = "") -> Any:
-    """A tensor of the file for `codes`, which something is about to write."""
+    """Add a tensor of the file for `codes`, which an operator is about to compute."""
     shape = [codes.shape[d] for d in order]
     return file.tensor(codes.name + suffix, shape, codes.dtype, ([codes.scale], [codes.zero], 0))
 
 
 def tensor(file: Any, codes: Codes, order: Order | None = None) -> Any:
-    """The tensor that holds codes in a layout; it is transposed where there is none yet."""
+    """The file's tensor of codes in a layout, transposing another one if needed."""
     order = codes.plain if order is None else order
     if order not in codes.tensors:
         have, index = next(iter(codes.tensors.items()))

@@ -17,7 +17,7 @@ def viewed(step: Step) -> None:
         _as_is(step, x, order)
     elif name in ("permute", "transpose", "t", "movedim"):
         by = permutation(step, x)
-        if x.is_alike(step.result) and (step.low, step.high) == (None, None):  # its tensors, in other orders
+        if x.is_alike(step.result) and (step.low, step.high) == (None, None):  # the same tensors, relabeled
             step.result.tensors.update({tuple(by.index(d) for d in order): i for order, i in x.tensors.items()})
             return
         inputs = [tensor(step.file, x), step.file.integers(f"{step.result.name}_order", by)]
@@ -37,14 +37,14 @@ def viewed(step: Step) -> None:
 
 
 def reshaped(file: Any, index: Any, codes: Codes, order: Order) -> Any:
-    """A tensor for `codes` in a layout, made of one with as many elements."""
+    """Reshape a tensor of the file for `codes` in a layout."""
     shape = [codes.shape[d] for d in order]
     inputs = [index, file.integers(f"{codes.name}_shape", shape)]
     return file.operator("RESHAPE", inputs, new(file, codes, order), "ReshapeOptions", {"newShape": shape})
 
 
 def permutation(step: Step, x: Codes) -> list[int]:
-    """Where dimensions go, seen on sizes that all differ."""
+    """The permutation of dimensions that a step performs, found with distinct sizes."""
     sizes = [2 + i for i in range(len(x.shape))]
     return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]
 
@@ -60,8 +60,8 @@ def _as_is(step: Step, x: Codes, order: Any) -> None:
     step.result.tensors[order] = output
 
 
-def place_of_slice(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]:
-    """The dimension of a slice, narrow or select, where it starts and stops there, and its stride."""
+def slice_range(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]:
+    """The dimension of a slice, narrow or select, its start, stop and stride."""
     dim = step.arg(1, 0) % len(x.shape)
     size = x.shape[dim]
     if name == "slice":
@@ -72,7 +72,7 @@ def place_of_slice(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim, start, stop, stride = place_of_slice(step, x, name)
+    dim, start, stop, stride = slice_range(step, x, name)
     order = x.plain if name == "select" else common_order([x])
     ranges = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
     begin, end, strides = (
@@ -86,13 +86,13 @@ def _slice(step: Step, x: Codes, name: str) -> None:
 
 
 def padded(step: Step) -> None:
-    """Codes with others around them, the same on all sides."""
+    """Pad codes with a constant code."""
     x, flat, fill = step.arg(0), list(step.arg(1)), int(step.arg(2, 0))
     if any(n < 0 for n in flat):
-        raise NotImplementedError(f"TFLite pads by 0 or more, got {flat}; slice instead")
+        raise NotImplementedError(f"TFLite's padding must be 0 or more, got {flat}; slice instead")
     order, rank = common_order([x]), len(x.shape)
     if rank > _MOST_PADDED:
-        raise NotImplementedError(f"TFLite pads {_MOST_PADDED} dimensions at most, got {rank}; join some by reshape")
+        raise NotImplementedError(f"TFLite pads at most {_MOST_PADDED} dimensions, got {rank}; merge some by reshape")
     sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
     given = torch.tensor([sides[d] for d in order], dtype=torch.int32)
     name = step.result.name

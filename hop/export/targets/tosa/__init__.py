@@ -1,11 +1,12 @@
-"""Integer programs as `.tosa` files, of the public schema of TOSA 1.0.
+"""to_tosa: convert integer programs to `.tosa` files, of the public schema of TOSA 1.0.
 
-file.py       a file in the making: tensors, shapes, operators
-scales.py     RESCALE: from what a convention says to multipliers and shifts
-views.py      what views and padding become
-operators.py  what products, sums, means and pools become
-functions.py  what functions of single codes and softmax become
-model.py      programs as files
+file.py       a file under construction: tensors, shapes, operators
+scales.py     RESCALE: multipliers and shifts of conventions
+views.py      conversion of views and padding
+operators.py  conversion of products, sums, means and pools
+functions.py  conversion of functions of single codes and softmax
+resizes.py    conversion of resizing
+model.py      to_tosa
 """
 
 from hop.export.targets.tosa.model import TosaModel as TosaModel

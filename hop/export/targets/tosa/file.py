@@ -1,5 +1,8 @@
-"""A .tosa file in the making. The schema is the public one, in which ExecuTorch's wheel has it beside flatc, the
-compiler of flatbuffers, which makes the bytes and refuses what the schema has not."""
+"""A .tosa file under construction.
+
+The public schema is part of ExecuTorch's wheel, together with flatc, the flatbuffers compiler, which encodes the bytes
+and rejects anything that violates the schema.
+"""
 
 import json
 import os
@@ -20,10 +23,10 @@ DTYPES = {
     torch.int8: "INT8",
     torch.int16: "INT16",
     torch.int32: "INT32",
-    torch.int64: "INT48",  # which sums of 16 bits have
+    torch.int64: "INT48",  # for sums of 16-bit codes
     torch.bool: "BOOL",
 }
-_ATTRIBUTES = {  # tables of the schema, by the operator that has one
+_ATTRIBUTES = {  # attribute tables of the schema, by operator
     **{name: f"{name.capitalize()}Attribute" for name in ("ADD", "SUB", "MUL", "CLZ", "TABLE", "CONCAT", "PAD")},
     **{name: f"{name.capitalize()}Attribute" for name in ("RESHAPE", "SLICE", "TRANSPOSE", "RESIZE", "CLAMP")},
     **{name: f"{name.capitalize()}Attribute" for name in ("RESCALE", "CONST", "MAXIMUM", "MINIMUM", "REVERSE")},
@@ -40,12 +43,12 @@ _ATTRIBUTES = {  # tables of the schema, by the operator that has one
     "LOGICAL_LEFT_SHIFT": "LogicalLeftShiftAttribute",
     "ARITHMETIC_RIGHT_SHIFT": "ArithmeticRightShiftAttribute",
 }
-_TEXT = 64  # bytes of JSON for each byte of a file; a byte of data takes 21
+_TEXT = 64  # limit of bytes of JSON per byte of a file; a byte of data takes 21
 _VERSION = {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
 
 
 def schema(caller: str) -> tuple[Path, Path]:
-    """flatc, and the schema. Raises ImportError where ExecuTorch is not installed."""
+    """The paths of flatc and of the schema. Raises ImportError if ExecuTorch is not installed."""
     spec = find_spec("executorch")
     for place in () if spec is None else spec.submodule_search_locations or ():
         paths = Path(place, "data/bin/flatc"), Path(place, "backends/arm/tosa/schemas/tosa_1.0.fbs")
@@ -56,8 +59,8 @@ def schema(caller: str) -> tuple[Path, Path]:
     )
 
 
-def encoded(caller: str, content: Mapping[str, Any]) -> bytes:
-    """The bytes of a file with `content`, in the terms of the schema."""
+def encode(caller: str, content: Mapping[str, Any]) -> bytes:
+    """Encode a file from `content`, structured as in the schema."""
     flatc, its = schema(caller)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.json")
@@ -66,26 +69,28 @@ def encoded(caller: str, content: Mapping[str, Any]) -> bytes:
         return path.with_suffix(".tosa").read_bytes()
 
 
-def decoded(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
-    """What a file says, in the terms of the schema. Raises ValueError for what is none, and for a file whose tables are
-    in so many places that JSON of them has more than _TEXT bytes for each of the file."""
+def decode(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
+    """Decode a file to a structure as in the schema.
+
+    Raises ValueError if it is not a TOSA file, or if it refers to its tables so often that JSON has more than _TEXT
+    bytes per byte of the file.
+    """
     flatc, its = schema(caller)
     if buffer[4:8] != b"TOSA":
-        raise ValueError(f"{caller}: {what} is no TOSA file: it has not their identifier; give one that to_tosa wrote")
+        raise ValueError(f"{caller}: {what} is not a TOSA file: it lacks the identifier; give one that to_tosa wrote")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tosa")
         path.write_bytes(buffer)
         try:
             command = [flatc, "--json", "--strict-json", "--raw-binary", "-o", folder, its, "--", path]
-            _run([*_limited(_TEXT * len(buffer) + 2**20), *command])
+            _run([*_limits_command(_TEXT * len(buffer) + 2**20), *command])
             return from_json(path.with_suffix(".json").read_bytes(), "what flatc made of it")
         except (RuntimeError, OSError, ValueError) as error:
             raise ValueError(f"{caller}: {what} is a damaged TOSA file: {error}") from error
 
 
-def _limited(size: int) -> list[str]:
-    """What to put before a command that may write files of `size` bytes, and take four times as much memory beside its
-    own."""
+def _limits_command(size: int) -> list[str]:
+    """A command prefix that limits written files to `size` bytes, and memory to four times that plus a fixed amount."""
     if os.name != "posix":
         return []
     return ["sh", "-c", f'ulimit -f {size // 512 + 1}; ulimit -v {4 * size // 1024 + 2**18}; exec "$0" "$@"']
@@ -98,7 +103,7 @@ def _run(command: Sequence[Any]) -> None:
 
 
 class File:
-    """Tensors and operators, in the order in which they are added. A tensor is named; names are not taken twice."""
+    """Tensors and operators, in the order in which they are added. A tensor is identified by its unique name."""
 
     def __init__(self) -> None:
         schema("to_tosa")
@@ -108,7 +113,7 @@ class File:
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.names = Names()
-        self.known: dict[Any, str] = {}  # constants of few numbers
+        self.known: dict[Any, str] = {}  # names of small constants, by value
 
     def tensor(
         self,
@@ -118,7 +123,7 @@ class File:
         quantization: Any = None,
         data: Tensor | None = None,
     ) -> str:
-        """A new tensor; returns its name. TOSA keeps no scales: `quantization` is left out."""
+        """Add a tensor and return its name. TOSA has no scales, so `quantization` is ignored."""
         entry: dict[str, Any] = {"name": self.names.free(name), "shape": list(shape), "type": DTYPES[dtype]}
         self.tensors.append(entry)
         self.sizes[entry["name"]], self.dtypes[entry["name"]] = tuple(shape), dtype
@@ -128,7 +133,7 @@ class File:
         return entry["name"]
 
     def constant(self, values: Sequence[int], dtype: torch.dtype, rank: int = 1) -> str:
-        """Numbers along the last of `rank` dimensions."""
+        """A constant with values along the last of `rank` dimensions."""
         key = (tuple(values), dtype, rank)
         if key not in self.known:
             name = f"{DTYPES[dtype].lower()}_{values[0]}" if len(values) == 1 else f"{DTYPES[dtype].lower()}s"
@@ -137,7 +142,7 @@ class File:
         return self.known[key]
 
     def shape(self, values: Sequence[int]) -> str:
-        """A constant of sizes, places or paddings."""
+        """A constant of sizes, positions or paddings."""
         key = (tuple(values), "shape")
         if key not in self.known:
             name = self.names.free("shape_" + "_".join(map(str, values)))
@@ -151,7 +156,7 @@ class File:
         return tensor
 
     def operator(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """An operator by its name in the schema; returns `output`."""
+        """Add an operator by its name in the schema; returns `output`."""
         return self._add(op, inputs, output, attributes)
 
     def made(
@@ -163,11 +168,11 @@ class File:
         dtype: torch.dtype = torch.int32,
         **attributes: Any,
     ) -> str:
-        """An operator that gives a new tensor."""
+        """Add an operator with a new output tensor."""
         return self._add(op, inputs, self.tensor(name, shape, dtype), attributes)
 
     def renamed(self, tensor: str, name: str) -> str:
-        """A tensor that the operator before gave, and nothing reads yet, by another name."""
+        """Rename the output of the last operator if nothing reads it yet."""
         entry, last = self.tensors[-1], self.operators[-1]
         if entry["name"] != tensor or last["outputs"] != [tensor]:
             return tensor
@@ -181,7 +186,7 @@ class File:
         return self.operator("TRANSPOSE", [tensor], output, perms=list(by))
 
     def finish(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> bytes:
-        """The bytes, with the inputs and the outputs of the graph."""
+        """The file's bytes, given the inputs and outputs of the graph."""
         block = {
             "name": "main",
             "operators": self.operators,
@@ -190,7 +195,7 @@ class File:
             "inputs": list(inputs.values()),
             "outputs": list(outputs.values()),
         }
-        return encoded("to_tosa", {"version": _VERSION, "regions": [{"name": "main", "blocks": [block]}]})
+        return encode("to_tosa", {"version": _VERSION, "regions": [{"name": "main", "blocks": [block]}]})
 
     def _add(self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]) -> str:
         self.operators.append(
@@ -206,7 +211,7 @@ class File:
 
 
 def _bytes(x: Tensor, whole: bool = False) -> list[int]:
-    """The bytes of numbers; of int64 the lower six, but of shapes, which are `whole`."""
+    """The bytes of values; the lower six of int64 unless `whole`, which shapes need."""
     plain = x.contiguous().view(torch.uint8)
     if x.dtype == torch.int64 and not whole:
         plain = plain.reshape(-1, 8)[:, :6].reshape(-1)
@@ -214,5 +219,5 @@ def _bytes(x: Tensor, whole: bool = False) -> list[int]:
 
 
 def packed(x: int, dtype: torch.dtype) -> list[int]:
-    """A number as an attribute has it."""
+    """A number as the schema's attributes store it."""
     return _bytes(torch.tensor([x], dtype=dtype))

@@ -16,14 +16,14 @@ from hop.numerics.integer_functions import IntegerFunction, TfliteSoftmax, Tflit
 from hop.numerics.integer_softmax import exponentials, tables_of_16_bits
 from hop.numerics.integer_tables import FUNCTIONS
 
-_LONG = 512  # rows whose sum may be 512 times the largest element, or more, which leaves the shifts that TOSA has
+_LONG = 512  # from this row length on, sums may need shifts beyond those of TOSA
 
 
 def function(step: Step) -> None:
-    """Any function of one code, by what its convention gives for all codes of 8 bits, or for 513 of 16."""
+    """Any function of single codes, as a table of its convention's results: all 8-bit codes, or 513 16-bit points."""
     x, rule, file = step.arg(0), step.convention, step.file
     if not isinstance(rule, IntegerFunction) or not rule.takes(step.op, step.kwargs):
-        raise NotImplementedError(f"its convention is {rule}; TOSA's TABLE is of one such as TfliteTable")
+        raise NotImplementedError(f"its convention is {rule}; TOSA's TABLE needs one such as TfliteTable")
     order = common_order([x])
     index = tensor(file, x, order)
     if x.dtype == torch.int16:
@@ -40,31 +40,33 @@ def function(step: Step) -> None:
 def _interpolated(step: Step, index: str, order: Any) -> None:
     x, rule, file = step.arg(0), step.convention, step.file
     if not isinstance(rule, TfliteTable):
-        raise NotImplementedError(f"its convention is {rule}; of 16 bits TABLE has straight lines, as TfliteTable has")
+        raise NotImplementedError(
+            f"its convention is {rule}; for 16 bits TABLE interpolates linearly, as TfliteTable does"
+        )
     scale_in, out = torch.tensor(x.scale), torch.tensor(step.result.scale)
     entries = lookup_tables.table_513(FUNCTIONS[rule.function], scale_in, x.zero, out, step.result.zero)
     if int((entries[1:] - entries[:-1]).abs().max()) >= 2**15:
-        raise NotImplementedError("its table rises or falls by half of all codes at once, which TABLE does not hold")
+        raise NotImplementedError("its table changes by half of all codes in one step, which TABLE does not support")
     name = step.result.name
     values = file.tensor(f"{name}_table", (513,), torch.int16, data=entries)
-    wide = file.made("TABLE", [index, values], f"{name}_fine", file.sizes[index])
-    fine = Scale.number(torch.tensor(2.0**-7, dtype=torch.float64))  # TABLE keeps seven bits more
-    output = rescaled(file, wide, result(step, order), fine, (0, 0), 2**22)
+    interpolated = file.made("TABLE", [index, values], f"{name}_fine", file.sizes[index])
+    fine = Scale.number(torch.tensor(2.0**-7, dtype=torch.float64))  # TABLE returns seven fractional bits
+    output = rescaled(file, interpolated, result(step, order), fine, (0, 0), 2**22)
     clamped(step, output, order)
 
 
 def softmax(step: Step) -> None:
-    """Of int8 as TensorFlow's legalization writes it (TosaSoftmax), of int16 by the tables of TfliteSoftmax."""
+    """int8 softmax as in TensorFlow's legalization (TosaSoftmax), int16 softmax by the tables of TfliteSoftmax."""
     x, dim, rule = step.arg(0), step.arg(1), step.convention
     wide = x.dtype == torch.int16
     if not isinstance(rule, TfliteSoftmax if wide else TosaSoftmax):
-        raise NotImplementedError(f"its convention is {rule}; TosaSoftmax is written, and TfliteSoftmax of 16 bits")
+        raise NotImplementedError(f"its convention is {rule}; supported are TosaSoftmax, and TfliteSoftmax for 16 bits")
     if dim % len(x.shape) != len(x.shape) - 1:
-        raise NotImplementedError(f"softmax is written of the last dimension, got {dim}; transpose before")
+        raise NotImplementedError(f"softmax needs the last dimension, got {dim}; transpose before it")
     units = (2.0**-15, 0) if wide else (1 / 256, -128)
     if (step.result.scale, step.result.zero) != units:
         raise NotImplementedError(
-            f"its codes have the scale 1/{1 / units[0]:.0f} and the zero point {units[1]}; quantize by these"
+            f"its codes have the scale 1/{1 / units[0]:.0f} and the zero point {units[1]}; quantize with these"
         )
     rows, order = _Rows(step.file, step.result.name, x.shape), x.plain
     below = rows.below(plain(step.file, tensor(step.file, x), x.zero))
@@ -79,19 +81,19 @@ def softmax(step: Step) -> None:
 
 
 class _Rows:
-    """Operators of int32 along the last dimension."""
+    """int32 operators along the last dimension."""
 
     def __init__(self, file: File, name: str, shape: tuple[int, ...]) -> None:
         self.file, self.label, self.shape, self.one = file, name, tuple(shape), (*shape[:-1], 1)
 
     def below(self, x: str) -> str:
-        """x less the largest of its row."""
+        """x minus the largest of its row."""
         last = len(self.shape) - 1
         most = self.file.made("REDUCE_MAX", [x], f"{self.label}_max", self.one, axis=last, nan_mode="PROPAGATE")
         return self.two("SUB", x, most)
 
     def exponentials(self, below: str, table: Tensor) -> str:
-        """exp of numbers of 0 to -255 in fixed point without integer bits: bytes from four tables."""
+        """exp of 0 to -255 in fixed point without integer bits, assembled from four tables of bytes."""
         index = self.file.tensor(f"{self.label}_index", self.shape, torch.int16)
         by_128 = Scale.number(torch.tensor(128.0, dtype=torch.float64))
         index = rescaled(self.file, below, index, by_128, (0, 0), 255)
@@ -108,7 +110,7 @@ class _Rows:
         return total
 
     def shares(self, exp: str) -> str:
-        """exp over the sum of its row, in units of 1/256: Newton's division."""
+        """exp divided by the sum of its row, in units of 1/256, by Newton's method."""
         half, zeros = self.normalized(self.right(exp, 12))
         y = self.two(
             "ADD", self.times(half, self.number(fp.MINUS_THIRTY_TWO_17THS), 31), self.number(fp.FORTY_EIGHT_17THS)
@@ -120,16 +122,16 @@ class _Rows:
         product = self.times(exp, y, 30)
         if self.shape[-1] < _LONG:
             return self._shifted(product, by)
-        # Beyond 31 bits nothing is left.
+        # Shifting by more than 31 bits leaves 0.
         far = self.file.made("GREATER", [by, self.number(31)], f"{self.label}_far", self.one, torch.bool)
         by = self.file.made("MINIMUM", [by, self.number(31)], f"{self.label}_by", self.one, nan_mode="PROPAGATE")
         inputs = [far, self.number(0), self._shifted(product, by)]
         return self.file.made("SELECT", inputs, f"{self.label}_left", self.shape)
 
     def wide_shares(self, below: str, scale: Tensor) -> str:
-        """Shares in units of 2^-15, by tables of exp and of 1 / (1 + x)."""
+        """Shares in units of 2^-15, from tables of exp and of 1 / (1 + x)."""
         exp_table, reciprocal_table = tables_of_16_bits(scale)
-        # In units of 10/65535. A multiplier of 1/2 or more rounds once in either way.
+        # In units of 10/65535. For multipliers of 1/2 and more, both modes round once.
         by = Scale.number(scale.to(torch.float64) / (10.0 / 65535.0), "DOUBLE_ROUND")
         by = replace(by, rounding="SINGLE_ROUND") if by.right[0] <= 31 else by
         tenths = rescaled(
@@ -142,14 +144,14 @@ class _Rows:
         return self._shifted(product, self.two("SUB", self.number(31), zeros))
 
     def normalized(self, x: str) -> tuple[str, str]:
-        """The sum of each row, shifted to the left up to the sign, and its leading zeros."""
+        """The sum of each row, shifted left up to the sign bit, and its number of leading zeros."""
         axis = len(self.shape) - 1
         total = self.file.made("REDUCE_SUM", [x], f"{self.label}_total", self.one, axis=axis)
         zeros = self.file.made("CLZ", [total], f"{self.label}_zeros", self.one)
         return self.two("LOGICAL_LEFT_SHIFT", total, self.two("SUB", zeros, self.number(1))), zeros
 
     def looked_up(self, x: str, table: Tensor, most: int = 2**31) -> str:
-        """What a table of 513 entries gives for x, clamped to 16 bits, with straight lines."""
+        """Linear interpolation in a table of 513 entries, at x clamped to 16 bits."""
         index = self.file.tensor(f"{self.label}_index", self.file.sizes[x], torch.int16)
         index = rescaled(self.file, x, index, UNIT, (0, 0), most)
         values = self.file.tensor(f"{self.label}_entries", (513,), torch.int16, data=table)

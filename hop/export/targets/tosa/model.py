@@ -1,4 +1,4 @@
-"""Programs of integers as .tosa files."""
+"""to_tosa."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -20,22 +20,25 @@ class TosaModel(Model):
 
     Args:
         buffer: its bytes.
-        tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
-            node's each of its dimensions is; (0, 2, 3, 1) has channels last.
+        tensors: for each node of the program with codes, the name of the file's tensor, and which of the node's
+            dimensions each of its dimensions is; (0, 2, 3, 1) has channels last.
     """
 
 
 def to_tosa(program: ExportedProgram) -> TosaModel:
-    """A program that `to_integer(program, target=hop.export.targets.TOSA_1_0)` gave, or `TOSA_1_0_INT16` of activations
-    of 16 bits, as a file of TOSA 1.0, whose operators give the same codes.
+    """Convert an integer program to a file of TOSA 1.0 whose operators return the same codes.
 
-    Inputs and outputs of the file are the codes of those of the program; TOSA keeps no scales. Sizes are static.
+    The file's inputs and outputs are the codes of the program's; TOSA has no scales. Sizes are static.
+
+    Args:
+        program: from `to_integer` with `target=hop.export.targets.TOSA_1_0`, or with `TOSA_1_0_INT16` (16-bit
+            activations).
 
     Raises:
-        ImportError: ExecuTorch is not installed, whose wheel has the schema.
-        TypeError: `program` is no ExportedProgram.
-        NotImplementedError: a node is no operator on codes of int8 or int16, or one that has no form in TOSA, or its
-            convention is not TOSA's. It is named.
+        ImportError: ExecuTorch, whose wheel has the schema, is not installed.
+        TypeError: `program` is not an ExportedProgram.
+        NotImplementedError: a node is not an operator on int8 or int16 codes, has no counterpart in TOSA, or has
+            another convention; the message names it.
     """
     check_program(program, "to_tosa")
     return _Writer(program, File()).written()
@@ -43,5 +46,5 @@ def to_tosa(program: ExportedProgram) -> TosaModel:
 
 class _Writer(Writer):
     caller, runtime, model = "to_tosa", "TOSA", TosaModel
-    written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
+    converters: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
     padded = staticmethod(padded)

@@ -1,5 +1,4 @@
-"""What each family of operators becomes in a .tosa file: one function each, which reads a call and fills its result's
-codes."""
+"""Converters of operator families to TOSA's operators: each reads a call and sets its result's codes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,27 +9,27 @@ from torch import Tensor
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
 from hop.export.targets.tflite.operators import bias_codes, pair, window_of
-from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
+from hop.export.targets.tflite.rows import TWO_DIMENSIONAL, write_as_two_dimensional
 from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.functions import function, softmax
 from hop.export.targets.tosa.resizes import interpolated, repeated
-from hop.export.targets.tosa.scales import Scale, finished, named, plain, rescaled, same, sums
+from hop.export.targets.tosa.scales import Scale, accumulator_name, finished, plain, rescaled, same, sums
 from hop.export.targets.tosa.views import reshaped, sliced, viewed
 from hop.numerics.integer_functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
 
 
-def _float(x: float) -> Tensor:
+def _float32(x: float) -> Tensor:
     return torch.tensor(x, dtype=torch.float32)
 
 
-def _wide(x: float) -> Tensor:
-    return _float(x).to(torch.float64)
+def _float64(x: float) -> Tensor:
+    return _float32(x).to(torch.float64)
 
 
 def _largest(x: Codes) -> int:
-    """The most that a code lies off its zero point."""
+    """The largest distance of a code from its zero point."""
     info = torch.iinfo(x.dtype)
     return max(abs(info.min - x.zero), abs(info.max - x.zero))
 
@@ -38,7 +37,7 @@ def _largest(x: Codes) -> int:
 def _convention(step: Step, kind: type[IntegerFunction]) -> Any:
     if not isinstance(step.convention, kind):
         raise NotImplementedError(
-            f"its convention is {step.convention}; TOSA's operators compute {kind.__name__}: take the target TOSA_1_0"
+            f"its convention is {step.convention}; TOSA's operators compute {kind.__name__}: use the target TOSA_1_0"
         )
     return step.convention
 
@@ -47,19 +46,19 @@ def _convention(step: Step, kind: type[IntegerFunction]) -> Any:
 
 
 def _scale(step: Step, x: Codes, scales: Tensor) -> Scale:
-    return Scale.of(step.convention, _float(x.scale), scales, _float(step.result.scale))
+    return Scale.of(step.convention, _float32(x.scale), scales, _float32(step.result.scale))
 
 
 def _product(step: Step, op: str, inputs: list[str], shape: Sequence[int], **attributes: Any) -> str:
-    """A product of codes, with its zero points, as sums."""
+    """A product of codes with its zero points, as sums."""
     x, file = step.arg(0), step.file
     inputs = [*inputs, file.constant([x.zero], x.dtype), file.constant([0], torch.int8)]
     name = f"{step.result.name}_sums"
-    return file.made(op, inputs, name, shape, sums(x.dtype), acc_type=named(x.dtype), **attributes)
+    return file.made(op, inputs, name, shape, sums(x.dtype), acc_type=accumulator_name(x.dtype), **attributes)
 
 
 def _biased(step: Step, x: Codes, weight: Weight, channels: int) -> tuple[Tensor, Tensor]:
-    """The bias in units of the sum, and the most that a sum reaches, for each channel."""
+    """The bias in units of the sum, and the largest magnitude of a sum, per channel."""
     dim = 1 if step.op is aten.conv_transpose2d.input else 0
     bias = bias_codes(x, weight, step.arg(2), dim)
     rows = weight.codes.to(torch.int64).abs().movedim(dim, 0).reshape(channels, -1)
@@ -72,7 +71,7 @@ def _matrix(step: Step) -> None:
         _matmul(step, x, weight)
         return
     if step.op is not aten.linear.default or not isinstance(weight, Weight):
-        raise NotImplementedError("a fully connected layer has a constant weight; of two activations bmm is written")
+        raise NotImplementedError("a fully connected layer needs a constant weight; products of activations need bmm")
     (channels, width), file = weight.codes.shape, step.file
     rows = max(1, torch.Size(x.shape[:-1]).numel())
     bias, most = _biased(step, x, weight, channels)
@@ -91,23 +90,25 @@ def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
     file, shape = step.file, step.result.shape
     if isinstance(other, Weight):
         if other.scales.numel() != 1:
-            raise NotImplementedError("the second operand of a product of activations has one scale")
+            raise NotImplementedError("the second operand of a product of activations must have one scale")
         second = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
         other = Codes(other.name, tuple(other.codes.shape), float(other.scales), 0)
         other.tensors[other.plain] = second
     if x.dtype != other.dtype:
-        raise NotImplementedError("MATMUL takes codes of one width")
+        raise NotImplementedError("MATMUL needs codes of the same width")
     zeros = [file.constant([v.zero], v.dtype) for v in (x, other)]
     inputs = [tensor(file, x), tensor(file, other), *zeros]
     total = file.made("MATMUL", inputs, f"{step.result.name}_sums", shape, sums(x.dtype))
     most = x.shape[-1] * _largest(x) * _largest(other)
-    finished(step, total, step.result.plain, _scale(step, x, _float(other.scale)), most)
+    finished(step, total, step.result.plain, _scale(step, x, _float32(other.scale)), most)
 
 
 def _window(
     file: File, x: str, sizes: Sequence[int], reach: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
 ) -> tuple[str, list[int]]:
-    """The picture that a window slides over, and its padding on each side: TOSA's windows leave nothing over."""
+    """The image that windows slide over, cropped because TOSA's windows must cover it exactly, and its padding on each
+    side.
+    """
     pads, shape = [], list(file.sizes[x])
     for d, out in enumerate(sizes):
         after = (out - 1) * stride[d] + reach[d] - shape[d + 1] - pad[d]
@@ -121,14 +122,14 @@ def _in_layout(file: File, x: str, codes: Codes, order: Order) -> str:
 
 
 def _convolution(step: Step) -> None:
-    if step.op in OF_PICTURES:
-        of_rows(step, _convolution, _in_layout)
+    if step.op in TWO_DIMENSIONAL:
+        write_as_two_dimensional(step, _convolution, _in_layout)
         return
     x, weight = step.arg(0), step.arg(1)
     known = (aten.conv2d.default, aten.conv_transpose2d.input)
     if step.op not in known or not isinstance(weight, Weight) or len(x.shape) != 4:
         raise NotImplementedError(
-            "convolutions of one or two dimensions, in batches, with a constant weight are written"
+            "only batched one- or two-dimensional convolutions with a constant weight are supported"
         )
     if step.op is aten.conv_transpose2d.input:
         _transposed(step, x, weight)
@@ -161,7 +162,7 @@ def _convolution(step: Step) -> None:
         total = parts[0]
         if groups > 1:
             if x.dtype == torch.int16:
-                raise NotImplementedError("grouped convolutions of int16 are not written: CONCAT has no 48 bits")
+                raise NotImplementedError("grouped int16 convolutions are not supported: CONCAT has no 48-bit type")
             total = file.made("CONCAT", parts, f"{step.result.name}_sums", shape, sums(x.dtype), axis=3)
     finished(step, total, LAST, _scale(step, x, weight.scales), most)
 
@@ -169,7 +170,7 @@ def _convolution(step: Step) -> None:
 def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     stride, pad, more = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5), 0)
     if step.arg(6, 1) != 1 or pair(step.arg(7)) != (1, 1):
-        raise NotImplementedError("transposed convolutions are written without groups and dilation")
+        raise NotImplementedError("transposed convolutions with groups or dilation are not supported")
     file, out = step.file, weight.codes.shape[1]
     codes = weight.codes.permute(1, 2, 3, 0)
     bias, most = _biased(step, x, weight, out)
@@ -188,10 +189,10 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
 
 
 def _both(step: Step) -> tuple[list[str], Order]:
-    """Both operands in one layout and of one rank, and the layout of the result."""
+    """Both operands with a common layout and rank, and the layout of the result."""
     a, b = step.arg(0), step.arg(1)
     if not isinstance(a, Codes) or not isinstance(b, Codes):
-        raise NotImplementedError("both operands must be quantized: an operand of floats is not written")
+        raise NotImplementedError("both operands must be quantized: float operands are not supported")
     if len(a.shape) == len(b.shape):
         order = common_order([a, b])
         return [tensor(step.file, v, order) for v in (a, b)], order
@@ -204,12 +205,12 @@ def _both(step: Step) -> tuple[list[str], Order]:
 def _sum(step: Step) -> None:
     (x, y), order = _both(step)
     a, b, file = step.arg(0), step.arg(1), step.file
-    rule, out = _convention(step, TosaAdd), _wide(step.result.scale)
-    *inner, last = (Scale.number(m) for m in rule.multipliers(_wide(a.scale), _wide(b.scale), out, a.dtype))
+    rule, out = _convention(step, TosaAdd), _float64(step.result.scale)
+    *inner, last = (Scale.number(m) for m in rule.multipliers(_float64(a.scale), _float64(b.scale), out, a.dtype))
     terms, most = [], 0
     for v, codes, scale in zip((x, y), (a, b), inner, strict=True):
-        wide = file.tensor(f"{step.result.name}_term", file.sizes[v], torch.int32)
-        terms.append(rescaled(file, v, wide, scale, (codes.zero, 0), _largest(codes)))
+        term = file.tensor(f"{step.result.name}_term", file.sizes[v], torch.int32)
+        terms.append(rescaled(file, v, term, scale, (codes.zero, 0), _largest(codes)))
         most += (_largest(codes) * scale.mantissa[0] >> scale.right[0]) + 1
     op = "SUB" if step.op.overloadpacket is aten.sub else "ADD"
     total = file.made(op, terms, f"{step.result.name}_sums", [step.result.shape[d] for d in order])
@@ -222,7 +223,7 @@ def _elementwise_product(step: Step) -> None:
     inputs = [plain(file, x, a.zero), plain(file, y, b.zero), file.constant([0], torch.int8)]
     shape = [step.result.shape[d] for d in order]
     total = file.made("MUL", inputs, f"{step.result.name}_sums", shape)
-    scale = Scale.of(step.convention, _float(a.scale), _float(b.scale), _float(step.result.scale))
+    scale = Scale.of(step.convention, _float32(a.scale), _float32(b.scale), _float32(step.result.scale))
     finished(step, total, order, scale, _largest(a) * _largest(b))
 
 
@@ -232,8 +233,8 @@ def _concatenation(step: Step) -> None:
     for i, part in enumerate(parts):
         name = tensor(file, part, order)
         if not part.is_alike(step.result):
-            part_scale = _float(part.scale)
-            scale = Scale.of(step.convention, part_scale, torch.ones_like(part_scale), _float(step.result.scale))
+            part_scale = _float32(part.scale)
+            scale = Scale.of(step.convention, part_scale, torch.ones_like(part_scale), _float32(step.result.scale))
             like = file.tensor(f"{step.result.name}_part{i}", file.sizes[name], part.dtype)
             name = rescaled(file, name, like, scale, (part.zero, step.result.zero))
         inputs.append(name)
@@ -261,14 +262,14 @@ def _mean(step: Step) -> None:
     for d in dims:
         shape = [1 if order[i] == d else n for i, n in enumerate(file.sizes[total])]
         total = file.made("REDUCE_SUM", [total], f"{step.result.name}_sums", shape, axis=order.index(d))
-    multiplier = rule.multiplier(_wide(x.scale), _wide(step.result.scale), torch.tensor(count))
+    multiplier = rule.multiplier(_float64(x.scale), _float64(step.result.scale), torch.tensor(count))
     finished(step, total, order if keeps else step.result.plain, Scale.number(multiplier), most)
 
 
 def _pool(step: Step) -> None:
-    """Average and maximum pools of two dimensions, or of one."""
-    if step.op in OF_PICTURES:
-        of_rows(step, _pool, _in_layout)
+    """One- or two-dimensional average and maximum pools."""
+    if step.op in TWO_DIMENSIONAL:
+        write_as_two_dimensional(step, _pool, _in_layout)
         return
     x, file = step.arg(0), step.file
     is_maximum, kernel, stride, pad = window_of(step, "TOSA")
@@ -288,7 +289,7 @@ def _pool(step: Step) -> None:
 
 def _relu(step: Step) -> None:
     if step.op is not aten.relu.default:
-        raise NotImplementedError(f"{step.op} by itself is not written; relu is")
+        raise NotImplementedError(f"a separate {step.op} is not supported; relu is")
     x, order = step.arg(0), common_order([step.arg(0)])
     same(step, tensor(step.file, x, order), x, order, step.result.zero)
 
@@ -308,4 +309,4 @@ WRITTEN: dict[families.Family, Callable[[Step], None]] = {
     families.BOUND: _relu,
     families.VIEW: viewed,
 }
-"""How each family is written. A function raises NotImplementedError for a call that TOSA has no form for."""
+"""The converter of each family. It raises NotImplementedError for a call that TOSA does not support."""

@@ -1,4 +1,4 @@
-"""RESIZE in a .tosa file: nearest neighbors and bilinear."""
+"""RESIZE in a .tosa file: nearest-neighbor and bilinear."""
 
 import torch
 
@@ -14,13 +14,13 @@ _NEAREST = {aten.upsample_nearest2d.default: 1, aten.upsample_nearest2d.vec: 1}
 
 
 def repeated(step: Step) -> None:
-    """Nearest neighbors, of pictures that grow by whole factors."""
+    """Nearest-neighbor resizing of images by integer factors."""
     x, file = step.arg(0), step.file
     sizes = list(zip(x.shape[2:], step.result.shape[2:], strict=True)) if len(x.shape) == 4 else [(2, 1)]
     if step.op not in _NEAREST or any(out % n for n, out in sizes):
-        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+        raise NotImplementedError("nearest-neighbor resizing is supported for images and integer factors only")
     factors = [out // n for n, out in sizes]
-    # Twice the factor over two, from half a neighbor before: the nearest is then the one to the left.
+    # The scale is 2f/2 and the offset half an element earlier, so that the nearest element is the one to the left.
     scale = [n for f in factors for n in (2 * f, 2)]
     offset = [1 - f for f in factors]
     border = [2 * (out - 1) - (n - 1) * 2 * f - (f - 1) for (n, out), f in zip(sizes, factors, strict=True)]
@@ -31,11 +31,11 @@ def repeated(step: Step) -> None:
 
 
 def interpolated(step: Step) -> None:
-    """A bilinear resize: sums of neighbors, and a RESCALE by one over their weights."""
+    """Bilinear resizing: weighted sums of neighbors, and a RESCALE by the reciprocal of their total weight."""
     x, file = step.arg(0), step.file
     if step.op not in BILINEAR or not isinstance(step.convention, TosaResizeBilinear):
         raise NotImplementedError(
-            f"{step.op} by {step.convention}: pictures are resized by TosaResizeBilinear: take the target TOSA_1_0"
+            f"{step.op} by {step.convention}: images are resized by TosaResizeBilinear: use the target TOSA_1_0"
         )
     sizes, align_corners = sizes_of(step.op, step.args[1:], x.shape[2:], "RESIZE")
     scale, offset, border, parts = [], [], [], 1
@@ -62,15 +62,15 @@ def interpolated(step: Step) -> None:
 
 
 def _check_range(step: TosaStep, n: int, size: int) -> None:
-    """Raise for numbers that RESIZE has not, by the specification's bounds for level 8K."""
+    """Raise for parameters outside RESIZE's bounds, as specified for level 8K."""
     border = step.border(n, size)
     if step.parts > 2**11 or step.step >= 16 * step.parts or not -step.parts <= step.offset < 16 * step.parts:
         raise NotImplementedError(
-            f"RESIZE from {n} to {size} elements takes {step.parts} parts of a step of {step.step}; TOSA has 2048 "
-            "parts and steps below 16 elements: take sizes with a larger common divisor, or nearer to each other"
+            f"RESIZE from {n} to {size} elements needs {step.parts} parts and a step of {step.step}; TOSA allows 2048 "
+            "parts and steps below 16 elements: use sizes with a larger common divisor, or closer to each other"
         )
     if not -16 * step.parts <= border < step.parts:
         raise NotImplementedError(
-            f"RESIZE from {n} to {size} elements leaves a border of {border / step.parts:.1f}; TOSA has at least -16: "
-            "take more elements"
+            f"RESIZE from {n} to {size} elements leaves a border of {border / step.parts:.1f}; TOSA allows -16 or "
+            "more: use more elements"
         )

@@ -1,7 +1,7 @@
-"""RESCALE: multipliers and shifts, as conventions find them, and the range of an activation after it.
+"""RESCALE: multipliers and shifts of conventions, and the range of an activation after it.
 
-The specification asks that a number be below 2^(shift - 1) where it is multiplied by 31 bits. Where it may lie beyond,
-which a multiplier above 1 brings, it is clamped first: what is beyond saturates in either case.
+The specification requires a value multiplied by 31 bits to be below 2^(shift - 1). If it may exceed that, because the
+multiplier is above 1, it is clamped first, which does not change the saturated result.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ _INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Scale:
-    """One multiplier, or one for each channel.
+    """One multiplier, or one per channel.
 
-    mantissa, right: a number is times mantissa / 2^right.
-    rounding: of the schema.
-    wide: whether the mantissa has 31 bits, or 15 for sums of 48.
+    mantissa, right: a value is multiplied by mantissa / 2^right.
+    rounding: the schema's rounding mode.
+    wide: whether the mantissa has 31 bits, or 15 for 48-bit sums.
     """
 
     mantissa: tuple[int, ...]
@@ -40,15 +40,15 @@ class Scale:
 
     @classmethod
     def number(cls, multiplier: Tensor, rounding: str = "SINGLE_ROUND") -> "Scale":
-        """Of positive numbers, float64."""
+        """The scale for positive float64 multipliers."""
         mantissa, shift = fixed_point(multiplier.reshape(-1).to(torch.float64))
-        right = (31 - shift).clamp(min=2)  # of a multiplier of 2^29 or more, by which all codes but 0 saturate anyway
+        right = (31 - shift).clamp(min=2)  # with a multiplier of 2^29 or more, all codes but 0 saturate anyway
         return cls(tuple(mantissa.tolist()), tuple(right.tolist()), rounding)
 
     @classmethod
     def of(cls, convention: Any, lhs: Tensor, rhs: Tensor, out: Tensor) -> "Scale":
-        """As a convention finds them."""
-        if isinstance(convention, IntegerFunction):  # whose changes of scale are these
+        """The scale that a convention defines."""
+        if isinstance(convention, IntegerFunction):  # these change scales by SINGLE
             convention = SINGLE
         if isinstance(convention, FixedPoint) and convention.rounding in _ROUNDINGS:
             return cls.number(convention.quotient(lhs, rhs, out), _ROUNDINGS[convention.rounding])
@@ -57,10 +57,10 @@ class Scale:
             mantissa = torch.where(mantissa < 0x7FFF0000, floor_quotient(mantissa + 2**15, 2**16), 2**15 - 1)
             right = (15 - shift).reshape(-1)
             if int(right.min()) < 2:
-                raise NotImplementedError("a multiplier is 2^13 or more, which RESCALE of 48 bits has not")
+                raise NotImplementedError("a multiplier is 2^13 or more, which 48-bit RESCALE does not support")
             return cls(tuple(mantissa.reshape(-1).tolist()), tuple(right.tolist()), wide=False)
         raise NotImplementedError(
-            f"its convention is {convention}; RESCALE rounds once, ties up, or as gemmlowp does: take the target "
+            f"its convention is {convention}; RESCALE rounds once, ties up, or as gemmlowp does: use the target "
             "TOSA_1_0"
         )
 
@@ -71,8 +71,10 @@ UNIT = Scale((2**30,), (30,))
 def rescaled(
     file: File, x: str, output: str, scale: Scale, zeros: tuple[int, int] = (0, 0), most: Tensor | int | None = None
 ) -> str:
-    """RESCALE of x to `output`, whose dtype it has. `zeros` are the zero points of both; `most` bounds |x - zero|, for
-    each channel or all of them."""
+    """RESCALE x to `output`, whose dtype determines the result's.
+
+    `zeros` are the zero points of both; `most` bounds |x - zero|, per channel or for all.
+    """
     dtype, out = file.dtypes[x], file.dtypes[output]
     if most is None:
         info = torch.iinfo(dtype)
@@ -84,7 +86,7 @@ def rescaled(
                 x = plain(file, x, zeros[0])
             x, zeros = _clamped(file, x, limits), (0, zeros[1])
     elif bool((torch.as_tensor(most).to(torch.float64) * _quotient(scale) >= _INT32).any()):
-        raise NotImplementedError("its sums reach 2^31 steps of the result, which RESCALE of 48 bits has not")
+        raise NotImplementedError("its sums reach 2^31 steps of the result, which 48-bit RESCALE does not support")
     inputs = [
         x,
         file.constant(scale.mantissa, torch.int32 if scale.wide else torch.int16),
@@ -107,12 +109,12 @@ def _quotient(scale: Scale) -> Tensor:
 
 
 def plain(file: File, x: str, zero: int) -> str:
-    """Codes less their zero point, int32."""
+    """Codes minus their zero point, int32."""
     return rescaled(file, x, file.tensor(f"{x}_int32", file.sizes[x], torch.int32), UNIT, (zero, 0))
 
 
 def _clamped(file: File, x: str, limits: Tensor) -> str:
-    """x, int32, from -limit up to limit - 1."""
+    """Clamp x, int32, to -limit .. limit - 1."""
     shape, rank = file.sizes[x], max(len(file.sizes[x]), 1)
     high = [min(n - 1, _INT32) for n in limits.tolist()]
     x = file.made("MINIMUM", [x, file.constant(high, torch.int32, rank)], f"{x}_most", shape, nan_mode="PROPAGATE")
@@ -121,7 +123,7 @@ def _clamped(file: File, x: str, limits: Tensor) -> str:
 
 
 def bounds(step: Step) -> tuple[int, int]:
-    """The least and the largest code of the result, by the range of the activation that is fused into it."""
+    """The smallest and the largest code of the result, within the range of its fused activation."""
     format = FORMATS[step.result.dtype]
     limits = torch.tensor([format.low, format.high])
     if step.convention is not None:
@@ -136,7 +138,7 @@ def _is_clamped(step: Step, least: int | None = None) -> bool:
 
 
 def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
-    """x, of the result's units, within the range of its activation, and not below `least`: the step's result."""
+    """Set the step's result to x, which has its units, clamped to the activation's range and to `least`."""
     low, high = bounds(step)
     low, dtype = low if least is None else max(low, least), step.result.dtype
     if _is_clamped(step, least):
@@ -147,14 +149,14 @@ def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
 
 
 def result(step: Step, order: Order, shape: Sequence[int] | None = None, least: int | None = None) -> str:
-    """A tensor for codes of the result before its activation."""
+    """Add a tensor for the codes of the result before its activation."""
     sizes = [step.result.shape[d] for d in order] if shape is None else shape
     suffix = "_whole" if _is_clamped(step, least) or shape is not None else ""
     return step.file.tensor(step.result.name + suffix, sizes, step.result.dtype)
 
 
 def finished(step: Step, total: str, order: Order, scale: Scale, most: Tensor | int) -> None:
-    """The result of sums, int32 or of 48 bits, which have its sizes, or, before a reshape, its number of elements."""
+    """Rescale sums, int32 or 48 bits, to the step's result, with a reshape if only the number of elements matches."""
     shape = step.file.sizes[total]
     wanted = tuple(step.result.shape[d] for d in order)
     output = rescaled(
@@ -170,21 +172,22 @@ def finished(step: Step, total: str, order: Order, scale: Scale, most: Tensor | 
     clamped(step, output, order)
 
 
-def same(step: Step, x: str, of: Codes, order: Order, least: int | None = None) -> None:
-    """The result of codes that have the units of `of`."""
-    if not of.is_alike(step.result):
-        own = torch.tensor(of.scale)
+def same(step: Step, x: str, source: Codes, order: Order, least: int | None = None) -> None:
+    """Set the step's result from codes with the units of `source`."""
+    if not source.is_alike(step.result):
+        own = torch.tensor(source.scale)
         scale = Scale.of(step.convention, own, torch.ones_like(own), torch.tensor(step.result.scale))
-        x = rescaled(step.file, x, result(step, order, least=least), scale, (of.zero, step.result.zero))
-    elif x not in of.tensors.values() and not _is_clamped(step, least):
+        x = rescaled(step.file, x, result(step, order, least=least), scale, (source.zero, step.result.zero))
+    elif x not in source.tensors.values() and not _is_clamped(step, least):
         x = step.file.renamed(x, step.result.name)
     clamped(step, x, order, least)
 
 
-def named(dtype: torch.dtype) -> str:
-    """The accumulator of products of codes."""
+def accumulator_name(dtype: torch.dtype) -> str:
+    """The schema's name of the accumulator dtype for products of codes."""
     return DTYPES[sums(dtype)]
 
 
 def sums(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums of products of codes."""
     return torch.int64 if dtype == torch.int16 else torch.int32

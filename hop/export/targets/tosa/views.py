@@ -2,7 +2,7 @@
 
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
-from hop.export.targets.tflite.views import permutation, place_of_slice
+from hop.export.targets.tflite.views import permutation, slice_range
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import same
 
@@ -18,7 +18,7 @@ def viewed(step: Step) -> None:
         same(step, tensor(step.file, x, order), x, order)
     elif name in ("permute", "transpose", "t", "movedim"):
         by = permutation(step, x)
-        if plain:  # its tensors, in other orders
+        if plain:  # the same tensors, relabeled
             step.result.tensors.update({tuple(by.index(d) for d in order): t for order, t in x.tensors.items()})
             return
         order = step.result.plain
@@ -37,7 +37,7 @@ def reshaped(file: File, x: str, shape: tuple[int, ...]) -> str:
 
 
 def sliced(file: File, x: str, begin: list[int], shape: list[int]) -> str:
-    """Elements that follow each other."""
+    """A contiguous slice."""
     if file.sizes[x] == tuple(shape):
         return x
     inputs = [x, file.shape(begin), file.shape(shape)]
@@ -45,9 +45,9 @@ def sliced(file: File, x: str, begin: list[int], shape: list[int]) -> str:
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim, start, stop, stride = place_of_slice(step, x, name)
+    dim, start, stop, stride = slice_range(step, x, name)
     if stop <= start:
-        raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors have some")
+        raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors must have some")
     order: Order = x.plain if name == "select" else common_order([x])
     output, at = tensor(step.file, x, order), order.index(dim)
     output = _strided(step.file, output, at, (start, stop, stride))
@@ -56,7 +56,9 @@ def _slice(step: Step, x: Codes, name: str) -> None:
 
 
 def _strided(file: File, x: str, dim: int, places: tuple[int, int, int]) -> str:
-    """Every stride-th element along a dimension: TOSA has none, so rows of `stride` are made and the first taken."""
+    """Every stride-th element along a dimension: because TOSA has no strided slice, reshape to rows of `stride` and
+    take the first of each.
+    """
     start, stop, stride = places
     begin, sizes = [0] * len(file.sizes[x]), list(file.sizes[x])
     count = -(-(stop - start) // stride)
@@ -80,10 +82,10 @@ def pads(file: File, x: str, sides: list[tuple[int, int]], fill: int) -> str:
 
 
 def padded(step: Step) -> None:
-    """Codes with others around them, the same on all sides."""
+    """Pad codes with a constant code."""
     x, flat, fill = step.arg(0), list(step.arg(1)), int(step.arg(2, 0))
     if any(n < 0 for n in flat):
-        raise NotImplementedError(f"TOSA pads by 0 or more, got {flat}; slice instead")
+        raise NotImplementedError(f"TOSA's padding must be 0 or more, got {flat}; slice instead")
     order, rank = common_order([x]), len(x.shape)
     sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
     step.result.tensors[order] = pads(step.file, tensor(step.file, x, order), [sides[d] for d in order], fill)

@@ -1,1 +1,1 @@
-"""Families of operators: what each means to scaled, a file for each, or for several that are alike."""
+"""Families of operators: the Meaning of each, in one file per family or group of similar families."""

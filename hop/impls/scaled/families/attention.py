@@ -1,30 +1,32 @@
-"""Attention of integers, in two passes over each row of scores. With codes q, k, v less their zero points,
+"""Integer attention, in two passes over each row of scores.
 
-    x_j = (float32(Σ q k_j) · (s_q · scale)) · s_k[j] + bias_j      the sum exact, in int32; -∞ where key j is hidden
-    m   = max x_j, over all keys
+With q, k, v the codes minus their zero points,
+
+    x_j = (float32(Σ q k_j) · (s_q · scale)) · s_k[j] + bias_j      exact int32 sum; -∞ where key j is masked
+    m   = max x_j over all keys
     e_j = exp(x_j - m)                                              correctly rounded
     c_j = rint(255 · e_j)                                           uint8, ties to even
     y   = (float32(Σ c_j v_j) · (1 / Σ c_j)) · s_v                  both sums exact, in int32
 
-each operation in float32, rounded by itself. s_v is one number for each channel, or for all. Where it changes from
-token to token, it is a part of the exponent, and each row of weights has a largest one of its own:
+Each operation is rounded to float32 separately. s_v is one scale per channel, or one for all. If it varies by token, it
+moves into the exponent, and each row of weights has its own maximum:
 
     t_j = x_j + log(s_v[j])                                         log correctly rounded; -∞ where s_v[j] <= 0
     n   = max t_j
     d_j = rint(255 · exp(t_j - n))                                  uint8
     y   = float32(Σ d_j v_j) · (exp(n - m) · ((1 / Σ c_j) · K)),    c_j = rint(1024 · e_j), K = 1024 / 255
 
-So a token that takes most of the probability, and has a small value, as the first one of a text often does, does not
-leave the others a few steps of 255; and tokens that are hidden change nothing.
+So a token with most of the probability and small values, such as the first token of many texts, does not leave only a
+few of the 255 steps to the others; and masked tokens have no effect.
 
-Where elements of a token have scales in groups, as in 4 bits, a group of k has a sum Σ q k_j of its own, times its
-s_k[j]; these products are added in their order, each sum rounded. A group of v has its own t, n and d.
+If elements of a token have scales in groups, as with 4 bits, each group of k has its own sum Σ q k_j, times its s_k[j];
+these products are added in order, rounding each sum. Each group of v has its own t, n and d.
 
-Probabilities of channels are divided by the sum of what was rounded, c, and not of e: so the weights add up to one, and
-a value that all tokens share comes out as it is; and both sums are integers, whose order is free. A row without a key
+With scales per channel, weighted sums are divided by the sum of the rounded c, not of e, so the weights add up to one
+and a value shared by all tokens is reproduced. Both sums are integers, independent of their order. A row without keys
 is 0.
 
-Other operands are dequantized: x = (q̂ k̂ᵀ) · scale + bias, and y = (e · float32(1 / Σ e)) v̂, Σ e as softmax has it.
+Other operands are dequantized: x = (q̂ k̂ᵀ) · scale + bias, and y = (e · float32(1 / Σ e)) v̂, with Σ e as in softmax.
 """
 
 import math
@@ -51,13 +53,13 @@ PAIRS = {
     (_PLAIN, _INTEGERS, _INTEGERS): "float32 sums",
     (_PLAIN, _FLOATS, _FLOATS): "float32 sums",
 }
-"""The kinds of query, key and value that are taken together, and how attention of them is summed."""
+"""The supported kinds of (query, key, value), with the arithmetic of each."""
 
 MOST_KEYS = 65793
-"""Σ c · v stays below 2^31 up to as many, and Σ c of 255 steps below 2^24, so that float32 has it."""
+"""Up to this many keys Σ c · v is below 2^31, and Σ c in steps of 255 below 2^24, which float32 represents."""
 
 _STEPS = 1024
-"""Of the probabilities that are summed alone, where they are not what values are multiplied by."""
+"""Steps of the probabilities that are only summed, not multiplied by values."""
 
 _SHARE = float(torch.tensor(_STEPS / 255))  # float32
 
@@ -69,7 +71,7 @@ _SCALES = {
 }
 
 
-# ---- what may be asked
+# ---- argument checks
 
 
 def _check(call: Call) -> None:
@@ -102,7 +104,7 @@ def _check_options(call: Call) -> None:
     dropout = call.args[4] if len(call.args) > 4 else 0.0
     if dropout != 0:
         raise ValueError(
-            f"scaled: argument 'dropout_p' of {call.op} must be 0, got {dropout}; drop elements of the result instead"
+            f"scaled: argument 'dropout_p' of {call.op} must be 0, got {dropout}; apply dropout to the result instead"
         )
     if asked.mask is not None and asked.is_causal:
         raise RuntimeError(
@@ -114,31 +116,31 @@ def _check_blocks(call: Call) -> None:
     for name, x in zip(NAMES, call.args[:3], strict=True):
         if x.quantizer.format.bits > 8:
             raise ValueError(
-                f"scaled: {call.op} of integers takes codes of at most 8 bits, which int32 sums, and {name!r} is by "
-                f"{x.quantizer}; take one such as hop.presets.INT8_ROW"
+                f"scaled: {call.op} of integers takes codes of at most 8 bits, whose sums fit int32, but {name!r} has "
+                f"{x.quantizer}; use one such as hop.presets.INT8_ROW"
             )
         if x.quantizer.flat or copies.ROWWISE not in x.usages:
             raise ValueError(
-                f"scaled: {call.op} of integers reads row-wise copies, in blocks of dimensions, and {name!r} is by "
-                f"{x.quantizer} with usages {x.usages}; take one such as hop.presets.INT8_ROW"
+                f"scaled: {call.op} of integers reads row-wise copies, in blocks of dimensions, but {name!r} has "
+                f"{x.quantizer} with usages {x.usages}; use one such as hop.presets.INT8_ROW"
             )
         along = block_of(x, copies.ROWWISE)
         allowed = along[-1] == -1 or (name != "query" and along[-1] > 1) or (name == "value" and along[-2] == -1)
         if not allowed:
             rule = _SCALES[name]
             raise ValueError(
-                f"scaled: the scales of {name!r} of {call.op} must be those of {rule}, got {x.quantizer}; take one "
+                f"scaled: the scales of {name!r} of {call.op} must be those of {rule}, got {x.quantizer}; use one "
                 "such as hop.presets.INT8_ROW"
             )
     keys = call.args[1].shape[-2]
     if isinstance(keys, int) and keys > MOST_KEYS:
         raise ValueError(
-            f"scaled: {call.op} of integers takes at most {MOST_KEYS} keys, whose sums int32 holds, got {keys}; give "
+            f"scaled: {call.op} of integers takes at most {MOST_KEYS} keys, whose sums fit int32, got {keys}; give "
             "a plain query"
         )
 
 
-# ---- what it means
+# ---- computation
 
 
 def _attention(call: Call) -> Tensor:
@@ -178,7 +180,7 @@ def _of_integers(call: Call) -> Tensor:
 
 
 def _scores(call: Call, q: Operand, k: Operand) -> Tensor:
-    """The scores without mask and bias, float32: the sum over groups of elements of k, in their order."""
+    """The scores before mask and bias, float32: the sum over groups of k's elements, in order."""
     of_q, of_k = _of_groups(q) * options(call).scale, _of_groups(k)
     keys, scales = (_heads(call, t, k) for t in (centered(k), of_k))
     x: Tensor | None = None
@@ -196,7 +198,7 @@ def _of_groups(x: Operand) -> Tensor:
 
 
 def _groups(t: Tensor, size: int, scale: Tensor) -> tuple[Tensor, ...]:
-    """The elements of t that share a scale, one tensor for each."""
+    """Split t into the elements that share a scale."""
     return (t,) if scale.shape[-1] == 1 else t.split(size, -1)
 
 
@@ -211,7 +213,7 @@ def _of_floats(call: Call) -> Tensor:
 
 
 def _heads(call: Call, t: Tensor, whole: Any) -> Tensor:
-    """t, of key or value or of their scales, with a head for each of the query's."""
+    """Expand t, made from keys or values or their scales, to one head for each query head."""
     if not options(call).grouped or tracing.known_equal(t.shape[-3], 1):
         return t
     groups = call.args[0].shape[-3] // whole.shape[-3]
@@ -220,7 +222,7 @@ def _heads(call: Call, t: Tensor, whole: Any) -> Tensor:
 
 
 def _masked(x: Tensor, asked: Options) -> Tensor:
-    if asked.is_causal:  # aligned top left, as ATen's
+    if asked.is_causal:  # aligned top left, as in ATen
         return torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -math.inf)
     if asked.mask is None:
         return x
@@ -228,8 +230,9 @@ def _masked(x: Tensor, asked: Options) -> Tensor:
 
 
 class _Row(NamedTuple):
-    """Of each row of scores, (..., S or 1): exp(x - max x), max x, whether there is no key, and whether there is a NaN
-    or an infinity."""
+    """For each row of scores, (..., S or 1): exp(x - max x), max x, whether all keys are masked, and whether a score is
+    NaN or infinite.
+    """
 
     e: Tensor
     most: Tensor
@@ -245,15 +248,15 @@ def _exponentials(x: Tensor) -> _Row:
 
 
 def _rounded(e: Tensor, steps: int) -> Tensor:
-    """rint(steps · e), int32. What is no probability belongs to a row that is NaN anyway."""
+    """rint(steps · e) as int32. Values outside 0..1 occur only in rows that become NaN."""
     return (e * steps).round().nan_to_num(0.0).clamp(0, steps).to(torch.int32)
 
 
-# ---- several processes
+# ---- DTensor
 
 
 def _places(call: Call, ndim: int) -> dict[int, Places]:
-    """Batches lie as they do, and heads, where each has a key of its own."""
+    """Batch dimensions, and heads unless grouped, keep their sharding."""
     shapes = {i: x.shape for i, x in enumerate(call.args[:4]) if isinstance(x, Tensor | Operand)}
     own = [d for d in range(ndim - 2) if not (options(call).grouped and d == ndim - 3)]
     return {i: {d: d - ndim + len(s) for d in own if d - ndim + len(s) >= 0} for i, s in shapes.items()}

@@ -1,5 +1,7 @@
-"""What chooses elements of its operands: views, bounds, maxima, neighbors, and concatenation. Of an operand with one
-scale the result has it, too."""
+"""Operators that select elements: views, bounds, maxima, nearest neighbors and concatenation.
+
+If the operand has one scale, so has the result.
+"""
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ def _declines_bound(call: Call) -> str | None:
 
 def _exactly(call: Call) -> Sum:
     operand = plain(call.args[0], call.args[0].usages[0])
-    # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
+    # PyTorch cannot pool integers on GPUs, nor in one dimension unless the program is lowered, nor repeat them.
     family = call.roles.family
     pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
     chosen = centered(operand).to(torch.float32 if pools or family is NEAREST else torch.int32)
@@ -47,7 +49,9 @@ def _where_elements_stay(call: Call, ndim: int) -> dict[int, Places] | None:
 
 
 def _joined_codes(call: Call) -> list[Tensor] | None:
-    """The codes of operands, each brought to the scale of the result by integers, where the output says so."""
+    """The codes of a concatenation, each operand rescaled to the result in integers; None without an integer
+    convention.
+    """
     if integer_function(call.output) is None:
         return None
     operands = [plain(x, copies.ROWWISE) for x in call.args[0]]

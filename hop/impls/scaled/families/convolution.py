@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Convolutions in scaled."""
 
 from torch import Tensor
 

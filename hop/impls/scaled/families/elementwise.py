@@ -1,4 +1,4 @@
-"""Sums, products, quotients and choices of two operands, element by element."""
+"""Elementwise operators with two operands: sums, products, quotients and choices."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def _multiply(call: Call) -> Tensor:
 
 def _declines_product(call: Call) -> str | None:
     both = call.op is aten.mul.Tensor and all(isinstance(x, Operand) for x in call.args[:2])
-    return None if both else "one factor is plain"
+    return None if both else "one factor is not quantized"
 
 
 def _exact_product(call: Call) -> Sum:
@@ -32,12 +32,12 @@ def _exact_product(call: Call) -> Sum:
 def _add(call: Call) -> Tensor:
     a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
     alpha = call.kwargs.get("alpha", call.args[2] if len(call.args) > 2 else 1)
-    b = b if alpha == 1 else b * alpha  # by itself: ATen's own kernels would round once
+    b = b if alpha == 1 else b * alpha  # a separate operation: ATen's kernels would round only once
     return a - b if call.op.overloadpacket is aten.sub else a + b
 
 
 def _codes(call: Call) -> list[Tensor] | None:
-    """The codes of a sum or a product by integers, where the output says so."""
+    """The codes of a sum or product computed in integers; None without an integer convention."""
     if integer_function(call.output) is None:
         return None
     other = plain(call.args[1], copies.ROWWISE)
@@ -49,7 +49,8 @@ def _codes(call: Call) -> list[Tensor] | None:
 
 def _divide(call: Call) -> Tensor:
     a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
-    return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))  # by a number: perhaps times 1 / number
+    # dividing by a number may multiply by 1 / number
+    return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))
 
 
 def _choose(call: Call) -> Tensor:

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a quantized matrix. Of one with one scale the result has it, too."""
+"""Embeddings: rows of a quantized matrix. If the matrix has one scale, so has the result."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
     return {0: {ndim - 1: 1}, 1: {d: d for d in range(ndim - 1)}}
 
 
-# ---- the rows that are taken, dequantized alone
+# ---- dequantizing only the selected rows
 
 
 def _prepare_rows(call: Call) -> Plan:
@@ -48,7 +48,7 @@ def _prepare_rows(call: Call) -> Plan:
     q = weight.quantizer
     is_transposed = q.is_tiled() and q.layout.columns
     if q.flat or is_transposed or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        raise Declined("for a matrix with its row-wise copy, in rows and in blocks of its dimensions")
+        raise Declined("for a matrix with only its row-wise copy, in rows and in blocks of its dimensions")
     return call.plan(_run_rows)
 
 
@@ -70,23 +70,23 @@ def _run_rows(call: Call) -> Any:
 
 
 def _codes(weight: Any, rows: Tensor) -> Tensor:
-    """The codes of rows, in the plain form."""
+    """The codes of selected rows, in the plain layout."""
     codes, q = weight.buffers["codes"], weight.quantizer
     if not q.is_tiled():
         return _take(codes, rows)
-    known = rows.new_zeros(1).expand(weight.shape[0]).index_select(0, rows)  # raises for rows that there are not
+    known = rows.new_zeros(1).expand(weight.shape[0]).index_select(0, rows)  # index_select raises for rows out of range
     bits = codes.view(torch.uint8) if codes.dtype.is_floating_point else codes
     return q.layout.rows(bits, rows + known, weight.shape[1]).view(codes.dtype)
 
 
 def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
-    """The block of rows that were taken one by one."""
+    """The block of rows that were selected one by one."""
     rows, columns = blocks.per_dimension(block, 2)
     return (-1 if rows == -1 else 1, columns)
 
 
 def _take(t: Tensor, rows: Tensor) -> Tensor:
-    """t[rows]; 8-bit floats have no index_select everywhere."""
+    """t[rows], also for 8-bit floats, for which index_select is not implemented everywhere."""
     if t.dtype.is_floating_point and t.dtype.itemsize == 1:
         return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
     return t.index_select(0, rows)

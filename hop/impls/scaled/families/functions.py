@@ -1,8 +1,8 @@
-"""Functions of each element: activations and their like, and gated products, which multiply one by another tensor.
+"""Elementwise functions: activations, and gated products, which multiply the activation by another tensor.
 
-In float32 each function is rounded once (hop.numerics.functions), so that any implementation that rounds rightly gives
-the same bits. Of 8-bit codes with one scale it is a table of their results: of numbers, or of codes where the output
-has one scale, too. Every runtime reads tables alike.
+In float32 each function is rounded once (hop.numerics.functions), so every correctly rounded implementation gives the
+same bits. On 8-bit codes with one scale a function becomes a table of its results: of floats, or of codes if the output
+has one scale too. Every runtime reads such tables in the same way.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _applied(call: Call, x: Tensor) -> Tensor:
 
 
 def _applied_here(call: Call, x: Tensor) -> Tensor:
-    """As _applied; by the operator of another runtime, where a program is lowered for it."""
+    """Apply the function, or the runtime's own operator if a program is being lowered for that runtime."""
     if not functions.are_of_runtime():
         return _applied(call, x)
     if call.op is aten.exp2.default:
@@ -52,7 +52,7 @@ def _hardswish(x: Tensor) -> Tensor:
 
 
 def _six(x: Tensor) -> Tensor:
-    return torch.full_like(x, 6)  # tensor / number may be a product with 1 / number
+    return torch.full_like(x, 6)  # tensor / number may become a product with 1 / number
 
 
 def _leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
@@ -82,7 +82,7 @@ def _gated(call: Call) -> Tensor:
 
 
 def _buffers(call: Call) -> list[Tensor] | None:
-    """The codes of the result by integers, or by a table of codes where both sides have one scale; else None."""
+    """The codes of the result, computed in integers, or by a table if both sides have one scale; else None."""
     if (buffers := by_integers(call)) is not None:
         return buffers
     q: Any = call.output
@@ -100,7 +100,7 @@ def _buffers(call: Call) -> list[Tensor] | None:
 
 
 def _of_all_codes(call: Call) -> Call | None:
-    """The call of an operand that holds every code once, in their order; None where no table of them serves."""
+    """The call on an operand with every code once, in order; None if a table cannot be used."""
     if not _is_table(call):
         return None
     operand = plain(call.args[0], copies.ROWWISE)
@@ -128,7 +128,7 @@ def _has_one_scale(q: Any) -> bool:
 
 
 def _taken(table: Tensor, call: Call) -> Tensor:
-    """The entry of each code."""
+    """Look up each code's entry in the table."""
     operand = plain(call.args[0], copies.ROWWISE)
     low: int = operand.quantizer.format.low  # type: ignore[union-attr]
     places = operand.codes.to(torch.int32) - low

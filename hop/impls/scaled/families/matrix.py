@@ -1,4 +1,4 @@
-"""Products of matrices, of batches of them, and of vectors."""
+"""Products of matrices, batches of matrices, and vectors."""
 
 from torch import Tensor
 
@@ -17,12 +17,12 @@ def _declines_sum(call: Call) -> str | None:
     lhs, rhs = call.find(LHS), call.find(RHS)
     sides = ((lhs, LHS, -1), (rhs, RHS, -1 if rhs.dim() == 1 else call.roles.rhs_sums))
     if any(block_of(x, usage(call, role))[dim] != -1 for x, role, dim in sides):
-        return "its scales come in groups, each with a sum of its own"
+        return "its scales come in groups, each with a separate sum"
     return None
 
 
 def _places(call: Call, ndim: int) -> dict[int, Places] | None:
-    """Rows lie as those of lhs do, columns as those of rhs."""
+    """Rows of the result are sharded like those of lhs, columns like those of rhs."""
     dims = {i: x.dim() for i, x in enumerate(call.args) if isinstance(x, Tensor | Operand)}
     roles = {call.roles.role(i): i for i in dims}
     lhs, rhs = dims[roles[LHS]], dims[roles[RHS]]

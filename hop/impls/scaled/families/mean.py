@@ -1,5 +1,10 @@
-"""Means, average pooling and linear interpolation: taken in float64 and rounded to float32."""
+"""Means, average pooling and linear interpolation.
 
+A mean of float32 numbers over whole dimensions is float32(Σ x / n), the sum in fixed point (hop.numerics.row_sums), so
+that its order is free. Other windows, and integers, are taken in float64 and rounded to float32.
+"""
+
+import math
 from typing import Any
 
 import torch
@@ -11,27 +16,51 @@ from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning
 from hop.impls.scaled.operands import centered, plain, spread
 from hop.impls.scaled.outputs import by_integers
-from hop.numerics import copies
+from hop.numerics import copies, functions, row_sums
 from hop.numerics.interpolation import interpolated
+
+_ADAPTIVE = (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
 
 
 def _mean(call: Call) -> Tensor:
     x, dtype = call.args[0], compute_dtype(call)
     reduced = _reduced(call, x.dim())
     if not is_integer(x) or copies.ROWWISE not in x.usages:
-        return _of(call, values(x, dtype), reduced).to(dtype)
+        return _of_floats(call, values(x, dtype), reduced)
     operand = plain(x, copies.ROWWISE)
     if not all(operand.block[d] == -1 or tracing.known_equal(operand.scale.shape[d], 1) for d in reduced):
-        return _of(call, values(x, dtype), reduced).to(dtype)
+        return _of_floats(call, values(x, dtype), reduced)
     y = _of(call, centered(operand), reduced).to(dtype)
     step = spread(operand.scale, operand.block, x.shape)
     if call.op.overloadpacket is aten.mean:
-        step = call.op(step, *call.args[1:], **_options(call))  # of single numbers
+        step = call.op(step, *call.args[1:], **_options(call))  # the mean of the scales, which equals each of them
     return y * step
 
 
+def _of_floats(call: Call, x: Tensor, dims: list[int]) -> Tensor:
+    """A mean over whole dimensions by a sum in fixed point, whose order is free; other windows in float64."""
+    is_whole = call.op.overloadpacket is aten.mean or (
+        call.op in _ADAPTIVE and all(n == 1 for n in _sizes(call.args[1], len(dims)))
+    )
+    if not is_whole or not dims or x.dtype != torch.float32 or functions.are_of_runtime():
+        return _of(call, x, dims).to(x.dtype)
+    if tracing.known_equal(x.numel(), 0):
+        return _of(call, x, dims).to(x.dtype)
+    y = (row_sums.row_sum(x, dims) / math.prod(x.shape[d] for d in dims)).to(torch.float32)
+    keeps = call.op in _ADAPTIVE or (call.op is aten.mean.dim and _keeps(call))
+    return y if keeps else y.squeeze(dims)
+
+
+def _keeps(call: Call) -> bool:
+    return bool(call.args[2] if len(call.args) > 2 else call.kwargs.get("keepdim", False))
+
+
+def _sizes(size: Any, count: int) -> list[Any]:
+    return [size] * count if isinstance(size, int) else list(size)
+
+
 def _of(call: Call, x: Tensor, dims: list[int]) -> Tensor:
-    """The operator on x, float64."""
+    """Run the operator on x in float64."""
     wide = x.to(torch.float64)
     if call.roles.family is INTERPOLATE:
         return interpolated(wide, call.op, call.args[1:], dims)
@@ -43,7 +72,7 @@ def _options(call: Call) -> dict[str, Any]:
 
 
 def _reduced(call: Call, ndim: int) -> list[int]:
-    """The dimensions that a mean is taken over, or that change."""
+    """The dimensions that are reduced or interpolated."""
     if call.op is aten.mean.dim and call.args[1]:
         dims = call.args[1]
         return [d % ndim for d in ([dims] if isinstance(dims, int) else dims)]
@@ -51,7 +80,7 @@ def _reduced(call: Call, ndim: int) -> list[int]:
 
 
 def _buffers(call: Call) -> list[Tensor] | None:
-    """The codes by integers, where the output says so."""
+    """The codes computed in integers; None without an integer convention."""
     ndim = call.args[0].dim()
     return by_integers(call, op=call.op, rest=call.args[1:], dims=_reduced(call, ndim))
 

@@ -1,11 +1,11 @@
-"""Norms: layer_norm and rms_norm of rows, batch_norm by running statistics.
+"""Norms: layer_norm and rms_norm of rows, and batch_norm with running statistics.
 
-    layer_norm      μ = float32(Σ x / n),  d = x - μ,  y = d · r · w + b,  r = float32(1 / sqrt(Σ d² / n + eps))
-    rms_norm        y = x · r · w                                          r = float32(1 / sqrt(Σ x² / n + eps))
-    batch_norm      y = (x - mean) · (r · w) + b                           r = float32(1 / sqrt(var + eps))
+    layer_norm    μ = float32(Σ x / n),  d = x - μ,  y = d · r · w + b,   r = float32(1 / sqrt(Σ d² / n + eps))
+    rms_norm      y = x · r · w                                           r = float32(1 / sqrt(Σ x² / n + eps))
+    batch_norm    y = (x - mean) · (r · w) + b                            r = float32(1 / sqrt(var + eps))
 
-in float32, each operation rounded by itself, from left to right; sums in fixed point (hop.numerics.row_sums), and what
-is found of them up to r in float64. In float64 they are ATen's.
+Operations are in float32, each rounded separately, from left to right. Sums are in fixed point (hop.numerics.row_sums),
+and everything from a sum up to r is in float64. For float64 operands ATen's operators are used.
 """
 
 import math
@@ -35,7 +35,7 @@ def _check(call: Call) -> None:
         if training or mean is None or var is None:
             given = "training=True" if training else "no running_mean or no running_var"
             raise ValueError(
-                f"scaled: {call.op} is that of evaluation, by running statistics, got {given}; give both, and training="
+                f"scaled: {call.op} is supported only with running statistics, got {given}; give both, and training="
                 "False, or fold the norm into its layer"
             )
         if x.dim() < 2:
@@ -50,7 +50,7 @@ def _check(call: Call) -> None:
     row_sums.check("scaled", call.op, sizes)
     if integer_function(call.output) is not None and len(sizes) != 1:
         raise ValueError(
-            f"scaled: output {call.output} is a norm of the last dimension alone, got normalized_shape={sizes}; "
+            f"scaled: output {call.output} supports norms of the last dimension only, got normalized_shape={sizes}; "
             "flatten the last dimensions"
         )
 
@@ -104,7 +104,7 @@ def _by_channel(
 
 
 def _reciprocal_root(x: Tensor, eps: float) -> Tensor:
-    """float32(1 / sqrt(x + eps)), x float64: both are correctly rounded everywhere, and so is this, but for eps."""
+    """float32(1 / sqrt(x + eps)) for float64 x: correctly rounded on all platforms, given x + eps."""
     return (x + eps).sqrt().reciprocal().to(torch.float32)
 
 

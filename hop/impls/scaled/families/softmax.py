@@ -1,9 +1,12 @@
-"""softmax and log_softmax: with m = max x, e = exp(x - m) and S = Σ e in fixed point (hop.numerics.row_sums),
+"""softmax and log_softmax.
 
-    softmax         e · float32(1 / S)
-    log_softmax     (x - m) - log(float32(S))
+With m = max x, e = exp(x - m) and S = Σ e in fixed point (hop.numerics.row_sums),
 
-in float32, each operation rounded by itself, exp and log correctly. In float64 they are ATen's.
+    softmax       e · float32(1 / S)
+    log_softmax   (x - m) - log(float32(S))
+
+in float32, each operation rounded separately, exp and log correctly rounded. For float64 operands ATen's operators are
+used.
 """
 
 import torch
@@ -25,7 +28,7 @@ def is_log(call: Call) -> bool:
 
 
 def dimension(call: Call) -> int:
-    """The one that is summed over."""
+    """The dimension that is normalized."""
     return call.args[1] % max(call.args[0].dim(), 1)
 
 
@@ -52,7 +55,7 @@ def _rows(call: Call, x: Tensor, dim: int) -> Tensor:
     shifted = x - x.amax(dim, keepdim=True)
     e = functions.apply("exp", shifted)
     total, invalid = row_sums.sum_of_fractions(e, [dim]), e.isnan().any(dim, keepdim=True)
-    if is_log(call):  # where stands between two casts, of which Inductor drops the first in torch 2.11
+    if is_log(call):  # where separates two casts, of which Inductor in torch 2.11 would drop the first
         return shifted - functions.apply("log", torch.where(invalid, torch.nan, total.to(torch.float32)))
     return e * torch.where(invalid, torch.nan, total).reciprocal().to(torch.float32)
 

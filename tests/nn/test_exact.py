@@ -1,0 +1,258 @@
+"""hop.quantize_(model, exact=True): the same bits on every route, in every batch, at every level; and
+hop.export.check_exact."""
+
+import copy
+import io
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hop
+from hop.nn.exact import ExactFunctions
+from tests import levels
+
+aten = torch.ops.aten
+
+
+class Model(nn.Module):
+    """Functions and sums of many kinds, outside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = functional.gelu(self.linear(x))
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        heads = y.unflatten(-1, (4, 16)).transpose(1, 2)
+        y = functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        y = self.norm(y + x).cumsum(-1) * x.cos() + x.sin()
+        mean = y.mean(1)
+        return (
+            functional.normalize(mean, dim=-1),
+            mean / mean.square().sum(-1, keepdim=True).sqrt(),
+            functional.softmax(y, -1, dtype=torch.float32),
+            y.sum((1, 2)),
+            y.norm(dim=-1),
+            functional.silu(y) * torch.sigmoid(y) + torch.tanh(y).exp() + y.abs().log(),
+        )
+
+
+def model(**options: Any) -> Any:
+    torch.manual_seed(0)
+    return hop.quantize_(Model().eval(), "int8", **options)
+
+
+X = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(got: Any, want: Any) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b), (a - b).abs().max()
+
+
+class TestRoutes:
+    def test_batches(self) -> None:
+        m = model(exact=True)
+        with torch.no_grad():
+            ones = [m(X[i : i + 1]) for i in range(3)]
+            assert_same([torch.cat(parts) for parts in zip(*ones, strict=True)], m(X))
+
+    @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # of strict export: the mode
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_exported_and_lowered(self, strict: bool) -> None:
+        m = model(exact=True)
+        with torch.no_grad():
+            program = torch.export.export(m, (X,), strict=strict)
+            assert hop.export.check_exact(program).exact
+            want = m(X)
+            assert_same(program.module()(X), want)
+            assert_same(program.run_decompositions({}).module()(X), want)
+
+    @pytest.mark.full
+    def test_compiled(self) -> None:
+        m = model(exact=True)
+        with torch.no_grad():
+            assert_same(torch.compile(m, fullgraph=True)(X), m(X))
+
+    @pytest.mark.full
+    def test_packaged(self) -> None:
+        m = model(exact=True)
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            path = torch._inductor.aoti_compile_and_package(
+                torch.export.export(m, (X,)), package_path=f"{folder}/model.pt2"
+            )
+            assert_same(torch._inductor.aoti_load_package(path)(X), m(X))
+
+    def test_traced_by_dynamo(self) -> None:
+        m = model(exact=True)
+        with torch.no_grad():
+            assert_same(torch.compile(m, fullgraph=True, backend="eager")(X), m(X))
+
+    @pytest.mark.parametrize("level", ["off", *levels.OWN])
+    def test_levels(self, level: str) -> None:
+        m = model(exact=True)
+        with torch.no_grad():
+            want = m(X)
+            with levels.at(level):
+                assert_same(m(X), want)
+
+    def test_fused(self) -> None:
+        with torch.no_grad():
+            m = model(exact=True, fuse=True)
+            m(X)  # layers ask for codes in their first call
+            assert_same(m(X), model(exact=True)(X))
+
+    def test_gradients(self) -> None:
+        x = X.clone().requires_grad_()
+        sum(y.sum() for y in model(exact=True)(x)).backward()
+        assert x.grad is not None and x.grad.isfinite().all()
+
+
+class TestModel:
+    def test_copies(self) -> None:
+        m = model(exact=True)
+        file = io.BytesIO()
+        torch.save(m, file)
+        file.seek(0)
+        with torch.no_grad():
+            for other in (copy.deepcopy(m), torch.load(file, weights_only=False)):
+                assert type(other).__name__ == "Model" and isinstance(other, Model)
+                assert_same(other(X), m(X))
+
+    def test_near_floats(self) -> None:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for got, want in zip(model(exact=True)(X), Model().eval()(X), strict=True):
+                assert (got - want).abs().mean() < 0.1 * want.abs().mean()
+
+    def test_convolutions_and_batch_norms(self) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        )
+        x = torch.randn(2, 3, 9, 9)
+        net(x)  # running statistics
+        m = hop.quantize_(net.eval(), "int8", exact=True)
+        with torch.no_grad():
+            program = torch.export.export(m, (x,))
+            assert hop.export.check_exact(program).exact, hop.export.check_exact(program)
+            assert_same([program.run_decompositions({}).module()(x), torch.cat([m(x[:1]), m(x[1:])])], [m(x)] * 2)
+
+    @pytest.mark.parametrize(
+        ("scheme", "options", "message"),
+        [
+            ("fp8", {}, "products sum floats"),
+            ("int4", {}, "products sum floats"),
+            (hop.Scheme(hop.presets.INT8_TENSOR, hop.presets.INT8_ROW), {}, "rows share a scale"),
+            ({"linear": None, "*": "int8"}, {}, r"stay in floats.*linear \(Linear\)"),
+            ("int8", {"filter": "other"}, r"stay in floats.*linear \(Linear\)"),
+            ("int8", {"attention": "fp8"}, "sums floats"),
+            ("int8", {"attention": {"*": None}}, "leaves attention in floats"),
+        ],
+    )
+    def test_refuses(self, scheme: Any, options: dict[str, Any], message: str) -> None:
+        m = Model()
+        with pytest.raises(ValueError, match=message):
+            hop.quantize_(m, scheme, exact=True, **options)
+        assert type(m) is Model and type(m.linear) is nn.Linear
+
+    def test_flag(self) -> None:
+        with pytest.raises(TypeError, match="exact must be True or False, got 1"):
+            hop.quantize_(Model(), "int8", exact=1)  # type: ignore[arg-type]
+
+
+class TestFunctions:
+    def test_leaves_what_it_does_not_know(self) -> None:
+        x, wide = torch.randn(4, 8), torch.randn(4, 8, dtype=torch.float64)
+        with ExactFunctions(None):
+            found = (
+                wide.mean(1),
+                x.norm(1),
+                x.var(1),
+                x.softmax(0).argmax(0),
+                torch.arange(3).sum(),
+                x.sum(dtype=wide.dtype),
+            )
+        want = (
+            wide.mean(1),
+            x.norm(1),
+            x.var(1),
+            x.softmax(0).argmax(0),
+            torch.arange(3).sum(),
+            x.sum(dtype=wide.dtype),
+        )
+        assert_same(found, want)
+
+    def test_spellings(self) -> None:
+        x = torch.randn(3, 4, 5)
+        with ExactFunctions(None):
+            pairs = [
+                (x.mean(), torch.mean(x)),
+                (x.mean(dim=1), torch.mean(x, 1)),
+                (x.sum([0, 2], keepdim=True), torch.sum(x, axis=(0, 2), keepdims=True)),
+                (x.norm(dim=1), torch.linalg.vector_norm(x, dim=1)),
+                (torch.norm(x), torch.linalg.norm(x)),
+                (x.softmax(-1), functional.softmax(x, dim=-1)),
+                (torch.log_softmax(x, 1), functional.log_softmax(x, 1)),
+                (x.sqrt(), x**0.5),
+                (x.half().softmax(-1, dtype=torch.float32), functional.softmax(x.half(), -1, dtype=torch.float32)),
+            ]
+        for a, b in pairs:
+            assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)) and a.dtype == torch.float32
+        want = hop.scaled(aten.mean.dim, torch.float32, x, [1])
+        assert torch.equal(pairs[1][0], want)
+
+
+class TestCheck:
+    def test_names_what_may_differ(self) -> None:
+        m = model()
+        report = hop.export.check_exact(torch.export.export(m, (X,)))
+        found = {row.operator for row in report.rows}
+        assert {"aten.gelu.default", "aten.scaled_dot_product_attention.default", "aten.mean.dim"} <= found
+        assert "aten.sqrt.default" in found and "aten.mul.Tensor" not in found and not report.exact
+        row = next(row for row in report.rows if row.operator == "aten.gelu.default")
+        assert __file__ in row.source and "functional.gelu" in row.source and "exact=True" in row.remedy
+        assert f"{report.nodes - len(report.rows)} of {report.nodes} nodes are exact" in str(report)
+
+    @pytest.mark.parametrize(
+        ("function", "reason"),
+        [
+            (lambda x: x @ x.mT, "float sum"),
+            (lambda x: torch.add(x, x, alpha=0.7), "fused multiply-add"),
+            (lambda x: x**3, "kernel"),
+            (lambda x: torch.fft.rfft(x).real, "not known"),
+            (lambda x: functional.dropout(x, 0.5, True), "random"),
+            (lambda x: x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True), "order"),
+            (lambda x: hop.fake_quantize(hop.presets.INT8_TENSOR, x), "batch"),
+            (lambda x: hop.fake_quantize(hop.presets.NVFP4, x), "batch"),
+            (lambda x: hop.scaled(aten.avg_pool1d.default, torch.float32, x, [2]), "windows"),
+            (lambda x: x[..., :1] @ x[..., :1].mT + x.sign() * x.clamp(-1, 1) / 3 + x.square(), None),
+            (lambda x: torch.where(x > 0, x, -x).amax(-1), None),
+            (lambda x: hop.fake_quantize(hop.presets.INT8_ROW, x), None),
+            (lambda x: hop.out_dtype(aten.mm.default, torch.int32, x[0].to(torch.int8), x[0].to(torch.int8).t()), None),
+        ],
+    )
+    def test_verdicts(self, function: Any, reason: str | None) -> None:
+        class Call(nn.Module):
+            def forward(self, x: Tensor) -> Any:
+                return function(x)
+
+        report = hop.export.check_exact(torch.export.export(Call(), (torch.randn(4, 4, 8),)))
+        assert report.exact == (reason is None) and (reason is None or reason in report.rows[0].reason), report
+
+    def test_what_counts_as_one_rounding_is(self) -> None:
+        """Against numpy, whose kernels round as IEEE 754 says."""
+        x, y = torch.rand(2, 1 << 16).mul(100).add(0.01).unbind()
+        a, b = x.numpy(), y.numpy()
+        for got, want in ((x / y, a / b), (x * y, a * b), (x.reciprocal(), 1 / a), (x - y, a - b), (x**2, a * a)):
+            assert (got.numpy() == want).all()
+        assert (hop.scaled(aten.sqrt.default, torch.float32, x).numpy() == a**0.5).all()
+
+    def test_type(self) -> None:
+        with pytest.raises(TypeError, match="check_exact: "):
+            hop.export.check_exact(Model())  # type: ignore[arg-type]
