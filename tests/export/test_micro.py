@@ -125,5 +125,5 @@ class TestOperators(unittest.TestCase):
         with pytest.raises(ValueError, match=r"target TFLITE_MICRO has no row for .*gelu"):
             exported(Function(lambda x: both(F.gelu(both(x, 0.1, 0)), 0.1, 0)), torch.randn(4), TFLITE_MICRO)
         program = exported(Function(lambda x: wide(F.gelu(wide(x, 1e-4)), 1e-4)), torch.randn(4), TFLITE_16X8)
-        with pytest.raises(ValueError, match=r"verify: TFLM does not take model"):
+        with pytest.raises(ValueError, match=r"verify: TFLM does not accept model"):
             hop.export.verify(program, hop.export.to_tflite(program), (torch.randn(4),), kernels="micro")

@@ -151,7 +151,7 @@ OPTIMIZERS = [
           "params | torch.int8 | must be floating point | pass only trainable parameters"),
     wrong("optimizer_lr", ValueError, lambda: adamw(lr=-1),
           "lr | -1 | must be at least 0 and finite | use such a number"),
-    *each(wrong, TypeError, "lr | must be at least 0, and finite | give such a number", {
+    *each(wrong, TypeError, "lr | must be at least 0 and finite | use such a number", {
         "optimizer_lr_text": ("'x'", lambda: adamw(lr="x")),
         "optimizer_lr_none": ("None", lambda: adamw(lr=None)),
     }),
@@ -159,7 +159,7 @@ OPTIMIZERS = [
           "lr | (3,) | must be a number or a tensor of one element | use such a number"),
     wrong("optimizer_beta", ValueError, lambda: adamw(betas=(1.0, 0.9)),
           "betas[0] | 1.0 | must be at least 0 and below 1 | use such a number"),
-    *each(wrong, TypeError, "betas | must be two numbers | give such numbers", {
+    *each(wrong, TypeError, "betas | must be two numbers | use such numbers", {
         "optimizer_betas": ("0.9", lambda: adamw(betas=0.9)),
         "optimizer_one_beta": ("(0.9,)", lambda: adamw(betas=(0.9,))),
     }),

@@ -14,7 +14,7 @@ embedding, cat, bmm, addmm = aten.embedding.default, aten.cat.default, aten.bmm.
 OUT_DTYPE = [
     wrong("out_dtype_op_packet", ValueError, lambda: hop.out_dtype(aten.mm, I32, int8(2, 2), int8(2, 2)),
           "op | aten.mm | must be an operator overload | use one of aten.mm.default"),
-    *each(wrong, ValueError, "op | must be an operator overload | take one such as torch.ops.aten.mm.default", {
+    *each(wrong, ValueError, "op | must be an operator overload | use one such as torch.ops.aten.mm.default", {
         "out_dtype_op_function": ("built-in method mm", lambda: hop.out_dtype(torch.mm, I32, int8(2, 2), int8(2, 2))),
         "out_dtype_op_text": ("'mm'", lambda: hop.out_dtype("mm", I32, int8(2, 2), int8(2, 2))),
         "out_dtype_op_none": ("None", lambda: hop.out_dtype(None, I32, int8(2, 2), int8(2, 2))),

@@ -83,7 +83,7 @@ PROGRAMS = [
     wrong("verify_empty", ValueError, lambda: export.verify(program(), program(), []),
           "inputs | [] | must hold one tuple or dict of arguments or more | give (x,) for one tensor"),
     wrong("verify_few", ValueError, lambda: export.verify(program(), program(), ()),
-          "inputs | have 0 | takes 1 tensors or numbers | give so many"),
+          "inputs | have 0 | takes 1 tensors or numbers | give as many"),
     wrong("verify_name", ValueError, lambda: export.verify(program(), program(), {"y": floats(2, 8)}),
           "inputs | y= | takes the arguments input | give a dict of all by name"),
     *each(wrong, TypeError, f"model | {PROGRAM} | {EXPORT}", {

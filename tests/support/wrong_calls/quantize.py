@@ -100,7 +100,7 @@ QUANTIZE = [
           "generator | torch.uint8 | noise and generator exclude each other | give one of them"),
     traced("quantize_usages_name", ValueError, lambda: quantize(presets.INT8_ROW, usages="rows"),
           "usages | 'rows' | must name one or both of ('rowwise', 'columnwise') | use one of them, or both"),
-    *each(wrong, ValueError, "usages | must name one or both of ('rowwise', 'columnwise') | take one of them, or both",
+    *each(wrong, ValueError, "usages | must name one or both of ('rowwise', 'columnwise') | use one of them, or both",
           {
         "quantize_usages_number": ("3", lambda: quantize(presets.INT8_ROW, usages=3)),
         "quantize_usages_none": ("None", lambda: quantize(presets.INT8_ROW, usages=None)),

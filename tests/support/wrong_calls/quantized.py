@@ -19,7 +19,7 @@ def one(x: float = 1.0):
 
 
 QUANTIZED = [
-    *each(wrong, ValueError, "op | must be one of | take one of them", {
+    *each(wrong, ValueError, "op | must be one of | use one of them", {
         "quantized_op_packet": ("aten.mm", lambda: quantized(floats(2, 8), floats(8, 4), op=aten.mm)),
         "quantized_op_list": ("linear", lambda: quantized(floats(2, 8), floats(8, 4), op=[linear])),
     }),

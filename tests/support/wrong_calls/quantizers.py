@@ -99,7 +99,7 @@ SCHEMES = [
           "rhs | format=e4m3 | integers are multiplied by integers | use formats of one kind"),
     wrong("scheme_backward", ValueError, lambda: hop.Scheme(ROW, ROW, backward="quant"),
           "backward | 'quant' | must be one of ('ste', 'original', 'quantized') | use one of them"),
-    *each(wrong, ValueError, "grad | goes with it alone | give both, or neither", {
+    *each(wrong, ValueError, "grad | only for it | give both, or neither", {
         "scheme_grad_alone": ("Quantizer(format=int8", lambda: hop.Scheme(ROW, ROW, grad=ROW)),
         "scheme_grad_missing": ("grad=None", lambda: hop.Scheme(ROW, ROW, backward="quantized")),
     }),

@@ -22,7 +22,7 @@ def tensor(buffers=None, quantizer=ROW, shape=(2, 4), dtype=F32, **options):
 TENSORS = [
     wrong("tensor_quantizer", TypeError, lambda: tensor(quantizer="INT8_ROW"),
           "quantizer | 'INT8_ROW' | must be a Quantizer | give one such as hop.presets.INT8_ROW"),
-    *each(wrong, TypeError, "dtype | must be floating point | take one of them", {
+    *each(wrong, TypeError, "dtype | must be floating point | use one of them", {
         "tensor_dtype": ("torch.int8", lambda: tensor(dtype=torch.int8)),
         "tensor_dtype_text": ("'float32'", lambda: tensor(dtype="float32")),
     }),
@@ -71,7 +71,7 @@ TENSORS = [
           "requires_grad | 1 | must be True or False | give one of them"),
     wrong("proto_requires_grad_of_integers", ValueError, lambda: hop.TensorProto((2,), torch.int8, requires_grad=True),
           "requires_grad | torch.int8 | is for floats | leave it out"),
-    *each(wrong, ValueError, "usages | must name one or both of | take one of them, or both", {
+    *each(wrong, ValueError, "usages | must name one or both of | use one of them, or both", {
         "proto_usages": ("'rows'", lambda: hop.TensorProto((2,), quantizer=ROW, usages="rows")),
         "proto_no_usage": ("()", lambda: hop.TensorProto((2, 4), quantizer=ROW).update_usage(rowwise=False)),
     }),

@@ -73,7 +73,7 @@ RULES = [
 
 NAMES = [
     wrong("name_hop", AttributeError, lambda: hop.quantise, "hop | 'quantise' | has no attribute | use quantize"),
-    *each(wrong, AttributeError, "hop.presets | has no attribute | take INT8_ROW", {
+    *each(wrong, AttributeError, "hop.presets | has no attribute | use INT8_ROW", {
         "name_preset": ("'INT8_ROWS'", lambda: presets.INT8_ROWS),
         "name_preset_case": ("'int8_row'", lambda: presets.int8_row),
     }),
