@@ -191,7 +191,7 @@ class TestErrors(unittest.TestCase):
             (path := Path(folder, "x.bin")).touch()
             with pytest.raises(ValueError, match=r"model must be a .tflite, .tosa or ONNX file, got .*x.bin"):
                 hop.export.verify(self.program, path, (self.x,))
-        with pytest.raises(ValueError, match="kernels must be 'reference' for a program, got 'micro'; leave it out"):
+        with pytest.raises(ValueError, match="kernels must be 'reference' for a program, got 'micro'; omit it"):
             hop.export.verify(self.program, self.program, (self.x,), kernels="micro")  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="inputs must hold one tuple or dict"):
             hop.export.verify(self.program, self.model, [])
