@@ -1,4 +1,4 @@
-// What instruction sets without avx512.h take in its place. Included in a namespace (isa.h).
+// What instruction sets without avx512.h or avx2.h take in its place. Included in a namespace (isa.h).
 
 template <class T, int size>
 HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
