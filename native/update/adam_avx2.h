@@ -97,26 +97,35 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
     auto* p = static_cast<typename T::Word*>(u.p) + at;
     const auto* grad = static_cast<const typename T::Word*>(u.grad) + at;
     const int64_t block = m.s.block;
+    // Roots and quotients of some elements are found while states of the next ones are looked up.
+    const auto step = [&](int64_t i) HOP_INLINED {
+        Four own;
+        load(p + i, own, T{});
+        __m256 root[4];
+        for (int k = 0; k < 4; ++k) root[k] = _mm256_sqrt_ps(_mm256_load_ps(v.line + i + 8 * k));
+        for (int k = 0; k < 4; ++k) {
+            const __m256 below = _mm256_add_ps(_mm256_mul_ps(root[k], scale), eps);
+            const __m256 quotient = _mm256_div_ps(_mm256_load_ps(m.line + i + 8 * k), below);
+            own.v[k] = _mm256_sub_ps(_mm256_mul_ps(own.v[k], decay), _mm256_mul_ps(quotient, rate));
+        }
+        store(p + i, own, T{});
+    };
     for (int64_t b = 0; b * block < n; ++b) {
         const int64_t end = least(n, (b + 1) * block), scale_at = at / block + b;
         const __m256 mean_step = _mm256_set1_ps(m.s.scale[scale_at]), square_step = _mm256_set1_ps(v.s.scale[scale_at]);
         __m256i most = _mm256_setzero_si256(), most_square = most;
         for (int64_t i = b * block; i < end; i += 32) {
-            Four g, own;
+            if (i) step(i - 32);
+            Four g;
             Numbers mean, square;
             load(grad + i, g, T{});
             m.read(at + i, mean_step, mean);
             v.read(at + i, square_step, square);
-            load(p + i, own, T{});
             for (int k = 0; k < 4; ++k) {
                 const __m256 x = _mm256_mul_ps(g.v[k], sign), part = _mm256_mul_ps(_mm256_mul_ps(x, x), rest2);
                 mean.v[k] = _mm256_add_ps(_mm256_mul_ps(mean.v[k], beta1), _mm256_mul_ps(x, rest1));
                 square.v[k] = _mm256_add_ps(_mm256_mul_ps(square.v[k], beta2), part);
-                const __m256 root = _mm256_add_ps(_mm256_mul_ps(_mm256_sqrt_ps(square.v[k]), scale), eps);
-                const __m256 step = _mm256_mul_ps(_mm256_div_ps(mean.v[k], root), rate);
-                own.v[k] = _mm256_sub_ps(_mm256_mul_ps(own.v[k], decay), step);
             }
-            store(p + i, own, T{});
             fetch(p + i + kAhead), fetch(grad + i + kAhead);
             fetch(m.codes(at + i + kAhead)), fetch(v.codes(at + i + kAhead));
             m.hold(i, mean, most);
@@ -124,6 +133,7 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
         }
         m.top[b] = most, v.top[b] = most_square;
     }
+    step(n - 32);
     m.write(at, n);
     v.write(at, n);
 }
