@@ -17,6 +17,12 @@ HOP_INLINE void load(const uint16_t* x, Four& f, F16) {
     for (int k = 0; k < 4; ++k) f.v[k] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + 8 * k)));
 }
 
+// The lines of 32 elements.
+template <class Word>
+HOP_INLINE void fetch(const Word* x) {
+    for (size_t at = 0; at < 32 * sizeof(Word); at += 64) _mm_prefetch(reinterpret_cast<const char*>(x) + at, _MM_HINT_T0);
+}
+
 // The number of the block of eight elements, the k-th of 32: of blocks of 16, or of larger ones.
 template <int size>
 HOP_INLINE __m256 of_block(const float* by, int k) { return _mm256_set1_ps(by[size == 16 ? k / 2 : 0]); }
@@ -212,6 +218,7 @@ struct RowOfBlocks {
     int64_t n, size;
     const Factors& by;
     int32_t bits;  // of a code in memory
+    bool fetches;
     uint8_t* out;
 };
 
@@ -240,6 +247,7 @@ static HOP_ALONE bool encode_all(const RowOfBlocks<T>& r, const Codes& given) {
     };
     uint8_t* out = r.out;
     for (; i + 32 <= r.n; i += 32, out += 4 * r.bits) {
+        if (r.fetches) fetch(r.x + i + kColumns);  // of the next strip
         store_codes(codes(r.x + i, block), r.bits, out);
         next();
     }
@@ -290,19 +298,19 @@ static bool encode_row(const RowOfBlocks<T>& r) {
 // Packed codes of a row of blocks; false where the plain loops must make them.
 template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n, int64_t size,
-                           const Factors& by, bool known, uint8_t* out) {
+                           const Factors& by, bool known, bool fetches, uint8_t* out) {
     const int32_t bits = 8 / codes_per_byte(q);
     const bool bounded = q.format != HOP_INTEGER || q.rule == HOP_AMAX || q.rule == HOP_MINMAX;  // quotients are no larger than codes
     if (!known || !bounded || (bits != 8 && bits != 4)) return false;
     if (q.format == HOP_FLOAT && !(f.sign == 7 || f.sign == 3)) return false;
-    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, bits, out});
-    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, bits, out});
-    if (size % 32 == 0) return encode_row<T, 64>({q, f, x, n, size, by, bits, out});
+    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, bits, fetches, out});
+    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, bits, fetches, out});
+    if (size % 32 == 0) return encode_row<T, 64>({q, f, x, n, size, by, bits, fetches, out});
     if (size < 32 || (size % 2 != 0 && bits == 4 && size < n)) return false;
     for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
         const Factors own{by.divides, by.by + i, by.zero ? by.zero + i : nullptr};
         const int64_t count = least(size, n - at), blocks = divide_up(count, 32) * 32;
-        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, bits, out + at * bits / 8})) return false;
+        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, bits, fetches, out + at * bits / 8})) return false;
     }
     return true;
 }

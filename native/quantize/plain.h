@@ -17,7 +17,7 @@ HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, f
 
 template <class T>
 HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const typename T::Word*, int64_t, int64_t,
-                               const Factors&, bool, uint8_t*) {
+                               const Factors&, bool, bool, uint8_t*) {
     return false;
 }
 

@@ -22,12 +22,6 @@ HOP_INLINE void store(uint16_t* p, const Four& f, BF16) {
 
 constexpr int64_t kAhead = 2048;  // elements from what is read to what is fetched
 
-// The lines of 32 elements.
-template <class Word>
-HOP_INLINE void fetch(const Word* x) {
-    for (size_t at = 0; at < 32 * sizeof(Word); at += 64) _mm_prefetch(reinterpret_cast<const char*>(x) + at, _MM_HINT_T0);
-}
-
 // A state whose blocks are of a multiple of 32 elements.
 template <class Decode>
 struct QuickState {
@@ -68,7 +62,7 @@ struct QuickState {
     template <class Codes>
     void encode(int64_t at, int64_t n, const Factors& by, const Codes& given) const {
         const hop_quantizer& q = *s.quantizer;
-        encode_all<F32, 64>(RowOfBlocks<F32>{q, FloatFormat{}, reinterpret_cast<const uint32_t*>(line), n, s.block, by, Decode::bits, codes(at)}, given);
+        encode_all<F32, 64>(RowOfBlocks<F32>{q, FloatFormat{}, reinterpret_cast<const uint32_t*>(line), n, s.block, by, Decode::bits, false, codes(at)}, given);
     }
     void write(int64_t at, int64_t n) {
         const hop_quantizer& q = *s.quantizer;

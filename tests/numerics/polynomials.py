@@ -142,7 +142,10 @@ def approximations() -> list[str]:
     """Of float32, from which codes of few bits are found: e^r, and 2 Phi(x) - 1 as x times a quotient by x^2."""
     r = mpmath.log(2) / 2 * (1 + mpf(2) ** -10)
     c = polynomial(mpmath.exp, -r, r, 5)
-    text = [f"// e^r up to ln 2 / 2; 2^{error(mpmath.exp, c, -r, r):.1f}", f"constexpr float kExpNear[] = {spelled32(c)};"]
+    text = [
+        f"// e^r up to ln 2 / 2; 2^{error(mpmath.exp, c, -r, r):.1f}",
+        f"constexpr float kExpNear[] = {spelled32(c)};",
+    ]
     most = mpf("5.6")
 
     def curve(u: Any) -> Any:
@@ -153,13 +156,16 @@ def approximations() -> list[str]:
     above, below = 6, 5
     n = above + 1 + below
     nodes = [(mpmath.cos(mpmath.pi * (k + mpf(0.5)) / n) + 1) / 2 * most**2 for k in range(n)]
-    matrix = mpmath.matrix([[u**j for j in range(above + 1)] + [-curve(u) * u**j for j in range(1, below + 1)] for u in nodes])
+    matrix = mpmath.matrix(
+        [[u**j for j in range(above + 1)] + [-curve(u) * u**j for j in range(1, below + 1)] for u in nodes]
+    )
     found = list(mpmath.lu_solve(matrix, mpmath.matrix([curve(u) for u in nodes])))
     first, second = found[: above + 1], [mpf(1), *found[above + 1 :]]
     points = [(mpf(k) / 300) ** 2 * most**2 for k in range(1, 301)]
     value = lambda c, u: sum(v * u**j for j, v in enumerate(c))  # noqa: E731
     worst = max(abs(value(first, u) / value(second, u) / curve(u) - 1) for u in points)
-    text.append(f"// (2 Phi(x) - 1) / x by powers of x^2, the quotient of two, x up to {most}; 2^{float(mpmath.log(worst, 2)):.1f}")
+    off = float(mpmath.log(worst, 2))
+    text.append(f"// (2 Phi(x) - 1) / x by powers of x^2, the quotient of two, x up to {most}; 2^{off:.1f}")
     text.append(f"constexpr float kPhiMost = {float(most)}f, kPhiAbove[] = {spelled32(first)};")
     text.append(f"constexpr float kPhiBelow[] = {spelled32(second)};")
     return text
