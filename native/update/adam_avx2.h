@@ -20,7 +20,8 @@ HOP_INLINE void store(uint16_t* p, const Four& f, BF16) {
     }
 }
 
-constexpr int64_t kAhead = 2048;  // elements from what is read to what is fetched
+constexpr int64_t kQuickStep = 512;  // elements whose states, and what is fetched for the next, stay in the first cache
+constexpr int64_t kAhead = 1024;     // elements from what is read to what is fetched
 
 // A state whose blocks are of a multiple of 32 elements.
 template <class Decode>
@@ -135,7 +136,8 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
 template <class T, class Decode>
 static int64_t adam_steps(const hop_update& u, int64_t begin, int64_t end, Lines& lines, const Decode& first, const Decode& second) {
     QuickState<Decode> m(u.state[0], first, lines.state[0]), v(u.state[1], second, lines.state[1]);
-    for (int64_t n; begin < end && (n = least(kStep, end - begin)) % 32 == 0; begin += n) adam_step<T>(u, begin, n, m, v);
+    const int64_t step = m.s.block > kQuickStep ? m.s.block : kQuickStep;
+    for (int64_t n; begin < end && (n = least(step, end - begin)) % 32 == 0; begin += n) adam_step<T>(u, begin, n, m, v);
     return begin;
 }
 
