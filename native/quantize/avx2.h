@@ -32,7 +32,9 @@ HOP_INLINE __m256i in_order(__m256i packed) {
     return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-HOP_INLINE __m256i magnitude_of(__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(int32_t(kMagnitude))); }
+HOP_INLINE __m256i magnitude_of(__m256 x) {
+    return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(int32_t(kMagnitude)));
+}
 
 // 32 codes, two to a byte if they have 4 bits.
 HOP_INLINE void store_codes(__m256i codes, int32_t bits, uint8_t* out) {
@@ -66,7 +68,8 @@ struct IntegerCodes {
         if (__builtin_expect(!_mm256_testz_si256(differ, differ), 0)) return exactly(x, block);
         const __m256i low = _mm256_set1_epi16(int16_t(q.low)), high = _mm256_set1_epi16(int16_t(q.high));
         const __m256i a = _mm256_packs_epi32(n[0], n[1]), b = _mm256_packs_epi32(n[2], n[3]);
-        const __m256i first = _mm256_min_epi16(_mm256_max_epi16(a, low), high), second = _mm256_min_epi16(_mm256_max_epi16(b, low), high);
+        const __m256i first = _mm256_min_epi16(_mm256_max_epi16(a, low), high);
+        const __m256i second = _mm256_min_epi16(_mm256_max_epi16(b, low), high);
         return in_order(q.low < 0 ? _mm256_packs_epi16(first, second) : _mm256_packus_epi16(first, second));
     }
     HOP_ALONE __m256i exactly(const typename T::Word* x, int64_t block) const {
@@ -128,14 +131,16 @@ struct FloatCodes {
         };
         const auto word = [&](int k) HOP_INLINED { return _mm256_castps_si256(v.v[k]); };
         const __m256i codes = _mm256_packus_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-        const __m256i signs = _mm256_srl_epi16(packed(word(0), word(1), word(2), word(3)), _mm_cvtsi32_si128(int32_t(7 - f.sign)));
+        const __m128i by_sign = _mm_cvtsi32_si128(int32_t(7 - f.sign));
+        const __m256i signs = _mm256_srl_epi16(packed(word(0), word(1), word(2), word(3)), by_sign);
         return in_order(_mm256_or_si256(codes, _mm256_and_si256(signs, _mm256_set1_epi8(char(half)))));
     }
     HOP_ALONE __m256i exactly(const typename T::Word* x, int64_t block) const {
         uint8_t codes[32];
         for (int k = 0; k < 32; ++k) {
             const float scale = given.by[block + (size == 16 ? k / 16 : 0)];
-            codes[k] = uint8_t(encode_float<false>((raises ? raised_above(T::widen(x[k]), scale * raised) : T::widen(x[k])) / scale, f));
+            const float own = T::widen(x[k]), above = raises ? raised_above(own, scale * raised) : own;
+            codes[k] = uint8_t(encode_float<false>(above / scale, f));
         }
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
     }
@@ -201,7 +206,8 @@ struct BinCodes {
         for (int k = 0; k < 32; k += 16) {
             const Run run{f.by[block + (size == 16 ? k / 16 : 0)], true, true, 0};
             typename T::Word own[16];
-            for (int i = 0; i < 16; ++i) own[i] = raises ? T::narrow(raised_above(T::widen(x[k + i]), run.by * raised)) : x[k + i];
+            for (int i = 0; i < 16; ++i)
+                own[i] = raises ? T::narrow(raised_above(T::widen(x[k + i]), run.by * raised)) : x[k + i];
             encode_by_book<T>(q, own, 16, run, codes + k);
         }
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
@@ -300,7 +306,8 @@ template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n, int64_t size,
                            const Factors& by, bool known, bool fetches, uint8_t* out) {
     const int32_t bits = 8 / codes_per_byte(q);
-    const bool bounded = q.format != HOP_INTEGER || q.rule == HOP_AMAX || q.rule == HOP_MINMAX;  // quotients are no larger than codes
+    // Quotients are no larger than codes.
+    const bool bounded = q.format != HOP_INTEGER || q.rule == HOP_AMAX || q.rule == HOP_MINMAX;
     if (!known || !bounded || (bits != 8 && bits != 4)) return false;
     if (q.format == HOP_FLOAT && !(f.sign == 7 || f.sign == 3)) return false;
     if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, bits, fetches, out});
@@ -348,9 +355,16 @@ HOP_INLINE bool amax_of_8_groups(const uint32_t* x, float* high) {
         v[i] = magnitude_of(_mm256_loadu_ps(at));
         for (int k = 8; k < size; k += 8) v[i] = _mm256_max_epu32(v[i], magnitude_of(_mm256_loadu_ps(at + k)));
     }
-    for (int i = 0; i < 4; ++i) v[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 2; ++i) v[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi64(v[2 * i], v[2 * i + 1]));
-    const __m256i found = _mm256_max_epu32(_mm256_permute2x128_si256(v[0], v[1], 0x20), _mm256_permute2x128_si256(v[0], v[1], 0x31));
+    for (int i = 0; i < 4; ++i) {
+        const __m256i a = v[2 * i], b = v[2 * i + 1];
+        v[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    for (int i = 0; i < 2; ++i) {
+        const __m256i a = v[2 * i], b = v[2 * i + 1];
+        v[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    }
+    const __m256i low = _mm256_permute2x128_si256(v[0], v[1], 0x20), rest = _mm256_permute2x128_si256(v[0], v[1], 0x31);
+    const __m256i found = _mm256_max_epu32(low, rest);
     const __m256i infinite = _mm256_cmpgt_epi32(found, _mm256_set1_epi32(int32_t(kInfinity) - 1));
     if (!_mm256_testz_si256(infinite, infinite)) return false;
     _mm256_storeu_ps(high, _mm256_max_ps(_mm256_castsi256_ps(found), _mm256_loadu_ps(high)));

@@ -36,7 +36,8 @@ struct FewNumbers {
     HOP_MEMBER void of(const uint8_t* codes, Numbers& f) const {
         const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)), nibble = _mm_set1_epi8(15);
         const __m128i even = _mm_and_si128(x, nibble), odd = _mm_and_si128(_mm_srli_epi16(x, 4), nibble);
-        const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(even, odd)), _mm_unpackhi_epi8(even, odd), 1);
+        const __m128i first = _mm_unpacklo_epi8(even, odd), second = _mm_unpackhi_epi8(even, odd);
+        const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
         const __m256i c = _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));  // as they are unpacked
         __m256i b[4];
         for (int k = 0; k < 4; ++k) b[k] = _mm256_shuffle_epi8(bytes[k], c);
@@ -56,7 +57,8 @@ struct ByteFloatNumbers {
     HOP_MEMBER void of(const uint8_t* codes, Numbers& f) const {
         const __m256 unit = _mm256_set1_ps(256);
         for (int k = 0; k < 2; ++k) {
-            __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * k))), 8);
+            const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * k));
+            __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8);
             if (e4m3) {
                 // The one NaN of a sign would be 1.875 · 2^8: it becomes that of float16.
                 const __m256i largest = _mm256_set1_epi16(0x7f00);
@@ -73,7 +75,8 @@ struct ByteFloatNumbers {
 
 // Blocks of a multiple of 32 elements.
 template <class Decode>
-static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& given, uint32_t* out) {
+static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& given,
+                                 uint32_t* out) {
     const Decode decode = given;
     Numbers f;
     for (int64_t at = 0, i = 0; at < n; at += size, ++i) {

@@ -88,7 +88,8 @@ struct FunctionCodes {
     Bounds bounds;
 
     FunctionCodes(const RowsCall& call, float by, int32_t code_of_0)
-        : c(call), scale(by), inverse(1.0f / by), certain(0.5f - margin(1.0f / by)), zero(code_of_0), bounds(call.q.q, code_of_0) {}
+        : c(call), scale(by), inverse(1.0f / by), certain(0.5f - margin(1.0f / by)), zero(code_of_0),
+          bounds(call.q.q, code_of_0) {}
 
     // What the approximation and roundings make of a code, at most; codes that saturate may be off by more.
     static float margin(float inverse) { return inverse * (2 * kNear) + 0x1p-11f; }

@@ -23,7 +23,8 @@ HOP_INLINE float reciprocal_root(double mean_of_squares, double eps) {
 
 // y = x(i) * r * w + b
 template <class At>
-HOP_INLINE void scale_each(const At x, int64_t n, float r, const float* __restrict__ w, const float* __restrict__ b, float* __restrict__ y) {
+HOP_INLINE void scale_each(const At x, int64_t n, float r, const float* __restrict__ w, const float* __restrict__ b,
+                           float* __restrict__ y) {
     if (w && b) {
         for (int64_t i = 0; i < n; ++i) y[i] = x(i) * r * w[i] + b[i];
     } else if (w) {

@@ -26,8 +26,9 @@ static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
     int64_t i = 0;
     if constexpr (sizeof(Word) == 4) {
         __m256i lows[2], mosts[2], tops[2];
-        for (int k = 0; k < 2; ++k) lows[k] = _mm256_set1_epi32(-1), mosts[k] = _mm256_setzero_si256(), tops[k] = _mm256_set1_epi32(top);
-        const int64_t ahead = n < kColumns ? n : kColumns;  // that is of the next row: lines of another page come late by themselves
+        for (int k = 0; k < 2; ++k)
+            lows[k] = _mm256_set1_epi32(-1), mosts[k] = _mm256_setzero_si256(), tops[k] = _mm256_set1_epi32(top);
+        const int64_t ahead = n < kColumns ? n : kColumns;  // of the next row: lines of another page come late by themselves
         for (; i + 16 <= n; i += 16) {
             _mm_prefetch(reinterpret_cast<const char*>(x + i + ahead), _MM_HINT_T0);
             for (int k = 0; k < 2; ++k) {

@@ -63,7 +63,9 @@ struct QuickState {
     template <class Codes>
     void encode(int64_t at, int64_t n, const Factors& by, const Codes& given) const {
         const hop_quantizer& q = *s.quantizer;
-        encode_all<F32, 64>(RowOfBlocks<F32>{q, FloatFormat{}, reinterpret_cast<const uint32_t*>(line), n, s.block, by, Decode::bits, false, codes(at)}, given);
+        const auto* words = reinterpret_cast<const uint32_t*>(line);
+        const FloatFormat none{};
+        encode_all<F32, 64>(RowOfBlocks<F32>{q, none, words, n, s.block, by, Decode::bits, false, codes(at)}, given);
     }
     void write(int64_t at, int64_t n) {
         const hop_quantizer& q = *s.quantizer;
@@ -87,7 +89,8 @@ template <class T, class Decode>
 static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Decode>& m, QuickState<Decode>& v) {
     const float* c = u.numbers;
     const __m256 sign = _mm256_set1_ps(u.flags & HOP_MAXIMIZE ? -1.0f : 1.0f), decay = _mm256_set1_ps(c[0]);
-    const __m256 beta1 = _mm256_set1_ps(c[2]), rest1 = _mm256_set1_ps(c[3]), beta2 = _mm256_set1_ps(c[4]), rest2 = _mm256_set1_ps(c[5]);
+    const __m256 beta1 = _mm256_set1_ps(c[2]), rest1 = _mm256_set1_ps(c[3]);
+    const __m256 beta2 = _mm256_set1_ps(c[4]), rest2 = _mm256_set1_ps(c[5]);
     const __m256 rate = _mm256_set1_ps(c[6]), scale = _mm256_set1_ps(c[7]), eps = _mm256_set1_ps(c[8]);
     auto* p = static_cast<typename T::Word*>(u.p) + at;
     const auto* grad = static_cast<const typename T::Word*>(u.grad) + at;
@@ -134,7 +137,8 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
 }
 
 template <class T, class Decode>
-static int64_t adam_steps(const hop_update& u, int64_t begin, int64_t end, Lines& lines, const Decode& first, const Decode& second) {
+static int64_t adam_steps(const hop_update& u, int64_t begin, int64_t end, Lines& lines, const Decode& first,
+                          const Decode& second) {
     QuickState<Decode> m(u.state[0], first, lines.state[0]), v(u.state[1], second, lines.state[1]);
     const int64_t step = m.s.block > kQuickStep ? m.s.block : kQuickStep;
     for (int64_t n; begin < end && (n = least(step, end - begin)) % 32 == 0; begin += n) adam_step<T>(u, begin, n, m, v);
