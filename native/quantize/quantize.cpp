@@ -45,6 +45,7 @@ void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t 
     }
     tables[2048] = even;
     hop::find_pieces(thresholds, numbers, size, tables);
+    hop::find_bins(thresholds, size, tables);
 }
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,

@@ -9,6 +9,7 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
     const int64_t row_bytes = divide_up(g.cols, per_byte), size = g.tile_cols;
     const auto* x = static_cast<const typename T::Word*>(c.x);
     uint8_t held[kColumns];
+    const bool fetches = g.batch * g.rows * g.cols > kColumns;
     Columns columns;
     if (size == 1 && q.format == HOP_INTEGER) columns.set(q, f, u.cols);
     for (int64_t r = 0; r < u.rows; ++r) {
@@ -26,7 +27,7 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
                 encoder.with<T>(words, n, size, f, known, noise, codes);
             } else if (size == 1) {
                 encoder.columns<T>(words, n, f, &columns, codes);
-            } else if (encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) {
+            } else if (encode_quickly<T>(q, encoder.f, words, n, size, f, known, fetches, out)) {
                 continue;
             } else {
                 for (int64_t at = 0, i = 0; at < n; at += size, ++i)

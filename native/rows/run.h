@@ -144,7 +144,7 @@ static int compute_codes(const RowsCall& c, const Pieces& pieces, const Encoding
                     continue;
                 }
                 const Piece p = pieces.at(i / pieces.per_row, i % pieces.per_row);
-                if (!p.cols || gelu_piece<T>(c, p, encode.given != nullptr, room)) continue;
+                if (!p.cols || function_piece<T>(c, p, encode.given, room)) continue;
                 compute_rounded<T>(c, p.row * g.cols + p.col, p.cols, own);
                 encode(p, own.row, room);
             }
