@@ -14,7 +14,6 @@ from hop.compat.pytree import tree_leaves
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import folded
-from hop.export.rewrite.lowering import lower
 from hop.export.rewrite.numbers import numbers_held
 from hop.export.rewrite.program import check_program, emit, graph_of, origin_of, rebuilt, value
 from hop.export.rewrite.qdq import to_qdq
@@ -109,7 +108,7 @@ def _for_partitioners(program: ExportedProgram, partitioners: Sequence[Any], exa
 
 def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProgram:
     with contextlib.nullcontext() if exact else functions.of_runtime():
-        low = lower(program)
+        low = program.run_decompositions(decompositions(products="float"))  # which they compute in float32
     _check_dtypes(low)
     _check_convolutions(low)
     return folded(_with_sums(numbers_held(low)))

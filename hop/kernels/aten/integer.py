@@ -224,9 +224,9 @@ def by_floats(a: Tensor, b: Tensor) -> Tensor:
     terms, dtype = float32_terms(largest), torch.float32
     if terms < min(k, _FEW_TERMS):
         terms, dtype = 2**53 // largest, torch.float64
-    terms = max(1, min(k, terms))
+    chunks = [(a, b)] if k <= terms else zip(a.split(terms, -1), b.split(terms, -2), strict=True)
     total: Tensor | None = None
-    for x, y in zip(a.split(terms, -1), b.split(terms, -2), strict=True):
+    for x, y in chunks:
         part = torch.matmul(x.to(dtype), y.to(dtype))
         part = part.to(torch.int32) if dtype is torch.float32 else part.to(torch.int64).to(torch.int32)
         total = part if total is None else total.add_(part) if eager.is_plain_eager() else total + part
