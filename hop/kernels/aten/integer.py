@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.patches import unsigned_products
-from hop.kernels.aten import choices
+from hop.kernels.aten import bounds, choices
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.kernels.gpu import product as gpu
@@ -217,8 +217,9 @@ def _int_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 def by_floats(a: Tensor, b: Tensor) -> Tensor:
     """The product of matrices, or of batches of them, as float32 products over chunks of K, or float64 ones where these
-    would be small. A symbolic K, which cannot be cut, takes one float64 product, exact to 2^53 / largest terms."""
-    k, largest = a.shape[-1], largest_product(a.dtype, b.dtype)
+    would be small. A symbolic K, which cannot be cut, takes one float64 product, exact to 2^53 / largest terms. In a
+    program that is traced, the operators that computed a and b bound their elements."""
+    k, largest = a.shape[-1], bounds.largest(a) * bounds.largest(b)
     if not isinstance(k, int):
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)
     terms, dtype = float32_terms(largest), torch.float32
