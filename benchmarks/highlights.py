@@ -46,7 +46,8 @@ def _fits(row: Mapping[str, Any], patterns: Sequence[str]) -> bool:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each row, with a column for each level: our time by the peer's, and the times."""
+    """A line for each row, with a column for each level that has some: our time by the peer's, and the times."""
+    results = [held for held in results if ten(held)]
     cells = {(s.name, s.row.peer): [""] * len(results) for held in results for s in ten(held)}
     for column, held in enumerate(results):
         for shown in ten(held):
@@ -59,7 +60,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(results: Sequence[Mapping[str, Any]]) -> str:
     """The picture: a group of bars for each level, as long as our time by the peer's; a line where both are equal."""
-    shown = [(f"CPU level {held['level']}", ten(held)) for held in results]
+    shown = [(f"CPU level {held['level']}", rows) for held in results if (rows := ten(held))]
     longest = max((row.times for _, rows in shown for _, row in rows), default=1.0)
     one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of the ratio 1
     parts, top = [], 0

@@ -206,6 +206,18 @@ REASONS = {
         "block has its own scale and minimum.",
         _VNNI,
     ),
+    "ae": Reason(
+        (("stock", "conv*, int16, 64", "stock out_dtype"),),
+        "Codes of 16 bits are multiplied in float64, after they are copied into rows of patches. PyTorch's loops over "
+        "int32 copy nothing, which pays for images as small as this one.",
+        ("avx2",),
+    ),
+    "af": Reason(
+        (("stock", "div.*, int32, 1024", "stock out_dtype"), ("stock", "linear, int32, 64", "stock out_dtype")),
+        "The same operators of PyTorch run. int32 operands of a division are brought to float32 in a pass before it, where "
+        "PyTorch's division converts them as it reads; a call of ours takes some microseconds more.",
+        ("avx2",),
+    ),
 }  # fmt: skip
 
 
