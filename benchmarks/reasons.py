@@ -214,8 +214,8 @@ REASONS = {
     ),
     "af": Reason(
         (("stock", "div.*, int32, 1024", "stock out_dtype"), ("stock", "linear, int32, 64", "stock out_dtype")),
-        "The same operators of PyTorch run. int32 operands of a division are brought to float32 in a pass before it, where "
-        "PyTorch's division converts them as it reads; a call of ours takes some microseconds more.",
+        "The same operators of PyTorch run. A pass before a division brings int32 operands to float32, where PyTorch's "
+        "converts them as it reads; a call of ours takes some microseconds more.",
         ("avx2",),
     ),
 }  # fmt: skip
