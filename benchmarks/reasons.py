@@ -218,6 +218,17 @@ REASONS = {
         "converts them as it reads; a call of ours takes some microseconds more.",
         ("avx2",),
     ),
+    "ag": Reason(
+        (("stock", "*, int16, *", "stock out_dtype"),),
+        "Codes of 16 bits are multiplied as pairs of bytes, in four products, by native kernels: plain loops at this "
+        "level, where `python -m benchmarks tune` has not compared them with products of int32 yet.",
+        ("portable",),
+    ),
+    "ah": Reason(
+        (("stock", "convolution, int32, 256", "stock out_dtype"),),
+        "The same operator of PyTorch runs, as in conv2d, which meets the target.",
+        ("portable",),
+    ),
 }  # fmt: skip
 
 
