@@ -49,7 +49,9 @@ def _bounds(x: Any, depth: int) -> Bounds:
     """Of a node, or of a number. Raises ValueError where nothing is known, not even a dtype."""
     if isinstance(x, int) or (isinstance(x, float) and x.is_integer()):
         return int(x), int(x)
-    value = x.meta.get("val") if isinstance(x, Node) else None
+    if not isinstance(x, Node):
+        raise ValueError
+    value = x.meta.get("val")
     if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
         raise ValueError
     widest = _of_dtype(value.dtype)
