@@ -19,9 +19,13 @@ def when_functional(callback: Callable[[], None]) -> None:
 
 
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
-    """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
+    """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element.
+
+    A "max" of float32 is one of numbers from 0 up and NaN, which count up with their bits: NaN counts most."""
     group = over.get_group(axis) if hasattr(over, "get_group") else over
     ops = functional
+    if op == "max" and x.dtype == torch.float32:
+        return combined_over(x.contiguous().view(torch.int32), op, over, axis).view(torch.float32)
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.group_name))
 
 

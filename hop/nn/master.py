@@ -4,7 +4,6 @@ Each process quantizes its part of the weight, with the scales of the whole, bef
 multiplies the QuantizedTensor that comes of it, whose gradient is a plain tensor, which FSDP2 sums in floats.
 """
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -289,12 +288,12 @@ class _Part:
         return self.parts.start(self.rank) // self._unit * self._unit
 
     def _frame(self, x: Tensor) -> Tensor:
-        """x in whole blocks, NaN, which no scale rule reads, where rows of other processes are; never empty."""
+        """x in whole blocks, with the padding of the scale rule where rows of other processes are; never empty."""
         start, length = self.parts.start(self.rank), x.shape[0]
         last = min(-(-(start + length) // self._unit) * self._unit, self.parts.rows)
         if length and (start, start + length) == (self._first, last):
             return x
-        frame = x.new_full((max(last - self._first, 1), *x.shape[1:]), math.nan)
+        frame = x.new_full((max(last - self._first, 1), *x.shape[1:]), self.quantizer.scale.padding())
         frame[start - self._first :][:length] = x
         return frame
 

@@ -85,6 +85,11 @@ class Format(Value):
         return (x >= a - (b - a) / 2) & (x <= d + (d - c) / 2)
 
     @property
+    def has_nan(self) -> bool:
+        """Whether a code is NaN, which NaN is encoded to."""
+        return self.dtype.is_floating_point
+
+    @property
     def zero(self) -> int:
         """The number that stands for 0 where no zero point says otherwise."""
         return 0

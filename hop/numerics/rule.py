@@ -1,10 +1,13 @@
 """Rule: what scale rules share, and the blocks that they look at.
 
 A rule is a frozen value; adding one is adding a subclass. x is float32, cut into blocks; reductions run over a block,
-keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
-and y, the elements that the format encodes; `scale_of` is the s of
+keep its dimensions. max is the largest number of the format above its zero. A rule gives what is stored and y, the
+elements that the format encodes; `scale_of` is the s of
 
     x ≈ (decode(codes) - zero_point) · s            less an offset m, where the rule has one
+
+A format whose codes include NaN keeps the NaN of each element, and its rules find an amax without them. In another
+format a block with a NaN has the scale NaN (`Blocks.amax_for`), so that all of its numbers are NaN.
 
 What code outside asks a rule is a property or a method here, so that a new rule answers for itself.
 """
@@ -23,6 +26,13 @@ from hop.numerics.requantization import Convention
 from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
+
+
+def nan_beyond(amax: Tensor) -> Tensor:
+    """An amax, NaN where it is infinite."""
+    return torch.where(amax <= LARGEST, amax, math.nan)
+
+
 _TOLD = ("scale_of", "block_scale_format")
 _RENAMED = {"step": "scale_of", "fold": "block_scale_of", "folds": "has_block_scale", "rest": "outer_scale_of"}
 _RENAMED |= {"rest_is_one": "outer_scale_is_one"}
@@ -44,22 +54,32 @@ class Blocks:
         return torch.where(magnitude == magnitude, magnitude, 0.0)  # isnan is not vectorized by Inductor
 
     def amax(self) -> Tensor:
-        """The largest magnitude of each block."""
+        """The largest magnitude of each block, NaN left out."""
         return self.combined(self.own_amax(), "max")
 
     def own_amax(self) -> Tensor:
         """The same, of what is at hand."""
         return self.magnitude().amax(self.dims, keepdim=True)
 
-    def has_nan(self) -> Tensor:
-        """Whether each block has a NaN, for a rule whose padding is none."""
-        flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
-        return self.combined(flags, "max") > 0
+    def amax_or_nan(self) -> Tensor:
+        """The largest magnitude of each block, NaN where it has a NaN; for a rule whose padding is 0."""
+        return self.combined(self.x.abs().amax(self.dims, keepdim=True), "max")
+
+    def amax_for(self, format: Format) -> Tensor:
+        """`amax` where the format has a code for NaN, `amax_or_nan` where it has none."""
+        return self.amax() if format.has_nan else self.amax_or_nan()
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The largest number above 0 of each block, and the magnitude of the least one below 0; both are NaN where the
+        block has a NaN; for a rule whose padding is 0."""
+        above = self.x.amax(self.dims, keepdim=True).clamp(min=0.0)
+        below = (-self.x).amax(self.dims, keepdim=True).clamp(min=0.0)
+        return self.combined(above, "max"), self.combined(below, "max")
 
     def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
         """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
         elements of the same block (hop.tensor.buffers.sharding). `block` says which blocks, if not those that x is cut
-        into."""
+        into. Of "max" all values are from 0 up, or NaN, which counts most."""
         return values
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
@@ -135,7 +155,7 @@ class Rule(Value):
 
     def padding(self) -> float:
         """What fills up blocks that are cut off; it counts for nothing."""
-        return math.nan
+        return 0.0
 
     def has_zero_point(self) -> bool:
         """Whether a zero point is stored."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from hop.numerics import blocks, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Codebook, Float, Format
-from hop.numerics.rule import LARGEST, Blocks, Found, Rule
+from hop.numerics.rule import LARGEST, Blocks, Found, Rule, nan_beyond
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -49,7 +49,8 @@ class StoredScales(Rule):
 
     each rounded to how it is stored, and at most the largest number there. Under a float of several blocks the largest
     of their s becomes the largest code; what divides codes is the reciprocal of such a float, 1 where s is 0. Elements
-    are then encoded by what is stored; where that is 0, as code 0.
+    are then encoded by what is stored; where that is 0, as code 0. The scale of a block with a NaN or an infinity is NaN,
+    or the float of several blocks is; a format of scales that has no NaN, and no such float, takes the number nearest 0.
 
     Args:
         scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of numbers from 0 up.
@@ -166,12 +167,10 @@ class StoredScales(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         if not self.offset:
-            values = [_over(parts.amax().clamp(max=LARGEST), format.max - format.zero)]
+            values = [_over(nan_beyond(parts.amax_for(format)), format.max - format.zero)]
         else:
-            known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
-            above = parts.combined(known.amax(parts.dims, keepdim=True).clamp(min=0.0), "max")
-            below = parts.combined(known.amin(parts.dims, keepdim=True).clamp(max=0.0), "min")
-            values = [_over((above - below).clamp(max=LARGEST), format.max), -below]
+            above, below = (nan_beyond(end) for end in parts.range())
+            values = [_over((above + below).clamp(max=LARGEST), format.max), below]
         pairs = [self._rounded(parts, number) for number in values]
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
         tensors: tuple[Any, ...] = (*inner, *outer)
