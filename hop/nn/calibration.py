@@ -93,8 +93,8 @@ def calibrate(
     if odd:
         what = ", ".join(odd[:3]) + (f", and {len(odd) - 3} others" if len(odd) > 3 else "")
         warnings.warn(
-            f"calibrate: {what} has NaN or an infinity, which static scales of integers do not keep: NaN becomes 0, and "
-            "an infinity the largest number; look at the data, and at the weights",
+            f"calibrate: {what} has NaN or an infinity, which codes by a static scale do not keep: NaN becomes 0, "
+            "and an infinity the largest number; look at the data, and at the weights",
             stacklevel=2,
         )
     return model

@@ -49,8 +49,9 @@ class StoredScales(Rule):
 
     each rounded to how it is stored, and at most the largest number there. Under a float of several blocks the largest
     of their s becomes the largest code; what divides codes is the reciprocal of such a float, 1 where s is 0. Elements
-    are then encoded by what is stored; where that is 0, as code 0. The scale of a block with a NaN or an infinity is NaN,
-    or the float of several blocks is; a format of scales that has no NaN, and no such float, takes the number nearest 0.
+    are then encoded by what is stored; where that is 0, as code 0. The scale of a block with a NaN or an infinity is
+    NaN, or the float of several blocks is; a format of scales without a NaN, and without such a float, takes the number
+    nearest to 0.
 
     Args:
         scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of numbers from 0 up.
