@@ -98,7 +98,7 @@ def _current(v: Any, known: Known) -> Scale:
     factor = _nan_beyond(known.high, select(bounded == Float32(0.0), Float32(1.0), factor))
     if v.power_of_two:
         factor = floor_power(factor)
-    return Scale(reciprocal(factor), None, factor, None)
+    return Scale(_nan_beyond(known.high, reciprocal(factor)), None, factor, None)
 
 
 def floor_power(x: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from hop.compat.imports import when_imported
+from hop.compat.subclass_lowering import lowering, unwrap_parameters
 from hop.compat.values import cache_key
 from hop.compat.versions import Version, version
 
@@ -311,32 +312,21 @@ def hashes_of_subclasses() -> Changes:
 
 @changing(
     "torch.export.exported_program",
-    "run_decompositions opens a subclass of tensors among the inputs or outputs of a program into its parts, and keeps "
-    "the signature of the whole, so that it fails, or the program that it returns does",
+    "run_decompositions fails on subclasses of tensors whose parts are integers: on parameters that train or have "
+    "several names, on constants of strict export, and on inputs and outputs",
     "pytorch#173526",
 )
 def lowered_subclasses() -> Changes:
+    from torch._functorch._aot_autograd import subclass_parametrization
     from torch.export import exported_program
 
-    module: Any = exported_program
-    lower = module._decompose_exported_program
-
-    def lower_or_refuse(program: Any, *args: Any, **kwargs: Any) -> Any:
-        signature = program.graph_signature
-        names = {*signature.user_inputs, *signature.user_outputs}
-        for node in program.graph.nodes:
-            if node.name in names and isinstance(node.meta.get("val"), tuple(KEYED)):
-                cls, what = type(node.meta["val"]).__name__, "input" if node.op == "placeholder" else "output"
-                remedy = "take codes and scales, and make the tensor of them with hop.from_codes in the module"
-                if what == "output":
-                    remedy = "return its codes and scales (.codes, .scale, .zero_point)"
-                raise TypeError(
-                    f"run_decompositions: the {what} {node.name!r} of the program is a {cls}, which torch.export "
-                    f"cannot lower; {remedy}, and export again. The program itself runs, and can be saved, as it is"
-                )
-        return lower(program, *args, **kwargs)
-
-    yield module, "_decompose_exported_program", lower_or_refuse
+    module, parts = exported_program, subclass_parametrization
+    yield module, "_decompose_exported_program", lowering(module._decompose_exported_program, KEYED)
+    unwrap = parts.unwrap_tensor_subclass_parameters
+    yield (
+        *(parts, "unwrap_tensor_subclass_parameters"),
+        lambda module: unwrap_parameters(module, unwrap, tuple(KEYED)),
+    )
 
 
 MOVING: list[Callable[[], Any]] = []
