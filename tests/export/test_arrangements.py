@@ -112,6 +112,26 @@ class TestArrangements(unittest.TestCase):
             torch.testing.assert_close(torch._inductor.aoti_load_package(path)(X), model(X), rtol=1e-5, atol=1e-5)
 
 
+class TestZeroPoints(unittest.TestCase):
+    @parameterized.expand([(torch.uint8,), (torch.int16,), (torch.int32,), (torch.int64,), (torch.float32,)])
+    def test_dtypes(self, dtype):
+        """Zero points of any integer dtype give the codes of those of the format's, eager and lowered."""
+        static, w = presets.INT8_TENSOR_STATIC_AFFINE, weight(False)
+
+        class Linear(nn.Module):
+            def forward(self, x: Tensor, zero_point: Tensor) -> Tensor:
+                given = {"output_scale": torch.tensor(0.1), "output_zero_point": zero_point}
+                return hop.scaled(aten.linear.default, static, hop.quantize(presets.INT8_ROW, x), w, **given).codes
+
+        want = Linear()(X, torch.tensor(3, dtype=torch.int8))
+        args = (X, torch.tensor(3, dtype=dtype))
+        lowered = torch.export.export(Linear(), args).run_decompositions(hop.decompositions()).module()
+        assert torch.equal(Linear()(*args), want) and torch.equal(lowered(*args), want)
+        if not dtype.is_floating_point:
+            with pytest.raises(ValueError, match="output_zero_point must be a code of int8, from -128 to 127; got 200"):
+                Linear()(X, torch.tensor(200, dtype=dtype))
+
+
 class Dequantizes(nn.Module):
     def forward(self, x: Any) -> Tensor:
         return hop.dequantize(x)
