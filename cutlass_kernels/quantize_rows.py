@@ -328,9 +328,11 @@ def known_of(v: cutlass.Constexpr, raw: Any) -> Any:
     elif const_expr(worst is None):
         of_nan = not v.format.has_nan or (v.rule == "mx" and v.rounding != "rceil")
         high = chunks.largest(v.memory, words, of_nan)
+    elif const_expr(not v.format.has_nan):
+        high = worst
     else:
         high = worst
-        if codes.is_nan(worst) & v.format.has_nan:
+        if codes.is_nan(worst):
             high = chunks.largest(v.memory, words, False)
     return Chunk(high, low, worst)
 
