@@ -73,7 +73,7 @@ def lists_of_one_tensor() -> Changes:
 
 @changing(
     "torch._inductor.codegen.cpp",
-    "Inductor's C++ for AVX2 loads 8 numbers of 8 or 16 bits through a buffer in memory and stalls until it is written, "
+    "Inductor's C++ for AVX2 loads 8 numbers of 8 or 16 bits through a buffer in memory and stalls on it, "
     "which takes two to four times eager mode's time; AVX-512 is not affected",
 )
 def loads_of_part_vectors() -> Changes:

@@ -41,6 +41,7 @@ struct QuantizeCall {
     void* scale;
     void* second;  // zero points, or global_amax
     int threads;
+    bool of_state;  // of an optimizer: NaN counts as 0, and infinities as the largest floats
 };
 
 // What x is multiplied by first, and whence noise comes.

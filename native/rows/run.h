@@ -92,7 +92,7 @@ struct Encoding {
         const int64_t per_byte = codes_per_byte(q.q), row_bytes = divide_up(c.r.blocks.cols, per_byte);
         const hop_blocks row{1, 1, p.cols, 1, c.r.blocks.tile_cols, p.cols};
         uint8_t* codes = q.codes + p.row * row_bytes + p.col / per_byte;
-        const QuantizeCall one{q.q, row, y, nullptr, false, nullptr, nullptr, 0, codes, q.scale, q.second, 1};
+        const QuantizeCall one{q.q, row, y, nullptr, false, nullptr, nullptr, 0, codes, q.scale, q.second, 1, false};
         const Strip strip{0, 1, 0, p.cols, p.first, p.count};
         if (!given) return quantize_f32(one, strip, outer, room);
         const Factors own{given->divides, given->by + p.first, given->zero ? given->zero + p.first : nullptr};

@@ -81,6 +81,17 @@ FAULTS = {
             return False
         return True
     """,
+    "lowered_subclasses": """
+        class Takes(torch.nn.Module):
+            def forward(self, x):
+                return hop.dequantize(x)
+        program = torch.export.export(Takes(), (hop.quantize(hop.presets.INT8_ROW, torch.ones(4, 64)),))
+        try:
+            program.run_decompositions()
+        except TypeError as e:
+            assert "hop.from_codes" in str(e), e
+            return False
+    """,
     "hashes_of_local_tensors": """
         mesh = one_process()
         from torch.distributed.tensor import DTensor, Replicate

@@ -158,8 +158,8 @@ QUANTIZE = [
     traced(
         "quantize_zero_point_dtype",
         TypeError,
-        lambda: quantize(AFFINE, scale=one(), zero_point=torch.tensor(3)),
-        "zero_point | torch.int64 | must be floating point or torch.int8 | cast it with .to(torch.int8)",
+        lambda: quantize(AFFINE, scale=one(), zero_point=torch.tensor(True)),
+        "zero_point | torch.bool | must be floating point or torch.int8 | cast it with .to(torch.int8)",
     ),
     wrong(
         "quantize_zero_point_infinite",

@@ -33,9 +33,9 @@ QUANTIZED = [
     ),
     traced(
         "quantized_scheme_text",
-        TypeError,
-        lambda: quantized(floats(2, 8), floats(4, 8), scheme="INT8_DYNAMIC"),
-        "scheme | 'INT8_DYNAMIC' | must be a hop.Scheme | give one such as hop.schemes.INT8_DYNAMIC",
+        ValueError,
+        lambda: quantized(floats(2, 8), floats(4, 8), scheme="INT8_DYNAMICS"),
+        "scheme | 'INT8_DYNAMICS' | no scheme is called | take int8_dynamic",
     ),
     wrong(
         "quantized_scheme_quantizer",

@@ -211,9 +211,9 @@ SCALED = [
             rows(2, 4),
             rows(3, 4),
             output_scale=torch.tensor(1.0),
-            output_zero_point=torch.tensor(1),
+            output_zero_point=torch.tensor(True),
         ),
-        "output_zero_point | torch.int64 | must be floating point or torch.int8 | cast it with .to(torch.int8)",
+        "output_zero_point | torch.bool | must be floating point or torch.int8 | cast it with .to(torch.int8)",
     ),
     wrong(
         "scaled_by_sum",

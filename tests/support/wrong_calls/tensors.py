@@ -115,7 +115,7 @@ TENSORS = [
         "tensor_set_data",
         TypeError,
         lambda: setattr(rows(2, 4), "data", floats(2, 4)),
-        "data | torch.float32 | must be another | use copy_ for plain values",
+        "data | torch.float32 | must be another | use copy_ to quantize plain values",
     ),
     wrong(
         "tensor_resize",
