@@ -225,7 +225,7 @@ class ExactFunctions(TorchFunctionMode):
         if name == "scaled_dot_product_attention" and self.attention is not None:
             handler = self._attend
         if handler is not None and _takes(args[0] if args else kwargs.get("input")):
-            result = handler(*args, **kwargs)
+            result = handler(*args, **{key: x for key, x in kwargs.items() if key != "out" or x is not None})
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
