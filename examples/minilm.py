@@ -56,7 +56,7 @@ ARITHMETIC = {
     "neon_i8mm": ("int8 matrix multiplies of NEON", "float32 multiply-adds"),
     "neon_bf16": ("int8 matrix multiplies of NEON", "bfloat16 matrix multiplies of NEON"),
 }
-NARROW = dict.fromkeys(("avx2", "avx512"), "8-bit multiplies of AVX2")  # of int8 by 4-bit codes, where it differs
+NARROW: dict[str, str] = dict.fromkeys(("avx2", "avx512"), "8-bit multiplies of AVX2")  # int8 by 4-bit codes
 WORK = {  # per scheme, what else its products do
     "int8": "int32 sums of whole rows, each scaled once",
     "8da4w": "int32 sums of 32 terms, each scaled and added in float32",
