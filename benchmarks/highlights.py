@@ -99,6 +99,7 @@ def _fits(row: Mapping[str, Any], patterns: Sequence[str]) -> bool:
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """One line for each case, one column for each level: our time / the peer's."""
+    results = [held for held in results if ten(held)]
     cells = {(s.name, s.row.peer): [""] * len(results) for held in results for s in ten(held)}
     for column, held in enumerate(results):
         for shown in ten(held):
@@ -110,7 +111,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(results: Sequence[Mapping[str, Any]]) -> str:
     """The picture: a bar of length ours / peer for each case, grouped by level, and a line at 1."""
-    shown = [(f"CPU level {held['level']}", ten(held)) for held in results]
+    shown = [(f"CPU level {held['level']}", rows) for held in results if (rows := ten(held))]
     longest = max((row.times for _, rows in shown for _, row in rows), default=1.0)
     one = (WIDTH - LEFT - 50) / max(longest, 1.2)  # pixels of ratio 1
     parts, top = [], 0

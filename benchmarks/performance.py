@@ -50,7 +50,8 @@ def level(held: Mapping[str, Any]) -> str:
     rows = [Row(**r) for r in held["rows"]]
     forced = held["machine"] != held["level"]
     where = f", forced on a machine with level `{held['machine']}`" if forced else ""
-    measured = f"{held['threads']} threads, torch {held['torch']}{where}"
+    threads = f"{held['threads']} thread{'s' * (held['threads'] > 1)}"
+    measured = f"{threads}, torch {held['torch']}{where}"
     groups = dict.fromkeys(row.group for row in rows)
     tables = [folded(held["level"], group, [row for row in rows if row.group == group]) for group in groups]
     return f"## CPU level `{held['level']}`\n\n{measured[0].upper() + measured[1:]}.\n\n{''.join(tables)}"

@@ -202,6 +202,29 @@ REASONS = {
         "own scale and minimum.",
         _VNNI,
     ),
+    "ae": Reason(
+        (("stock", "conv*, int16, 64", "stock out_dtype"),),
+        "Codes of 16 bits are multiplied in float64, after they are copied into rows of patches. PyTorch's loops over "
+        "int32 copy nothing, which pays for images as small as this one.",
+        ("avx2",),
+    ),
+    "af": Reason(
+        (("stock", "div.*, int32, 1024", "stock out_dtype"), ("stock", "linear, int32, 64", "stock out_dtype")),
+        "The same operators of PyTorch run. A pass before a division brings int32 operands to float32, where PyTorch's "
+        "converts them as it reads; a call of ours takes some microseconds more.",
+        ("avx2",),
+    ),
+    "ag": Reason(
+        (("stock", "*, int16, *", "stock out_dtype"),),
+        "Codes of 16 bits are multiplied as pairs of bytes, in four products, by native kernels: plain loops at this "
+        "level, where `python -m benchmarks tune` has not compared them with products of int32 yet.",
+        ("portable",),
+    ),
+    "ah": Reason(
+        (("stock", "convolution, int32, 256", "stock out_dtype"),),
+        "The same operator of PyTorch runs, as in conv2d, which meets the target.",
+        ("portable",),
+    ),
 }  # fmt: skip
 
 

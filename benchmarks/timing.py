@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 Function = Callable[[], object]
 WARM_MS, TIMED_MS = 10.0, 5.0
 _UNITS = {"µs": 1e3, "ms": 1.0, "s": 1e-3}  # units per millisecond
@@ -63,30 +65,32 @@ def keep_freed_memory() -> None:
 
 
 def interleaved(functions: Sequence[Function], rounds: int = 75, budget_s: float = 4.0) -> list[float]:
-    """Median milliseconds of each function over at most `rounds` rounds.
+    """Median milliseconds of each function over at most `rounds` rounds: of the processor where PyTorch works with one
+    thread, which leaves out what other processes take, and else of the clock on the wall.
 
     In each round, each function runs for WARM_MS, and then for TIMED_MS during which the median is taken. The warm-up
     is needed because after another function or a pause it takes several calls until caches and the matrix unit are back
     at full speed. Every other round runs the functions in reverse order, so that none always comes first.
     """
     times: list[list[float]] = [[] for _ in functions]
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     order = range(len(functions))
     start = time.perf_counter()
     while len(times[0]) < rounds and (len(times[0]) < 3 or time.perf_counter() - start < budget_s):
         for i in order if len(times[0]) % 2 else reversed(order):
-            _run_for(WARM_MS, functions[i])
-            times[i].append(statistics.median(_run_for(TIMED_MS, functions[i])))
+            _run_for(WARM_MS, functions[i], clock)
+            times[i].append(statistics.median(_run_for(TIMED_MS, functions[i], clock)))
     return [statistics.median(seen) for seen in times]
 
 
-def _run_for(ms: float, f: Function) -> list[float]:
+def _run_for(ms: float, f: Function, clock: Callable[[], float]) -> list[float]:
     """Milliseconds of each call of `f`, repeated until `ms` have passed, at least once."""
     seen: list[float] = []
-    start = time.perf_counter()
-    while not seen or time.perf_counter() - start < ms / 1e3:
-        begin = time.perf_counter()
+    start = clock()
+    while not seen or clock() - start < ms / 1e3:
+        begin = clock()
         f()
-        seen.append((time.perf_counter() - begin) * 1e3)
+        seen.append((clock() - begin) * 1e3)
     return seen
 
 

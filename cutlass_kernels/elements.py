@@ -33,6 +33,11 @@ class Format:
         return self.high > self.low
 
     @property
+    def has_nan(self) -> bool:
+        """Whether a code is NaN."""
+        return self.dtype.is_floating_point
+
+    @property
     def zero(self) -> int:
         """The code of 0 where no zero point says otherwise: the middle of the codes."""
         return (self.low + self.high + 1) // 2

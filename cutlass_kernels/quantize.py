@@ -95,10 +95,11 @@ def kernels_of(r: Request) -> list[Any]:
     """The kernels that a request takes, by its dtypes and shape."""
     found: list[Any] = []
     if r.scale is None and (r.block == (-1, -1) or r.rule == "two_level"):
-        found.append(Largest(r.x.dtype, r.is_affine, vector=in_chunks(r.x)))
+        found.append(Largest(r.x.dtype, r.is_affine, vector=in_chunks(r.x), nan=r.keeps_nan))
     tiles = tiles_of(r)
     if tiles is not None:
-        found += [Columns(r.x.dtype, r.is_affine, vector=in_chunks(r.x))] if tiles.is_by_column else []
+        if tiles.is_by_column:
+            found.append(Columns(r.x.dtype, r.is_affine, vector=in_chunks(r.x), nan=r.keeps_nan))
         found.append(tiles)
     if tiles is None and r.copies != "rowwise":
         found.append(variant_of(replace(r, x=r.x.t(), copies="rowwise")))
@@ -251,7 +252,7 @@ def run(r: Request) -> list[Tensor]:
     r = replace(r, x=ready(r.x), other=None if r.other is None else ready(r.other))
     amax = r.scale
     if amax is None and (r.block == (-1, -1) or r.rule == "two_level"):
-        amax = largest(r.x, r.is_affine)
+        amax = largest(r.x, r.is_affine, r.keeps_nan)
     tiles = tiles_of(r)
     if tiles is not None:
         return _tiles(r, tiles, amax)
@@ -281,11 +282,12 @@ def _tiles(r: Request, v: Tiles, amax: Tensor | None) -> list[Tensor]:
     """The copies by tiles, and by rows what these do not make."""
     if v.straight:
         buffers = _buffers(r)
-        compiled(v)(r.x, None, _copy(v, buffers), columns_of(r.x, r.is_affine), (float(r.floor),))
+        ends = columns_of(r.x, r.is_affine, r.keeps_nan)
+        compiled(v)(r.x, None, _copy(v, buffers), ends, (float(r.floor),))
         return buffers
     row_wise = [] if r.copies == "columnwise" else _buffers(replace(r, copies="rowwise"))
     transposed = [] if r.copies == "rowwise" else _buffers(replace(r, copies="columnwise"))
-    known = columns_of(r.x, r.is_affine) if v.is_by_column else amax
+    known = columns_of(r.x, r.is_affine, r.keeps_nan) if v.is_by_column else amax
     made = [_copy(v, row_wise) if v.row_wise else None, _copy(v, transposed) if v.transposed else None]
     compiled(v)(r.x, *made, None if known is None else flat_bytes(known), (float(r.floor),))
     if r.rule == "two_level":
@@ -312,17 +314,17 @@ def flat_bytes(x: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.element_size() == 1 else flat
 
 
-def largest(x: Tensor, both: bool = False) -> Tensor:
-    """float32: the largest magnitude of x, without NaN; or the largest number above 0, and the magnitude of the least
-    below 0."""
+def largest(x: Tensor, both: bool = False, nan: bool = False) -> Tensor:
+    """float32: the largest magnitude of x; or the largest number above 0, and the magnitude of the least below 0. With
+    `nan` the first is NaN if there is one; otherwise NaN is left out."""
     found = torch.zeros(2 if both else 1, dtype=torch.float32, device=x.device)
-    v = Largest(x.dtype, both, vector=in_chunks(x))
+    v = Largest(x.dtype, both, vector=in_chunks(x), nan=nan)
     compiled(v)(x, found, _shift(v, x.shape[1]))
     return found
 
 
-def columns_of(x: Tensor, both: bool = False) -> Tensor:
+def columns_of(x: Tensor, both: bool = False, nan: bool = False) -> Tensor:
     """float32, of each column what `largest` finds of a tensor."""
     found = torch.zeros((2 if both else 1) * x.shape[1], dtype=torch.float32, device=x.device)
-    compiled(Columns(x.dtype, both, vector=in_chunks(x)))(x, found)
+    compiled(Columns(x.dtype, both, vector=in_chunks(x), nan=nan))(x, found)
     return found

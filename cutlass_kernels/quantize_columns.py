@@ -59,11 +59,10 @@ class FindColumns:
         for raw in raws:
             values = codes.widened(v.memory, [raw[i] for i in range(cute.size(raw))])
             for i in cutlass.range_constexpr(count):
+                own = values[i] if v.both else codes.magnitude(values[i])
+                found[i] = codes.larger_or_nan(found[i], own) if v.nan else codes.larger(found[i], own)
                 if const_expr(v.both):
-                    found[i] = codes.larger(found[i], values[i])
                     found[count + i] = codes.larger(found[count + i], -values[i])
-                else:
-                    found[i] = codes.larger(found[i], codes.magnitude(values[i]))
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
         for i in cutlass.range_constexpr(cute.size(found)):
             own = codes.bits(codes.magnitude(found[i]))  # of a zero below 0 too

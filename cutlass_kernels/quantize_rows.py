@@ -299,7 +299,9 @@ class FindLargest:
             address = at[0] + (row * shape.stride + start) * chunks.ITEM[v.memory]
             chunks.load_chunk(v, address, columns - start, raws[j])
         words = [raw[i] for raw in raws for i in range(chunks.words_in(v.memory))]
-        found = chunks.ends(v.memory, words) if const_expr(v.both) else [chunks.largest(v.memory, words, False)]
+        found = chunks.ends(v.memory, words) if const_expr(v.both) else [chunks.largest(v.memory, words, v.nan)]
+        if const_expr(v.both and v.nan):
+            found = or_nan(found, chunks.largest(v.memory, words, True))
         for i, own in enumerate(found):
             most = chunks.over_row(own, Int32(v.threads // 32), shared + 32 * i)
             if thread == 0:
@@ -322,14 +324,23 @@ def known_of(v: cutlass.Constexpr, raw: Any) -> Any:
     if const_expr(v.format.is_integer or scales.divides(v.rule)):
         worst = chunks.largest(v.memory, words, True)
     if const_expr(v.is_affine):
-        high, low = chunks.ends(v.memory, words)
-    elif const_expr(worst is not None):
+        high, low = or_nan(chunks.ends(v.memory, words), worst)
+    elif const_expr(worst is None):
+        of_nan = not v.format.has_nan or (v.rule == "mx" and v.rounding != "rceil")
+        high = chunks.largest(v.memory, words, of_nan)
+    elif const_expr(not v.format.has_nan):
+        high = worst
+    else:
         high = worst
         if codes.is_nan(worst):
             high = chunks.largest(v.memory, words, False)
-    else:
-        high = chunks.largest(v.memory, words, v.rule == "mx" and v.rounding != "rceil")
     return Chunk(high, low, worst)
+
+
+def or_nan(ends: Any, worst: Any) -> tuple[Any, Any]:
+    """The ends of numbers, the upper one NaN where the largest magnitude is."""
+    high, low = ends
+    return select(codes.is_nan(worst), worst, high), low
 
 
 def find(v: Any, known: Any) -> Any:

@@ -85,6 +85,11 @@ class Request:
     def is_affine(self) -> bool:
         return self.rule == "minmax" or self.zero_point is not None
 
+    @property
+    def keeps_nan(self) -> bool:
+        """Whether a NaN makes the scale of all that shares an amax NaN."""
+        return self.rule != "two_level" and not self.elements.has_nan
+
     def results(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """The shape and dtype, for each copy, of the codes, the scale, and the zero point or amax if there is one."""
         rows, columns = self.x.shape
@@ -301,7 +306,8 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Largest:
-    """A kernel that finds the largest magnitude of a tensor, or its ends."""
+    """A kernel that finds the largest magnitude of a tensor, or its ends; with `nan`, NaN in the place of the largest
+    number if there is one."""
 
     target: ClassVar[str] = TARGET
 
@@ -310,6 +316,7 @@ class Largest:
     held: int = 4
     threads: int = THREADS
     vector: bool = True
+    nan: bool = False
 
     @property
     def memory(self) -> str:
@@ -322,7 +329,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Columns:
-    """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
+    """A kernel that finds the largest magnitude of each column of a matrix, or its ends; `nan` as in Largest."""
 
     target: ClassVar[str] = TARGET
 
@@ -331,6 +338,7 @@ class Columns:
     vector: bool = True
     threads: int = THREADS
     rows: int = 8  # that a thread reads
+    nan: bool = False
 
     @property
     def memory(self) -> str:

@@ -73,18 +73,20 @@ def outer_of(f: Format, amax: Any) -> Outer:
 
 
 def _amax(v: Any, known: Known) -> Scale:
-    bounded = smaller(larger(known.high, known.common), Float32(LARGEST))
-    scale = _no_zero(div(bounded, Float32(v.format.top)))
+    bounded = larger(known.high, known.common)
+    scale = _nan_beyond(known.high, _no_zero(div(bounded, Float32(v.format.top))))
     return Scale(scale, None, scale, Float32(float(v.format.zero)))
 
 
 def _minmax(v: Any, known: Known) -> Scale:
     f = v.format
-    high, low = (smaller(x, Float32(LARGEST)) for x in (known.high, known.low))
+    high, low = known.high, known.low
     scale = _no_zero(div(smaller(add(high, low), Float32(LARGEST)), Float32(float(f.high - f.low))))
+    scale = _nan_beyond(high, _nan_beyond(low, scale))
     steps = clamped(div(-low, scale), Float32(float(f.low - f.high - 1)), Float32(0.0))
     steps = add(add(steps, Float32(WHOLE)), Float32(-WHOLE))
     zero = clamped(add(Float32(float(f.low)), -steps), Float32(float(f.low)), Float32(float(f.high)))
+    zero = select(is_nan(scale), Float32(float(f.low)), zero)
     return Scale(scale, zero.to(Int32).to(Uint8), scale, zero)
 
 
@@ -93,10 +95,10 @@ def _current(v: Any, known: Known) -> Scale:
     factor = div(Float32(v.format.top), bounded)
     most = MOST[v.memory] if v.most_of_dtype else LARGEST
     factor = select(factor > Float32(LARGEST), Float32(most), factor)
-    factor = select((bounded == Float32(0.0)) | (bounded > Float32(LARGEST)), Float32(1.0), factor)
+    factor = _nan_beyond(known.high, select(bounded == Float32(0.0), Float32(1.0), factor))
     if v.power_of_two:
         factor = floor_power(factor)
-    return Scale(reciprocal(factor), None, factor, None)
+    return Scale(_nan_beyond(known.high, reciprocal(factor)), None, factor, None)
 
 
 def floor_power(x: Any) -> Any:
@@ -156,6 +158,11 @@ def _two_level(v: Any, known: Known) -> Scale:
 
 def smaller_or_nan(x: Any, most: Any) -> Any:
     return select(x > most, most, x)
+
+
+def _nan_beyond(amax: Any, scale: Any) -> Any:
+    """The scale of a block, NaN where its amax is NaN or infinite."""
+    return select(amax <= Float32(LARGEST), scale, number(Uint32(0x7FC00000)))
 
 
 def _no_zero(scale: Any) -> Any:

@@ -56,6 +56,7 @@ ARITHMETIC = {
     "neon_i8mm": ("int8 matrix multiplies of NEON", "float32 multiply-adds"),
     "neon_bf16": ("int8 matrix multiplies of NEON", "bfloat16 matrix multiplies of NEON"),
 }
+NARROW: dict[str, str] = dict.fromkeys(("avx2", "avx512"), "8-bit multiplies of AVX2")  # int8 by 4-bit codes
 WORK = {  # per scheme, what else its products do
     "int8": "int32 sums of whole rows, each scaled once",
     "8da4w": "int32 sums of 32 terms, each scaled and added in float32",
@@ -114,7 +115,9 @@ def explain_kernel(name: str, kernel: str) -> str:
     if not kernel.startswith("native"):
         return f"{kernel} of PyTorch's operators ({native.library().declines()})"
     path = native.library().path
-    return f"{kernel}, {ARITHMETIC[path][0 if FORMS[name].is_exact() else 1]}, {WORK[name]}"
+    integers, floats = ARITHMETIC[path]
+    integers = NARROW.get(path, integers) if name == "8da4w" else integers
+    return f"{kernel}, {integers if FORMS[name].is_exact() else floats}, {WORK[name]}"
 
 
 # ---- measuring
@@ -204,7 +207,7 @@ def package_native(exported: Any, file: Path) -> Model | None:
 
 def lower(exported: Any) -> Model:
     """Lower to core ATen; exits if any other operator is left."""
-    lowered = exported.run_decompositions(hop.decompositions())
+    lowered = exported.run_decompositions(hop.decompositions(products="float"))
     targets = [node.target for node in lowered.graph.nodes if node.op == "call_function"]
     core = [t for t in targets if isinstance(t, torch._ops.OpOverload) and torch.Tag.core in t.tags]
     sizes = [t for t in targets if isinstance(t, types.BuiltinFunctionType)]  # getitem, products of symbolic sizes
@@ -326,7 +329,7 @@ def package_int8(model: nn.Module, sample: Batch, folder: Path, full: bool) -> d
         step("compare the whole int8 model on every route")
         packaged = compare_routes(exported, model, sample, folder / "routes")
         if packaged is not None:
-            packages[ATEN] = packaged, "torch._int_mm, a plain loop on CPUs without VNNI; it needs PyTorch alone"
+            packages[ATEN] = packaged, "float32 products, whose sums of codes are exact; it needs PyTorch alone"
     return packages
 
 

@@ -261,14 +261,14 @@ struct hop_blocks {
     int64_t batch, rows, cols, tile_rows, tile_cols, row_stride;
 };
 
-enum { HOP_INDEX_SIZE = 65536, HOP_TABLES_SIZE = 2384 };
+enum { HOP_INDEX_SIZE = 65536, HOP_TABLES_SIZE = 2384 + 4 * 6400 };
 
 // Fills HOP_INDEX_SIZE bytes with where to look for a number's code; HOP_UNSUPPORTED if numbers lie too close.
 HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
 
 // Fills HOP_TABLES_SIZE bytes: the first, second, third and fourth bytes of 256 numbers, the same of the thresholds after
-// the first, whether codes may be found by products with 1 / scale, and the lines on which magnitudes of thresholds lie,
-// where those are few. Arrays have 257 floats at least.
+// the first, whether codes may be found by products with 1 / scale, the lines on which magnitudes of thresholds lie, where
+// those are few, and, where they are apart, codes by the upper half of a number. Arrays have 257 floats at least.
 HOP_API void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
 // x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.

@@ -14,6 +14,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from hop.compat.imports import when_imported
+from hop.compat.subclass_lowering import lowering, unwrap_parameters
 from hop.compat.values import cache_key
 from hop.compat.versions import Version, version
 
@@ -306,6 +307,25 @@ def hashes_of_subclasses() -> Changes:
         self.dispatch_table.update(dict.fromkeys(KEYED, lambda x: (str, (cache_key(x),))))
 
     yield cls, "__init__", begin_with_keys
+
+
+@changing(
+    "torch.export.exported_program",
+    "run_decompositions fails on subclasses of tensors whose parts are integers: on parameters that train or have "
+    "several names, on constants of strict export, and on inputs and outputs",
+    "pytorch#173526",
+)
+def lowered_subclasses() -> Changes:
+    from torch._functorch._aot_autograd import subclass_parametrization
+    from torch.export import exported_program
+
+    module, parts = exported_program, subclass_parametrization
+    yield module, "_decompose_exported_program", lowering(module._decompose_exported_program, KEYED)
+    unwrap = parts.unwrap_tensor_subclass_parameters
+    yield (
+        *(parts, "unwrap_tensor_subclass_parameters"),
+        lambda module: unwrap_parameters(module, unwrap, tuple(KEYED)),
+    )
 
 
 MOVING: list[Callable[[], Any]] = []

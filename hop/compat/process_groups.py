@@ -19,9 +19,14 @@ def when_functional(callback: Callable[[], None]) -> None:
 
 
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
-    """The elementwise "max", "min" or "sum" over the processes of a group, or along an axis of a mesh."""
+    """The elementwise "max", "min" or "sum" over the processes of a group, or along an axis of a mesh.
+
+    A "max" of float32 compares the bits of non-negative numbers and NaN, so NaN is the largest.
+    """
     group = over.get_group(axis) if hasattr(over, "get_group") else over
     ops = functional
+    if op == "max" and x.dtype == torch.float32:
+        return combined_over(x.contiguous().view(torch.int32), op, over, axis).view(torch.float32)
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.group_name))
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -52,6 +53,9 @@ def calibrate(
     Raises:
         TypeError: batches is a single tensor, or the model does not accept a batch.
         ValueError: there is no batch or no quantized layer, or a layer saw no finite value. No activation scale is set.
+
+    Warns:
+        UserWarning: a layer saw NaN or an infinity, which codes with a static scale cannot represent.
     """
     layers = _checked(model, batches, method, steps)
     for layer in layers:
@@ -68,11 +72,15 @@ def calibrate(
         for batch in _shown(islice(batches, steps), batches, steps, progress):
             run(model, batch, count)
             count += 1
+    odd: list[str] = []
     if not count:
         raise ValueError("calibrate: batches is empty, and must contain an input; give at least one")
     for (layer, role, _), seen in zip(watched, collected, strict=True):
+        if not seen.has_others():
+            continue
+        name = next(name for name, module in modules_of(model) if module is layer)
+        odd.append(f"the {role} of layer {name!r}")
         if seen.has_only_others():
-            name = next(name for name, module in modules_of(model) if module is layer)
             raise ValueError(
                 f"calibrate: the {role} of layer {name!r} has no finite number in {count} batches; look at the data, "
                 "and at the weights"
@@ -82,6 +90,13 @@ def calibrate(
         if values is not None:
             given = values if isinstance(values, tuple) else (values,)
             state.set(**method(Quantizer.parse(state.spelling), *given))
+    if odd:
+        what = ", ".join(odd[:3]) + (f", and {len(odd) - 3} others" if len(odd) > 3 else "")
+        warnings.warn(
+            f"calibrate: {what} has NaN or an infinity, which codes by a static scale do not keep: NaN becomes 0, "
+            "and an infinity the largest number; look at the data, and at the weights",
+            stacklevel=2,
+        )
     return model
 
 
@@ -181,12 +196,13 @@ class _Range:
 
     def __init__(self) -> None:
         self._ends: Tensor | None = None
-        # whether any element was finite; a tensor, so that no step waits for the device
+        # whether any element was finite, and whether any was not; a tensor, so that no step waits for the device
         self._finite: Tensor | None = None
 
     def add(self, x: Tensor) -> None:
         if x.numel():
-            finite = x.detach().isfinite().any()
+            elements = x.detach().isfinite()
+            finite = torch.stack([elements.any(), ~elements.all()])
             self._finite = finite if self._finite is None else self._finite | finite
             known = x.detach().to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
             value_range = torch.stack([known.amin(), known.amax()])
@@ -195,7 +211,11 @@ class _Range:
 
     def has_only_others(self) -> bool:
         """Whether there was data, and all of it NaN or infinite."""
-        return self._finite is not None and not bool(self._finite)
+        return self._finite is not None and not bool(self._finite[0])
+
+    def has_others(self) -> bool:
+        """Whether an element was NaN or infinite."""
+        return self._finite is not None and bool(self._finite[1])
 
     def values(self) -> Tensor | None:
         """The minimum and the maximum as a tensor of two elements; None without data."""
@@ -216,6 +236,9 @@ class _Ranges:
     def has_only_others(self) -> bool:
         return bool(self._calls) and all(call.has_only_others() for call in self._calls)
 
+    def has_others(self) -> bool:
+        return any(call.has_others() for call in self._calls)
+
     def values(self) -> tuple[Tensor, ...] | None:
         """Minimum and maximum of each call, each a tensor of two elements; None without data."""
         return tuple(ends for call in self._calls if (ends := call.values()) is not None) or None
@@ -231,9 +254,12 @@ class _Sample:
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
         self._step, self._seen = 1, 0
+        self._others: Tensor | None = None
 
     def add(self, x: Tensor) -> None:
         flat = x.detach().flatten()
+        others = ~flat.isfinite().all()
+        self._others = others if self._others is None else self._others | others
         self._parts.append(flat[-self._seen % self._step :: self._step].to(torch.float32, copy=True))
         self._seen += flat.numel()
         while sum(part.numel() for part in self._parts) > KEPT:
@@ -243,6 +269,10 @@ class _Sample:
     def has_only_others(self) -> bool:
         """Whether there was data, and all of the sample is NaN or infinite."""
         return self._seen > 0 and not any(bool(part.isfinite().any()) for part in self._parts)
+
+    def has_others(self) -> bool:
+        """Whether an element that was seen is NaN or infinite."""
+        return self._others is not None and bool(self._others)
 
     def values(self) -> Tensor | None:
         """The sample; None without data."""

@@ -288,6 +288,12 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
             if matches(selector, name, module):
                 matched.add(i)
                 break
+    first = rules[0][0]
+    if isinstance(first, _Except) and layers and all(first(name, module) for name, module in layers):
+        raise ValueError(
+            f"convert: filter={first.filter!r} matches no layer; the layers of the model are {_listed(layers)}; "
+            "leave it out, or mend it"
+        )
     idle = [
         selector
         for i, (selector, _) in enumerate(rules)
@@ -300,11 +306,14 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         )
     ]
     if idle:
-        known = ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
         raise ValueError(
-            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}"
-            "; leave the rule out, or correct its selector"
+            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are "
+            f"{_listed(layers)}; leave the rule out, or correct its selector"
         )
+
+
+def _listed(layers: Sequence[tuple[str, nn.Module]]) -> str:
+    return ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
 
 
 def takes(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:

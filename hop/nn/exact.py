@@ -75,14 +75,8 @@ def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
 
 @handles("gelu")
 def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
-    options = {} if approximate == "none" else {"approximate": approximate}
+    options: dict[str, Any] = {} if approximate == "none" else {"approximate": approximate}
     return scaled(aten.gelu.default, input.dtype, input, **options)
-
-
-def _softmax_like(op: Any, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Any:
-    if dim is None or (dtype is not None and dtype not in FLOATS):
-        return NotImplemented
-    return scaled(op, input.dtype if dtype is None else dtype, input, dim)
 
 
 def _softmax(op: Any, *names: str) -> None:
@@ -220,12 +214,12 @@ class ExactFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", None)
+        name: str = getattr(func, "__name__", "")
         handler = _HANDLERS.get(name)
         if name == "scaled_dot_product_attention" and self.attention is not None:
             handler = self._attend
         if handler is not None and _takes(args[0] if args else kwargs.get("input")):
-            result = handler(*args, **kwargs)
+            result = handler(*args, **{key: x for key, x in kwargs.items() if key != "out" or x is not None})
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)

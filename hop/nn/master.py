@@ -4,7 +4,6 @@ Each process quantizes its shard of the weight with the scales of the whole weig
 multiplies the gathered QuantizedTensor, whose gradient is a plain tensor that FSDP2 reduces in floating point.
 """
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -296,12 +295,12 @@ class _Part:
         return self.parts.start(self.rank) // self._unit * self._unit
 
     def _frame(self, x: Tensor) -> Tensor:
-        """x extended to whole blocks, with NaN (ignored by scale rules) for rows of other processes. Never empty."""
+        """x extended to whole blocks, with the scale rule's padding for rows of other processes. Never empty."""
         start, length = self.parts.start(self.rank), x.shape[0]
         last = min(-(-(start + length) // self._unit) * self._unit, self.parts.rows)
         if length and (start, start + length) == (self._first, last):
             return x
-        frame = x.new_full((max(last - self._first, 1), *x.shape[1:]), math.nan)
+        frame = x.new_full((max(last - self._first, 1), *x.shape[1:]), self.quantizer.scale.padding())
         frame[start - self._first :][:length] = x
         return frame
 

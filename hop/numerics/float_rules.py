@@ -16,7 +16,7 @@ from hop.compat import tracing
 from hop.numerics import blocks, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import E4M3, E8M0, Float, Format, PowerOfTwo
-from hop.numerics.rule import LARGEST, Blocks, Found, Rule
+from hop.numerics.rule import LARGEST, Blocks, Found, Rule, nan_beyond
 from hop.numerics.spelling import shown
 from hop.numerics.tables import float32
 
@@ -27,8 +27,9 @@ RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 class CurrentScaling(Rule):
     """FP8 with the current amax: S = max / max(amax, eps); codes of x · S; the stored scale is 1 / S.
 
-    S is 1 where amax is 0 or infinite, and at most the largest float32. With `power_of_two`, S is rounded down to a
-    power of two, also for a scale given by the caller.
+    S is 1 where amax is 0, NaN where it is infinite, and at most the largest float32. Unless the format has a NaN, S is
+    NaN where an element is. With `power_of_two`, S is rounded down to a power of two, also for a scale given by the
+    caller.
     """
 
     power_of_two: bool = False
@@ -53,10 +54,10 @@ class CurrentScaling(Rule):
         return LARGEST
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        amax = parts.amax().clamp(min=self.eps)
+        amax = nan_beyond(parts.amax_for(format)).clamp(min=self.eps)
         quotient = torch.full_like(amax, format.max) / amax  # number / tensor would become a product with 1 / tensor
         factor = torch.where(quotient.isinf(), self.most(parts.dtype), quotient)
-        factor = torch.where((amax == 0) | amax.isinf(), 1.0, factor)
+        factor = torch.where(amax == 0, 1.0, factor)
         if self.power_of_two:
             factor = parts.floor_power_of_two(factor)
         factor = parts.once(factor)
@@ -148,8 +149,8 @@ class Microscaling(Rule):
         "ceil"      amax rounded up to a power of two, divided by the same
         "even"      as "floor", with amax first rounded to as many bits as the format's mantissa, ties away from zero
 
-    The last three are torchao's, bit for bit: a block with a NaN has the scale NaN, and where the scale is 2^-127,
-    elements are divided by 2^-126.
+    The last three are torchao's, bit for bit: a block with a NaN has the scale NaN ("rceil" does that only in formats
+    without a NaN), and where the scale is 2^-127, elements are divided by 2^-126.
     """
 
     exponent: PowerOfTwo = E8M0
@@ -172,9 +173,6 @@ class Microscaling(Rule):
         if self.rounding != RCEIL and not format.is_float:
             raise ValueError(f"scale={self} is for float formats, but {format.name} is not one; use rounding={RCEIL!r}")
 
-    def padding(self) -> float:
-        return 0.0
-
     def clips(self) -> bool:
         return self.rounding in (FLOOR, EVEN)
 
@@ -182,10 +180,10 @@ class Microscaling(Rule):
         return {"scale": (self.exponent.dtype, block)}
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        amax = parts.amax()
         if self.rounding == RCEIL:
-            return self.given(parts, amax * float32(1 / format.max), None, format)
-        scale = torch.where(parts.has_nan(), math.nan, self._power(parts, amax, format))
+            return self.given(parts, parts.amax_for(format) * float32(1 / format.max), None, format)
+        amax = parts.amax_or_nan()
+        scale = torch.where(amax == amax, self._power(parts, amax, format), math.nan)
         tensors = (self.exponent.encode(scale),)
         step = self.scale_of(tensors, format)
         by = torch.where(step == step, step.clamp(min=2.0**-126), math.inf)
@@ -236,7 +234,9 @@ class TwoLevel(Rule):
         codes of x · min(1 / (scale · (1 / S)), largest float32)
         s = scale · global_amax · float32(1 / (448 · max))
 
-    global_amax is the amax of the tensor, or of the `outer` block. The caller may pass it as scale.
+    global_amax is the amax of the tensor, or of the `outer` block, and ignores NaN. The caller may pass it as scale. A
+    block with a NaN has the scale NaN, unless the format has a NaN. An infinite global_amax makes every value that it
+    scales NaN or infinite.
     """
 
     outer: Block = (-1, -1)  # the block that shares a global_amax
@@ -273,18 +273,18 @@ class TwoLevel(Rule):
             )
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        amax = parts.once(parts.amax())
+        known = parts.once(parts.amax())  # as one NaN shall not be that of all blocks
         sizes = blocks.per_dimension(self.outer, len(parts.places))
         whole = [place for place, b in zip(parts.places, sizes, strict=True) if b == -1]
-        if any(tracing.known_equal(amax.shape[d], 0) for d in whole):
-            outer = amax.sum(whole, keepdim=True)  # empty: 0
+        if any(tracing.known_equal(known.shape[d], 0) for d in whole):
+            outer = known.sum(whole, keepdim=True)  # empty: 0
         else:
-            outer = amax.amax(whole, keepdim=True) if whole else amax
+            outer = known.amax(whole, keepdim=True) if whole else known
         outer = parts.combined(outer, "max", self.outer)
-        return self._scaled(parts, amax, outer, format)
+        return self._scaled(parts, known if format.has_nan else parts.once(parts.amax_or_nan()), outer, format)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
-        return self._scaled(parts, parts.amax(), scale, format)
+        return self._scaled(parts, parts.amax_for(format), scale, format)
 
     def _scaled(self, parts: Blocks, amax: Tensor, outer: Tensor, format: Format) -> Found:
         factor = (torch.full_like(outer, self.inner.max * format.max) / outer).clamp(max=LARGEST)

@@ -88,6 +88,11 @@ class Format(Value):
         return (x >= a - (b - a) / 2) & (x <= d + (d - c) / 2)
 
     @property
+    def has_nan(self) -> bool:
+        """Whether a code is NaN, which NaN is encoded to."""
+        return self.dtype.is_floating_point
+
+    @property
     def zero(self) -> int:
         """The code of 0 without a zero point."""
         return 0

@@ -1,10 +1,13 @@
 """Rule: the base class of scale rules, and the blocks they read.
 
-A rule is a frozen value; to add one, add a subclass. x is float32, split into blocks; reductions run over a block, keep
-its dimensions, and ignore NaN. max is the format's largest value above its zero. A rule returns the stored tensors and
-y, the elements that the format encodes; `scale_of` is the s of
+A rule is a frozen value; to add one, add a subclass. x is float32, split into blocks; reductions run over a block and
+keep its dimensions. max is the format's largest value above its zero. A rule returns the stored tensors and y, the
+elements that the format encodes; `scale_of` is the s of
 
     x ≈ (decode(codes) - zero_point) · s            minus an offset m, if the rule has one
+
+A format with a code for NaN keeps the NaN of each element, and its rules compute amax without them. In other formats a
+block with a NaN has the scale NaN (`Blocks.amax_for`), so all of its values are NaN.
 
 Code elsewhere only uses a rule's properties and methods, so new rules need no changes there.
 """
@@ -23,6 +26,13 @@ from hop.numerics.requantization import Convention
 from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
+
+
+def nan_beyond(amax: Tensor) -> Tensor:
+    """An amax, NaN where it is infinite."""
+    return torch.where(amax <= LARGEST, amax, math.nan)
+
+
 _TOLD = ("scale_of", "block_scale_format")
 
 
@@ -42,23 +52,34 @@ class Blocks:
         return torch.where(magnitude == magnitude, magnitude, 0.0)  # Inductor does not vectorize isnan
 
     def amax(self) -> Tensor:
-        """The largest magnitude of each block."""
+        """The largest magnitude of each block, NaN left out."""
         return self.combined(self.own_amax(), "max")
 
     def own_amax(self) -> Tensor:
         """The largest magnitude of each block in this process's data."""
         return self.magnitude().amax(self.dims, keepdim=True)
 
-    def has_nan(self) -> Tensor:
-        """Whether each block has a NaN, for rules whose padding is not NaN."""
-        flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
-        return self.combined(flags, "max") > 0
+    def amax_or_nan(self) -> Tensor:
+        """The largest magnitude of each block, NaN if it has a NaN; for a rule whose padding is 0."""
+        return self.combined(self.x.abs().amax(self.dims, keepdim=True), "max")
+
+    def amax_for(self, format: Format) -> Tensor:
+        """`amax` if the format has a code for NaN, otherwise `amax_or_nan`."""
+        return self.amax() if format.has_nan else self.amax_or_nan()
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The largest value above 0 of each block, and the magnitude of the least one below 0; both NaN if the block
+        has a NaN. For a rule whose padding is 0.
+        """
+        above = self.x.amax(self.dims, keepdim=True).clamp(min=0.0)
+        below = (-self.x).amax(self.dims, keepdim=True).clamp(min=0.0)
+        return self.combined(above, "max"), self.combined(below, "max")
 
     def combined(self, values: Tensor, op: str, block: Block | None = None) -> Tensor:
         """Combine a per-block statistic with those of other processes that have elements of the same block.
 
         `op` is "max", "min" or "sum"; see hop.tensor.buffers.sharding. `block` is given if the blocks are not those of
-        x.
+        x. Values of a "max" are non-negative or NaN, which is the largest.
         """
         return values
 
@@ -128,7 +149,7 @@ class Rule(Value):
 
     def padding(self) -> float:
         """The padding of incomplete blocks, which must not affect the result."""
-        return math.nan
+        return 0.0
 
     def has_zero_point(self) -> bool:
         """Whether a zero point is stored."""

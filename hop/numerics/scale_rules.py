@@ -6,6 +6,7 @@ formats, and exports all.
 Source of AbsMean: Ma et al. 2024, "The Era of 1-bit LLMs".
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ from hop.numerics.rule import LARGEST as LARGEST
 from hop.numerics.rule import Blocks as Blocks
 from hop.numerics.rule import Found as Found
 from hop.numerics.rule import Rule as Rule
+from hop.numerics.rule import nan_beyond
 from hop.numerics.stored_scales import StoredScales as StoredScales
 
 __all__ = [
@@ -102,8 +104,8 @@ class Static(Rule):
 class Amax(Rule):
     """scale = amax / max, 1 where that is 0; codes of x / scale.
 
-    amax is at least `floor`. An infinity counts as the largest float32: it saturates, and the rest of its block becomes
-    zeros.
+    amax is at least `floor`. The scale is NaN if amax is infinite, and, unless the format has a NaN, if an element is
+    NaN.
     """
 
     floor: float = 0.0
@@ -116,7 +118,8 @@ class Amax(Rule):
         return self.floor
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        scale = parts.once(_no_zero(_quotient(parts.amax().clamp(self.floor, LARGEST), format.max - format.zero)))
+        amax = nan_beyond(parts.amax_for(format)).clamp(min=self.floor)
+        scale = parts.once(_no_zero(_quotient(amax, format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
 
@@ -126,6 +129,8 @@ class MinMax(Rule):
 
     scale = (max(x, 0) - min(x, 0)) / (high - low), 1 where that is 0
     zero_point = clamp(low - round(min(x, 0) / scale), low, high)
+
+    If an element is NaN or infinite, the scale is NaN and the zero point low.
     """
 
     def has_zero_point(self) -> bool:
@@ -138,11 +143,10 @@ class MinMax(Rule):
             )
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
-        above = parts.combined(known.amax(parts.dims, keepdim=True).clamp(min=0.0), "max")
-        below = parts.combined(known.amin(parts.dims, keepdim=True).clamp(max=0.0), "min")
-        scale = parts.once(_no_zero(_quotient((above - below).clamp(max=LARGEST), format.max - format.min)))
-        zero_point = (format.min - (below / scale).round()).clamp(format.min, format.max)
+        above, below = (nan_beyond(end) for end in parts.range())
+        scale = parts.once(_no_zero(_quotient((above + below).clamp(max=LARGEST), format.max - format.min)))
+        zero_point = (format.min + (below / scale).round()).clamp(format.min, format.max)
+        zero_point = torch.where(scale == scale, zero_point, format.min)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
 
 
@@ -150,13 +154,17 @@ class MinMax(Rule):
 class AbsMean(Rule):
     """scale = mean of |x| over elements that are not NaN, 1 where that is 0; codes of x / scale.
 
-    Summed in float64, so that the order of the sum has no effect.
+    Summed in float64, so that the order of the sum has no effect. A NaN becomes 0; an infinity counts as the largest
+    float32.
     """
 
     is_sum: ClassVar[bool] = True
 
     def clips(self) -> bool:
         return True
+
+    def padding(self) -> float:
+        return math.nan  # which is not counted
 
     def of_ends(self) -> Rule:
         return Amax()

@@ -20,7 +20,7 @@ from torch import Tensor
 from hop.numerics import blocks, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Codebook, Float, Format
-from hop.numerics.rule import LARGEST, Blocks, Found, Rule
+from hop.numerics.rule import LARGEST, Blocks, Found, Rule, nan_beyond
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -48,7 +48,9 @@ class StoredScales(Rule):
 
     each rounded to its stored form, and at most the largest value there. With an outer scale, the largest s of its
     blocks becomes the largest code; with `divided`, the reciprocal of that scale is stored, 1 where s is 0. Elements
-    are then encoded with the stored s, and as code 0 where it is 0.
+    are then encoded with the stored s, and as code 0 where it is 0. The scale of a block with a NaN or an infinity is
+    NaN, or its outer scale is; a format of scales without a NaN, and without an outer scale, uses the value nearest to
+    0.
 
     Args:
         scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of non-negative values.
@@ -165,12 +167,10 @@ class StoredScales(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         if not self.offset:
-            values = [_over(parts.amax().clamp(max=LARGEST), format.max - format.zero)]
+            values = [_over(nan_beyond(parts.amax_for(format)), format.max - format.zero)]
         else:
-            known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
-            above = parts.combined(known.amax(parts.dims, keepdim=True).clamp(min=0.0), "max")
-            below = parts.combined(known.amin(parts.dims, keepdim=True).clamp(max=0.0), "min")
-            values = [_over((above - below).clamp(max=LARGEST), format.max), -below]
+            above, below = (nan_beyond(end) for end in parts.range())
+            values = [_over((above + below).clamp(max=LARGEST), format.max), below]
         pairs = [self._rounded(parts, number) for number in values]
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
         tensors: tuple[Any, ...] = (*inner, *outer)

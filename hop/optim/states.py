@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hop.impls.quantize import dequantize, quantize
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.rule import LARGEST
 from hop.numerics.spelling import VERSION, shown
 from hop.tensor import QuantizedTensor
 
@@ -88,6 +89,13 @@ def least_part(text: str) -> float:
     return min(n - zero for n in q.format.numbers if n > zero) / (q.format.max - zero)
 
 
+def bounded(q: Quantizer, x: Tensor) -> Tensor:
+    """x, in float32, with infinities as the largest floats, and 0 for NaN unless the format has one: so that neither
+    becomes the scale of a block of states."""
+    x = x.clamp(-LARGEST, LARGEST)
+    return x if q.format.has_nan else torch.where(x == x, x, 0.0)
+
+
 def raised(text: str, x: Tensor) -> Tensor:
     """Raise values of a float32 tensor above 0 to at least `least_part` of their block's maximum."""
     part, q = least_part(text), quantizer(text)
@@ -98,7 +106,7 @@ def raised(text: str, x: Tensor) -> Tensor:
     magnitudes = x.abs().reshape(-1)
     magnitudes = torch.where(magnitudes.isnan(), 0.0, magnitudes)
     magnitudes = torch.nn.functional.pad(magnitudes, (0, -count % block)).reshape(-1, block)
-    lowest = magnitudes.amax(1).clamp(q.scale.amax_floor, torch.finfo(torch.float32).max) * part
+    lowest = magnitudes.amax(1).clamp(q.scale.amax_floor, LARGEST) * part
     lowest = lowest.repeat_interleave(block)[:count].reshape(x.shape)
     return torch.where((x > 0) & (x < lowest), lowest, x)
 
@@ -140,7 +148,7 @@ def fresh(p: Tensor, q: Quantizer | None, like: Tensor | None = None) -> Tensor:
     else:
         own = _part(like, p).to(dtype=p.dtype, device=p.device)
     if q is not None:
-        own = quantize(q, own)
+        own = quantize(q, bounded(q, own.to(torch.float32)).to(own.dtype))
     if not isinstance(p, DTensor):
         return own
     return DTensor.from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())

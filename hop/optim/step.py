@@ -28,7 +28,7 @@ from hop.kernels.gpu import step as gpu
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.optim.rounding import rounded
-from hop.optim.states import least_part, raised
+from hop.optim.states import bounded, least_part, raised
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
@@ -255,7 +255,7 @@ def updated(
     found, states = UpdateRule.parse(rule).update(numbers.unbind(), p.to(wide), grad.to(wide), states)
     new = [found.to(p.dtype) if seed is None else rounded(found, seed, stream)]
     for i, (q, own, x) in enumerate(zip(quantizers, held, states, strict=True)):
-        x = x.to(torch.float32) if q else x
+        x = bounded(Quantizer.parse(q), x.to(torch.float32)) if q else x
         if q and i >= UpdateRule.means:
             x = raised(q, x)
         new += quantize_buffers(q, x, None, None, None, _USAGES) if q else [x.to(own[0].dtype)]

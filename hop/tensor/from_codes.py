@@ -35,11 +35,12 @@ class FromBuffers(Composite):
 from_buffers_operator = FromBuffers("hop_from_buffers")
 
 
-def _from_buffers(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Any:
+def tensor_of_buffers(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """The tensor of buffers that are known to fit, by the operator."""
     return from_buffers_operator(quantizer, buffers, shape, dtype)
 
 
-dynamo.allow_in_graph(_from_buffers)
+dynamo.allow_in_graph(tensor_of_buffers)
 
 
 def from_codes(
@@ -109,7 +110,7 @@ def from_codes(
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"from_codes: {name} must be None for {quantizer}, which stores none; got {shown(value)}")
-    return _from_buffers(str(quantizer), list(buffers.values()), list(sizes), dtype)
+    return tensor_of_buffers(str(quantizer), list(buffers.values()), list(sizes), dtype)
 
 
 def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.Buffer) -> Tensor:

@@ -12,6 +12,7 @@ from hop.numerics.copies import Buffer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
+from hop.tensor.from_codes import tensor_of_buffers
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class TensorProto:
             copies.check(described, buffers)
         if self.quantizer is None:
             return buffers[0].detach().requires_grad_(self.requires_grad)
+        if torch.compiler.is_exporting() and self.usages == (copies.ROWWISE,) and not self.requires_grad:
+            return tensor_of_buffers(str(self.quantizer), list(buffers), list(self.shape), self.dtype)
         named = {b.name: tensor for b, tensor in zip(described, buffers, strict=True)}
         return QuantizedTensor(named, self.quantizer, self.shape, self.dtype, self.requires_grad)
 

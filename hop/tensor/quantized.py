@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, memory, subclasses
+from hop.compat.imports import when_imported
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
 from hop.dispatch import plan
@@ -213,7 +214,12 @@ class QuantizedTensor(Tensor):
     @data.setter
     def data(self, new: Any) -> None:
         if not isinstance(new, QuantizedTensor):
-            raise TypeError(f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ for plain values")
+            raise TypeError(
+                f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ to quantize plain values. "
+                "Code that writes to a weight (PEFT's PiSSA, DoRA and IA3, resize_token_embeddings) needs that layer "
+                "in floats: call model.set_submodule(name, layer.to_float()) for a layer of hop.nn first, and assign "
+                "torch.nn.Parameter(hop.dequantize(weight)) in any other module"
+            )
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         _fill(self, new.buffers(), new.quantizer)
 
@@ -394,4 +400,15 @@ def operand(x: Any) -> Any:
     return x.operand if isinstance(x, QuantizedTensor) else x
 
 
+def _register_collation() -> None:
+    """Let batches of a DataLoader's workers be stacked as in its own process, without a plain tensor to write to."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return torch.stack(batch)
+
+    default_collate_fn_map[QuantizedTensor] = stack
+
+
+when_imported("torch.utils.data._utils.collate", _register_collation)
 plan.register_wrapper(QuantizedTensor, kind_of)

@@ -243,6 +243,18 @@ def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
     return views.cat([views.unsqueeze(x, dim) if isinstance(x, QuantizedTensor) else x for x in tensors], dim)
 
 
+@implements(aten.stack.out)
+def stack_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
+    """as stack, whose numbers are written to `out`"""
+    return out.copy_(aten.stack.default(tensors, dim))
+
+
+@implements(aten.cat.out)
+def cat_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
+    """as cat, whose numbers are written to `out`"""
+    return out.copy_(aten.cat.default(tensors, dim))
+
+
 def _is_row_wise_like(x: Any, first: Any) -> bool:
     """Whether x is a quantized tensor like `first` that can become a member of a batch."""
     if not isinstance(x, QuantizedTensor) or not isinstance(first, QuantizedTensor):

@@ -186,7 +186,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
 
 def _safetensors() -> Any:
     try:
-        import safetensors.torch  # makes it an attribute
+        import safetensors.torch  # pyright: ignore[reportUnusedImport]  it becomes an attribute
     except ImportError as error:
         raise ImportError("hop.storage needs the package safetensors: pip install 'torch-hop[safetensors]'") from error
     return safetensors

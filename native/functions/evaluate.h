@@ -16,12 +16,24 @@ HOP_INLINE V horner(const double (&c)[n], V x) {
 HOP_INLINE V magnitude(V x) { return number(both(bits(x), whole(~kSign))); }
 HOP_INLINE V with_sign(V y, V x) { return number(either(both(bits(y), whole(~kSign)), both(bits(x), whole(kSign)))); }
 
-// 2^(n / 16) and e^r - 1, n in the low bits of t.
+// 2^(n / kParts) and e^r - 1, n in the low bits of t.
 struct Power {
     V two, rest;
 };
 
+// A longer polynomial in the place of a table.
+HOP_INLINE Power power_without_table(V t, V r) {
+    const V two = number(left<52>(sum(bits(t), whole(1023))));
+    const V square = r * r, fourth = square * square;
+    const auto& c = functions::kExpWhole;
+    const V low = fused(fused(r, set(c[3]), set(c[2])), square, fused(r, set(c[1]), set(c[0])));
+    const V high = fused(fused(r, set(c[7]), set(c[6])), square, fused(r, set(c[5]), set(c[4])));
+    const V tail = fused(fused(set(c[8]), fourth, high), fourth, low);
+    return {two, fused(tail, square, r)};
+}
+
 HOP_INLINE Power power(V t, V r) {
+    if (kParts == 1) return power_without_table(t, r);
     const I n = bits(t);
     const V entry = lookup(functions::kPowers, n);
     const I exponent = left<48>(both(n, whole(~uint64_t(15))));
@@ -33,9 +45,9 @@ HOP_INLINE Power power(V t, V r) {
 }
 
 HOP_INLINE Power power_of_e(V x) {
-    const V t = fused(x, set(0x1.71547652b82fep+4), set(kMagic));  // 16 / ln 2
+    const V t = fused(x, set(0x1.71547652b82fep+0 * kParts), set(kMagic));  // kParts / ln 2
     const V n = t - set(kMagic);
-    return power(t, fused(n, set(-0x1.62e42fefa39efp-5), x));
+    return power(t, fused(n, set(-0x1.62e42fefa39efp-1 / kParts), x));
 }
 
 HOP_INLINE V exp_of(V x) {
@@ -61,8 +73,8 @@ struct Exp : Decided {
 struct Exp2 : Decided {
     HOP_INLINE V of(V x) {
         x = smaller(set(130), larger(set(-155), x));
-        const V t = fused(x, set(16), set(kMagic)), n = t - set(kMagic);
-        const Power p = power(t, fused(n, set(-0.0625), x) * set(0x1.62e42fefa39efp-1));
+        const V t = fused(x, set(kParts), set(kMagic)), n = t - set(kMagic);
+        const Power p = power(t, fused(n, set(-1.0 / kParts), x) * set(0x1.62e42fefa39efp-1));
         return fused(p.two, p.rest, p.two);
     }
 };

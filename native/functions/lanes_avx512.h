@@ -3,6 +3,7 @@
 using V = __m512d;
 using I = __m512i;
 constexpr int kWidth = 8;
+constexpr int kParts = 16;  // of a power of two, 16 to look up
 
 HOP_INLINE V set(double x) { return _mm512_set1_pd(x); }
 HOP_INLINE I whole(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }

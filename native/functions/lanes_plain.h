@@ -3,6 +3,7 @@
 using V = double;
 using I = uint64_t;
 constexpr int kWidth = 1;
+constexpr int kParts = 16;  // of a power of two, 16 to look up
 
 HOP_INLINE V set(double x) { return x; }
 HOP_INLINE I whole(uint64_t x) { return x; }

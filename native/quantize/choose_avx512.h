@@ -125,7 +125,7 @@ static bool encode_row(const RowOfBlocks<T>& r) {
 // Packed codes of a row of blocks; false where the plain loops must make them.
 template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n,
-                           int64_t size, const Factors& by, bool known, uint8_t* out) {
+                           int64_t size, const Factors& by, bool known, bool, uint8_t* out) {
     if (q.bits == 1) return false;
     const int32_t per_byte = codes_per_byte(q), bits = 8 / per_byte;
     if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, known, bits, out});

@@ -4,6 +4,6 @@
 #include "common/bytes_neon.h"
 #include "quantize/dequantize_neon.h"
 #else
-#include HOP_WIDE_OR_PLAIN(quantize/dequantize)
+#include HOP_HEADER(quantize/dequantize)
 #endif
 #include "quantize/dequantize_run.h"

@@ -12,6 +12,8 @@
 #include "quantize/choose_avx512.h"
 #include "quantize/codes_with_noise_avx512.h"
 #include "quantize/stats_avx512.h"
+#elif defined(HOP_IN_AVX2)
+#include "quantize/avx2.h"
 #else
 #include "quantize/plain.h"
 #endif

@@ -1,4 +1,4 @@
-// What instruction sets without avx512.h take in its place. Included in a namespace (isa.h).
+// What instruction sets without avx512.h or avx2.h take in its place. Included in a namespace (isa.h).
 
 template <class T, int size>
 HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
@@ -17,7 +17,7 @@ HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, f
 
 template <class T>
 HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const typename T::Word*, int64_t, int64_t,
-                               const Factors&, bool, uint8_t*) {
+                               const Factors&, bool, bool, uint8_t*) {
     return false;
 }
 

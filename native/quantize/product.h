@@ -58,7 +58,7 @@ static void quantize_strip_product(const QuantizeCall& c, const Product& p, cons
     const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
     uint8_t* codes = c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte;
     const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, p.seed ? 24 : c.noise_bits,
-                           codes, c.scale, c.second, 1};
+                           codes, c.scale, c.second, 1, false};
     quantize_f32(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
 }
 

@@ -45,13 +45,14 @@ void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t 
     }
     tables[2048] = even;
     hop::find_pieces(thresholds, numbers, size, tables);
+    hop::find_bins(thresholds, size, tables);
 }
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                  const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const void* noise,
                  int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads) {
     const hop::QuantizeCall call{*q,    *blocks,    x,     given_scale, given_codes != 0, given_zero_point,
-                                 noise, noise_bits, codes, scale,       second,           threads};
+                                 noise, noise_bits, codes, scale,       second,           threads, false};
     return HOP_BY_LEVEL(quantize(call, dtype));
 }
 
@@ -60,7 +61,7 @@ int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32
                          int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads) {
     if (blocks->tile_rows != 1 || q->rule == HOP_TWO_LEVEL || q->rule == HOP_GIVEN) return HOP_UNSUPPORTED;
     const hop::QuantizeCall call{*q,    *blocks,    x,     nullptr, false,  nullptr,
-                                 noise, noise_bits, codes, scale,   second, threads};
+                                 noise, noise_bits, codes, scale,   second, threads, false};
     const hop::Product product{factor, turned != 0, seed, stream};
     return HOP_BY_LEVEL(quantize_product(call, product, dtype));
 }

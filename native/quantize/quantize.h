@@ -18,6 +18,14 @@ constexpr int32_t kPieceMargin = 16;
 constexpr uint32_t kBeginNear = 48;  // units of the last place after which a line begins for certain
 void find_pieces(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
+// Of hop_codebook_tables: whether there are bins, and where: one for each upper half of numbers from kPieceLeast up to 2,
+// first of positive and then of negative ones. Added to half the lower half of a number, which counts up with numbers, a bin
+// has the code in its upper half, and in its lower one how far the number is above a threshold, and kBinMargin.
+constexpr int64_t kHasBins = 2051, kBins = 2384, kBinsOfSign = 3200;
+constexpr uint32_t kFirstBin = 103 << 7, kBinMargin = 4;
+constexpr float kBinLeast = 0x1.4p-24f;  // as which magnitudes below count
+void find_bins(const float* thresholds, int32_t size, uint8_t* tables);
+
 constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see codes_avx512.h
 
 struct QuantizeCall {
@@ -33,6 +41,7 @@ struct QuantizeCall {
     void* scale;
     void* second;  // zero points, or global_amax
     int threads;
+    bool of_state;  // of an optimizer: NaN counts as 0, and infinities as the largest floats
 };
 
 // What x is multiplied by first, and whence noise comes.

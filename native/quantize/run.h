@@ -41,7 +41,18 @@ template <class T>
 static float amax_of_row(const QuantizeCall& c, int64_t row, int64_t begin, int64_t end) {
     bool known = true;
     const auto* x = static_cast<const typename T::Word*>(c.x) + row * c.blocks.row_stride;
+#if defined(HOP_IN_AVX2)
+    constexpr int64_t some = 512, ahead = 1024;  // elements, whose lines a CPU fetches too late by itself
+    float most = 0;
+    for (int64_t i = begin; i < end; i += some) {
+        for (int64_t line = 0; line < some; line += 32) fetch(x + i + ahead + line);
+        const float own = amax_of<T>(x + i, least(some, end - i), known);
+        most = own > most ? own : most;
+    }
+    return most;
+#else
     return amax_of<T>(x + begin, end - begin, known);
+#endif
 }
 
 template <class T>

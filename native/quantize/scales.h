@@ -24,7 +24,7 @@ HOP_INLINE float current_factor(const hop_quantizer& q, float amax) {
     const float most = q.most_of_dtype ? T::largest : kLargest;
     float factor = q.range / bounded;
     if (factor > kLargest) factor = most;
-    if (bounded == 0 || bounded > kLargest) factor = 1.0f;
+    if (bounded == 0) factor = 1.0f;
     return q.power_of_two ? floor_power(factor) : factor;
 }
 
@@ -40,7 +40,7 @@ static void find_ranges(const QuantizeCall& c, const Stats& s, int64_t first, in
         const float span = most[i] - least[i], own = no_zero((span > kLargest ? kLargest : span) / range);
         const float steps = clamped(least[i] / own, -codes - 1, 0.0f) + kWhole - kWhole;
         by[i] = scale[i] = own;
-        zero[i] = uint8_t(int32_t(clamped(low - steps, low, low + codes)));
+        zero[i] = uint8_t(int32_t(own == own ? clamped(low - steps, low, low + codes) : low));
     }
     __builtin_memcpy(f.zero, zero, size_t(count));
 }

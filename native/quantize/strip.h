@@ -9,6 +9,7 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
     const int64_t row_bytes = divide_up(g.cols, per_byte), size = g.tile_cols;
     const auto* x = static_cast<const typename T::Word*>(c.x);
     uint8_t held[kColumns];
+    const bool fetches = g.batch * g.rows * g.cols > kColumns;
     Columns columns;
     if (size == 1 && q.format == HOP_INTEGER) columns.set(q, f, u.cols);
     for (int64_t r = 0; r < u.rows; ++r) {
@@ -26,7 +27,7 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
                 encoder.with<T>(words, n, size, f, known, noise, codes);
             } else if (size == 1) {
                 encoder.columns<T>(words, n, f, &columns, codes);
-            } else if (encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) {
+            } else if (encode_quickly<T>(q, encoder.f, words, n, size, f, known, fetches, out)) {
                 continue;
             } else {
                 for (int64_t at = 0, i = 0; at < n; at += size, ++i)
@@ -39,19 +40,21 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
 
 HOP_INLINE bool measures(const QuantizeCall& c) { return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL; }
 
-// Whether a NaN is all that a block's scale shall be.
-HOP_INLINE bool keeps_nan_of_blocks(const hop_quantizer& q) { return q.rule == HOP_MICROSCALING && q.rounding != HOP_MX_RCEIL; }
-
-// NaN for the amax of each block of a strip that has one.
+// NaN for the amax of each block whose scale is NaN: of one with a NaN, unless its codes keep that, and, by rules whose
+// scale is a float, of one with an infinity.
 template <class T>
 static void mark_nan(const QuantizeCall& c, const Strip& s, float* high) {
+    const hop_quantizer& q = c.q;
     const hop_blocks& g = c.blocks;
+    const bool of_nan = !q.keeps_nan || (q.rule == HOP_MICROSCALING && q.rounding != HOP_MX_RCEIL);
+    const bool of_infinity = q.rule == HOP_AMAX || q.rule == HOP_MINMAX || q.rule == HOP_CURRENT_SCALING;
+    if (c.of_state || q.rule == HOP_ABSMEAN) return;
     const auto* x = static_cast<const typename T::Word*>(c.x);
     for (int64_t r = 0; r < s.rows; ++r) {
         const auto* row = x + (s.row + r) * g.row_stride + s.col;
         for (int64_t i = 0; i < s.cols; ++i) {
-            const float v = T::widen(row[i]);
-            if (v != v) high[i / g.tile_cols] = v;
+            const typename T::Word m = row[i] & T::magnitude;
+            if (m > T::infinity ? of_nan : m == T::infinity && of_infinity) high[i / g.tile_cols] = float_of(0x7fc00000);
         }
     }
 }
@@ -59,7 +62,7 @@ static void mark_nan(const QuantizeCall& c, const Strip& s, float* high) {
 template <class T>
 static void find_factors(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {
     if (measures(c)) {
-        if (keeps_nan_of_blocks(c.q) && !room.stats.known) mark_nan<T>(c, s, room.stats.high);
+        if (!room.stats.known) mark_nan<T>(c, s, room.stats.high);
         find_scales<T>(c, room.stats, s.first, s.count, outer, room.factors);
     } else {
         take_scales(c, s.first, s.count, room.factors);

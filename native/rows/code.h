@@ -7,7 +7,7 @@ namespace {
 #include "rows/softmax.h"
 #include HOP_WIDE_OR_PLAIN(rows/hadamard)
 #include "rows/hadamard.h"
-#include HOP_WIDE_OR_PLAIN(rows/gelu)
+#include HOP_HEADER(rows/functions)
 #include "rows/run.h"
 }  // namespace
 

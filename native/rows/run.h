@@ -92,7 +92,7 @@ struct Encoding {
         const int64_t per_byte = codes_per_byte(q.q), row_bytes = divide_up(c.r.blocks.cols, per_byte);
         const hop_blocks row{1, 1, p.cols, 1, c.r.blocks.tile_cols, p.cols};
         uint8_t* codes = q.codes + p.row * row_bytes + p.col / per_byte;
-        const QuantizeCall one{q.q, row, y, nullptr, false, nullptr, nullptr, 0, codes, q.scale, q.second, 1};
+        const QuantizeCall one{q.q, row, y, nullptr, false, nullptr, nullptr, 0, codes, q.scale, q.second, 1, false};
         const Strip strip{0, 1, 0, p.cols, p.first, p.count};
         if (!given) return quantize_f32(one, strip, outer, room);
         const Factors own{given->divides, given->by + p.first, given->zero ? given->zero + p.first : nullptr};
@@ -144,7 +144,7 @@ static int compute_codes(const RowsCall& c, const Pieces& pieces, const Encoding
                     continue;
                 }
                 const Piece p = pieces.at(i / pieces.per_row, i % pieces.per_row);
-                if (!p.cols || gelu_piece<T>(c, p, encode.given != nullptr, room)) continue;
+                if (!p.cols || function_piece<T>(c, p, encode.given, room)) continue;
                 compute_rounded<T>(c, p.row * g.cols + p.col, p.cols, own);
                 encode(p, own.row, room);
             }

@@ -24,21 +24,6 @@ HOP_INLINE Range range_of_words(typename T::Word least, typename T::Word most, t
             all > T::infinity || Word(most & T::magnitude) > T::infinity};
 }
 
-template <class T>
-static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
-    using Word = typename T::Word;
-    using Signed = typename T::Signed;
-    Word least = Word(~Word(0)), most = 0;
-    Signed top = Signed(Word(~T::magnitude));
-    for (int64_t i = 0; i < n; ++i) {
-        const Word w = x[i];
-        least = w < least ? w : least;
-        most = w > most ? w : most;
-        top = Signed(w) > top ? Signed(w) : top;
-    }
-    return range_of_words<T>(least, most, top);
-}
-
 // Of the power of two below a magnitude: at least -126.
 HOP_INLINE int exponent_below(float amax) {
     const int field = int(bits_of(amax) >> 23 & 0xff);
@@ -67,41 +52,11 @@ struct Parts {
     }
 };
 
-// Σ rint(x · by · 2^20), where |x · by| <= 2^21.
-template <bool tiny>
-static int64_t sum_of_steps(const float* __restrict__ x, int64_t n, Power by) {
-    Parts sum;
-    for (int64_t done = 0; done < n; done += kSummed) {
-        const int64_t end = least(n, done + kSummed);
-        uint32_t upper = 0, lower = 0;
-        for (int64_t i = done; i < end; ++i) {
-            const float t = (tiny ? x[i] * by.first : x[i]) * by.second, s = t + kWhole, rest = t - (s - kWhole);
-            upper += bits_of(s);
-            lower += bits_of(rest * 0x1p20f + kWhole);
-        }
-        sum.add(upper, lower, end - done);
-    }
-    return sum.high * (1 << 20) + sum.low;
-}
-
-// x becomes x - mean; Σ rint(float32((x · by)²)), where |x · by| <= 2^21.
-template <bool tiny, bool centers>
-static int64_t sum_of_square_steps(float* __restrict__ x, int64_t n, float mean, Power by) {
-    Parts sum;
-    for (int64_t done = 0; done < n; done += kSummed) {
-        const int64_t end = least(n, done + kSummed);
-        uint32_t upper = 0, lower = 0;
-        for (int64_t i = done; i < end; ++i) {
-            const float d = centers ? x[i] - mean : x[i];
-            if (centers) x[i] = d;
-            const float t = (tiny ? d * by.first : d) * by.second, q = t * t, s = q * 0x1p-21f + kWhole;
-            upper += bits_of(s);
-            lower += bits_of(q - (s - kWhole) * 0x1p21f + kWhole);
-        }
-        sum.add(upper, lower, end - done);
-    }
-    return sum.high * (1 << 21) + sum.low;
-}
+#if defined(HOP_IN_AVX2)
+#include "rows/sums_avx2.h"
+#else
+#include "rows/sums_plain.h"
+#endif
 
 // Σ x in float64, of a row of such a range.
 static double row_sum(const float* x, int64_t n, float amax) {
@@ -111,12 +66,12 @@ static double row_sum(const float* x, int64_t n, float amax) {
     return double(steps) * power_of_two(e - 40);
 }
 
-// Σ x² of x - mean, which x becomes, if `centers`.
+// Σ x² of x - mean, which y becomes, if `centers`; y may be x.
 template <bool centers>
-static double row_sum_of_squares(float* x, int64_t n, float mean, float amax) {
+static double row_sum_of_squares(const float* x, int64_t n, float mean, float amax, float* y) {
     const int e = exponent_below(amax);
     const Power by(20 - e);
-    const int64_t steps = by.first == 1 ? sum_of_square_steps<false, centers>(x, n, mean, by)
-                                        : sum_of_square_steps<true, centers>(x, n, mean, by);
+    const int64_t steps = by.first == 1 ? sum_of_square_steps<false, centers>(x, n, mean, by, y)
+                                        : sum_of_square_steps<true, centers>(x, n, mean, by, y);
     return double(steps) * power_of_two(2 * e - 40);
 }

@@ -92,7 +92,8 @@ bool run(uint64_t seed, Chance& layout, int level, int threads, const std::vecto
     u.p_dtype = static_cast<int32_t>(chance.below(3)), u.grad_dtype = static_cast<int32_t>(chance.below(3));
     if (u.p_dtype == HOP_BF16 && chance.once_in(2)) u.flags |= HOP_STOCHASTIC;
     const bool usual = chance.once_in(3);  // as hop.optim has it: one block, and one kind of format
-    if (usual) u.rule = HOP_ADAM, u.states = 2, u.flags &= HOP_MAXIMIZE, u.p_dtype = u.grad_dtype = HOP_BF16;
+    if (usual) u.rule = HOP_ADAM, u.states = 2, u.flags &= HOP_MAXIMIZE;
+    if (usual) u.p_dtype = chance.once_in(2) ? HOP_F32 : HOP_BF16, u.grad_dtype = u.p_dtype;
     const int64_t block = chance.one_of<int64_t>({64, 128, 256, 1024, 2048}), kind = chance.below(3);
     u.seed = chance.bits(), u.stream = static_cast<uint32_t>(chance.bits());
     for (float& x : u.numbers) x = static_cast<float>(chance.real());

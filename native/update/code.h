@@ -6,6 +6,9 @@ namespace {
 #if defined(HOP_IN_AVX512)
 #include "quantize/decoding.h"
 #include "update/adam_avx512.h"
+#elif defined(HOP_IN_AVX2)
+#include "quantize/decoding.h"
+#include "update/adam_avx2.h"
 #else
 #include "update/plain.h"
 #endif

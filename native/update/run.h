@@ -89,7 +89,7 @@ static void write_state(const hop_state& s, int64_t at, int64_t n, float* line) 
     alignas(64) char memory[most * 53];
     Room room(memory, piece.strip.count, false);
     auto* codes = static_cast<uint8_t*>(s.data) + at / codes_per_byte(q);
-    quantize_f32(QuantizeCall{q, piece.blocks, line, nullptr, false, nullptr, nullptr, 0, codes, s.scale + at / s.block, nullptr, 1},
+    quantize_f32(QuantizeCall{q, piece.blocks, line, nullptr, false, nullptr, nullptr, 0, codes, s.scale + at / s.block, nullptr, 1, true},
                  piece.strip, nullptr, room);
 }
 

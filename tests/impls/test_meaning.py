@@ -3,6 +3,7 @@
 import itertools
 import math
 import unittest
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop.compat import eager
@@ -458,6 +460,18 @@ class TestTransforms(unittest.TestCase):
         assert torch.equal(got, torch.where(mask[:, None], x[:, None], y))
         got = torch.vmap(lambda a, m: hop.out_dtype(aten.masked_fill.Scalar, torch.float32, a, m, 2.0))(x, mask)
         assert torch.equal(got, x.masked_fill(mask, 2.0))
+
+
+class TestDivision(unittest.TestCase):
+    def test_pairs_of_bytes(self):
+        """Each quotient, towards zero, from one division in float32."""
+        codes = torch.arange(-128, 128, dtype=torch.int8)
+        a, b = codes.repeat_interleave(255), codes[codes != 0].repeat(256)
+        want = [math.trunc(Fraction(x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        assert hop.out_dtype(aten.div.Tensor, torch.int32, a, b).tolist() == want
+        graph = make_fx(lambda a, b: out_dtype_operator.reference(aten.div.Tensor, torch.int32, a, b))(a, b).graph
+        (node,) = graph.find_nodes(op="call_function", target=aten.div.Tensor)
+        assert node.meta["tensor_meta"].dtype is torch.float32
 
 
 class TestNonFinite(unittest.TestCase):

@@ -682,6 +682,19 @@ class TestSchemes(unittest.TestCase):
             Scheme.parse(str(presets.INT8_ROW))
 
 
+class TestNames(unittest.TestCase):
+    def test_name_of_a_scheme(self):
+        """The names that hop.quantize_ takes; compiled too."""
+        x, w = torch.randn(4, 64), torch.randn(8, 64)
+        for name, scheme in (("int8", schemes.INT8_DYNAMIC), ("8da4w", schemes.INT8_DA_INT4_W)):
+            want = hop.quantized(linear, scheme, x, w)
+            assert torch.equal(hop.quantized(linear, name, x, w), want)
+            compiled = torch.compile(
+                lambda x, w, n=name: hop.quantized(linear, n, x, w), backend="eager", fullgraph=True
+            )
+            assert torch.equal(compiled(x, w), want)
+
+
 class TestErrors(unittest.TestCase):
     def test_messages(self):
         x, w, dynamic, static = torch.randn(4, 32), torch.randn(8, 32), schemes.INT8_DYNAMIC, schemes.INT8_STATIC
@@ -689,7 +702,8 @@ class TestErrors(unittest.TestCase):
         tensor, conv = hop.quantize(presets.INT8_TENSOR, x), (torch.randn(2, 3, 8, 32), torch.randn(4, 3, 3, 3))
         embedding, left = aten.embedding.default, Scheme(presets.INT8_ROW, None)
         cases: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = [
-            (TypeError, "scheme must be a hop.Scheme", (linear, "int8", x, w), {}),
+            (TypeError, "scheme must be a hop.Scheme", (linear, presets.INT8_ROW, x, w), {}),
+            (ValueError, "no scheme is called 'in8'", (linear, "in8", x, w), {}),
             (ValueError, "op must be one of .*got aten.add.Tensor", (aten.add.Tensor, dynamic, x, w), {}),
             (RuntimeError, "missing a value for argument 'weight'", (linear, dynamic, x), {}),
             (TypeError, "argument 'weight' of aten.linear.default must be a tensor", (linear, dynamic, x, 3), {}),

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop.compat import eager
@@ -200,6 +201,64 @@ def test_lowered_products_of_a_symbolic_size() -> None:
     for m, k in ((5, 1500), (3, 4000)):
         a, b = drawn(generator, torch.int8, m, k), drawn(generator, torch.int8, k, 4)
         assert torch.equal(module(a, b), exact(a, b))
+
+
+class Bounded(torch.nn.Module):
+    """A product of operands whose bounds are narrower than their dtype, written out by operators."""
+
+    def __init__(self, lhs: Callable[[Tensor], Tensor], k: int, codes: int) -> None:
+        super().__init__()
+        self.lhs = lhs
+        self.register_buffer("weight", torch.full((3, k), codes, dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return hop.out_dtype(aten.linear.default, torch.int32, self.lhs(x), self.weight)
+
+
+def nibble(x: Tensor) -> Tensor:
+    code = torch.bitwise_and(x.to(torch.int16), 15)
+    return torch.where(code >= 8, code - 16, code).to(torch.int8)
+
+
+def widened_in_place(x: Tensor) -> Tensor:
+    """Has bounds of int16, although it is a view of what was an int8."""
+    wide = x.to(torch.int16)
+    view = wide.view(wide.shape)
+    wide.mul_(200)
+    return view
+
+
+# What is multiplied, the dtype of the products, and their number: K one above the bound takes two.
+BOUNDED = {
+    "8 bits minus a zero point": (lambda x: x.to(torch.int16) - torch.full_like(x, 127), 255),
+    "8 bits minus a number": (lambda x: x.to(torch.int16) - 100, 228),
+    "4 bits": (nibble, 16),
+    "4 bits, padded": (lambda x: torch.nn.functional.pad(nibble(x), (0, 0, 0, 2)), 16),
+    "4 bits beside 8": (lambda x: torch.cat([nibble(x), x]), 128),
+    "a remainder": (lambda x: (x.to(torch.int16) % 300).view(1, -1).view(x.shape), 299),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_chunks_are_as_long_as_bounds_allow(name: str) -> None:
+    lhs, largest = BOUNDED[name]
+    terms = 2**24 // (largest * 128)
+    for k in (terms, terms + 1):
+        least, module = torch.full((2, k), -128, dtype=torch.int8), Bounded(lhs, k, -128)
+        program = torch.export.export(module, (least,)).run_decompositions(decompositions(products="float"))
+        products = [n for n in program.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
+        assert [n.meta["val"].dtype for n in products] == [torch.float32] * (1 + (k > terms))
+        for x in (least, torch.full_like(least, 127), drawn(np.random.default_rng(k), torch.int8, 2, k)):
+            assert torch.equal(program.module()(x), exact(lhs(x), module.weight.t()))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x.to(torch.int16) * 200, widened_in_place], ids=["product", "in place"])
+def test_bounds_are_those_of_the_dtype_where_nothing_else_is_known(wrap: Callable[[Tensor], Tensor]) -> None:
+    x, module = torch.full((2, 100), -128, dtype=torch.int8), Bounded(wrap, 100, 127)
+    graph = make_fx(lambda x: integer.by_floats(wrap(x), module.weight.t()))(x)
+    assert torch.equal(graph(x), exact(wrap(x), module.weight.t()))
+    dtypes = {node.kwargs.get("dtype") for node in graph.graph.nodes if node.target is aten._to_copy.default}
+    assert torch.float64 in dtypes and torch.float32 not in dtypes
 
 
 def test_other_products_are_refused() -> None:

@@ -71,6 +71,32 @@ def calls(
     ]
 
 
+def near_middles(of: Any, top: float, scale: float) -> Tensor:
+    """The float32 numbers around those from 0 to top whose function is in the middle of two multiples of scale."""
+    want = (torch.arange(128, dtype=torch.float64) + 0.5) * scale
+    want = want[(want > of(torch.zeros((), dtype=torch.float64))) & (want < of(torch.tensor(top, dtype=torch.float64)))]
+    low, high = torch.zeros_like(want), torch.full_like(want, top)
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = of(middle) < want
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    around = torch.arange(-40, 41, dtype=torch.int32)
+    return (low.float().view(torch.int32)[:, None] + around).view(torch.float32).flatten()
+
+
+def _gelu(how: str) -> tuple[Any, dict[str, Any], Any]:
+    return aten.gelu.default, {"approximate": how}, lambda x: torch.nn.functional.gelu(x, approximate=how)
+
+
+FUNCTIONS: dict[str, tuple[Any, dict[str, Any], Any]] = {
+    "gelu": _gelu("none"),
+    "gelu_tanh": _gelu("tanh"),
+    "silu": (aten.silu.default, {}, torch.nn.functional.silu),
+    "sigmoid": (aten.sigmoid.default, {}, torch.sigmoid),
+    "tanh": (aten.tanh.default, {}, torch.tanh),
+}
+
+
 def words(x: Tensor) -> Tensor:
     """The bits of x, those of NaNs as one."""
     wide = x.float() if x.dtype.is_floating_point else x.to(torch.int32)
@@ -121,6 +147,24 @@ class TestRows(unittest.TestCase):
                 x[:, 0] = top
                 want = hop.quantize(presets.INT8_ROW, hop.scaled(aten.gelu.default, torch.float32, x, approximate=how))
                 assert same(hop.scaled(aten.gelu.default, presets.INT8_ROW, x, approximate=how), want), top
+
+    @parameterized.expand([(name, level) for name in FUNCTIONS for level in levels.OWN])
+    def test_codes_of_functions_near_their_middles(self, name, level):
+        """Codes of int8, that need not come from results in float32: those of the results."""
+        op, kwargs, of = FUNCTIONS[name]
+        static = {"output_scale": torch.tensor(0.011), "output_zero_point": torch.tensor(-5, dtype=torch.int8)}
+        with levels.at(level):
+            for top in (0.05, 0.4, 0.75, 1.9, 3.3, 6.1, 40.0):
+                scale = float(of(torch.tensor(top, dtype=torch.float64))) / 127
+                middles = [near_middles(of, top, scale), near_middles(of, top, 0.011)]
+                x = torch.cat([torch.tensor([top]), *middles, -middles[0], torch.randn(99)]).clamp(-3e38, top)[None]
+                y = hop.scaled(op, torch.float32, x, **kwargs)
+                want = hop.quantize(presets.INT8_ROW, y)
+                assert same(hop.scaled(op, presets.INT8_ROW, x, **kwargs), want), top
+                q = presets.INT8_TENSOR_STATIC_AFFINE
+                given = {"scale": static["output_scale"], "zero_point": static["output_zero_point"]}
+                want = hop.quantize(q, y, **given)
+                assert same(hop.scaled(op, q, x, **kwargs, **static), want), top
 
     @parameterized.expand([(name, level) for name in ("INT8_ROW", "INT4_32", "MXFP8") for level in levels.OWN])
     @pytest.mark.quick(2)

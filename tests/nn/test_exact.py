@@ -124,11 +124,10 @@ class TestModel:
                 assert type(other).__name__ == "Model" and isinstance(other, Model)
                 assert_same(other(X), m(X))
 
-    def test_near_floats(self) -> None:
-        torch.manual_seed(0)
+    def test_near_the_same_model_without_it(self) -> None:
         with torch.no_grad():
-            for got, want in zip(model(exact=True)(X), Model().eval()(X), strict=True):
-                assert (got - want).abs().mean() < 0.1 * want.abs().mean()
+            for got, want in zip(model(exact=True)(X), model(attention="int8")(X), strict=True):
+                assert (got - want).abs().mean() < 0.05 * want.abs().mean()
 
     def test_convolutions_and_batch_norms(self) -> None:
         torch.manual_seed(0)
@@ -231,7 +230,7 @@ class TestCheck:
             (lambda x: hop.fake_quantize(hop.presets.INT8_TENSOR, x), "batch"),
             (lambda x: hop.fake_quantize(hop.presets.NVFP4, x), "batch"),
             (lambda x: hop.scaled(aten.avg_pool1d.default, torch.float32, x, [2]), "windows"),
-            (lambda x: x[..., :1] @ x[..., :1].mT + x.sign() * x.clamp(-1, 1) / 3 + x.square(), None),
+            (lambda x: (x[..., :1] @ x[..., :1].mT).repeat(1, 1, 2) + x.sign() * x.clamp(-1, 1) / 3 + x.square(), None),
             (lambda x: torch.where(x > 0, x, -x).amax(-1), None),
             (lambda x: hop.fake_quantize(hop.presets.INT8_ROW, x), None),
             (lambda x: hop.out_dtype(aten.mm.default, torch.int32, x[0].to(torch.int8), x[0].to(torch.int8).t()), None),

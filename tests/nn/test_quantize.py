@@ -99,8 +99,10 @@ class TestQuantize(unittest.TestCase):
             model = quantized("int8", filter=filter)
             assert isinstance(model.first, hop.nn.Linear) and type(model.embed) is nn.Embedding
         assert "all but filter=" in str(model.hop_report)
-        with pytest.warns(UserWarning, match="no layer was converted"):
-            hop.quantize_(net(), "int8", filter="third")
+        model = net()
+        with pytest.raises(ValueError, match="filter='third' matches no layer; the layers of the model are embed"):
+            hop.quantize_(model, "int8", filter="third")
+        assert type(model.first) is nn.Linear
 
     def test_layers_of_one_form_are_checked_once(self):
         from hop.nn import layer

@@ -59,6 +59,11 @@ def lines() -> list[str]:
     text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 32; 2^{error(tail, c, -r, r):.1f}")
     text.append(f"constexpr double kExp[] = {spelled(c)};")
     text.append(f"constexpr double kPowers[] = {spelled([mpf(2) ** (mpf(j) / 16) for j in range(16)])};  // 2^(j/16)")
+    # the same without a table, |r| <= ln 2 / 2
+    r = mpmath.log(2) / 2
+    c = polynomial(tail, -r, r, 8)
+    text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 2; 2^{error(tail, c, -r, r):.1f}")
+    text.append(f"constexpr double kExpWhole[] = {spelled(c)};")
     # the same in pairs of float32, |r| <= ln 2 / 64 and a little
     step, r = mpmath.log(2) / 32, mpmath.log(2) / 63
     steps = [step, step - mpf(float(np.float32(float(step))))]
@@ -130,7 +135,40 @@ def lines() -> list[str]:
         rows = ",\n    ".join(spelled32([column[i] for column in columns]) for i in range(4))
         text.append(f"// by powers of t - j / 4; the gelu is off by 2^{float(mpmath.log(worst, 2)):.1f}")
         text.append(f"constexpr float {name}[][32] = {{\n    {rows}}};")
-    return [*text, "", "}  // namespace hop::functions", ""]
+    return [*text, *approximations(), "", "}  // namespace hop::functions", ""]
+
+
+def approximations() -> list[str]:
+    """Of float32, from which codes of few bits are found: e^r, and 2 Phi(x) - 1 as x times a quotient by x^2."""
+    r = mpmath.log(2) / 2 * (1 + mpf(2) ** -10)
+    c = polynomial(mpmath.exp, -r, r, 5)
+    text = [
+        f"// e^r up to ln 2 / 2; 2^{error(mpmath.exp, c, -r, r):.1f}",
+        f"constexpr float kExpNear[] = {spelled32(c)};",
+    ]
+    most = mpf("5.6")
+
+    def curve(u: Any) -> Any:
+        t = mpmath.sqrt(u)
+        return mpmath.erf(t / mpmath.sqrt(2)) / t
+
+    # above(u) - curve(u) * below(u) = 0 at Chebyshev nodes of u, below(0) = 1
+    above, below = 6, 5
+    n = above + 1 + below
+    nodes = [(mpmath.cos(mpmath.pi * (k + mpf(0.5)) / n) + 1) / 2 * most**2 for k in range(n)]
+    matrix = mpmath.matrix(
+        [[u**j for j in range(above + 1)] + [-curve(u) * u**j for j in range(1, below + 1)] for u in nodes]
+    )
+    found = list(mpmath.lu_solve(matrix, mpmath.matrix([curve(u) for u in nodes])))
+    first, second = found[: above + 1], [mpf(1), *found[above + 1 :]]
+    points = [(mpf(k) / 300) ** 2 * most**2 for k in range(1, 301)]
+    value = lambda c, u: sum(v * u**j for j, v in enumerate(c))  # noqa: E731
+    worst = max(abs(value(first, u) / value(second, u) / curve(u) - 1) for u in points)
+    off = float(mpmath.log(worst, 2))
+    text.append(f"// (2 Phi(x) - 1) / x by powers of x^2, the quotient of two, x up to {most}; 2^{off:.1f}")
+    text.append(f"constexpr float kPhiMost = {float(most)}f, kPhiAbove[] = {spelled32(first)};")
+    text.append(f"constexpr float kPhiBelow[] = {spelled32(second)};")
+    return text
 
 
 _SHARED = {"EXP": "kExp", "POWERS": "kPowers", "MILLS": "kMills"}

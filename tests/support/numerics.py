@@ -72,20 +72,28 @@ def amax(x: np.ndarray) -> Any:
     return np.abs(x[~np.isnan(x)]).max(initial=f32(0))
 
 
+def has_nan(x: np.ndarray, fmt: str) -> bool:
+    """Whether the scale of a block is NaN as an element is, which no code of the format can be."""
+    return bool(np.isnan(x).any()) and fmt not in ("e4m3", "e5m2")
+
+
 # ---- scale rules: of one block
 
 
 def by_amax(x: np.ndarray, fmt: str, floor: float) -> Scaled:
     largest = largest_of(fmt)
-    scale = min(max(amax(x), f32(floor)), LARGEST) / largest
+    scale = max(amax(x), f32(floor)) / largest
+    if np.isinf(scale) or has_nan(x, fmt):
+        scale = f32(np.nan)
     scale = f32(1) if scale == 0 else scale
     return Scaled(scale, x / scale)
 
 
 def by_range(x: np.ndarray, fmt: str) -> Scaled:
     low, high, *_ = INTEGERS[fmt]
-    known = np.clip(x[~np.isnan(x)], -LARGEST, LARGEST)
-    below, above = known.min(initial=f32(0)), known.max(initial=f32(0))
+    if not np.isfinite(x).all():
+        return Scaled(f32(np.nan), np.full_like(x, np.nan), low)
+    below, above = x.min(initial=f32(0)), x.max(initial=f32(0))
     scale = min(above - below, LARGEST) / f32(high - low)
     scale = f32(1) if scale == 0 else scale
     zero_point = min(max(f32(low) - np.rint(below / scale), low), high)
@@ -102,7 +110,9 @@ def by_mean(x: np.ndarray) -> Scaled:
 def by_current(x: np.ndarray, fmt: str, power_of_two: bool, eps: float, most: Any) -> Scaled:
     a = max(amax(x), f32(eps))
     factor = f32(1)
-    if a != 0 and not np.isinf(a):
+    if np.isinf(a) or has_nan(x, fmt):
+        return Scaled(f32(np.nan), np.full_like(x, np.nan))
+    if a != 0:
         factor = MAX[fmt] / a
         if np.isinf(factor):
             factor = f32(most)
@@ -115,7 +125,7 @@ def by_exponent(x: np.ndarray, fmt: str, given: Any = None, rounding: str = "rce
     if given is None and rounding != "rceil":
         return by_power(x, fmt, rounding)
     if given is None:
-        given = amax(x) * (f32(1) / MAX[fmt])
+        given = f32(np.nan) if has_nan(x, fmt) else amax(x) * (f32(1) / MAX[fmt])
     code = given if isinstance(given, np.uint8) else round_up(given)
     if code == 255:
         return Scaled(code, np.full_like(x, np.nan))
@@ -153,6 +163,8 @@ def round_up(v: Any) -> Any:
 def by_two_levels(x: np.ndarray, fmt: str, global_amax: Any) -> Scaled:
     factor = two_level_factor(fmt, global_amax)
     scale = saturated(amax(x) * (factor * (f32(1) / MAX[fmt])), "e4m3")
+    if has_nan(x, fmt):
+        scale = np.array(f32(np.nan)).astype(FLOATS["e4m3"])
     inverse = min(f32(1) / (f32(scale) * (f32(1) / factor)), LARGEST)
     return Scaled(scale, x * inverse)
 

@@ -14,7 +14,6 @@ from hop.compat.pytree import tree_leaves
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import fold_constants
-from hop.export.rewrite.lowering import lower
 from hop.export.rewrite.numbers import float64_numbers_as_constants
 from hop.export.rewrite.program import check_program, copy_graph, emit, origin_of, value, with_graph
 from hop.export.rewrite.qdq import to_qdq
@@ -110,7 +109,7 @@ def _for_partitioners(program: ExportedProgram, partitioners: Sequence[Any], exa
 
 def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProgram:
     with contextlib.nullcontext() if exact else functions.of_runtime():
-        low = lower(program)
+        low = program.run_decompositions(decompositions(products="float"))  # which they compute in float32
     _check_dtypes(low)
     _check_convolutions(low)
     return fold_constants(_with_sums(float64_numbers_as_constants(low)))

@@ -16,6 +16,8 @@ from hop.numerics.spelling import shown
 
 GRADIENTS = ("clipped", "plain")
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 def checked(
     name: str,
@@ -186,6 +188,10 @@ def _fitting(
             f"{name}: {which} must be on the device of the operands, {device}, got one on {given.device}; move one of "
             "them"
         )
+    if which.endswith("zero_point") and given.dtype in _INTEGERS and dtype in _INTEGERS and given.dtype != dtype:
+        ends = torch.iinfo(dtype)  # as zero points in floats, which are rounded, and brought into the format
+        given = given.clamp(max(ends.min, torch.iinfo(given.dtype).min), min(ends.max, torch.iinfo(given.dtype).max))
+        given = given.to(dtype)
     if not given.is_floating_point() and given.dtype != dtype:
         integers = "" if dtype.is_floating_point else f" or {dtype}"
         wanted = torch.float32 if dtype.is_floating_point else dtype

@@ -25,6 +25,7 @@ from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics.schemes import Scheme
+from hop.numerics.schemes import named as scheme_named
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers.operators import buffers_operator
@@ -163,7 +164,7 @@ quantized_operator = Quantized("hop_quantized")
 
 def quantized(
     op: OpOverload,
-    scheme: Scheme,
+    scheme: Scheme | str,
     /,
     *args: Any,
     dtype: torch.dtype | None = None,
@@ -179,7 +180,8 @@ def quantized(
     Args:
         op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d or
             embedding, as an operator overload.
-        scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
+        scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC;
+            or the name of a scheme, such as "int8".
         args, kwargs: the arguments of `op`, in its own order. A QuantizedTensor must have the scheme's quantizer, and
             is used as it is.
         dtype: the dtype of the result and of the backward's products; by default that of the operands, or the autocast
@@ -198,6 +200,7 @@ def quantized(
         RuntimeError: operands are on different devices or do not match the schema of `op`, or `op` itself raises.
     """
     known = None
+    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     fixed = type(op) is OpOverload and type(scheme) is Scheme and (dtype is None or type(dtype) is torch.dtype)
     if fixed and scales is None and seed is None and not kwargs:
         known = _key((_NAME, op, scheme, dtype), args)
@@ -246,7 +249,7 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tu
 
 def _traced(
     op: OpOverload,
-    scheme: Scheme,
+    scheme: Scheme | str,
     /,
     *args: Any,
     dtype: torch.dtype | None = None,
@@ -255,6 +258,7 @@ def _traced(
     **kwargs: Any,
 ) -> Any:
     """The form of quantized that Dynamo traces."""
+    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     if not isinstance(scheme, Scheme):
         raise TypeError(
             f"quantized: scheme must be a hop.Scheme, got {shown(scheme)}; give one such as hop.schemes.INT8_DYNAMIC"

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.patches import unsigned_products
-from hop.kernels.aten import choices
+from hop.kernels.aten import bounds, choices
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.kernels.gpu import product as gpu
@@ -219,17 +219,17 @@ def by_floats(a: Tensor, b: Tensor) -> Tensor:
     """Multiply matrices, or batches of them, as float32 products over chunks of K.
 
     Uses float64 if float32 chunks would be short, and a single float64 product, exact to 2^53 / largest terms, for a
-    symbolic K, which cannot be split.
+    symbolic K, which cannot be split. In a traced program, the operators that computed a and b bound their elements.
     """
-    k, largest = a.shape[-1], largest_product(a.dtype, b.dtype)
+    k, largest = a.shape[-1], bounds.largest(a) * bounds.largest(b)
     if not isinstance(k, int):
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)
     terms, dtype = float32_terms(largest), torch.float32
     if terms < min(k, _FEW_TERMS):
         terms, dtype = 2**53 // largest, torch.float64
-    terms = max(1, min(k, terms))
+    chunks = [(a, b)] if k <= terms else zip(a.split(terms, -1), b.split(terms, -2), strict=True)
     total: Tensor | None = None
-    for x, y in zip(a.split(terms, -1), b.split(terms, -2), strict=True):
+    for x, y in chunks:
         part = torch.matmul(x.to(dtype), y.to(dtype))
         part = part.to(torch.int32) if dtype is torch.float32 else part.to(torch.int64).to(torch.int32)
         total = part if total is None else total.add_(part) if eager.is_plain_eager() else total + part

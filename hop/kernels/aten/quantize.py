@@ -184,7 +184,7 @@ class FastBlocks(Blocks):
         if not (eager.is_plain_eager() and self.x.is_cpu):
             return super().own_amax()
         amax = self.x.abs().amax(self.dims, keepdim=True)
-        return amax if bool((amax == amax).all()) else super().own_amax()
+        return amax if bool((amax == amax).all()) else super().own_amax()  # NaN is rare
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
         """Clear the mantissa; subnormal numbers, which are all mantissa, are handled separately."""
@@ -287,15 +287,15 @@ def _prepare_in_place(call: tuple[Any, ...]) -> Plan:
 
 
 def _quantize_in_place(quantizer: str, x: Tensor, *given: Any) -> list[Tensor]:
-    """Amax and Integer.encode with one temporary tensor; the general kernel if x contains NaN."""
+    """Amax and Integer.encode with one temporary tensor; the general kernel if x contains NaN or an infinity."""
     q = fast(quantizer)
     shape = q.rows(x.shape)
     cut, dims = blocks.split(x.reshape(shape), q.block)
     amax = torch.maximum(cut.amax(dims, keepdim=True), -cut.amin(dims, keepdim=True)).to(torch.float32)
-    if not bool((amax == amax).all()):
+    if not bool((amax <= LARGEST).all()):
         return _quantize(quantizer, x, *given)
     format: Any = q.format
-    scale = amax.clamp_(q.scale.floor, LARGEST) / (format.max - format.zero)  # type: ignore[attr-defined]
+    scale = amax.clamp_(min=q.scale.floor) / (format.max - format.zero)  # type: ignore[attr-defined]
     scale = torch.where(scale == 0, 1.0, scale)
     y = cut.to(torch.float32, copy=True).div_(scale).round_()
     codes = y.clamp_(format.low - format.zero, format.high - format.zero)

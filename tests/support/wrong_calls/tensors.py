@@ -54,7 +54,7 @@ TENSORS = [
     wrong("tensor_set_scale", TypeError, lambda: setattr(rows(2, 4), "scale", 1.0),
           "scale | 1.0 | must be a tensor | give such a tensor"),
     wrong("tensor_set_data", TypeError, lambda: setattr(rows(2, 4), "data", floats(2, 4)),
-          "data | torch.float32 | must be another | use copy_ for plain values"),
+          "data | torch.float32 | must be another | use copy_ to quantize plain values"),
     wrong("tensor_resize", NotImplementedError, lambda: rows(2, 4).resize_(3),
           "QuantizedTensor | aten.resize_.default | has no rule | call hop.dequantize first"),
     wrong("proto_shape_negative", ValueError, lambda: hop.TensorProto((-1,)),

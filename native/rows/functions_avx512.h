@@ -75,7 +75,7 @@ static void gelu_codes(const RowsCall& c, const uint16_t* x, int64_t n, float sc
 
 // Whether it has found the scales and the codes of a piece.
 template <class T>
-static bool gelu_piece(const RowsCall& c, const Piece& p, bool given, Room& room) {
+static bool function_piece(const RowsCall& c, const Piece& p, const Factors* given, Room& room) {
     const hop_quantizer& q = c.q.q;
     const bool is_gelu = c.r.function == int(Function::gelu) || c.r.function == int(Function::gelu_tanh);
     if (!std::is_same<T, BF16>::value || c.r.operation != HOP_FUNCTION || !is_gelu || c.r.floats || given) return false;

@@ -1,0 +1,77 @@
+"""What run_decompositions does to programs with subclasses of tensors, where PyTorch's own steps fail (`patches`)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+def refuse_signatures(program: Any, classes: tuple[type, ...]) -> None:
+    """Raise TypeError if a user's input or output of the program is an instance of one of the classes."""
+    signature = program.graph_signature
+    names = {*signature.user_inputs, *signature.user_outputs}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.name not in names or not isinstance(value, classes):
+            continue
+        what = "input" if node.op == "placeholder" else "output"
+        remedy = "return its codes and scales (.codes, .scale, .zero_point)"
+        if what == "input":
+            remedy = "take codes and scales, and make the tensor of them with hop.from_codes in the module"
+        raise TypeError(
+            f"run_decompositions: the {what} {node.name!r} of the program is a {type(value).__name__}, which "
+            f"torch.export cannot lower; {remedy}, and export again. The program runs, and can be saved, as it is"
+        )
+
+
+@contextmanager
+def constants_as_buffers(program: Any, classes: tuple[type, ...]) -> Iterator[None]:
+    """Within it, constants of the classes are buffers that are not saved, whose parts torch.export knows to find."""
+    from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
+
+    before = program.graph_signature
+    specs = [
+        InputSpec(InputKind.BUFFER, spec.arg, spec.target, False)
+        if spec.kind == InputKind.CONSTANT_TENSOR and isinstance(program.constants.get(spec.target), classes)
+        else spec
+        for spec in before.input_specs
+    ]
+    program._graph_signature = ExportGraphSignature(specs, before.output_specs)
+    try:
+        yield
+    finally:
+        program._graph_signature = before
+
+
+def unwrap_parameters(module: nn.Module, unwrap: Callable[[nn.Module], Any], classes: tuple[type, ...]) -> nn.Module:
+    """As `unwrap`, PyTorch's, which replaces subclasses among the parameters and buffers of a module by their parts: of
+    parameters that train too, whose codes have no gradient, and of those that have several names."""
+    for child in module.modules():
+        names: dict[int, list[str]] = {}
+        for name, p in child.named_parameters(recurse=False, remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        for same in names.values():
+            _detach(child, same, classes)
+    return unwrap(module)
+
+
+def _detach(module: nn.Module, names: Sequence[str], classes: tuple[type, ...]) -> None:
+    """Give each name a parameter of its own, without a gradient, around the same codes."""
+    p = module.get_parameter(names[0])
+    if not isinstance(p, classes) or (len(names) == 1 and not p.requires_grad):
+        return
+    for name in names:
+        setattr(module, name, nn.Parameter(p.detach(), requires_grad=False))
+
+
+def lowering(lower: Callable[..., Any], classes: Sequence[type]) -> Callable[..., Any]:
+    """`lower`, torch.export's, with all of that."""
+
+    def lower_subclasses(program: Any, *args: Any, **kwargs: Any) -> Any:
+        found = tuple(classes)
+        refuse_signatures(program, found)
+        with constants_as_buffers(program, found):
+            return lower(program, *args, **kwargs)
+
+    return lower_subclasses
