@@ -24,6 +24,7 @@ from benchmarks import native, performance, roofline, running, tune
 from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line
 from benchmarks.timing import Row, keep_freed_memory
+from examples.common import json_rows
 from hop.kernels.cpu.native import LEVELS
 from tests import levels
 
@@ -45,7 +46,7 @@ def write(results: dict[str, Any]) -> None:
     """Write results, and the page and pictures that show them."""
     path = file_of(results["level"])
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json_rows(results) + "\n")
     print(f"wrote {path.relative_to(ROOT)}")
     show()
 

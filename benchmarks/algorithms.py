@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 import hop
+from examples.common import json_rows
 from hop import Quantizer, Scheme, algorithms, formats, presets, schemes
+from hop.algorithms.candidates import dense_bytes
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.json"
 LOOKED_AT, BATCH = 64, 16
@@ -170,7 +172,7 @@ def size(model: Any) -> int:
     for layer in model.modules():
         if isinstance(layer, hop.nn.Linear):
             own = [*layer.named_parameters(), *layer.named_buffers()]
-            total += algorithms.dense_bytes(layer.weight.quantizer, layer.weight.shape)
+            total += dense_bytes(layer.weight.quantizer, layer.weight.shape)
             total += sum(t.nbytes for name, t in own if name not in ("weight", "bias"))
     return total
 
@@ -192,7 +194,7 @@ class Journal:
     def write(self, **facts: Any) -> None:
         self.held.update(facts)
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.held, indent=1) + "\n")
+        new.write_text(json_rows(self.held) + "\n")
         new.replace(self.path)
 
 

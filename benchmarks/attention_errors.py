@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import hop
+from examples.common import json_rows
 from hop import Quantizer, attention_schemes, formats, presets
 from hop.nn.attending import attend
 
@@ -137,7 +138,7 @@ def main() -> None:
             print(name, i, *(f"{scheme} {error:.2%}" for scheme, error in row.items()))
         for scheme in results[name][0]:
             print(name, "median", scheme, f"{statistics.median(row[scheme] for row in results[name]):.2%}")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(json_rows(results) + "\n")
 
 
 if __name__ == "__main__":

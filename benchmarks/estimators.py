@@ -11,7 +11,6 @@ means.
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 from dataclasses import replace
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 import hop
+from examples.common import json_rows
 from hop import Quantizer, Scheme, estimators, formats, scale_rules
 
 RESULTS = Path(__file__).parent / "results" / "estimators.json"
@@ -96,7 +96,7 @@ def main() -> None:
         low, high = interval(own, first)
         rows[name] = {"errors": own, "ratio": statistics.mean(own) / statistics.mean(first), "low": low, "high": high}
         print(f"{name:34} {statistics.mean(own):.2f} %, {rows[name]['ratio']:.2f} ({low:.2f} to {high:.2f})")
-    RESULTS.write_text(json.dumps({"seeds": given.seeds, "epochs": given.epochs, "ways": rows}, indent=1) + "\n")
+    RESULTS.write_text(json_rows({"seeds": given.seeds, "epochs": given.epochs, "ways": rows}) + "\n")
 
 
 if __name__ == "__main__":

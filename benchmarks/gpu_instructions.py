@@ -11,7 +11,6 @@ with the other's products.
 """
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from benchmarks.gpu_times import FORMS
 from cutlass_kernels import forms
 from cutlass_kernels.tiles import HOPPER, TILES
 from cutlass_kernels.variants import Tile, Variant, short
+from examples.common import json_rows
 from tests.support import pages
 
 OUTPUT = Path(__file__).with_name("results") / "gpu_instructions.json"
@@ -124,7 +124,7 @@ def main() -> None:
     rows = [counted(form, v, options.nvdisasm) for form, v in chosen]
     print(table(rows))
     if not options.show:
-        OUTPUT.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        OUTPUT.write_text(json_rows({"rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ four warps per cycle, of which it reaches SHARE; float64 instructions take sever
 bandwidth.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from benchmarks.gpu_quantize import Case, Computed, Gated
 from cutlass_kernels import cache, dequantize, quantize
 from cutlass_kernels.quantizing import Largest
+from examples.common import json_rows
 from tests.support import pages
 
 OUTPUT = Path(__file__).with_name("results") / "gpu_quantize_counts.json"
@@ -134,7 +134,7 @@ def main() -> None:
         for case in cases:
             rows.append(count(case))
             print(rows[-1], flush=True)
-    OUTPUT.write_text(json.dumps({"versions": cache.versions(), "rows": rows}, indent=1) + "\n")
+    OUTPUT.write_text(json_rows({"versions": cache.versions(), "rows": rows}) + "\n")
     print(table(rows))
 
 

@@ -1,6 +1,5 @@
 """One run on a GPU: its results, the remaining time, and its phases."""
 
-import json
 import os
 import statistics
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 from benchmarks import gpu_report, isolated
 from benchmarks.isolated import Outcome
+from examples.common import json_rows
 
 NOTHING_RAN = 3  # the exit status
 BUILT, CHECKED, WRITTEN = (
@@ -57,7 +57,7 @@ class Run:
         if self.output is not None:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.output.with_suffix(".part")
-            temporary.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
+            temporary.write_text(json_rows(self.results) + "\n")
             os.replace(temporary, self.output)
 
     def good(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import hop
 from benchmarks.isolated import Cases
 from cutlass_kernels import cache, steps, tune
 from cutlass_kernels.updates import UNIT, WARPS, Update
+from examples.common import json_rows
 from hop import presets
 from hop.kernels.gpu import step as gpu
 from tests.support import pages
@@ -317,7 +317,7 @@ def main() -> None:
     for kind in COUNTED:
         rows.append(counted_step(kind))
         print(rows[-1], flush=True)
-    OUTPUT.write_text(json.dumps({"versions": cache.versions(), "rows": rows}, indent=1) + "\n")
+    OUTPUT.write_text(json_rows({"versions": cache.versions(), "rows": rows}) + "\n")
     print(table(rows))
 
 

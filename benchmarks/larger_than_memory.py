@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import hop
+from examples.common import json_rows
 from hop.interchange.safetensors_files import Entry, Header, read_header, writer
 
 ROOT = Path(__file__).parents[1]
@@ -162,7 +163,7 @@ def main() -> None:
             shutil.rmtree(out)
     if options.output:
         found = {"size": size, "limit": options.limit, "importing": importing, "rows": rows}
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        options.output.write_text(json_rows(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ threadpoolctl, pypcre.
 
 import copy
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.algorithms import Data
+from examples.common import json_rows
 from hop import formats, presets
 from hop.algorithms import GPTQ
 from hop.algorithms.grid import Grid
@@ -117,7 +117,7 @@ def main() -> None:
             )
     version = importlib.import_module("importlib.metadata").version("gptqmodel")
     found = {"gptqmodel": version, "group": GROUP, "damping": DAMPING, "rows": rows}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json_rows(found) + "\n")
 
 
 if __name__ == "__main__":

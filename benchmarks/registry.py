@@ -20,6 +20,7 @@ import torch
 from cutlass_kernels import cache, registry
 from cutlass_kernels.product import FLOAT4, FLOATS
 from cutlass_kernels.variants import short
+from examples.common import json_rows
 
 OUTPUT = Path(__file__).parent / "results" / "registry.json"
 TARGETS = ("100a", "103a", "110a", "120a", "121a")
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own[name] = compiled(target, case)
             print(f"sm_{target}, {name}: {own[name]}", flush=True)
         temporary = OUTPUT.with_suffix(".part")
-        temporary.write_text(json.dumps(found, indent=1) + "\n")
+        temporary.write_text(json_rows(found) + "\n")
         os.replace(temporary, OUTPUT)
     return 0
 

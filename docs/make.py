@@ -18,6 +18,7 @@ from docs import (
     gallery_tables,
     gpu_tables,
     migrating_tables,
+    name_tables,
     optimizers_tables,
     scaled_tables,
     training_tables,
@@ -163,6 +164,7 @@ def _short(x: float) -> str:
 
 # By page: the label in the comments around each table, and the function that writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "api/0_names.md": name_tables.TABLES,
     "distributed.md": distributed_tables.TABLES,
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery_tables.gallery},

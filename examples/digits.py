@@ -12,7 +12,6 @@ Ends with exit code 1 if a claim of docs/training.md does not hold.
 
 import argparse
 import copy
-import json
 import platform
 import statistics
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from common import ignore_warnings_of_export, require
+from common import ignore_warnings_of_export, json_rows, require
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
@@ -266,7 +265,7 @@ def main() -> None:
             **count,
             "results": [asdict(r) for r in results],
         }
-        args.output.write_text(json.dumps(content, indent=1) + "\n")
+        args.output.write_text(json_rows(content) + "\n")
     check(results)
 
 

@@ -17,7 +17,6 @@ Exits with code 1 if a claim in docs/distributed.md does not hold.
 
 import argparse
 import copy
-import json
 import os
 import platform
 import statistics
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import require
+from common import json_rows, require
 from tasks import TASKS, Batch, Task
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -287,7 +286,7 @@ def main() -> None:
             "seconds": time.perf_counter() - start,
             "tasks": found,
         }
-        args.output.write_text(json.dumps(content, indent=1) + "\n")
+        args.output.write_text(json_rows(content) + "\n")
     dist.destroy_process_group()
     for name, rows in found.items():
         check(name, rows)

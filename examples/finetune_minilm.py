@@ -12,7 +12,6 @@ Ends with exit code 1 if a claim of docs/training.md does not hold.
 import argparse
 import copy
 import functools
-import json
 import platform
 import statistics
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 import docstrings
 import torch
-from common import find_compiler, require
+from common import find_compiler, json_rows, require
 from quantized_bert import Batch, Embedder, load_encoder
 from torch import Tensor, nn
 from torch.nn import functional
@@ -273,7 +272,7 @@ def main() -> None:
             "before": {"held_out_loss": begin, "held_out_accuracy": right},
             "runs": found,
         }
-        args.output.write_text(json.dumps(content, indent=1) + "\n")
+        args.output.write_text(json_rows(content) + "\n")
     check(found, begin)
 
 

@@ -12,7 +12,6 @@ Ends with exit code 1 if a claim of docs/optimizers.md does not hold.
 import argparse
 import copy
 import functools
-import json
 import platform
 import statistics
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import require
+from common import json_rows, require
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -295,7 +294,7 @@ def write(path: Path, tasks: dict[str, Any], seeds: int, seconds: float) -> None
         "last": LAST,
         "tasks": tasks,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json_rows(content) + "\n")
 
 
 if __name__ == "__main__":

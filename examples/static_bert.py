@@ -248,7 +248,7 @@ def main() -> None:
     worst = max((row for row in sums.products if row.bits), key=lambda row: row.bits or 0)
     found |= {"bits": worst.bits, "proven": all(row.status == "proven" for row in sums.products)}
     print(f"the widest sum needs {worst.bits} bits, in {worst.node}; every one is proven: {found['proven']}")
-    checks = hop.export.verify_tflite(integers, model, [inputs_of(batch) for batch in held_out])
+    checks = hop.export.verify(integers, model, [inputs_of(batch) for batch in held_out])
     found |= {"codes": sum(row.elements for row in checks.rows), "differ": sum(row.differing for row in checks.rows)}
     found["tensors"] = len(checks.rows)
     print(

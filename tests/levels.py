@@ -38,6 +38,8 @@ FILES = (
     *("kernels/test_native.py", "kernels/test_native_quantize.py", "kernels/test_native_convolution.py"),
     *("numerics/test_quantizer.py", "numerics/test_requantization.py", "tensor/test_noise.py"),
     *("impls/test_fast_path.py", "impls/test_routes.py", "impls/test_scaled.py", "impls/test_scaled_graph.py"),
+    *("impls/test_scaled_convolutions.py", "impls/test_scaled_limits.py", "impls/test_scaled_floats.py"),
+    *("impls/test_scaled_values.py", "impls/test_scaled_codes.py", "impls/test_scaled_errors.py", "impls/test_pack.py"),
     *("impls/test_quantized.py", "impls/test_integer_chain.py", "optim/test_optimizers.py"),
     *("export/test_integer.py", "checkpoint/test_corpus.py"),
 )

@@ -11,7 +11,6 @@ correcting.py   correct_bias, reestimate_batch_norms: corrections after quantiza
 inputs.py       inputs of layers: call order, sharing, second moments
 """
 
-from hop.algorithms.candidates import dense_bytes as dense_bytes
 from hop.algorithms.choosing import Chosen as Chosen
 from hop.algorithms.choosing import ChosenLayer as ChosenLayer
 from hop.algorithms.choosing import choose_bits as choose_bits
@@ -57,7 +56,6 @@ __all__ = [
     "awq",
     "choose_bits",
     "correct_bias",
-    "dense_bytes",
     "distillation_loss",
     "gptq",
     "reestimate_batch_norms",

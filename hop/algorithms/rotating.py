@@ -34,7 +34,7 @@ class Rotation:
         size: number of channels to transform together. Default: the block of the activations' quantizer, or of the
             weight's if activations stay in floats: 32 in MX formats, 16 in NVFP4. If that is not in SIZES, as for whole
             rows, or does not divide the layer's channels, the largest of SIZES that divides them.
-        seed: of the random signs; size 16 uses hop.hadamard.SIGNS instead.
+        seed: of the random signs; size 16 uses hop.numerics.hadamard.SIGNS instead.
         always: whether to rotate layers even if that does not reduce the error of their outputs on the data.
 
     Raises:

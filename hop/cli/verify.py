@@ -7,9 +7,10 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison, TfliteComparison, verify_qoperator, verify_tflite, verify_tosa
+from hop.export import Comparison, FileComparison
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
+from hop.export.golden.verify import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
@@ -55,19 +56,11 @@ def verify(
         hop verify integers.pt2 model.onnx
     """
     with working(f"loading {a} and {b}"):
-        kind = _kind(b)
         program = load_program(a)
-        other = load_program(b) if kind is None else None
+        other: Any = load_program(b) if file_kind(b) is None else b
         inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     with working("running both"):
-        if other is not None:
-            comparison = compare(program, other, inputs)
-        elif kind == "tosa":
-            comparison = verify_tosa(program, b, inputs)
-        elif kind == "onnx":
-            comparison = verify_qoperator(program, b, inputs)
-        else:
-            comparison = verify_tflite(program, b, inputs, kernels=kernels)
+        comparison = compare(program, other, inputs, kernels=kernels)
     is_met = all(_reaches(row, at_least) for row in comparison.outputs)
     if as_json:
         show_json(as_dict(comparison, is_met))
@@ -86,22 +79,13 @@ def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
     ]
     first = None if comparison.first is None else comparison.first.a
     counts: dict[str, Any] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
-    if isinstance(comparison, TfliteComparison):
+    if isinstance(comparison, FileComparison):
         counts["trials"] = [
             {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
             for t in comparison.trials
         ]
         counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in comparison.units]
     return {"holds": is_met, "first": first, **counts, "rows": rows}
-
-
-def _kind(path: Path) -> str | None:
-    """The runtime of a file: from its identifying bytes, else from its suffix. ONNX files have no such bytes."""
-    with path.open("rb") as file:
-        identifier = file.read(8)[4:]
-    known = {"tflite": b"TFL3", "tosa": b"TOSA"}
-    named = next((name for name in (*known, "onnx") if path.suffix == f".{name}"), None)
-    return next((name for name, magic in known.items() if identifier == magic), named)
 
 
 def _reaches(row: Any, bound: float | None) -> bool:

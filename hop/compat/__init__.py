@@ -3,8 +3,8 @@
 No other module of the package uses a private attribute of torch. When a PyTorch release changes one, only these files
 have to change.
 
-Only `patches`, `cpp_code`, `control_flow` and `profiling` change PyTorch itself. `aliases` keeps names of our own
-earlier versions. `files` depends on the operating system.
+Only `patches`, `cpp_code`, `control_flow` and `profiling` change PyTorch itself. `files` depends on the operating
+system.
 
 Importing the package costs nothing beyond `import torch`: code that needs Dynamo, Inductor, DTensor or the FLOP counter
 runs when somebody else imports that module (`imports.when_imported`).

@@ -6,15 +6,10 @@ from hop.export.analysis.exactness import check_exact as check_exact
 from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
-from hop.export.analysis.verify import verify as verify
-from hop.export.golden.qoperator import QOperatorComparison as QOperatorComparison
-from hop.export.golden.qoperator import verify_qoperator as verify_qoperator
-from hop.export.golden.tflite import TfliteComparison as TfliteComparison
-from hop.export.golden.tflite import verify_tflite as verify_tflite
-from hop.export.golden.tosa import TosaComparison as TosaComparison
-from hop.export.golden.tosa import verify_tosa as verify_tosa
+from hop.export.golden.beside import FileComparison as FileComparison
 from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
+from hop.export.golden.verify import verify as verify
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
 from hop.export.rewrite.lowering import lower as lower
@@ -23,7 +18,6 @@ from hop.export.rewrite.qdq import to_qdq as to_qdq
 from hop.export.rewrite.scheme import to_scheme as to_scheme
 from hop.export.rewrite.stock import from_torch as from_torch
 from hop.export.rewrite.stock import to_torch as to_torch
-from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
@@ -37,12 +31,10 @@ from hop.export.targets.tosa import to_tosa as to_tosa
 __all__ = [
     "Comparison",
     "Exactness",
-    "QOperatorComparison",
+    "FileComparison",
     "QOperatorModel",
     "Ranges",
-    "TfliteComparison",
     "TfliteModel",
-    "TosaComparison",
     "TosaModel",
     "Trial",
     "check",
@@ -52,7 +44,6 @@ __all__ = [
     "from_torch",
     "lower",
     "native_library",
-    "onnx",
     "ranges",
     "to_executorch",
     "to_integer",
@@ -65,7 +56,4 @@ __all__ = [
     "to_tosa",
     "vectors",
     "verify",
-    "verify_qoperator",
-    "verify_tflite",
-    "verify_tosa",
 ]

@@ -36,6 +36,17 @@ if TYPE_CHECKING:
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
     from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
+__all__ = [
+    "HopCache",
+    "HopConfig",
+    "HopQuantizer",
+    "compile_decode",
+    "load_model",
+    "load_tokenizer",
+    "quantize_folder",
+    "register_lora",
+]
+
 # The module of each name, and the package that it needs.
 _NAMES = {
     "HopCache": ("hop.integrations.cache", "transformers"),
@@ -61,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    return __all__
 
 
 if find_spec("transformers") is not None:

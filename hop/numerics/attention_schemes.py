@@ -22,9 +22,9 @@ class AttentionScheme(Value):
         query: None to leave it in floats.
         key, value: quantizers with formats of the same kind, and of the query's kind.
         rotated: whether query and key are transformed before they are quantized, each head by a block Hadamard matrix:
-            `torch.ops.hop.hadamard`, with the largest of hop.hadamard.SIZES that divides the head's width. The matrix
-            is orthogonal, so scores change only by rounding; elements that are large in all tokens are spread over
-            their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
+            `torch.ops.hop.hadamard`, with the largest of hop.numerics.hadamard.SIZES that divides the head's width. The
+            matrix is orthogonal, so scores change only by rounding; elements that are large in all tokens are spread
+            over their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
 
     Raises:
         TypeError: an operand's quantizer is not a Quantizer, or rotated is not a bool.
@@ -92,4 +92,4 @@ def named(name: str) -> AttentionScheme:
     return result
 
 
-__all__ = ["ATTENTION_SCHEMES", "SHORT", "AttentionScheme", "named", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["ATTENTION_SCHEMES", "AttentionScheme", "named", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -59,7 +59,6 @@ __all__ = [
     "Format",
     "Integer",
     "PowerOfTwo",
-    "dynamic_map",
 ]
 
 _BEYOND = 2.0**20  # larger than every code, and small enough for float32 to have fractions

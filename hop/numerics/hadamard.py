@@ -13,7 +13,7 @@ from hop.numerics import blocks, spelling
 from hop.numerics.spelling import Value
 from hop.numerics.tables import tensor
 
-__all__ = ["SIGNS", "SIZES", "Hadamard"]
+__all__ = ["Hadamard"]
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 

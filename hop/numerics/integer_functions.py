@@ -31,13 +31,12 @@ from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_resize import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
-from hop.numerics.integer_tables import FUNCTIONS, TfliteRsqrt, TfliteSigmoid, TfliteTable
+from hop.numerics.integer_tables import TfliteRsqrt, TfliteSigmoid, TfliteTable
 from hop.numerics.ort_arithmetic import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from hop.numerics.pt2e_arithmetic import Pt2eAveragePool, Pt2eMean
 from hop.numerics.tosa_arithmetic import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
 __all__ = [
-    "FUNCTIONS",
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",

@@ -46,7 +46,6 @@ __all__ = [
     "Reciprocal",
     "Requantization",
     "WideFixedPoint",
-    "fixed_point",
 ]
 
 _MANTISSA_BITS = 31

@@ -15,7 +15,7 @@ Code elsewhere only uses a rule's properties and methods, so new rules need no c
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ def nan_beyond(amax: Tensor) -> Tensor:
 
 
 _TOLD = ("scale_of", "block_scale_format")
-_RENAMED = {"step": "scale_of", "fold": "block_scale_of", "folds": "has_block_scale", "rest": "outer_scale_of"}
-_RENAMED |= {"rest_is_one": "outer_scale_is_one"}
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,6 @@ class Found(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Rule(Value):
     """Base class of scale rules: one float32 scale per block, which divides the elements if the caller gives it."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise TypeError for a method under its name from version 0.1, which would never be called."""
-        super().__init_subclass__(**kwargs)
-        for old, new in _RENAMED.items():
-            if callable(vars(cls).get(old)):
-                raise TypeError(f"{cls.__name__}: Rule.{old} is now Rule.{new}; rename the method")
 
     takes_ends: ClassVar[bool] = False
     """Whether a given scale may be 0 or infinite, because it is an amax."""

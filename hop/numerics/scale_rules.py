@@ -32,7 +32,6 @@ from hop.numerics.rule import nan_beyond
 from hop.numerics.stored_scales import StoredScales as StoredScales
 
 __all__ = [
-    "MX_ROUNDINGS",
     "AbsMean",
     "Amax",
     "BlockScaling",

@@ -247,4 +247,4 @@ def named(name: str) -> Scheme:
     return result
 
 
-__all__ = ["SCHEMES", "SHORT", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["SCHEMES", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

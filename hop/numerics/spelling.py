@@ -29,7 +29,7 @@ VERSION = 1
 _PREFIX = f"hop{VERSION}:"
 _classes: dict[str, type] = {}
 _constants: dict[str, Any] = {}
-_RENAMED = {"Given": "Static"}  # classes by their names in texts of earlier versions
+EARLIER = {"Given": "Static"}  # classes by their names in files that were written before they were renamed
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
@@ -225,7 +225,7 @@ class _Parser:
     def one_value(self) -> Any:
         before = self.at
         kind, word = self.token()
-        word = _RENAMED.get(word, word) if kind == "name" else word
+        word = EARLIER.get(word, word) if kind == "name" else word
         if kind == "number":
             return self.number(word, before)
         if kind == "string":

@@ -43,5 +43,3 @@ __all__ = [
     "compare",
     "sweep",
 ]
-
-Operand = Source  # its name in earlier versions

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import hop
 from hop import formats, presets
-from hop.algorithms import SQNR, Fisher, choose_bits, dense_bytes, sensitivity
+from hop.algorithms import SQNR, Fisher, choose_bits, sensitivity
+from hop.algorithms.candidates import dense_bytes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from tests.support.layers import randn

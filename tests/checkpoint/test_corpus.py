@@ -4,13 +4,11 @@ A folder of tests/corpus is written by its version, once (tests/corpus/write.py)
 fails, the library has to read what it wrote. Its programs were saved by torch 2.13.
 """
 
-import importlib
 import json
 import operator
 import subprocess
 import sys
 import unittest
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ import hop.checkpoint
 import hop.nn
 import hop.optim
 from hop import formats, layouts, presets, recipes, requantization, scale_rules, schemes
-from hop.compat import aliases
 from hop.dispatch import hop as _hop
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
@@ -114,18 +111,8 @@ class TestSpellings(unittest.TestCase):
 
     @versions()
     def test_public_names(self, version):
-        """They are there; those that have others now warn."""
         for name in spelled(version)["names"]:
-            parts = name.split(".")
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "hop.* is now ", DeprecationWarning)
-                for size in range(len(parts), 0, -1):
-                    try:
-                        module = importlib.import_module(".".join(parts[:size]))
-                    except ModuleNotFoundError:
-                        continue
-                    assert operator.attrgetter(".".join(parts[size:]))(module) if parts[size:] else module, name
-                    break
+            assert operator.attrgetter(name.removeprefix("hop."))(hop), name
 
 
 class TestTensors(unittest.TestCase):
@@ -267,9 +254,8 @@ class TestComplete(unittest.TestCase):
     def test_classes(self):
         """Each rule, layout and convention of requantization is spelled in a quantizer."""
         texts = " ".join(text for version in VERSIONS for text in spelled(version)["quantizers"].values())
-        for names in aliases.NAMES.values():  # by which earlier versions spell them
-            for old, new in names.items():
-                texts = texts.replace(f"{old}(", f"{new.rpartition('.')[2]}(")
+        for old, new in spelling.EARLIER.items():
+            texts = texts.replace(f"{old}(", f"{new}(")
         bases = {scale_rules.Rule: "Amax", layouts.Layout: "", requantization.Requantization: "Division"}  # the default
         for base, default in bases.items():
             for cls in subclasses(base):

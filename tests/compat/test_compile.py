@@ -25,22 +25,14 @@ def linear(x, weight, bias):
 
 @pytest.mark.compiler
 class TestInductor(unittest.TestCase):
-    @parameterized.expand(
-        [
-            ("linear_int8", linear, (integers(3, 5, 16), integers(8, 16), integers(8, dtype=torch.int16))),
-            ("linear_int16", linear, (integers(5, 16, dtype=torch.int16), integers(8, 16), integers(8))),
-            (
-                "convolution",
-                lambda x, w: hop.out_dtype(aten.conv2d.default, torch.int32, x, w),
-                (integers(2, 3, 6, 6), integers(4, 3, 3, 3)),
-            ),
-            (
-                "bmm",
-                lambda a, b: hop.out_dtype(aten.bmm.default, torch.int32, a, b),
-                (integers(2, 3, 600), integers(2, 600, 4)),
-            ),
-        ]
-    )
+    @parameterized.expand([
+        ("linear_int8", linear, (integers(3, 5, 16), integers(8, 16), integers(8, dtype=torch.int16))),
+        ("linear_int16", linear, (integers(5, 16, dtype=torch.int16), integers(8, 16), integers(8))),
+        ("convolution", lambda x, w: hop.out_dtype(aten.conv2d.default, torch.int32, x, w),
+            (integers(2, 3, 6, 6), integers(4, 3, 3, 3))),
+        ("bmm", lambda a, b: hop.out_dtype(aten.bmm.default, torch.int32, a, b),
+            (integers(2, 3, 600), integers(2, 600, 4))),
+    ])  # fmt: skip
     @pytest.mark.full
     def test_code_calls_the_integer_kernel(self, _name, function, args):
         from torch._inductor.utils import run_and_get_code
@@ -98,21 +90,13 @@ class TestInductor(unittest.TestCase):
 
 
 class TestDynamicShapes(unittest.TestCase):
-    @parameterized.expand(
-        [
-            ("mm", lambda a, b: hop.out_dtype(aten.mm.default, torch.int32, a, b), [(m, 16) for m in (2, 3, 64, 129)]),
-            (
-                "linear_of_3_dims",
-                lambda a, b: hop.out_dtype(aten.linear.default, torch.int32, a, b.t()),
-                [(3, m, 16) for m in (2, 5, 64)],
-            ),
-            (
-                "matmul_of_uint8",
-                lambda a, b: hop.out_dtype(aten.matmul.default, torch.int32, a.view(torch.uint8), b),
-                [(m, 16) for m in (2, 9)],
-            ),
-        ]
-    )
+    @parameterized.expand([
+        ("mm", lambda a, b: hop.out_dtype(aten.mm.default, torch.int32, a, b), [(m, 16) for m in (2, 3, 64, 129)]),
+        ("linear_of_3_dims", lambda a, b: hop.out_dtype(aten.linear.default, torch.int32, a, b.t()),
+            [(3, m, 16) for m in (2, 5, 64)]),
+        ("matmul_of_uint8", lambda a, b: hop.out_dtype(aten.matmul.default, torch.int32, a.view(torch.uint8), b),
+            [(m, 16) for m in (2, 9)]),
+    ])  # fmt: skip
     @pytest.mark.quick(3)
     def test_one_compilation_serves_all_sizes(self, _name, function, shapes):
         torch._dynamo.reset()

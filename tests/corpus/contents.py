@@ -122,7 +122,7 @@ NAMED = {
 def all_schemes() -> dict[str, schemes.Scheme]:
     return {
         **NAMED,
-        "original": replace(schemes.INT4_WEIGHT_32, backward=schemes.ORIGINAL),
+        "original": replace(schemes.INT4_WEIGHT_32, backward="original"),
         "output": replace(schemes.INT8_DYNAMIC, output=presets.INT8_TENSOR_STATIC_AFFINE),
     }
 

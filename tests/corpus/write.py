@@ -13,7 +13,6 @@ disks. What is public and new goes into the folder of the version that brings it
 """
 
 import copy
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import hop
 import hop.checkpoint
+from examples.common import json_rows
 from hop import formats
 from hop.kernels.cpu import native
 from tests.corpus import contents
@@ -115,7 +115,7 @@ def write(folder: Path) -> None:
             torch.export.save(contents.without_paths(lowered), folder / "programs" / f"{name}{ending}.pt2")
         for i, y in enumerate(agreed_all(lambda program=program, args=args: program.module()(*args))):
             numbers[f"program.{name}.{i}"] = y
-    (folder / "spellings.json").write_text(json.dumps({**spellings(), "inputs": taken}, indent=0) + "\n")
+    (folder / "spellings.json").write_text(json_rows({**spellings(), "inputs": taken}) + "\n")
     safetensors.torch.save_file({k: v.contiguous() for k, v in numbers.items()}, folder / "numbers.safetensors")
 
 

@@ -543,21 +543,14 @@ REGISTRY_CASES = [
     ("s8", registry.Case(torch.int8, torch.int8, torch.int32)),
     ("u8", registry.Case(torch.uint8, torch.uint8, torch.int32)),
     ("s8 batch", registry.Case(torch.int8, torch.int8, torch.int32, batched=True)),
-    *(
-        (f"{lhs} {out} {scaled} {biased}", registry.Case(lhs, lhs, out, scaled=scaled, biased=biased))
-        for lhs, out in (
-            *itertools.product((E4M3,), (torch.bfloat16, torch.float16, torch.float32)),
-            (E5M2, torch.bfloat16),
-        )
-        for scaled, biased in itertools.product((False, True), repeat=2)
-    ),
+    *((f"{lhs} {out} {scaled} {biased}", registry.Case(lhs, lhs, out, scaled=scaled, biased=biased)) for lhs,
+        out in (*itertools.product((E4M3,), (torch.bfloat16, torch.float16, torch.float32)),
+        (E5M2, torch.bfloat16)) for scaled, biased in itertools.product((False, True), repeat=2)),
     ("e4m3 batch", registry.Case(E4M3, E4M3, torch.bfloat16, batched=True, scaled=True, biased=True)),
-    *(
-        (f"{lhs} {rhs} {group} {out}", registry.Case(lhs, rhs, out, group=group))
-        for lhs, rhs, group in ((E4M3, E4M3, 32), (E4M3, E5M2, 32), (E5M2, E5M2, 32), (FP4, FP4, 32), (FP4, FP4, 16))
-        for out in (torch.bfloat16, torch.float32)
-    ),
-]
+    *((f"{lhs} {rhs} {group} {out}", registry.Case(lhs, rhs, out, group=group)) for lhs, rhs,
+        group in ((E4M3, E4M3, 32), (E4M3, E5M2, 32), (E5M2, E5M2, 32), (FP4, FP4, 32),
+        (FP4, FP4, 16)) for out in (torch.bfloat16, torch.float32)),
+]  # fmt: skip
 TILES = {"few rows": (16, 512), "small": (256, 512), "large": (8192, 8192)}
 REGISTRY = unittest.skipIf(registry.missing() is not None, registry.missing() or "")
 

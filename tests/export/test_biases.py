@@ -224,12 +224,12 @@ class TestRuntimes(unittest.TestCase):
             pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
         target = TFLITE_MICRO if kernels == "micro" else TFLITE
         program = program_of(self.model, self.x, target=target).program
-        found = hop.export.verify_tflite(program, hop.export.to_tflite(program), (self.x,), kernels=kernels)
+        found = hop.export.verify(program, hop.export.to_tflite(program), (self.x,), kernels=kernels)
         assert found.first is None, str(found)
 
     def test_onnxruntime(self) -> None:
         pytest.importorskip("onnxruntime", reason="needs onnxruntime")
         program = program_of(self.model, self.x, target=ONNX_INTEGER).program
         model = hop.export.to_qoperator(program, weights=torch.int8)
-        found = hop.export.verify_qoperator(program, model, (self.x,))
+        found = hop.export.verify(program, model, (self.x,))
         assert found.first is None, str(found)

@@ -34,9 +34,9 @@ def check(model: nn.Module, x: Tensor, at_least: int = 3) -> None:
     back = hop.export.from_tflite(file)
     for given in (x, x * 5 - 1):
         assert torch.equal(back.module()(given), program.module()(given))
-    found = hop.export.verify_tflite(back, file, (x,))
+    found = hop.export.verify(back, file, (x,))
     assert found.first is None and len(found.rows) >= at_least, found
-    again = hop.export.verify_tflite(program, hop.export.to_tflite(back), (x,))
+    again = hop.export.verify(program, hop.export.to_tflite(back), (x,))
     assert again.outputs[0].differing == 0 and again.first is None
 
 
@@ -128,11 +128,11 @@ class TestOperators(unittest.TestCase):
         data = made.bytes()
         program = hop.export.from_tflite(data)
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 4
-        found = hop.export.verify_tflite(program, data, (x,))
+        found = hop.export.verify(program, data, (x,))
         assert found.first is None and found.rows, found
         assert len(torch.unique(program.module()(x))) > 2
         again = hop.export.to_tflite(program)
-        assert hop.export.verify_tflite(program, again, (x,)).first is None
+        assert hop.export.verify(program, again, (x,)).first is None
         return program
 
     @parameterized.expand([(1, 2, 3), (2, 2, 4), (2, 3, 5), (1, 1, 2)])
@@ -188,7 +188,7 @@ class TestOperators(unittest.TestCase):
         made = Made(3, 40)
         data = made.add(name, (3, 40), units=([0.04], [-20], 0)).bytes()
         program = hop.export.from_tflite(data)
-        assert hop.export.verify_tflite(program, data, (torch.randn(3, 40) * 4,)).first is None
+        assert hop.export.verify(program, data, (torch.randn(3, 40) * 4,)).first is None
 
     @parameterized.expand(["NONE", "RELU", "RELU6", "RELU_N1_TO_1"])
     def test_fused(self, name: str) -> None:
@@ -203,7 +203,7 @@ class TestOperators(unittest.TestCase):
         made.x = made.file.operator("DEQUANTIZE", [made.x], y, "DequantizeOptions")
         data = made.bytes()
         program = hop.export.from_tflite(data)
-        found = hop.export.verify_tflite(program, data, (torch.randn(3, 8),))
+        found = hop.export.verify(program, data, (torch.randn(3, 8),))
         assert found.first is None and found.outputs[0].dtype == torch.float32
 
     def test_constant_operand(self) -> None:

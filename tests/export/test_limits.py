@@ -75,8 +75,8 @@ class TestUnits(unittest.TestCase):
         for units in ((1 / 128, 0), (0.01, 0), (1 / 128, 10)):
             program = program_of(Function(torch.tanh, 0.03, *units), (x,), TFLITE)
             model = hop.export.to_tflite(program)
-            assert hop.export.verify_tflite(program, model, (x,), kernels="reference").first is None
-            is_equal = hop.export.verify_tflite(program, model, (x,), kernels="micro").first is None
+            assert hop.export.verify(program, model, (x,), kernels="reference").first is None
+            is_equal = hop.export.verify(program, model, (x,), kernels="micro").first is None
             assert is_equal == (units == (1 / 128, 0)), units
 
 
@@ -172,9 +172,9 @@ class TestSizes(unittest.TestCase):
         x = torch.randn(shape)
         program = program_of(Function(function, 0.03, 0.05, 0), (x,), TFLITE)
         model = hop.export.to_tflite(program)
-        assert hop.export.verify_tflite(program, model, (x,), kernels="reference").first is None
+        assert hop.export.verify(program, model, (x,), kernels="reference").first is None
         with self.assertRaisesRegex(ValueError, "TFLM does not accept model"):
-            hop.export.verify_tflite(program, model, (x,), kernels="micro")
+            hop.export.verify(program, model, (x,), kernels="micro")
 
     def test_as_many_as_it_takes(self) -> None:
         x = torch.randn(2, 3)
@@ -188,7 +188,7 @@ class TestSizes(unittest.TestCase):
         x = torch.randn(2, 3, 4, 4)
         model = Function(lambda x: F.relu6(F.max_pool2d(x, 2)), 0.03, 0.02, -20)
         program = program_of(model, (x,), TFLITE_MICRO)
-        found = hop.export.verify_tflite(program, hop.export.to_tflite(program), (x,), kernels="micro")
+        found = hop.export.verify(program, hop.export.to_tflite(program), (x,), kernels="micro")
         assert found.first is None, str(found)
 
 

@@ -28,7 +28,7 @@ def exported(model: nn.Module, x: Tensor, target: Any) -> Any:
 def compared(model: nn.Module, x: Tensor, target: Any) -> int:
     """How many codes were compared, none of which differs."""
     program = exported(model, x, target)
-    found = hop.export.verify_tflite(program, hop.export.to_tflite(program), (x,), kernels="micro")
+    found = hop.export.verify(program, hop.export.to_tflite(program), (x,), kernels="micro")
     assert found.first is None and not found.trials, str(found)
     return sum(row.elements for row in found.rows)
 
@@ -118,12 +118,12 @@ class TestOperators(unittest.TestCase):
         chain = Chain(6)
         x = torch.randn(chain.shape) * 2
         program = exported(chain, x, TFLITE)
-        found = hop.export.verify_tflite(program, hop.export.to_tflite(program), (x,), kernels="micro")
+        found = hop.export.verify(program, hop.export.to_tflite(program), (x,), kernels="micro")
         assert found.first is not None and any("TFLITE_MICRO" in t.targets for t in found.equal_with)
 
     def test_what_it_has_not(self) -> None:
         with pytest.raises(ValueError, match=r"target TFLITE_MICRO has no row for .*gelu"):
             exported(Function(lambda x: both(F.gelu(both(x, 0.1, 0)), 0.1, 0)), torch.randn(4), TFLITE_MICRO)
         program = exported(Function(lambda x: wide(F.gelu(wide(x, 1e-4)), 1e-4)), torch.randn(4), TFLITE_16X8)
-        with pytest.raises(ValueError, match=r"verify_tflite: TFLM does not accept model"):
-            hop.export.verify_tflite(program, hop.export.to_tflite(program), (torch.randn(4),), kernels="micro")
+        with pytest.raises(ValueError, match=r"verify: TFLM does not accept model"):
+            hop.export.verify(program, hop.export.to_tflite(program), (torch.randn(4),), kernels="micro")

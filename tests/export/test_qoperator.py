@@ -79,7 +79,7 @@ def exported(model: nn.Module, *inputs: Tensor, target: Any = ONNX_INTEGER) -> A
 
 def compared(program: Any, *inputs: Tensor, **options: Any) -> int:
     """How many codes were compared, none of which differs; each call that gives codes has its tensor."""
-    found = hop.export.verify_qoperator(program, hop.export.to_qoperator(program, **options), inputs)
+    found = hop.export.verify(program, hop.export.to_qoperator(program, **options), inputs)
     assert found.first is None and not found.trials and not found.units, str(found)
     rows = {name for row in found.rows for name in (row.a, row.b)}  # an output has the name of its alias in a
     calls = [n for n in program.graph.nodes if "hop_scaled_buffers" in str(n.target)]
@@ -178,11 +178,7 @@ STEPS: dict[str, Any] = {
     "maximum pool, padded": (lambda x: F.max_pool2d(x, 3, 2, 1), [PICTURE], (0.03, 5)),
     "maximum pool, dilated": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), [PICTURE], (0.04, 0)),
     "average pool, padded": (lambda x: F.avg_pool2d(x, 3, 2, 1), [PICTURE], (0.03, 5)),
-    "average pool, pads left out": (
-        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        [PICTURE],
-        (0.02, 5),
-    ),
+    "average pool, pads left out": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), [PICTURE], (0.02, 5)),
     "average pool of the whole": (lambda x: F.avg_pool2d(x, (8, 9)), [PICTURE], (0.01, 5)),
     "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (4, 3)), [PICTURE], (0.02, 5)),
     "adaptive to one": (lambda x: F.adaptive_avg_pool2d(x, 1), [PICTURE], (0.01, 5)),
@@ -193,13 +189,9 @@ STEPS: dict[str, Any] = {
     "select of another scale": (lambda x: x.select(1, -1), [PICTURE], (0.05, 5)),
     "padded": (lambda x: F.pad(x, (1, 0, 2, 3)), [PICTURE], (0.03, 5)),
     "permute": (lambda x: x.permute(0, 2, 3, 1), [PICTURE], (0.05, 5)),
-    "two changes of scale": (
-        lambda x: both(both(x.flatten(1), 0.11, 0).reshape(-1), 0.04, 7),
-        [PICTURE],
-        (0.02, -3),
-    ),
+    "two changes of scale": (lambda x: both(both(x.flatten(1), 0.11, 0).reshape(-1), 0.04, 7), [PICTURE], (0.02, -3)),
     "softmax of the first": (lambda x: x.softmax(0), [(7, 5)], (1 / 256, -128)),
-}
+}  # fmt: skip
 WEIGHTED: dict[str, Any] = {
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 1), (2, 4, 11), (6, 4, 3), (0.05, 3)),
     "conv3d": (lambda x, w, b: F.conv3d(x, w, b, padding=1), (1, 2, 4, 5, 6), (3, 2, 3, 3, 3), (0.05, 3)),
@@ -274,12 +266,12 @@ class TestErrors(unittest.TestCase):
             hop.export.to_qoperator(nn.Linear(2, 2))  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"weights must be torch.uint8 or torch.int8, got torch.int16"):
             hop.export.to_qoperator(program, weights=torch.int16)
-        with pytest.raises(TypeError, match="model must be a QOperatorModel, the path of an ONNX file, or its bytes"):
-            hop.export.verify_qoperator(program, 3, (x,))
+        with pytest.raises(TypeError, match="a TfliteModel, TosaModel or QOperatorModel, the path of such a file"):
+            hop.export.verify(program, 3, (x,))
         with pytest.raises(ValueError, match="model is not an ONNX file"):
-            hop.export.verify_qoperator(program, b"nothing of the kind", (x,))
+            hop.export.verify(program, b"nothing of the kind", (x,))
         with pytest.raises(FileNotFoundError):
-            hop.export.verify_qoperator(program, "no.onnx", (x,))
+            hop.export.verify(program, "no.onnx", (x,))
 
     def test_damaged(self) -> None:
         x = torch.randn(3, 4)
@@ -287,7 +279,7 @@ class TestErrors(unittest.TestCase):
         model = onnx.load_from_string(hop.export.to_qoperator(program).buffer)
         model.graph.node[0].op_type = "Clop"
         with pytest.raises(ValueError, match="onnxruntime does not accept model"):
-            hop.export.verify_qoperator(program, model.SerializeToString(), (x,))
+            hop.export.verify(program, model.SerializeToString(), (x,))
 
     def test_programs(self) -> None:
         """What is not written is named, with the reason."""
@@ -315,7 +307,7 @@ class TestErrors(unittest.TestCase):
         torch.manual_seed(0)
         model, x = Step(torch.add, (0.06, 5)), [torch.randn(64, 64), torch.randn(64, 64)]
         ours, theirs = (exported(model, *x, target=t) for t in (ONNX_INTEGER, TFLITE))
-        found = hop.export.verify_qoperator(theirs, hop.export.to_qoperator(ours), tuple(x))
+        found = hop.export.verify(theirs, hop.export.to_qoperator(ours), tuple(x))
         assert found.first is not None and found.equal_with[0].targets == ("ONNX_INTEGER",)
 
 

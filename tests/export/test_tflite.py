@@ -132,7 +132,7 @@ class TestRows(unittest.TestCase):
         torch.manual_seed(6)
         model, x = Keywords(), torch.randn(4, 3, 80)
         program = exported(widened(model) if target == "TFLITE_16X8" else model, x, target=getattr(targets, target))
-        found = hop.export.verify_tflite(program, to_tflite(program), (x,), kernels=kernels)
+        found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
         assert found.first is None and len(found.rows) == 8, str(found)
 
     def test_between_layouts(self) -> None:
@@ -196,7 +196,7 @@ class TestLarger(unittest.TestCase):
             torch.manual_seed(6)
             model, x = Larger(function, Weights((6, 4, 3, 3), channel=1)), torch.randn(2, 6, 7, 8)
             program = exported(widened(model) if name.endswith("wide") else model, x, target=getattr(targets, target))
-            found = hop.export.verify_tflite(program, to_tflite(program), (x,), kernels=kernels)
+            found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
             assert found.first is None and found.rows, str(found)
 
     def test_transposed_convolution_refused(self) -> None:

@@ -42,7 +42,7 @@ def exported(model: nn.Module, x: Tensor) -> Any:
 
 def compare(program: Any, *inputs: Tensor) -> Any:
     file = hop.export.to_tflite(program)
-    found = hop.export.verify_tflite(program, file, [(x,) for x in inputs])
+    found = hop.export.verify(program, file, [(x,) for x in inputs])
     assert found.first is None and found.outputs[0].dtype == torch.int16, found
     back = hop.export.from_tflite(file)
     for x in inputs:
@@ -146,11 +146,11 @@ class TestEqual(unittest.TestCase):
         file.operator("FULLY_CONNECTED", [x, weight, bias], y, "FullyConnectedOptions")
         data = file.finish({"x": x}, {"y": y})
         program = hop.export.from_tflite(data)
-        assert hop.export.verify_tflite(program, data, (torch.zeros(1, 2),)).first is None
+        assert hop.export.verify(program, data, (torch.zeros(1, 2),)).first is None
         other = hop.export.from_tflite(
             data, target=Target("other", (Row(("linear.default",), FixedPoint(rounding="away")),), dtypes=("int16",))
         )
-        assert hop.export.verify_tflite(other, data, (torch.zeros(1, 2),)).first is not None
+        assert hop.export.verify(other, data, (torch.zeros(1, 2),)).first is not None
 
     def near(self, model: Step, program: Any, x: Tensor) -> None:
         """As the quantized floats, but for a step of an operand, and for a mantissa of 15 bits."""
@@ -183,7 +183,7 @@ class TestEqual(unittest.TestCase):
 
         model, x = Rows(), torch.randint(0, 50, (4, 9)).to(getattr(torch, dtype))
         program = exported(model, x)
-        found = hop.export.verify_tflite(program, file := hop.export.to_tflite(program), (x,))
+        found = hop.export.verify(program, file := hop.export.to_tflite(program), (x,))
         assert found.first is None and found.outputs[0].elements == 4 * 9 * 7
         assert torch.equal(hop.export.from_tflite(file).module()(x), program.module()(x))
         assert ((program.module()(x) - model(x)).abs() <= model.out).all()

@@ -40,7 +40,7 @@ def exported(model: nn.Module, *inputs: Tensor, target: Any = TOSA_1_0) -> Any:
 
 def compared(program: Any, *inputs: Tensor) -> int:
     """How many codes were compared, none of which differs; each call that gives codes has its tensor."""
-    found = hop.export.verify_tosa(program, hop.export.to_tosa(program), inputs)
+    found = hop.export.verify(program, hop.export.to_tosa(program), inputs)
     assert found.first is None and not found.trials, str(found)
     rows = {name for row in found.rows for name in (row.a, row.b)}  # an output has the name of its alias in a
     calls = [n for n in program.graph.nodes if "hop_scaled_buffers" in str(n.target)]
@@ -258,11 +258,11 @@ class TestVerify(unittest.TestCase):
         x = torch.randn(4000, 16)
         model = Step(F.linear, (0.05, 0), Weights((24, 16)))
         file = hop.export.to_tosa(exported(model, x))
-        found = hop.export.verify_tosa(exported(model, x, target=TFLITE), file, (x,))
+        found = hop.export.verify(exported(model, x, target=TFLITE), file, (x,))
         assert found.first is None  # TFLite's fully connected layers round once, too
         rule = hop.requantization.FixedPoint(rounding="gemmlowp")
         ours = hop.export.to_integer(torch.export.export(model, (x,)), requantize=rule).program
-        found = hop.export.verify_tosa(ours, file, (x,))
+        found = hop.export.verify(ours, file, (x,))
         assert found.first is not None and found.first.operator.endswith("linear.default")
         assert "TOSA_1_0" in found.equal_with[0].targets and "equal by" in str(found)
 
@@ -281,18 +281,18 @@ class TestVerify(unittest.TestCase):
     def test_bad_input(self) -> None:
         program = exported(Step(F.relu, (0.05, 0)), x := torch.randn(6, 5))
         model = hop.export.to_tosa(program)
-        with pytest.raises(TypeError, match="must be a TosaModel"):
-            hop.export.verify_tosa(program, 3, (x,))
+        with pytest.raises(TypeError, match="TosaModel or QOperatorModel, the path of such a file"):
+            hop.export.verify(program, 3, (x,))
         with pytest.raises(ValueError, match="not a TOSA file"):
-            hop.export.verify_tosa(program, b"12345678abc", (x,))
+            hop.export.verify(program, b"1234TOSAabc", (x,))
         with pytest.raises(ValueError, match="damaged TOSA file"):
-            hop.export.verify_tosa(program, model.buffer[: len(model.buffer) // 2], (x,))
+            hop.export.verify(program, model.buffer[: len(model.buffer) // 2], (x,))
         with mock.patch.dict(os.environ, {PLACE: "/nowhere"}), pytest.raises(ImportError, match="names /nowhere"):
-            hop.export.verify_tosa(program, model, (x,))
+            hop.export.verify(program, model, (x,))
         content = decode("test", model.buffer, "model")
         content["regions"][0]["blocks"][0]["operators"].pop()
         with pytest.raises(RuntimeError, match="the reference model stopped"):
-            hop.export.verify_tosa(program, encode("test", content), (x,))
+            hop.export.verify(program, encode("test", content), (x,))
         with pytest.raises(RuntimeError, match="flatc"):
             encode("test", {"version": {"no_such_field": 1}})
 
@@ -304,7 +304,7 @@ class TestVerify(unittest.TestCase):
 
         given = torch.randn(4, 5), torch.randn(4, 5)
         program = exported(Two(), *given)
-        found = hop.export.verify_tosa(program, hop.export.to_tosa(program), given)
+        found = hop.export.verify(program, hop.export.to_tosa(program), given)
         assert found.first is None and len(found.outputs) == 2
 
 

@@ -390,19 +390,17 @@ class TestRunning(unittest.TestCase):
             verify(other, other, {"x": x, "more": [more]})
         for program, shown in zip(programs, ("x, more", "x, more=", "more=, x=", "x=, more="), strict=True):
             for wrong, got in (({"x": x}, "x="), ({**given, "mask": x}, "more=, x=, mask=")):
-                message = f"verify: program_a takes the arguments {shown}, but inputs have {got}; give a dict of all"
+                message = f"verify: program takes the arguments {shown}, but inputs have {got}; give a dict of all"
                 for form in (program, program.module()):
                     with pytest.raises(ValueError, match=re.escape(message)):
                         verify(form, program, wrong)
-        with pytest.raises(ValueError, match="program_b takes the arguments x, more=, but inputs have 2 by place"):
+        with pytest.raises(ValueError, match="model takes the arguments x, more=, but inputs have 2 by place"):
             verify(programs[0], programs[1], (x, more))
 
     def test_errors(self):
         x = torch.randn(2, 8)
         program = export(Net(), (x,))
-        with pytest.raises(
-            TypeError, match=r"program_b must be a torch.export.ExportedProgram or its module\(\), got Net"
-        ):
+        with pytest.raises(TypeError, match=r"model must be an exported program or its module\(\), .*got Net"):
             verify(program, Net(), (x,))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="inputs must be the tuple of a program's positional arguments"):
             verify(program, program, x)  # type: ignore[arg-type]
@@ -419,12 +417,12 @@ class TestRunning(unittest.TestCase):
                 verify(program, program, bad)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"inputs must hold one .* got an empty list"):
             verify(program, program, [])
-        with pytest.raises(ValueError, match="program_a takes 1 tensors or numbers, but inputs have 2"):
+        with pytest.raises(ValueError, match="program takes 1 tensors or numbers, but inputs have 2"):
             verify(program, program, (x, x))
         with pytest.raises(ValueError, match="the inputs are nested as"):
             verify(program, program, ([x],))
         one = export(nn.Linear(8, 4), (x,))
-        with pytest.raises(ValueError, match="program_a has 2, program_b 1"):
+        with pytest.raises(ValueError, match="program has 2 and model 1"):
             verify(program, one, (x,))
         with pytest.raises(ValueError, match=r"output 0 has different shapes: \(2, 4\) and \(2, 5\)"):
             verify(one, export(nn.Linear(8, 5), (x,)), (x,))

@@ -52,7 +52,7 @@ class TestVerify(unittest.TestCase):
         for model, x in (small(), (transformer(16, 1), torch.randn(2, 6, 16))):
             program = hop.export.to_integer(exported(model, x), target=TFLITE).program
             model_file = hop.export.to_tflite(program)
-            found = hop.export.verify_tflite(program, model_file, [(x,), (x * 3,)])
+            found = hop.export.verify(program, model_file, [(x,), (x * 3,)])
             assert found.first is None and not found.trials and not found.units
             assert found.inputs == 2 and found.outputs[0].differing == 0
             calls = [n.name for n in program.graph.nodes if "hop_scaled" in str(n.target)]
@@ -65,7 +65,7 @@ class TestVerify(unittest.TestCase):
         program = exported(model, x)
         ours = hop.export.to_integer(program, target=PT2E).program
         theirs = hop.export.to_integer(program, target=TFLITE).program
-        found = hop.export.verify_tflite(ours, hop.export.to_tflite(theirs), (x,))
+        found = hop.export.verify(ours, hop.export.to_tflite(theirs), (x,))
         a, b = codes_of(ours, x), codes_of(theirs, x)
         assert found.first is not None
         compared = [row for row in found.rows if row.a in a and row.b in b]
@@ -81,7 +81,7 @@ class TestVerify(unittest.TestCase):
         model = hop.export.to_tflite(hop.export.to_integer(program, target=TFLITE).program)
         for rounding in ("gemmlowp", "ruy"):
             ours = hop.export.to_integer(program, requantize=FixedPoint(rounding=rounding)).program
-            found = hop.export.verify_tflite(ours, model, (x,))
+            found = hop.export.verify(ours, model, (x,))
             row = found.first
             assert row is not None and row.operator.endswith("aten.linear.default") and row.largest == 1
             best = found.trials[0]
@@ -97,8 +97,8 @@ class TestVerify(unittest.TestCase):
         x = torch.randn(40000, 16)
         program = hop.export.to_integer(exported(nn.Sequential(Point(), Dense(16, 24)), x), target=TFLITE).program
         model = hop.export.to_tflite(program)
-        assert hop.export.verify_tflite(program, model, (x,)).first is None
-        found = hop.export.verify_tflite(program, model, (x,), kernels="optimized")
+        assert hop.export.verify(program, model, (x,)).first is None
+        found = hop.export.verify(program, model, (x,), kernels="optimized")
         if found.first is None:
             pytest.skip("LiteRT's optimized kernels round as its reference ones on this CPU")
         equal = {t.convention for t in found.equal_with}
@@ -112,7 +112,7 @@ class TestVerify(unittest.TestCase):
         with_relu = hop.export.to_integer(exported(Network(layer), x), target=TFLITE).program
         layer.high = None
         without = hop.export.to_integer(exported(Network(layer), x), target=TFLITE).program
-        found = hop.export.verify_tflite(without, hop.export.to_tflite(with_relu), (x,))
+        found = hop.export.verify(without, hop.export.to_tflite(with_relu), (x,))
         assert found.first is not None and found.first.operator.endswith("conv2d.default")
         assert any(t.convention.low == 0.0 for t in found.equal_with)
 
@@ -132,7 +132,7 @@ class TestVerify(unittest.TestCase):
         ours, theirs = (
             hop.export.to_integer(torch.export.export(Sum(s), (x,)), target=TFLITE).program for s in (0.1, 0.11)
         )
-        found = hop.export.verify_tflite(ours, hop.export.to_tflite(theirs), (x,))
+        found = hop.export.verify(ours, hop.export.to_tflite(theirs), (x,))
         ((name, own, its),) = found.units
         assert found.first is not None and name == found.first.a and own[1] == its[1] == 1
         assert (round(own[0], 6), round(its[0], 6)) == (0.1, 0.11) and not found.equal_with
@@ -143,7 +143,7 @@ class TestVerify(unittest.TestCase):
         model, x = small()
         program = exported(model, x)
         file = hop.export.to_tflite(hop.export.to_integer(program, target=TFLITE).program)
-        found = hop.export.verify_tflite(program, file, (x,))
+        found = hop.export.verify(program, file, (x,))
         assert len(found.rows) >= 6 and not found.trials
         assert all(row.a.startswith("quantize_per_tensor") and row.largest <= 4 for row in found.rows)
 
@@ -155,7 +155,7 @@ class TestVerify(unittest.TestCase):
             path = Path(folder) / "model.tflite"
             made.save(path)
             for given in (path, str(path), made.buffer):
-                assert hop.export.verify_tflite(program, given, (x,)).first is None
+                assert hop.export.verify(program, given, (x,)).first is None
 
     @parameterized.expand(["digits", "residual", "separable", "mobilenet"])
     @pytest.mark.full
@@ -164,7 +164,7 @@ class TestVerify(unittest.TestCase):
         model, shape = networks()[name]
         x = torch.randn(shape)
         program = hop.export.to_integer(exported(model, x), target=TFLITE).program
-        found = hop.export.verify_tflite(program, hop.export.to_tflite(program), (x,))
+        found = hop.export.verify(program, hop.export.to_tflite(program), (x,))
         assert found.first is None and len(found.rows) >= 8
 
 
@@ -176,18 +176,25 @@ class TestErrors(unittest.TestCase):
 
     def test_arguments(self) -> None:
         given: Any = (self.model, (self.x,))
-        with pytest.raises(TypeError, match=r"verify_tflite: program must be a torch.export.ExportedProgram"):
-            hop.export.verify_tflite(self.model, *given)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"model must be a TfliteModel, the path of a .tflite file, or its bytes"):
-            hop.export.verify_tflite(self.program, 3, (self.x,))
+        with pytest.raises(TypeError, match=r"verify: program must be a torch.export.ExportedProgram"):
+            hop.export.verify(self.model, *given)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"model must be an exported program or its module\(\), or a TfliteModel"):
+            hop.export.verify(self.program, 3, (self.x,))
         with pytest.raises(
             ValueError, match=r"kernels must be one of \('reference', 'optimized', 'micro'\), got 'fast'"
         ):
-            hop.export.verify_tflite(self.program, *given, kernels="fast")
-        with pytest.raises(ValueError, match=r"bytes 4 to 7 are b'TFL3', got b''"):
-            hop.export.verify_tflite(self.program, b"", (self.x,))
+            hop.export.verify(self.program, *given, kernels="fast")
+        with tempfile.TemporaryDirectory() as folder:
+            (path := Path(folder, "empty.tflite")).touch()
+            with pytest.raises(ValueError, match=r"bytes 4 to 7 are b'TFL3', got b''"):
+                hop.export.verify(self.program, path, (self.x,))
+            (path := Path(folder, "x.bin")).touch()
+            with pytest.raises(ValueError, match=r"model must be a .tflite, .tosa or ONNX file, got .*x.bin"):
+                hop.export.verify(self.program, path, (self.x,))
+        with pytest.raises(ValueError, match="kernels must be 'reference' for a program, got 'micro'; omit it"):
+            hop.export.verify(self.program, self.program, (self.x,), kernels="micro")  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="inputs must hold one tuple or dict"):
-            hop.export.verify_tflite(self.program, self.model, [])
+            hop.export.verify(self.program, self.model, [])
 
     def test_another_program(self) -> None:
         x = torch.randn(7)
@@ -198,10 +205,10 @@ class TestErrors(unittest.TestCase):
 
         other = hop.export.to_integer(torch.export.export(Two(), (x, x)), target=TFLITE).program
         with pytest.raises(ValueError, match="inputs correspond by position, but program has 2 and model 1"):
-            hop.export.verify_tflite(other, self.model, (x, x))
+            hop.export.verify(other, self.model, (x, x))
         with pytest.raises(ValueError, match=r"the input .* is torch.int8 of \(7,\), but the file's"):
             one = torch.export.export(nn.Sequential(Point(0.1), Point(0.2)), (x,))
-            hop.export.verify_tflite(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
+            hop.export.verify(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
 
 
 class TestCommand(unittest.TestCase):

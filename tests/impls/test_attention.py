@@ -277,18 +277,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "value of elements": (ValueError, "scales of 'value'.*of groups", (ROW, ROW, ELEMENTS)),
     "dropout": (ValueError, "'dropout_p'.* must be 0, got 0.5", (ROW, ROW, ROW, None, 0.5)),
     "two masks": (RuntimeError, "got both", (ROW, ROW, ROW, torch.ones(4, 4, dtype=torch.bool), 0.0, True)),
-    "integers as mask": (
-        TypeError,
-        "'attn_mask'.* must be bool or floating point",
-        (ROW, ROW, ROW, torch.ones(4, 4).int()),
-    ),
+    "integers as mask": (TypeError, "'attn_mask'.* must be bool or floating point",
+        (ROW, ROW, ROW, torch.ones(4, 4).int())),
     "mask quantized": (ValueError, "'attn_mask'", (ROW, ROW, ROW, hop.quantize(presets.INT8_ROW, made(4, 4)))),
-    "widths": (
-        RuntimeError,
-        r"got \(1, 2, 4, 8\), \(1, 2, 4, 6\)",
-        (ROW, hop.quantize(presets.INT8_ROW, made(1, 2, 4, 6)), ROW),
-    ),
-}
+    "widths": (RuntimeError, r"got \(1, 2, 4, 8\), \(1, 2, 4, 6\)",
+        (ROW, hop.quantize(presets.INT8_ROW, made(1, 2, 4, 6)), ROW)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -34,12 +34,8 @@ CASES: list[tuple[str, type[Exception], list[str], tuple[Any, ...]]] = [
     ("dtype_name", TypeError, ["output_dtype", "'int32'", "torch.int32"], (aten.mm.default, "int32", A, B)),
     ("dtype_none", TypeError, ["output_dtype", "None"], (aten.mm.default, None, A, B)),
     ("quantized_dtype", TypeError, ["output_dtype", "torch.qint8"], (aten.mm.default, torch.qint8, A, B)),
-    (
-        "packed_operand",
-        TypeError,
-        ["'mat2'", "torch.float4_e2m1fn_x2", "aten.mm.default"],
-        (aten.mm.default, torch.int32, A, torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)),
-    ),
+    ("packed_operand", TypeError, ["'mat2'", "torch.float4_e2m1fn_x2", "aten.mm.default"],
+        (aten.mm.default, torch.int32, A, torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))),
     ("too_few", RuntimeError, ["'mat2'", "aten.mm.default"], (aten.mm.default, torch.int32, A)),
     ("too_many", RuntimeError, ["2 positional", "aten.mm.default"], (aten.mm.default, torch.int32, A, B, A)),
     ("devices", RuntimeError, ["'mat2'", "meta", "cpu"], (aten.mm.default, torch.int32, A, B.to("meta"))),
@@ -47,31 +43,15 @@ CASES: list[tuple[str, type[Exception], list[str], tuple[Any, ...]]] = [
     ("shapes_bmm", RuntimeError, ["'mat2'", "(3, 4, 5)"], (aten.bmm.default, torch.int32, i8(2, 3, 4), i8(3, 4, 5))),
     ("shapes_linear", RuntimeError, ["'weight'", "(5, 4)"], (aten.linear.default, torch.int32, A, i8(5, 4))),
     ("rank", RuntimeError, ["'self'", "(2, 3, 4)"], (aten.mm.default, torch.int32, i8(2, 3, 4), B)),
-    (
-        "channels",
-        RuntimeError,
-        ["'input'", "channels"],
-        (aten.conv2d.default, torch.int32, i8(1, 3, 5, 5), i8(2, 2, 3, 3)),
-    ),
-    (
-        "kernel_too_large",
-        RuntimeError,
-        ["'weight'", "larger"],
-        (aten.conv2d.default, torch.int32, i8(1, 2, 2, 2), i8(2, 2, 3, 3)),
-    ),
-    (
-        "stride",
-        RuntimeError,
-        ["'stride'", "1 or more"],
-        (aten.conv2d.default, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, [0, 1]),
-    ),
-    (
-        "groups",
-        RuntimeError,
-        ["'groups'", "1 or more"],
-        (aten.conv_transpose2d.input, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, 1, 0, 0, 0),
-    ),
-]
+    ("channels", RuntimeError, ["'input'", "channels"],
+        (aten.conv2d.default, torch.int32, i8(1, 3, 5, 5), i8(2, 2, 3, 3))),
+    ("kernel_too_large", RuntimeError, ["'weight'", "larger"],
+        (aten.conv2d.default, torch.int32, i8(1, 2, 2, 2), i8(2, 2, 3, 3))),
+    ("stride", RuntimeError, ["'stride'", "1 or more"],
+        (aten.conv2d.default, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, [0, 1])),
+    ("groups", RuntimeError, ["'groups'", "1 or more"],
+        (aten.conv_transpose2d.input, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, 1, 0, 0, 0)),
+]  # fmt: skip
 
 
 class TestErrors(unittest.TestCase):

@@ -123,30 +123,18 @@ CASES: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
     ("both_weights", aten.cov.default, (halves(3, 4),), {"fweights": integers(1, 2, 3, 1), "aweights": halves(4)}),
     ("lengths", aten.segment_reduce.default, (halves(6, 2), "sum"), {"lengths": integers(1, 5)}),
     ("offsets", aten.segment_reduce.default, (halves(6, 2), "max"), {"offsets": integers(0, 2, 6)}),
-    (
-        *("searchsorted", aten.searchsorted.Tensor, (halves(3).flip(0), halves(4) + 0.0625)),
-        {"sorter": integers(2, 1, 0)},
-    ),
+    (*("searchsorted", aten.searchsorted.Tensor, (halves(3).flip(0), halves(4) + 0.0625)),
+        {"sorter": integers(2, 1, 0)}),
     ("lu_solve", aten.linalg_lu_solve.default, (*torch.linalg.lu_factor(torch.eye(3).flip(0)), halves(3, 2)), {}),
-    (
-        *("fake_quantize", aten.fake_quantize_per_channel_affine.default),
-        (halves(3, 4), torch.tensor([0.5, 0.25, 1.0]), integers(1, 0, -3, dtype=torch.int32), 0, -8, 7),
-        {},
-    ),
-    (
-        *("nll_backward", aten.nll_loss_backward.default),
-        (halves(3), halves(3, 4), CLASSES, None, 0, -100, torch.tensor(3.0)),
-        {},
-    ),
-    (
-        "margin_backward",
-        aten.multi_margin_loss_backward.default,
-        (halves(3), halves(3, 4), CLASSES, 1, 1.0, None, 0),
-        {},
-    ),
+    (*("fake_quantize", aten.fake_quantize_per_channel_affine.default),
+        (halves(3, 4), torch.tensor([0.5, 0.25, 1.0]), integers(1, 0, -3, dtype=torch.int32), 0, -8, 7), {}),
+    (*("nll_backward", aten.nll_loss_backward.default),
+        (halves(3), halves(3, 4), CLASSES, None, 0, -100, torch.tensor(3.0)), {}),
+    ("margin_backward", aten.multi_margin_loss_backward.default, (halves(3), halves(3, 4), CLASSES, 1, 1.0, None, 0),
+        {}),
     ("ctc", aten.ctc_loss.Tensor, (halves(5, 1, 4), integers(1, 2)[None], integers(5), integers(2)), {}),
     ("scatter", aten.scatter.src, (halves(4), 0, CLASSES, halves(3)), {}),
-]
+]  # fmt: skip
 
 
 class TestKeptArguments(unittest.TestCase):

@@ -707,39 +707,23 @@ class TestErrors(unittest.TestCase):
             (ValueError, "op must be one of .*got aten.add.Tensor", (aten.add.Tensor, dynamic, x, w), {}),
             (RuntimeError, "missing a value for argument 'weight'", (linear, dynamic, x), {}),
             (TypeError, "argument 'weight' of aten.linear.default must be a tensor", (linear, dynamic, x, 3), {}),
-            (
-                TypeError,
-                "argument 'input' .*must be float16.*got torch.int8",
-                (linear, dynamic, x.to(torch.int8), w),
-                {"dtype": torch.float32},
-            ),
+            (TypeError, "argument 'input' .*must be float16.*got torch.int8", (linear, dynamic, x.to(torch.int8), w),
+                {"dtype": torch.float32}),
             (TypeError, "dtype must be float16", (linear, dynamic, x, w), {"dtype": torch.int8}),
             (TypeError, "scales must be hop.Scales, got {'lhs'", (linear, dynamic, x, w), {"scales": {"lhs": s}}),
             (ValueError, r"lhs=.* pass scales=hop.Scales\(lhs=..., lhs_zero_point=...\)", (linear, static, x, w), {}),
             (ValueError, "lhs_zero_point", (linear, static, x, w), {"scales": hop.Scales(lhs=s)}),
-            (
-                ValueError,
-                "scales.output is given, .* but the scheme's output is None",
-                (linear, dynamic, x, w),
-                {"scales": hop.Scales(output=s)},
-            ),
+            (ValueError, "scales.output is given, .* but the scheme's output is None", (linear, dynamic, x, w),
+                {"scales": hop.Scales(output=s)}),
             (ValueError, "scales.grad is given", (linear, dynamic, x, w), {"scales": hop.Scales(grad=s)}),
-            (
-                ValueError,
-                "scales.rhs must have a shape that broadcasts",
-                (linear, dynamic, x, w),
-                {"scales": hop.Scales(rhs=torch.ones(3, 1))},
-            ),
+            (ValueError, "scales.rhs must have a shape that broadcasts", (linear, dynamic, x, w),
+                {"scales": hop.Scales(rhs=torch.ones(3, 1))}),
             (ValueError, "seed must be an int64 tensor", (linear, recipes.INT8_TRAINING, x, w), {"seed": 3}),
             (ValueError, "is quantized by .*but the scheme says", (linear, dynamic, tensor, w), {}),
-            (
-                ValueError,
-                "one scale for each example at most",
-                (aten.conv2d.default, recipes.MXFP8_TRAINING, *conv),
-                {},
-            ),
+            (ValueError, "one scale for each example at most", (aten.conv2d.default, recipes.MXFP8_TRAINING, *conv),
+                {}),
             (ValueError, "leaves in floats", (embedding, left, w, torch.tensor([1])), {}),
-        ]
+        ]  # fmt: skip
         for error, message, args, options in cases:
             with pytest.raises(error, match=message):
                 hop.quantized(*args, **options)

@@ -278,44 +278,32 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "name_beyond": (lambda: file_of([struct.pack("<Q", 2**40)], bytes(64), counts=(1, 0)), "tensor 0: needs"),
     "name_no_text": (lambda: file_of([info(b"\xff\xfe", (256,), Q)], DATA), "tensor 0: has a text that is not UTF-8"),
     "beyond": (lambda: file_of([info("blk.7.w", (10**6, 256), Q)], DATA), "tensor 'blk.7.w': of sizes (1000000, 256)"),
-    "offset_beyond": (
-        lambda: file_of([info("w", (256,), Q, 320)], DATA),
-        "tensor 'w': of sizes (256,) and type Q4_K lies",
-    ),
+    "offset_beyond": (lambda: file_of([info("w", (256,), Q, 320)], DATA),
+        "tensor 'w': of sizes (256,) and type Q4_K lies"),
     "offset_2_64": (lambda: file_of([info("w", (256,), Q, 2**64 - 32)], DATA), "tensor 'w': of sizes"),
     "offset_odd": (lambda: file_of([info("w", (256,), Q, 8)], DATA), "tensor 'w': begins at 8"),
     "sizes_2_64": (lambda: file_of([info("w", (2**40, 2**40), Q)], DATA), "tensor 'w': has sizes"),
     "sizes_wrap": (lambda: file_of([info("w", (2**32, 2**32, 256), Q)], DATA), "tensor 'w': has sizes"),
     "dimensions": (lambda: file_of([info("w", (1,) * 5, 0)], DATA), "tensor 'w': has 5 dimensions"),
-    "dimensions_2_32": (
-        lambda: file_of([text("w") + struct.pack("<I", 2**32 - 1)], DATA, counts=(1, 0)),
-        "tensor 'w': has 4294967295 dimensions",
-    ),
+    "dimensions_2_32": (lambda: file_of([text("w") + struct.pack("<I", 2**32 - 1)], DATA, counts=(1, 0)),
+        "tensor 'w': has 4294967295 dimensions"),
     "ragged": (lambda: file_of([info("w", (2, 100), Q)], DATA), "tensor 'w': of type Q4_K has sizes (2, 100)"),
     "number": (lambda: file_of([info("w", (), Q)], DATA), "tensor 'w': of type Q4_K has sizes ()"),
     "twice": (lambda: file_of([info("w", (256,), Q)] * 2, DATA), "tensor 'w': is there twice"),
-    "shared": (
-        lambda: file_of([info("a", (2, 256), Q), info("b", (256,), Q, 32)], DATA, alignment=32),
-        "tensor 'b': begins at byte",
-    ),
+    "shared": (lambda: file_of([info("a", (2, 256), Q), info("b", (256,), Q, 32)], DATA, alignment=32),
+        "tensor 'b': begins at byte"),
     "long_name": (lambda: file_of([info("x" * 10**5, (256,), 77)], DATA), "tensor 'xxx"),
     "key_twice": (lambda: file_of([], keys=(key("k", 0, b"1"),) * 2), "key 'k' of the metadata: is there twice"),
     "key_type": (lambda: file_of([], keys=(key("k", 99, b"1"),)), "key 'k' of the metadata: has a value of type 99"),
-    "key_deep": (
-        lambda: file_of([], keys=(key("k", 9, struct.pack("<IQ", 9, 1) * 50),)),
-        "key 'k' of the metadata: has a value of type 9, 4 arrays deep",
-    ),
-    "list_beyond": (
-        lambda: file_of([], keys=(key("k", 9, struct.pack("<IQ", 12, 2**60)),)),
-        "key 'k' of the metadata: counts 1152921504606846976 items of 8 bytes",
-    ),
-    "alignment": (
-        lambda: file_of([], keys=(key("general.alignment", 4, struct.pack("<I", 24)),)),
-        "key 'general.alignment' of the metadata: must be a power of two",
-    ),
+    "key_deep": (lambda: file_of([], keys=(key("k", 9, struct.pack("<IQ", 9, 1) * 50),)),
+        "key 'k' of the metadata: has a value of type 9, 4 arrays deep"),
+    "list_beyond": (lambda: file_of([], keys=(key("k", 9, struct.pack("<IQ", 12, 2**60)),)),
+        "key 'k' of the metadata: counts 1152921504606846976 items of 8 bytes"),
+    "alignment": (lambda: file_of([], keys=(key("general.alignment", 4, struct.pack("<I", 24)),)),
+        "key 'general.alignment' of the metadata: must be a power of two"),
     "unknown_type": (lambda: file_of([info("blk.1.w", (256,), 77)], DATA), "tensor 'blk.1.w' is of type number 77"),
     "other_type": (lambda: file_of([info("blk.1.w", (256,), 16)], DATA), "tensor 'blk.1.w' is of type IQ2_XXS"),
-}
+}  # fmt: skip
 
 
 class TestSplit(InFolder):

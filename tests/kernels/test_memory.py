@@ -286,51 +286,37 @@ class TestHolds(unittest.TestCase):
 
 
 class TestConstructors(unittest.TestCase):
-    @parameterized.expand(
-        [
-            (
-                "proto_positional",
-                lambda: TensorProto((4, 4), torch.float32, P.INT8_ROW),
-                TypeError,
-                "as quantizer=",
-            ),
-            ("proto_sizes", lambda: TensorProto((4, -4)), ValueError, "0 or more"),
-            ("proto_float_size", lambda: TensorProto((4, 4.0)), TypeError, "integers"),
-            ("proto_no_shape", lambda: TensorProto(4), TypeError, "tuple of integers"),
-            ("proto_dtype", lambda: TensorProto((4,), "float32"), TypeError, "dtype must be a torch.dtype"),
-            ("proto_device", lambda: TensorProto((4,), device="gpu"), ValueError, "device must be .* got 'gpu'"),
-            (
-                "proto_grad",
-                lambda: TensorProto((4,), requires_grad=1),
-                TypeError,
-                "requires_grad must be True or False",
-            ),
-            ("proto_int_grad", lambda: TensorProto((4,), torch.int8, requires_grad=True), ValueError, "for floats"),
-            (
-                "proto_quantizer",
-                lambda: TensorProto((4,), quantizer="int8"),
-                TypeError,
-                "quantizer must be a Quantizer",
-            ),
-            ("proto_usages", lambda: TensorProto((4,), usages=7), TypeError, "usages must be a tuple"),
-            ("stochastic", lambda: Quantizer(INT8, stochastic="no"), ValueError, "stochastic must be True or False"),
-            ("flat", lambda: Quantizer(INT8, flat=None), ValueError, "flat must be True or False"),
-            ("hadamard", lambda: Quantizer(INT8, hadamard=True), TypeError, "hadamard must be"),
-            ("block", lambda: Quantizer(INT8, (1, 2**31)), ValueError, "block must be"),
-            ("affine", lambda: Static(affine="x"), ValueError, "affine must be True or False"),
-            ("exponent", lambda: Microscaling(exponent=INT8), TypeError, "exponent must be"),
-            ("inner", lambda: TwoLevel(inner=E8M0), TypeError, "inner must be"),
-            ("decoded", lambda: Decoded(dtype="bfloat16"), TypeError, "dtype must be torch.bfloat16"),
-            ("tiled", lambda: Tiled(columns=1), ValueError, "columns must be True or False"),
-            ("name", lambda: Integer(None, 8, torch.int8, -128, 127), ValueError, "name must be text"),
-            ("low", lambda: Integer("i", 8, torch.int8, -1.5, 127), ValueError, "low must be an integer"),
-            ("bits", lambda: Float("f", True, torch.uint8), ValueError, "bits must be an integer"),
-            ("bias", lambda: PowerOfTwo("p", 8, torch.uint8, 1.0), ValueError, "bias must be an integer"),
-            ("book", lambda: Codebook("c", 4, torch.uint8, "ab"), ValueError, "book must be a tuple of numbers"),
-            ("signs", lambda: Hadamard((1, 2, 1, 1)), ValueError, "signs must be"),
-            ("noise_shape", lambda: hop.noise(torch.tensor(1), (-1,)), ValueError, "0 or more"),
-        ]
-    )
+    @parameterized.expand([
+        ("proto_positional", lambda: TensorProto((4, 4), torch.float32, P.INT8_ROW), TypeError,
+            "as quantizer="),
+        ("proto_sizes", lambda: TensorProto((4, -4)), ValueError, "0 or more"),
+        ("proto_float_size", lambda: TensorProto((4, 4.0)), TypeError, "integers"),
+        ("proto_no_shape", lambda: TensorProto(4), TypeError, "tuple of integers"),
+        ("proto_dtype", lambda: TensorProto((4,), "float32"), TypeError, "dtype must be a torch.dtype"),
+        ("proto_device", lambda: TensorProto((4,), device="gpu"), ValueError, "device must be .* got 'gpu'"),
+        ("proto_grad", lambda: TensorProto((4,), requires_grad=1), TypeError,
+            "requires_grad must be True or False"),
+        ("proto_int_grad", lambda: TensorProto((4,), torch.int8, requires_grad=True), ValueError, "for floats"),
+        ("proto_quantizer", lambda: TensorProto((4,), quantizer="int8"), TypeError,
+            "quantizer must be a Quantizer"),
+        ("proto_usages", lambda: TensorProto((4,), usages=7), TypeError, "usages must be a tuple"),
+        ("stochastic", lambda: Quantizer(INT8, stochastic="no"), ValueError, "stochastic must be True or False"),
+        ("flat", lambda: Quantizer(INT8, flat=None), ValueError, "flat must be True or False"),
+        ("hadamard", lambda: Quantizer(INT8, hadamard=True), TypeError, "hadamard must be"),
+        ("block", lambda: Quantizer(INT8, (1, 2**31)), ValueError, "block must be"),
+        ("affine", lambda: Static(affine="x"), ValueError, "affine must be True or False"),
+        ("exponent", lambda: Microscaling(exponent=INT8), TypeError, "exponent must be"),
+        ("inner", lambda: TwoLevel(inner=E8M0), TypeError, "inner must be"),
+        ("decoded", lambda: Decoded(dtype="bfloat16"), TypeError, "dtype must be torch.bfloat16"),
+        ("tiled", lambda: Tiled(columns=1), ValueError, "columns must be True or False"),
+        ("name", lambda: Integer(None, 8, torch.int8, -128, 127), ValueError, "name must be text"),
+        ("low", lambda: Integer("i", 8, torch.int8, -1.5, 127), ValueError, "low must be an integer"),
+        ("bits", lambda: Float("f", True, torch.uint8), ValueError, "bits must be an integer"),
+        ("bias", lambda: PowerOfTwo("p", 8, torch.uint8, 1.0), ValueError, "bias must be an integer"),
+        ("book", lambda: Codebook("c", 4, torch.uint8, "ab"), ValueError, "book must be a tuple of numbers"),
+        ("signs", lambda: Hadamard((1, 2, 1, 1)), ValueError, "signs must be"),
+        ("noise_shape", lambda: hop.noise(torch.tensor(1), (-1,)), ValueError, "0 or more"),
+    ])  # fmt: skip
     def test_refuse(self, _: str, make: Callable[[], Any], error: type[Exception], words: str):
         with self.assertRaisesRegex(error, words):
             make()

@@ -389,39 +389,23 @@ REFUSED: dict[str, Any] = {
     "two levels": (ValueError, "each token by itself", lambda: KVCache(SHAPE, presets.NVFP4)),
     "static": (ValueError, "scales found by its rule", lambda: KVCache(SHAPE, presets.INT8_TENSOR_STATIC)),
     "codebook": (ValueError, "integers or floats", lambda: KVCache(SHAPE, Quantizer(presets.STATE8.format, (1, -1)))),
-    "values": (
-        ValueError,
-        "value_quantizer must quantize each token",
-        lambda: KVCache(SHAPE, value_quantizer=COLUMNS),
-    ),
-    "two kinds": (
-        ValueError,
-        "both have integer formats, or both float formats.*int8.*e4m3",
-        lambda: KVCache(SHAPE, value_quantizer=presets.FP8_ROW),
-    ),
+    "values": (ValueError, "value_quantizer must quantize each token", lambda: KVCache(SHAPE, value_quantizer=COLUMNS)),
+    "two kinds": (ValueError, "both have integer formats, or both float formats.*int8.*e4m3",
+        lambda: KVCache(SHAPE, value_quantizer=presets.FP8_ROW)),
     "rotated": (TypeError, "rotated must be True or False, got 1", lambda: KVCache(SHAPE, rotated=1)),
     "no block": (ValueError, "none of these divides its width, 33", lambda: KVCache((1, 1, 4, 33), rotated=True)),
     "batch": (ValueError, r"key must be .*\(2, 2, T, 32\).* got \(1, 2, 1, 32\)", lambda: appended(k=(1, 2, 1, 32))),
     "T": (ValueError, r"value must be .*one T.* got \(2, 2, 2, 16\)", lambda: appended(v=(2, 2, 2, 16))),
     "dimensions": (ValueError, r"key must be .* got \(2, 2, 32\)", lambda: appended(k=(2, 2, 32))),
-    "codes": (
-        TypeError,
-        "key must be a plain tensor",
-        lambda: appended(k=hop.quantize(presets.INT8_ROW, torch.ones(2, 2, 1, 32))),
-    ),
-    "positions": (
-        ValueError,
-        r"positions must be int64 of shape \(1,\), got torch.int32",
-        lambda: appended(at=torch.tensor([1]).int()),
-    ),
+    "codes": (TypeError, "key must be a plain tensor",
+        lambda: appended(k=hop.quantize(presets.INT8_ROW, torch.ones(2, 2, 1, 32)))),
+    "positions": (ValueError, r"positions must be int64 of shape \(1,\), got torch.int32",
+        lambda: appended(at=torch.tensor([1]).int())),
     "beyond": (ValueError, "from 0 to 23, got .*24", lambda: appended(at=torch.tensor([24]))),
     "below": (ValueError, "from 0 to 23, got .*-1", lambda: appended(at=torch.tensor([-1]))),
-    "full": (
-        ValueError,
-        "25 tokens after 0 do not fit into a length of 24",
-        lambda: appended((2, 2, 25, 32), (2, 2, 25, 16)),
-    ),
-}
+    "full": (ValueError, "25 tokens after 0 do not fit into a length of 24",
+        lambda: appended((2, 2, 25, 32), (2, 2, 25, 16))),
+}  # fmt: skip
 
 
 def appended(k: Any = (2, 2, 1, 32), v: Any = (2, 2, 1, 16), at: Tensor | None = None) -> None:

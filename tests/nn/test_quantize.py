@@ -21,7 +21,7 @@ from hop import presets, recipes, schemes
 from hop.kernels.cpu import native
 from hop.nn.sharing import SharedInput
 from hop.numerics.layouts import Tiled
-from hop.numerics.schemes import Scheme
+from hop.numerics.schemes import SHORT, Scheme
 from tests.support.layers import randn
 from tests.support.schemes import EVERY
 from tests.support.tensors import plain
@@ -490,7 +490,7 @@ class TestNames(unittest.TestCase):
     def test_of_schemes(self):
         for name, scheme in schemes.SCHEMES.items():
             assert schemes.named(name) is schemes.named(name.lower().replace("_", "-")) is scheme
-        for short, full in schemes.SHORT.items():
+        for short, full in SHORT.items():
             assert schemes.named(short) is schemes.SCHEMES[full.upper()]
         assert schemes.named("8da4w") is schemes.INT8_DA_INT4_W
         with pytest.raises(ValueError, match="no scheme is called 'int5_weight'; take int"):

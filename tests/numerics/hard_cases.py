@@ -5,7 +5,7 @@
 hard_cases.cpp lists those whose value lies within about 2^-49 of itself from the middle of two float32s (gelu: more in
 its tail); mpmath says on which side. A hash of one bit (hop/numerics/hard_cases.py) is sought that gives all of them.
 FOLDER keeps the lists. Written: hop/numerics/hard_cases.py, native/functions/hard_cases.h, and
-tests/numerics/hard_cases.txt with lines of function, bits of x and bits of the result.
+tests/numerics/hard_cases.txt with a line for each function: pairs of the bits of x and of the result.
 """
 
 import subprocess
@@ -148,6 +148,7 @@ def main() -> None:
     python, native, listed = [], [], []
     for name, inputs in found.items():
         keys: dict[float, tuple[bool, float]] = {}
+        pairs = []
         for number in inputs:
             x = float(np.uint32(number).view(np.float32))
             if name in ("log", "rsqrt") and x <= 0:
@@ -155,7 +156,8 @@ def main() -> None:
             off, up, y = settled(name, x)
             if off <= 2.2 * allowance(name, x):
                 keys[x] = up, y
-                listed.append(f"{name} {number:08x} {bits(y):08x}")
+                pairs.append(f"{number:08x}:{bits(y):08x}")
+        listed.append(f"{name} {' '.join(pairs)}")
         if name == "rsqrt":  # √ and / are correctly rounded everywhere, and off by less than what is left
             assert min(settled(name, x)[0] for x in keys) > 2.0**-52
             continue

@@ -12,7 +12,8 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
-from hop import calibration, presets
+from hop import presets
+from hop.numerics import calibration
 from hop.numerics.quantizer import Quantizer
 from tests.numerics.test_calibration import assert_equal, batches, rule, served
 from tests.support import numerics

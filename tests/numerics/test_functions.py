@@ -13,13 +13,13 @@ from hop.compat.export import as_decomposition
 from hop.numerics import functions
 from tests.numerics.hard_cases import settled
 
-_LINES = Path(__file__).with_name("hard_cases.txt").read_text().split("\n")
-HARD = [line.split() for line in _LINES if line]
+_LINES = Path(__file__).with_name("hard_cases.txt").read_text().splitlines()
+HARD = {name: pairs for name, *pairs in map(str.split, _LINES)}
 
 
 def hard_cases(name: str) -> tuple[Tensor, Tensor]:
     """Inputs that float64 does not decide, and their results."""
-    pairs = [(int(x, 16), int(y, 16)) for n, x, y in HARD if n == name]
+    pairs = [[int(word, 16) for word in pair.split(":")] for pair in HARD.get(name, [])]
     words = torch.from_numpy(np.array(pairs, dtype=np.uint32).reshape(-1, 2).view(np.float32))
     return words[:, 0].contiguous(), words[:, 1].contiguous()
 

@@ -16,7 +16,6 @@ import hop
 from hop.numerics import spelling
 from hop.numerics.formats import INT4, INT8, UINT8
 from hop.numerics.integer_functions import (
-    FUNCTIONS,
     IBertLayerNorm,
     IBertSoftmax,
     TfliteRsqrt,
@@ -26,6 +25,7 @@ from hop.numerics.integer_functions import (
     TosaSoftmax,
 )
 from hop.numerics.integer_norms import square_root
+from hop.numerics.integer_tables import FUNCTIONS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import TFLITE, Division
 from hop.numerics.scale_rules import Static

@@ -463,10 +463,3 @@ class TestRules(unittest.TestCase):
     def test_rules_spell(self):
         for rule in (Amax(), Amax(0.5), MinMax(), Static(True), BlockScaling(False), Microscaling(), TwoLevel((1, -1))):
             assert spelling.read(str(rule), scale_rules.Rule) == rule
-
-
-class TestRulesOfEarlierVersions(unittest.TestCase):
-    def test_a_method_that_nothing_calls_is_refused(self):
-        for old, new in (("step", "scale_of"), ("fold", "block_scale_of"), ("rest_is_one", "outer_scale_is_one")):
-            with self.assertRaisesRegex(TypeError, f"Old: Rule.{old} is now Rule.{new}"):
-                type("Old", (scale_rules.Amax,), {old: lambda self, *args: args[0]})

@@ -18,6 +18,7 @@ from benchmarks.reasons import REASONS, reason
 from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
+from examples.common import json_rows
 from hop.kernels.cpu.native import LEVELS, LEVELS_OF
 from tests import levels
 
@@ -152,3 +153,16 @@ class TestRoofline(unittest.TestCase):
         picture = roofline.draw({"rows": [row | work], "peak_tops": 6.0, "bandwidth_gbs": 30.0}).decode()
         assert "matrix unit, int8: 6 TOPS" in picture and "ours, decoded" in picture
         assert "make bench" in roofline.draw({"rows": [row]}).decode()
+
+
+class TestResults(unittest.TestCase):
+    @parameterized.expand([(path.name, path) for path in sorted(file_of(DRAWN).parent.glob("*.json"))])
+    def test_are_written_a_row_a_line(self, _name, path):
+        text = path.read_text()
+        assert json_rows(json.loads(text)) + "\n" == text
+
+    def test_long_rows_are_written_over_several_lines(self):
+        short, long = {"case": "a", "of": {"b": 1}}, {"losses": [1.5] * 200, "case": {"é": []}}
+        lines = json_rows({"rows": [short, long, []], "none": {}}).splitlines()
+        assert json.dumps(short) == lines[2].strip(" ,") and '  "losses": [1.5' in lines[4] and len(lines) == 10
+        assert json.loads("".join(lines)) == {"rows": [short, long, []], "none": {}}

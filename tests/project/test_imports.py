@@ -11,10 +11,11 @@ import tempfile
 import unittest
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from hop.compat import aliases
+import hop
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (  # each folder may import itself and those of the floors below
@@ -30,7 +31,6 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop",),  # the names that users take, as the command line does
     ("hop.cli",),
 )
-LOOSE = {"hop", "hop.__main__"}  # files that lie in no folder
 # Which floors of tensor, export and kernels lie above which.
 INNER = (
     (("hop.tensor.buffers",), ("hop.tensor",)),
@@ -188,7 +188,10 @@ class TestImports(unittest.TestCase):
         assert packages == {name for folders in FLOORS for name in folders}
 
     def test_few_modules_are_loose(self):
-        assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE
+        """The public ones that show the names of modules below."""
+        loose = {own for path, own in modules() if path.parent == ROOT / "hop"} - {"hop", "hop.__main__"}
+        assert loose == {f"hop.{name}" for name in hop.__all__} & loose
+        assert all(len(path.read_text().splitlines()) < 10 for path, own in modules() if own in loose)
 
     @pytest.mark.full
     def test_private_torch_is_named_in_one_folder(self):
@@ -278,41 +281,24 @@ def run_each(programs: list[str]) -> list[tuple[str, str]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-class TestAliases(unittest.TestCase):
+class TestPublicModules(unittest.TestCase):
     @pytest.mark.full
-    def test_public_names(self):
-        """One module, by attribute and by import, which stays what it is."""
-        same = "print({0} is {1} is sys.modules['{0}'], {0}.__spec__.name)"
-        programs = [f"import {old}, {new}, sys; {same.format(old, new)}" for old, new in aliases.PUBLIC.items()]
-        for (_, module), said in zip(aliases.PUBLIC.items(), run_each(programs), strict=True):
-            assert said == (f"True {module}\n", ""), said
-        assert (
-            run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
-        )
+    def test_by_import_and_by_attribute(self):
+        """A module is reached either way, after `import hop` alone, and dir(hop) names it."""
+        names = [f"hop.{name}" for name in hop.__all__ if isinstance(getattr(hop, name), ModuleType)]
+        assert len(names) > 15
+        programs = [
+            f"import hop\nfound = {name}\nimport {name}, sys; print(found is sys.modules['{name}'])" for name in names
+        ]
+        for name, (printed, _) in zip(names, run_each(programs), strict=True):
+            assert printed == "True\n", name
 
-    @pytest.mark.full
-    def test_attributes(self):
-        """As they were reached before: after `import hop` alone. A warning names the line that asks."""
-        names = (*aliases.PUBLIC, *aliases.RENAMED)
-        said = run_each([f"import hop\nfound = {name}\nprint(found.__name__)" for name in names])
-        for name, (printed, warned) in zip(names, said, strict=True):
-            assert printed.strip() == (aliases.PUBLIC.get(name) or aliases.RENAMED[name])
-            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in aliases.RENAMED), (
-                warned
-            )
+    def test_dir_shows_the_public_names_alone(self):
+        assert dir(hop) == sorted([*hop.__all__, "__version__"])
+        for name in ("compile_decode", "load_model", "patch_torch", "quantize_"):
+            assert name in hop.__all__ and callable(getattr(hop, name))
 
-    @pytest.mark.full
-    def test_names_of_earlier_versions(self):
-        said = run_each([f"import {name}; print({name}.__name__)" for name in aliases.RENAMED])
-        for (name, module), (printed, warned) in zip(aliases.RENAMED.items(), said, strict=True):
-            assert f"DeprecationWarning: {name} is now hop." in warned and printed.strip() == module, warned
-
-    @pytest.mark.full
-    def test_names_in_modules(self):
-        pairs = [(module, old, new) for module, names in aliases.NAMES.items() for old, new in names.items()]
-        programs = [f"import hop; from {module} import {old} as old; print(old is {new})" for module, old, new in pairs]
-        for (_, old, new), (printed, warned) in zip(pairs, run_each(programs), strict=True):
-            assert printed.strip() == "True" and f"{old} is now {new}" in warned, (printed, warned)
-        missing = "import {} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
-        for printed, _ in run_each([missing.format(module) for module in aliases.NAMES]):
-            assert "has no attribute 'nothing'; " in printed
+    def test_a_function_that_needs_another_package_says_so_when_it_is_called(self):
+        code = "import sys; sys.modules['transformers'] = None\nfrom hop import *\ntry: load_model('x')\n"
+        said = run(f"{code}except ImportError as e: print(e)")
+        assert said.startswith("hop.integrations.load_model needs the package transformers: pip install ")

@@ -82,51 +82,25 @@ KEEP_NODE_UNDER_VMAP = {
 OPERATORS = [
     Operator("mm", aten.mm.default, (T((5, 24)), T((24, 7), "rhs")), oracles.mm, 24),
     Operator("bmm", aten.bmm.default, (T((3, 5, 24)), T((3, 24, 7), "rhs")), oracles.mm, 24),
-    Operator(
-        "addmm",
-        aten.addmm.default,
-        (T((7,), "added"), T((5, 24)), T((24, 7), "rhs")),
-        oracles.addmm,
-        80,
-        {"beta": 2, "alpha": 3},
-    ),
-    Operator(
-        "baddbmm",
-        aten.baddbmm.default,
-        (T((3, 1, 7), "added"), T((3, 5, 24)), T((3, 24, 7), "rhs")),
-        oracles.addmm,
-        80,
-        {"beta": 3, "alpha": 2},
-    ),
+    Operator("addmm", aten.addmm.default, (T((7,), "added"), T((5, 24)), T((24, 7), "rhs")), oracles.addmm, 80,
+        {"beta": 2, "alpha": 3}),
+    Operator("baddbmm", aten.baddbmm.default, (T((3, 1, 7), "added"), T((3, 5, 24)), T((3, 24, 7), "rhs")),
+        oracles.addmm, 80, {"beta": 3, "alpha": 2}),
     Operator("matmul", aten.matmul.default, (T((2, 1, 5, 24)), T((3, 24, 7), "rhs")), oracles.mm, 24),
     Operator("linear", aten.linear.default, (T((2, 3, 24)), T((7, 24), "rhs"), T((7,), "added")), oracles.linear, 25),
     Operator("mv", aten.mv.default, (T((5, 24)), T((24,), "rhs")), oracles.mm, 24),
     Operator("dot", aten.dot.default, (T((24,)), T((24,), "rhs")), oracles.mm, 24),
-    Operator(
-        "convolution",
-        aten.convolution.default,
+    Operator("convolution", aten.convolution.default,
         (T((2, 4, 7, 6)), T((6, 2, 3, 2), "rhs"), T((6,), "added"), [2, 1], [1, 0], [1, 2], False, [0, 0], 2),
-        oracles.convolution,
-        13,
-    ),
+        oracles.convolution, 13),
     Operator("conv1d", aten.conv1d.default, (T((2, 3, 9)), T((4, 3, 3), "rhs"), None, [2], [1]), oracles.conv, 9),
-    Operator(
-        "conv2d", aten.conv2d.default, (T((2, 3, 6, 5)), T((4, 3, 3, 3), "rhs"), T((4,), "added")), oracles.conv, 28
-    ),
-    Operator(
-        "conv3d",
-        aten.conv3d.default,
-        (T((1, 2, 4, 5, 4)), T((3, 2, 2, 3, 2), "rhs"), None, [1, 2, 1]),
-        oracles.conv,
-        24,
-    ),
-    Operator(
-        "conv_transpose2d",
-        aten.conv_transpose2d.input,
+    Operator("conv2d", aten.conv2d.default, (T((2, 3, 6, 5)), T((4, 3, 3, 3), "rhs"), T((4,), "added")), oracles.conv,
+        28),
+    Operator("conv3d", aten.conv3d.default, (T((1, 2, 4, 5, 4)), T((3, 2, 2, 3, 2), "rhs"), None, [1, 2, 1]),
+        oracles.conv, 24),
+    Operator("conv_transpose2d", aten.conv_transpose2d.input,
         (T((2, 4, 4, 3)), T((4, 3, 3, 2), "rhs"), T((6,), "added"), [2, 3], [1, 0], [1, 2], 2, [1, 1]),
-        oracles.conv_transpose,
-        25,
-    ),
+        oracles.conv_transpose, 25),
     Operator("add", aten.add.Tensor, (T((4, 1, 5)), T((3, 5), "rhs")), oracles.add, 3, {"alpha": 3}),
     Operator("sub", aten.sub.Tensor, (T((4, 1, 5)), T((3, 5), "rhs")), oracles.sub, 3, {"alpha": 2}),
     Operator("mul", aten.mul.Tensor, (T((4, 1, 5)), T((3, 5), "rhs")), np.multiply, 1),
@@ -139,7 +113,7 @@ OPERATORS = [
     Operator("clamp", aten.clamp.default, (T((4, 6)), -1, 2), oracles.clamp, 1),
     Operator("avg_pool2d", aten.avg_pool2d.default, (T((2, 3, 6, 5)), [3, 2], [2, 2], [1, 1]), oracles.avg_pool2d, 6),
     Operator("embedding", aten.embedding.default, (T((9, 4)), T((2, 3), "index", rows=9)), oracles.embedding, 1),
-]
+]  # fmt: skip
 BY_NAME = {o.name: o for o in OPERATORS}
 
 

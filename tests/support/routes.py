@@ -421,18 +421,13 @@ ROUTES = [
     Route("aot_eager_jvp", lambda c, g: pushed_forward(g, backend="aot_eager"), batched=True, differentiates=True),
     Route("inductor", lambda c, g: compiled(c, backend="inductor", dynamic=False), batched=True, compiler=True),
     Route("inductor_dynamic", lambda c, g: compiled(c, backend="inductor", dynamic=True), batched=True, compiler=True),
-    Route(
-        "inductor_training",
-        lambda c, g: trained(g, backend="inductor"),
-        batched=True,
-        compiler=True,
-        differentiates=True,
-    ),
+    Route("inductor_training", lambda c, g: trained(g, backend="inductor"), batched=True, compiler=True,
+        differentiates=True),
     Route("export_strict", lambda c, g: exported(c, strict=True), batched=True),
     Route("export_nonstrict", lambda c, g: exported(c, strict=False), batched=True),
     Route("save_load", saved, batched=True),
     Route("run_decompositions", lowered, batched=True),
     Route("aotinductor", aotinductor, batched=True, compiler=True),
-]
+]  # fmt: skip
 SINGLE = [r for r in ROUTES if not r.batched]
 BATCHED = [r for r in ROUTES if r.batched]

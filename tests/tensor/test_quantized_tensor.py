@@ -28,6 +28,7 @@ from hop import QuantizedTensor, Quantizer, TensorProto
 from hop import presets as P
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.scale_rules import Static
+from hop.numerics.schemes import for_convolution
 from hop.tensor import table
 from tests.support.files import read_back, reloaded
 
@@ -488,7 +489,7 @@ class TestViews(unittest.TestCase):
     def test_strides_of_its_own_keep_blocks(self):
         """Along dimensions of one element too, as weights of a convolution of one channel have."""
         for q, shape in (
-            (hop.schemes.for_convolution(hop.presets.INT8_ROW, 4), (8, 1, 3, 3)),
+            (for_convolution(hop.presets.INT8_ROW, 4), (8, 1, 3, 3)),
             (hop.presets.FP8_128X128, (1, 128)),
             (hop.presets.INT4_32, (1, 33)),
         ):

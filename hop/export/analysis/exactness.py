@@ -121,7 +121,7 @@ class Inexact:
 
 @dataclass(frozen=True)
 class Exactness:
-    """What hop.export.check_exact found.
+    """The result of hop.export.check_exact.
 
     Attributes:
         rows: the nodes whose results may differ, in order.

@@ -1,4 +1,4 @@
-"""verify: run two programs on the same inputs and compare corresponding nodes.
+"""Run two programs on the same inputs and compare corresponding nodes.
 
 Both run side by side; each value is compared as soon as both have it, and then dropped. These correspond:
 
@@ -80,35 +80,17 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-def verify(
-    program_a: ExportedProgram | GraphModule,
-    program_b: ExportedProgram | GraphModule,
-    inputs: Data,
+def compare_programs(
+    program: ExportedProgram | GraphModule, other: ExportedProgram | GraphModule, inputs: Data
 ) -> Comparison:
-    """Run two programs on the same inputs and compare corresponding nodes, without gradients.
-
-    The programs are not changed, nor are the buffers that they write to: each input starts from their current values.
-
-    Args:
-        program_a, program_b: exported programs, or their modules (`program.module()`).
-        inputs: a tuple of positional arguments of both programs, a dict of arguments by name, or a list of such tuples
-            or dicts, over which differences are accumulated.
-
-    Returns:
-        A Comparison; str() formats a table of outputs and differences.
-
-    Raises:
-        TypeError: a program has another type, or `inputs` is not a tuple, a dict or a list of these.
-        ValueError: there are no inputs, they do not fit a program, or the programs differ in the number or shapes of
-            outputs.
-    """
+    """Compare two programs for hop.export.verify."""
     given = parse("verify", "inputs", inputs)
-    a, b = Runner(program_a, "program_a"), Runner(program_b, "program_b")
+    a, b = Runner(program, "program"), Runner(other, "model")
     if len(a.outputs) != len(b.outputs):  # a decomposition splits quantized outputs into buffers
         a.outputs, b.outputs = ([part for node, _ in r.outputs for part in parts_of(node)] for r in (a, b))
     if len(a.outputs) != len(b.outputs):
         raise ValueError(
-            f"verify: outputs correspond by position, but program_a has {len(a.outputs)} and program_b {len(b.outputs)}"
+            f"verify: outputs correspond by position, but program has {len(a.outputs)} and model {len(b.outputs)}"
         )
     figures = [Figures(x, y) for x, y in corresponding_nodes(a.graph, b.graph)]
     output_figures = figures_of_outputs(a, b, figures)

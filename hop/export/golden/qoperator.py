@@ -1,83 +1,42 @@
-"""verify_qoperator: compare a program with an ONNX file of integer operators, run by onnxruntime, node by node."""
+"""Run ONNX files of integer operators in onnxruntime, and return the tensors of codes."""
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 
-from hop.export.analysis.arguments import Data, parse
-from hop.export.golden.tflite import FileRunner, TfliteComparison, run_comparison
-from hop.export.rewrite.program import check_program
 from hop.export.targets.models import content
 from hop.export.targets.qoperator.model import QOperatorModel
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
 
-_CALLER = "verify_qoperator"
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's dtype names that differ from those of .tflite files
 _CODES = ("INT8", "UINT8")
 
 
-@dataclass(frozen=True)
-class QOperatorComparison(TfliteComparison):
-    """The result of `hop.export.verify_qoperator`: as TfliteComparison, with nodes (`a`) and the ONNX file's tensors
-    (`b`).
-    """
-
-
-def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOperatorComparison:
-    """Run a program here and an ONNX file of integer operators in onnxruntime, and compare the codes of corresponding
-    nodes.
-
-    The file gets the codes that the program computes from its inputs. Nodes and tensors correspond as in
-    `verify_tflite`. For the first node that differs, it is determined which convention of hop.requantization and
-    hop.integer_functions reproduces the runtime's codes.
-
-    Args:
-        program: a program from `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, or with quantize and
-            dequantize nodes.
-        model: a QOperatorModel, the path of an ONNX file, or its bytes. onnxruntime runs it in this process, so pass
-            only files that you trust.
-        inputs: as for `verify_tflite`.
+class OnnxRuntime:
+    """Runs an ONNX file, with each tensor of codes as an additional output.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
-        TypeError: an argument has the wrong type.
-        OSError: the file does not exist.
-        ValueError: the file is not an ONNX file, or onnxruntime rejects it; the inputs do not fit; or the two differ in
-            the number or shapes of inputs or outputs.
+        ValueError: the file is not an ONNX file, or onnxruntime rejects it.
         NotImplementedError: the file has dynamic sizes.
     """
-    check_program(program, _CALLER)
-    given = parse(_CALLER, "inputs", inputs)
-    comparison = run_comparison(_FileComparison(program, _Runtime(model), _CALLER), given)
-    assert isinstance(comparison, QOperatorComparison)
-    return comparison
 
-
-class _FileComparison(FileRunner):
-    kind = QOperatorComparison
-
-
-class _Runtime:
-    """Runs the file for `FileRunner`, with each tensor of codes as an additional output."""
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, caller: str, model: Any) -> None:
         try:
             import onnx
             import onnxruntime
         except ImportError as error:
-            raise ImportError(f"{_CALLER} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
-        data, what = content(_CALLER, model, QOperatorModel, "an ONNX file")
+            raise ImportError(f"{caller} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
+        data, what = content(caller, model, QOperatorModel, "an ONNX file")
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's exception classes depend on its version
-            raise ValueError(f"{_CALLER}: {what} is not an ONNX file: {shown(error)}") from error
-        self.graph = _graph(its)
+            raise ValueError(f"{caller}: {what} is not an ONNX file: {shown(error)}") from error
+        self.graph = _graph(caller, its)
         outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
         outputs = [n for node in its.graph.node for n in node.output if n in infos and n not in outputs_shown]
@@ -89,7 +48,7 @@ class _Runtime:
                 its.SerializeToString(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise ValueError(f"{_CALLER}: onnxruntime does not accept {what}: {error}") from error
+            raise ValueError(f"{caller}: onnxruntime does not accept {what}: {error}") from error
         self.found: dict[str, Tensor] = {}
 
     def run(self, inputs: Sequence[Tensor]) -> None:
@@ -103,7 +62,7 @@ class _Runtime:
         return self.found[tensor.name]
 
 
-def _graph(model: Any) -> FileGraph:
+def _graph(caller: str, model: Any) -> FileGraph:
     """The tensors and nodes of a file."""
     from onnx import TensorProto, numpy_helper
 
@@ -125,7 +84,7 @@ def _graph(model: Any) -> FileGraph:
     for i, (name, info) in enumerate(infos.items()):
         its = info.type.tensor_type
         if not all(d.HasField("dim_value") for d in its.shape.dim):
-            raise NotImplementedError(f"{_CALLER}: tensor {shown(name)} has dynamic sizes; export with static ones")
+            raise NotImplementedError(f"{caller}: tensor {shown(name)} has dynamic sizes; export with static ones")
         sizes = tuple(d.dim_value for d in its.shape.dim)
         kind = TensorProto.DataType.Name(its.elem_type)
         tensors.append(FileTensor(i, name, sizes, _KINDS.get(kind, kind), units.get(name), None))

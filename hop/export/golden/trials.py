@@ -12,6 +12,7 @@ from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
 from hop.export.rewrite.known_targets import TARGETS
 from hop.numerics import integer_functions as integers
 from hop.numerics import requantization
+from hop.numerics.integer_tables import FUNCTIONS
 from hop.numerics.quantizer import Quantizer
 
 # Raised if an operator does not support a convention; IndexError if a table does not cover the scales of a call.
@@ -118,7 +119,7 @@ def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
         integers.TosaSoftmax(),
         integers.IBertSoftmax(),
         integers.TfliteRsqrt(),
-        *(integers.TfliteTable(function=name) for name in integers.FUNCTIONS),
+        *(integers.TfliteTable(function=name) for name in FUNCTIONS),
     ]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)

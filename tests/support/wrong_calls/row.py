@@ -1,7 +1,7 @@
 """A wrong call and what its error must say: the argument, its value, the rule, and what to do."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,41 +12,8 @@ aten = torch.ops.aten
 mm, linear, conv2d = aten.mm.default, aten.linear.default, aten.conv2d.default
 
 VERBS = frozenset(
-    {
-        *(
-            "add",
-            "call",
-            "cast",
-            "choose",
-            "copy",
-            "create",
-            "dequantize",
-            "find",
-            "give",
-            "keep",
-            "leave",
-            "load",
-            "make",
-            "move",
-            "omit",
-        ),
-        *(
-            "pad",
-            "pass",
-            "put",
-            "quantize",
-            "read",
-            "rename",
-            "run",
-            "save",
-            "skip",
-            "spell",
-            "swap",
-            "take",
-            "transpose",
-            "use",
-        ),
-    }
+    "add call cast choose copy create dequantize find give keep leave load make move omit pad pass put quantize "
+    "read rename run save skip spell swap take transpose use".split()
 )
 """Verbs that a remedy may begin with."""
 
@@ -83,6 +50,17 @@ def wrong(name: str, error: type[Exception], call: Callable[[], Any], parts: str
 def traced(name: str, error: type[Exception], call: Callable[[], Any], parts: str) -> Wrong:
     """The same, of a call that is traced too."""
     return wrong(name, error, call, parts)._replace(traced=True)
+
+
+def each(
+    row: Callable[..., Wrong],
+    error: type[Exception],
+    parts: str,
+    calls: Mapping[str, tuple[str, Callable[[], Any]]],
+) -> list[Wrong]:
+    """Rows by `wrong` or `traced` with one argument | rule | remedy, from {name: (value, call)}."""
+    argument, rest = parts.split(" | ", 1)
+    return [row(name, error, call, f"{argument} | {value} | {rest}") for name, (value, call) in calls.items()]
 
 
 def missing(row: Wrong, message: str) -> list[str]:

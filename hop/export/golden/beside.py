@@ -1,23 +1,23 @@
-"""verify_tflite: compare a program with a `.tflite` file, run by LiteRT, node by node.
+"""Compare a program with the file of another runtime, node by node.
 
-These correspond:
+What corresponds:
 
-* outputs, by position;
-* a node and a tensor of the same name, as `to_tflite` names them, if they have the same scale and zero point;
-* codes with the same scale and zero point, and the same sizes in any order; if several match, they pair in order,
-provided that both sides have equally many;
-* among the rest, if every call of hop.scaled has a tensor of its name: that call and tensor, although their scales
-differ, which the comparison reports.
+* outputs, by their position;
+* a node and a tensor of its name, as `to_tflite` names them, if they have one scale and zero point;
+* codes of one scale and zero point whose shapes have the same sizes, in any order; where several have these, in their
+  order, if both sides have as many;
+* of the rest, if all calls of hop.scaled have tensors of their names, such a call and that tensor: their scales differ,
+  which is said.
 
-A tensor may have its dimensions in another order than the node, such as channels last. Of the possible orders, the one
-with the fewest differing elements is used.
+A tensor may have its dimensions in another order than the node, as where channels are last. Of the orders that the
+sizes allow, it is the one by which the fewest elements differ.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -27,34 +27,31 @@ from torch.fx import Node
 
 from hop.dispatch import compiled
 from hop.dispatch.operators import VIEW, of
-from hop.export.analysis.arguments import Arguments, Data, parse
+from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.export.analysis.verify import Comparison
-from hop.export.golden.litert import LiteRT
-from hop.export.golden.micro import Micro
 from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
 from hop.export.rewrite.encodings import dequantizing, quantizing
-from hop.export.rewrite.program import check_program, constant
+from hop.export.rewrite.program import constant
 from hop.export.table import table
-from hop.export.targets.tflite.reading import FileTensor
+from hop.export.targets.tflite.reading import FileGraph, FileTensor
 from hop.numerics.quantizer import Quantizer
 
-_CALLER = "verify_tflite"
 _MOST_DIMENSIONS = 5  # up to this number, all orders are tried
 _SHOWN_TRIALS = 6
 _CODES = (torch.int8, torch.uint8, torch.int16)
 
 
 @dataclass(frozen=True)
-class TfliteComparison(Comparison):
-    """The result of `hop.export.verify_tflite`: rows of nodes (`a`) and of the file's tensors (`b`), and
+class FileComparison(Comparison):
+    """The result of `hop.export.verify` for a file: rows of nodes (`a`) and of the file's tensors (`b`), and
 
     Attributes:
         trials: the first node that differs, computed from its operands in the program by each convention known for its
             operator, nearest to the runtime's codes first. Empty if nothing differs, or if that node has no convention.
         units: nodes whose codes have another scale or zero point in the file: name, the program's units, the file's
-            units.
+            units. Empty for TOSA files, which have no scales.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -84,40 +81,11 @@ class TfliteComparison(Comparison):
         return "\n".join(text)
 
 
-def verify_tflite(
-    program: ExportedProgram, model: Any, inputs: Data, *, kernels: str = "reference"
-) -> TfliteComparison:
-    """Run a program here and a .tflite file in LiteRT, and compare the codes of corresponding nodes.
-
-    The file gets the codes that the program computes from its inputs, or the inputs themselves if it expects floats.
-    For the first node that differs, it is determined which convention of hop.requantization and hop.integer_functions
-    reproduces the runtime's codes.
-
-    Args:
-        program: a program from `to_integer(program, target=hop.export.targets.TFLITE)`, or with quantize and dequantize
-            nodes.
-        model: a TfliteModel, the path of a .tflite file, or its bytes. LiteRT runs it in this process, so pass only
-            files that you trust.
-        inputs: a tuple of the program's positional arguments, a dict of its arguments by name, or a list of such tuples
-            or dicts, over which differences are accumulated.
-        kernels: "reference"; "optimized" for LiteRT's CPU kernels, without delegates; or "micro" for those of
-            TensorFlow Lite Micro.
-
-    Raises:
-        ImportError: LiteRT is not installed or, for "micro", tflite-micro.
-        TypeError: an argument has the wrong type.
-        OSError: the file does not exist.
-        ValueError: the file is not a .tflite file or is damaged; the inputs do not fit; or the two differ in the number
-            or shapes of inputs or outputs.
-        NotImplementedError: the file has several subgraphs, or dynamic sizes.
-    """
-    check_program(program, _CALLER)
-    given = parse(_CALLER, "inputs", inputs)
-    runtime = Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
-    return run_comparison(FileRunner(program, runtime, _CALLER), given)
-
-
-def run_comparison(runner: "FileRunner", given: Sequence[Arguments]) -> TfliteComparison:
+def run_comparison(
+    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]
+) -> FileComparison:
+    """Run a program and a runtime's file on each input, and compare them."""
+    runner = FileRunner(program, runtime, caller)
     with torch.no_grad():
         for arguments in given:
             runner.run_both(arguments)
@@ -151,16 +119,27 @@ def _orders(n: int) -> Iterator[tuple[int, ...]]:
     return permutations(range(n)) if n <= _MOST_DIMENSIONS else iter([tuple(range(n))])
 
 
+class Runtime(Protocol):
+    """Runs a file."""
+
+    @property
+    def graph(self) -> FileGraph:
+        """The tensors and operators of the file."""
+        ...
+
+    def run(self, inputs: Sequence[Tensor]) -> None:
+        """Run on these tensors, in the order of the file's inputs."""
+        ...
+
+    def value(self, tensor: FileTensor) -> Tensor:
+        """The value of a tensor after the last run."""
+        ...
+
+
 class FileRunner(Runner):
-    """Runs a program and compares its nodes with the tensors of a file.
+    """Runs a program and compares its nodes with the tensors of a file."""
 
-    The runtime, such as LiteRT, has a `graph`, a method `run` for the file's inputs, and then the `value` of each
-    tensor.
-    """
-
-    kind: type[TfliteComparison] = TfliteComparison
-
-    def __init__(self, program: ExportedProgram, runtime: Any, caller: str) -> None:
+    def __init__(self, program: ExportedProgram, runtime: Runtime, caller: str) -> None:
         super().__init__(program, "program", caller)
         self.exported, self.runtime = program, runtime
         specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
@@ -338,7 +317,7 @@ class FileRunner(Runner):
 
     # ---- the result
 
-    def comparison(self, count: int) -> TfliteComparison:
+    def comparison(self, count: int) -> FileComparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}
         pairs = [pair for own in (self.pairs or {}).values() for pair in own if pair.figures.elements is not None]
         pairs.sort(key=lambda pair: places[pair.node])
@@ -349,7 +328,7 @@ class FileRunner(Runner):
         units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
         nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
         written = {i for op in self.runtime.graph.operators for i in op.outputs}
-        return self.kind(
+        return FileComparison(
             tuple(pair.figures.row() for pair in pairs),
             len([n for n in self.units if n not in nodes]),
             len(written - tensors),

@@ -1,0 +1,7 @@
+"""Number formats."""
+
+from hop.compat.names import lookup as _lookup
+from hop.numerics.formats import *  # noqa: F403
+from hop.numerics.formats import __all__ as __all__
+
+__getattr__ = _lookup(__name__, __all__)

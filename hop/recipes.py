@@ -1,0 +1,7 @@
+"""Schemes of training."""
+
+from hop.compat.names import lookup as _lookup
+from hop.numerics.recipes import *  # noqa: F403
+from hop.numerics.recipes import __all__ as __all__
+
+__getattr__ = _lookup(__name__, __all__)
