@@ -217,7 +217,8 @@ def divide(x: Any, by: Any, amax: Any, y: Any) -> None:
     """y = x / by.scale, correctly rounded where that shows in a code; of numbers up to `amax`, or NaN if one is."""
     if by.usual & (mul(amax, magnitude(by.inverse)) < Float32(2.0**100)):
         for i in cutlass.range_constexpr(len(x)):
-            y[i] = quotient(x[i], by)
+            sign = bits(x[i]) & Uint32(0x80000000)  # which the corrections take from -0.0
+            y[i] = number(bits(quotient(x[i], by)) | sign)
     else:
         for i in cutlass.range_constexpr(len(x)):
             y[i] = div(x[i], by.scale)

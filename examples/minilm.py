@@ -12,6 +12,7 @@ No network access is needed. Without a C++ compiler, the packages are skipped wi
 import argparse
 import contextlib
 import copy
+import hashlib
 import os
 import statistics
 import tempfile
@@ -163,6 +164,27 @@ def check_embeddings(name: str, got: Tensor, wanted: Tensor, least: float) -> No
     mean, worst = cosines(got, wanted)
     require(mean >= least, f"{name}: mean cosine is {mean:.4f}, below {least}")
     say(f"{name}: {'equal bit for bit' if torch.equal(got, wanted) else f'cosine mean {mean:.4f}, worst {worst:.4f}'}")
+
+
+def compare_bits(bert: nn.Module, sample: Batch) -> None:
+    """Print a digest of the embeddings of an exact int8 model on every route; exits if they are not all equal."""
+    model = hop.quantize_(Embedder(copy.deepcopy(bert)), "int8", exact=True)
+    ids, mask = (x[:FEW] for x in sample)
+    routes = {
+        "eager": model(ids, mask),
+        "one sentence at a time": torch.cat([model(ids[i : i + 1], mask[i : i + 1]) for i in range(len(ids))]),
+        "exported": torch.export.export(model, (ids, mask)).module()(ids, mask),
+    }
+    torch.set_num_threads(2)
+    routes["2 threads"] = model(ids, mask)
+    torch.set_num_threads(1)
+    for level in dict.fromkeys(("portable", *native.library().levels())):
+        if level in native.library().levels():
+            with native.use(level):
+                routes[f"level {level}"] = model(ids, mask)
+    for name, found in routes.items():
+        say(f"{name:<24}{hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16]}")
+        require(torch.equal(found, routes["eager"]), f"{name}: the embeddings differ from those of eager mode")
 
 
 # ---- export, lowering, packages
@@ -396,6 +418,9 @@ def main() -> None:
         embeddings[name] = embed(models[name], batches)
         least = LEAST_COSINES.get(name, 0.99)
         check_embeddings(f"{name}, against float32", embeddings[name], embeddings["float32"], least)
+
+    step(f"the same bits everywhere: hop.quantize_(model, 'int8', exact=True), digests of {FEW} embeddings")
+    compare_bits(bert, sample)
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "inductor"))
