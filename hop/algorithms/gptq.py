@@ -268,7 +268,7 @@ def _freeze_layer(layer: Layer, row: LayerError, observed: Moments, settings: Se
         return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")
     after = error(flat - grid.decode(codes), observed.sum) / whole
     if not after < nearest:
-        return replace(row, note="rounded to nearest, which is as good or better")
+        return replace(row, note="rounded to the nearest, which is as good or better")
     buffers = q.with_codes(rounded.buffers(), codes.reshape(shape))
     new = QuantizedTensor(buffers, q, tuple(shape), rounded.dtype)
     layer.take_frozen(nn.Parameter(layer.laid_out(new, pack), requires_grad=False), pack)

@@ -286,7 +286,7 @@ class TestErrors(unittest.TestCase):
             (lambda: sensitivity(mlp(), BITS, BATCHES, measure="sqnr"), TypeError, "measure must be"),
             (lambda: sensitivity(mlp(), BITS, BATCHES, filter=3), TypeError, "filter must be"),
             (lambda: sensitivity(mlp(), BITS, [(BATCHES[0], 1)]), TypeError, "sensitivity: batch 0 is passed as"),
-            (lambda: sensitivity(mlp(), BITS, BATCHES, measure=Fisher(loss=lambda y, b: y)), ValueError, "one number"),
+            (lambda: sensitivity(mlp(), BITS, BATCHES, measure=Fisher(loss=lambda y, b: y)), ValueError, "one element"),
             (lambda: Fisher(draws=0), ValueError, "draws must be 1 or more"),
             (lambda: Fisher(seed=0.5), TypeError, "seed must be an integer"),
             (lambda: Fisher(loss=3), TypeError, "loss must be a function"),

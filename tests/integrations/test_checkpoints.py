@@ -122,7 +122,7 @@ class TestGGUF(InFolder):
     def test_arguments(self):
         for path, options, error, message in (
             (3, {}, TypeError, "path must be text or a Path"),
-            ("nowhere.gguf", {}, FileNotFoundError, "path must be a file or folder that is there"),
+            ("nowhere.gguf", {}, FileNotFoundError, "path must be an existing file or folder"),
             (self.folder, {}, FileNotFoundError, "has no config.json"),
             (self.folder, {"dtype": torch.int8}, TypeError, "dtype must be a float dtype"),
             (self.folder, {"pack": 1}, TypeError, "pack must be True or False"),

@@ -85,7 +85,7 @@ class TestFiles(InCheckpoint):
     def test_refused(self):
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_checkpoint(3)
-        with self.assertRaisesRegex(FileNotFoundError, "path must be a file or folder that is there"):
+        with self.assertRaisesRegex(FileNotFoundError, "path must be an existing file or folder"):
             open_checkpoint(self.folder / "none")
         with self.assertRaisesRegex(FileNotFoundError, "has no files"):
             open_checkpoint(self.folder)
