@@ -76,7 +76,7 @@ class TestBadData(unittest.TestCase):
         assert "no batch" not in first and "no batch" not in second
 
     @EACH
-    @pytest.mark.filterwarnings("ignore:calibrate: the input of layer")
+    @pytest.mark.filterwarnings("ignore:calibrate. the input of layer")
     def test_activations_that_are_not_finite(self, _name, run):
         for value in (math.nan, math.inf):
             with pytest.raises(ValueError, match=r"NaN or an infinity|has seen no finite number"):
