@@ -32,7 +32,7 @@ IMAGE, KERNEL = q8(1, 4, 5, 5), q8(6, 4, 3, 3)
 FLOAT = torch.float32
 # name, error, words that it must hold, positional arguments, keywords
 ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, Any]]] = [
-    ("operator", ValueError, ["op", "aten.tan.default", " mm, "], (aten.sin.default, FLOAT, X), {}),
+    ("operator", ValueError, ["op", "aten.tan.default", " mm, "], (aten.tan.default, FLOAT, X), {}),
     ("in_place", ValueError, ["op", "aten.add_.Tensor"], (aten.add_.Tensor, FLOAT, X, X), {}),
     ("packet", ValueError, ["op", "aten.mm"], (aten.mm, FLOAT, X, W), {}),
     ("function", ValueError, ["op", "mm"], (torch.mm, FLOAT, X, W), {}),
