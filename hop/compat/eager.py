@@ -55,6 +55,16 @@ def ignored_function_mode() -> Iterator[None]:
         ignored.modes -= 1
 
 
+def node_in_trace(x: torch.Tensor) -> torch.fx.Node | None:
+    """The node of x in the graph that make_fx traces; None if it traces nothing, or knows no x.
+
+    Does not import the tracer, which imports sympy: before somebody has imported it, nothing is traced.
+    """
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = None if tracer is None else tracer.get_proxy_mode()
+    return None if mode is None else getattr(mode.tracer.unwrap_proxy(x), "node", None)
+
+
 def is_plain_eager() -> bool:
     """Whether nothing observes or transforms operator calls in this thread; takes 0.15 µs.
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from hop.compat.eager import is_plain_eager
+from hop.compat.eager import is_plain_eager, node_in_trace
 from hop.compat.imports import when_imported
 from hop.compat.patches import bits_before_rounding, strided_beginnings, strided_offsets
 from hop.compat.tracing import known_equal
@@ -99,9 +98,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lies_in_memory(x: torch.Tensor) -> bool:
-    mode = get_proxy_mode()
-    proxy = None if mode is None else mode.tracer.unwrap_proxy(x)
-    node = getattr(proxy, "node", None)
+    node = node_in_trace(x)
     while node is not None and node.target in _VIEWS:
         node = node.args[0]
     return node is not None and (node.op == "placeholder" or node.target in _STORED)

@@ -211,7 +211,7 @@ class TestPack(unittest.TestCase):
 
     def test_what_has_no_sums_beside_it(self):
         for make, words in (
-            (lambda: hop.pack(hop.quantize(presets.FP8_ROW, torch.randn(4, 8)), Summed()), "integers of 8 bits"),
+            (lambda: hop.pack(hop.quantize(presets.FP8_ROW, torch.randn(4, 8)), Summed()), "8-bit integers"),
             (lambda: hop.pack(hop.quantize(presets.INT8_ROW, torch.randn(2, 4, 8)), Summed()), "is for matrices"),
             (lambda: Summed(columns=1), "columns must be True or False"),
         ):

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from hop.compat.eager import OpOverload
+from hop.compat.eager import OpOverload, node_in_trace
 
 aten = torch.ops.aten
 Bounds = tuple[int, int]
@@ -33,9 +32,7 @@ _SAME = frozenset(
 
 def largest(x: Tensor) -> int:
     """The largest magnitude that an element of x, an integer tensor, can have."""
-    mode = get_proxy_mode()
-    proxy = None if mode is None else mode.tracer.unwrap_proxy(x)
-    node = getattr(proxy, "node", None)
+    node = node_in_trace(x)
     low, high = _of_dtype(x.dtype) if node is None else _bounds(node, DEEPEST)
     return max(-low, high)
 

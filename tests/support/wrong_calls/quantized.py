@@ -24,7 +24,7 @@ QUANTIZED = [
         "quantized_op_list": ("linear", lambda: quantized(floats(2, 8), floats(8, 4), op=[linear])),
     }),
     traced("quantized_scheme_text", ValueError, lambda: quantized(floats(2, 8), floats(4, 8), scheme="INT8_DYNAMICS"),
-          "scheme | 'INT8_DYNAMICS' | no scheme is called | take int8_dynamic"),
+          "scheme | 'INT8_DYNAMICS' | no scheme is called | use int8_dynamic"),
     wrong("quantized_scheme_quantizer", TypeError, lambda: quantized(floats(2, 8), floats(4, 8),
           scheme=presets.INT8_ROW),
           "scheme | Quantizer(format=int8 | must be a hop.Scheme | give one such as hop.schemes.INT8_DYNAMIC"),
