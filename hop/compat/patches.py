@@ -311,16 +311,23 @@ def hashes_of_subclasses() -> Changes:
 
 @changing(
     "torch.export.exported_program",
-    "run_decompositions fails on subclasses of tensors whose parts are integers: on parameters that train or have "
-    "several names, on constants of strict export, and on inputs and outputs",
+    "run_decompositions fails on subclasses of tensors that are constants of strict export, and on such inputs",
     "pytorch#173526",
 )
 def lowered_subclasses() -> Changes:
-    from torch._functorch._aot_autograd import subclass_parametrization
-    from torch.export import exported_program
+    from torch.export import exported_program as module
 
-    module, parts = exported_program, subclass_parametrization
     yield module, "_decompose_exported_program", lowering(module._decompose_exported_program, KEYED)
+
+
+@changing(
+    "torch._functorch._aot_autograd.subclass_parametrization",
+    "run_decompositions fails on subclasses of tensors whose parts are integers, on parameters that train or have "
+    "several names",
+)
+def unwrapped_parameters() -> Changes:
+    from torch._functorch._aot_autograd import subclass_parametrization as parts
+
     unwrap = parts.unwrap_tensor_subclass_parameters
     yield (
         *(parts, "unwrap_tensor_subclass_parameters"),

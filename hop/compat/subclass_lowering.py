@@ -7,22 +7,17 @@ from typing import Any
 from torch import nn
 
 
-def refuse_signatures(program: Any, classes: tuple[type, ...]) -> None:
-    """Raise TypeError if a user's input or output of the program is an instance of one of the classes."""
-    signature = program.graph_signature
-    names = {*signature.user_inputs, *signature.user_outputs}
+def refuse_inputs(program: Any, classes: tuple[type, ...]) -> None:
+    """Raise TypeError if a user's input of the program is an instance of one of the classes."""
+    names = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if node.name not in names or not isinstance(value, classes):
-            continue
-        what = "input" if node.op == "placeholder" else "output"
-        remedy = "return its codes and scales (.codes, .scale, .zero_point)"
-        if what == "input":
-            remedy = "take codes and scales, and make the tensor of them with hop.from_codes in the module"
-        raise TypeError(
-            f"run_decompositions: the {what} {node.name!r} of the program is a {type(value).__name__}, which "
-            f"torch.export cannot lower; {remedy}, and export again. The program runs, and can be saved, as it is"
-        )
+        if node.name in names and isinstance(value, classes):
+            raise TypeError(
+                f"run_decompositions: the input {node.name!r} of the program is a {type(value).__name__}, which "
+                "torch.export cannot lower; take codes and scales, make the tensor with hop.from_codes in the module, "
+                "and export again. The program runs, and can be saved, as it is"
+            )
 
 
 @contextmanager
@@ -70,7 +65,7 @@ def lowering(lower: Callable[..., Any], classes: Sequence[type]) -> Callable[...
 
     def lower_subclasses(program: Any, *args: Any, **kwargs: Any) -> Any:
         found = tuple(classes)
-        refuse_signatures(program, found)
+        refuse_inputs(program, found)
         with constants_as_buffers(program, found):
             return lower(program, *args, **kwargs)
 

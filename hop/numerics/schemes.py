@@ -16,6 +16,8 @@ import difflib
 import functools
 from dataclasses import dataclass, replace
 
+import torch
+
 from hop.numerics import presets, spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import Value, shown
@@ -242,7 +244,8 @@ def named(name: str) -> Scheme:
     result = SCHEMES.get(SHORT.get(lower, lower).upper())
     if result is None:
         known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
-        near = difflib.get_close_matches(lower, known, n=3) or known
+        # Dynamo cannot trace difflib.
+        near = known if torch.compiler.is_dynamo_compiling() else difflib.get_close_matches(lower, known, n=3) or known
         raise ValueError(f"scheme: no scheme is called {name!r}; use {', '.join(near)}, or a hop.Scheme")
     return result
 

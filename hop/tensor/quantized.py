@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, memory, subclasses
-from hop.compat.imports import when_imported
+from hop.compat.collation import stack_in_batches
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
 from hop.dispatch import plan
@@ -400,15 +400,5 @@ def operand(x: Any) -> Any:
     return x.operand if isinstance(x, QuantizedTensor) else x
 
 
-def _register_collation() -> None:
-    """Let batches of a DataLoader's workers be stacked as in its own process, without a plain tensor to write to."""
-    from torch.utils.data._utils.collate import default_collate_fn_map
-
-    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        return torch.stack(batch)
-
-    default_collate_fn_map[QuantizedTensor] = stack
-
-
-when_imported("torch.utils.data._utils.collate", _register_collation)
+stack_in_batches(QuantizedTensor)
 plan.register_wrapper(QuantizedTensor, kind_of)

@@ -92,6 +92,17 @@ FAULTS = {
             assert "hop.from_codes" in str(e), e
             return False
     """,
+    "unwrapped_parameters": """
+        class Holds(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(hop.quantize(hop.presets.INT8_ROW, torch.ones(4, 64)))
+            def forward(self, x):
+                return x @ hop.dequantize(self.w).t()
+        model, x = Holds(), torch.ones(2, 64)
+        program = torch.export.export(model, (x,)).run_decompositions(hop.decompositions())
+        return not torch.equal(program.module()(x), model(x))
+    """,
     "hashes_of_local_tensors": """
         mesh = one_process()
         from torch.distributed.tensor import DTensor, Replicate

@@ -12,7 +12,6 @@ import tempfile
 import unittest
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,11 +22,9 @@ from parameterized import parameterized
 
 import hop
 from hop import presets
-from hop.compat import eager
 from hop.dispatch.kernel import Declined
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
-from hop.kernels.aten import integer
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics.formats import E4M3, INT8, UINT8
@@ -364,21 +361,6 @@ class TestLevels(unittest.TestCase):
         with levels.at(level):
             got = native_product.int_mm(a, b)
         assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
-
-    @pytest.mark.full
-    def test_large_products_of_out_dtype(self):
-        """From integer.MANY multiply-adds on they are native, not with a row less; the integers are the same."""
-        torch.manual_seed(6)
-        n = k = 2048
-        rows = integer.MANY // (n * k)
-        assert rows >= integer.MANY_ROWS
-        w = torch.randint(-128, 128, (n, k), dtype=torch.int8)
-        for m, b in itertools.product((rows, rows - 1), (w.t(), w.t().contiguous())):
-            a = torch.randint(-128, 128, (m, k), dtype=torch.int8)
-            with mock.patch.object(native_product, "int_mm", wraps=native_product.int_mm) as called:
-                got = hop.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
-            assert called.call_count == (m == rows or not eager.int_mm_is_exact())
-            assert torch.equal(got, (a.double() @ b.double()).to(torch.int32))
 
     @parameterized.expand(levels.OWN)
     def test_overflow(self, level):
