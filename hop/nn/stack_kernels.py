@@ -67,9 +67,9 @@ class Groups(NamedTuple):
         offsets = torch.nn.functional.pad(self.ends, (1, 0))
         return torch.segment_reduce(x, how, offsets=offsets, axis=0, unsafe=True, initial=0)
 
-    def amax(self, x: Tensor) -> Tensor:
-        """The largest magnitude of each column of each group, ignoring NaN."""
-        return self.reduced(torch.where(x == x, x.abs(), 0.0), "max")
+    def amax(self, q: Quantizer, x: Tensor) -> Tensor:
+        """The largest magnitude of each column of each group, ignoring NaN if the format has a code for it."""
+        return self.reduced(_magnitudes(q, x), "max")
 
     def apart(self, x: Tensor) -> Tensor:
         """Pad groups with zeros so that each starts at a multiple of BLOCK: (S, N) -> (P, N). P depends only on S and
@@ -115,7 +115,7 @@ def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTe
         return quantize(q, x), None
     assert groups is not None
     by_row = replace(q, block=(1, -1))
-    amax = groups.amax(torch.where(x == x, x.abs(), 0.0).amax(1, keepdim=True))
+    amax = groups.amax(q, _magnitudes(q, x).amax(1, keepdim=True))
     beside = x.new_zeros(len(x), _BESIDE)
     beside[:, :1] = amax[groups.rows]
     codes = quantize(by_row, torch.cat([x, beside], 1))
@@ -131,9 +131,13 @@ def of_columns(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]
         codes, scale = of_rows(q, x, groups)
         assert scale is not None
         return codes.codes, scale
-    amax = groups.amax(x)
+    amax = groups.amax(q, x)
     pairs = torch.stack([x, amax[groups.rows]], 2)
     return quantize(replace(q, block=(1, 1, 2)), pairs).codes[..., 0], _scale(replace(q, block=(1, 1)), amax)
+
+
+def _magnitudes(q: Quantizer, x: Tensor) -> Tensor:
+    return torch.where(x == x, x.abs(), 0.0) if q.format.has_nan else x.abs()
 
 
 def _scale(q: Quantizer, amax: Tensor) -> Tensor:
