@@ -63,7 +63,7 @@ class TestUnits(unittest.TestCase):
         for target in targets:
             program_of(Function(function, 0.03, *units), (x,), target)
             for other in others:
-                words = rf"node '{name.split()[0]}'.*scale 1/{round(1 / scale)} and zero point.*got {other[0]:.6g}"
+                words = rf"node '{name.split()[0]}'.*scale 1/{round(1 / scale)} and zero point.*but the result has {other[0]:.6g}"
                 with self.assertRaisesRegex(ValueError, words):
                     program_of(Function(function, 0.03, *other), (x,), target)
 

@@ -241,5 +241,5 @@ class TestSums(unittest.TestCase):
         assert row.low is not None and -(weight * 2**15) <= row.low <= -(weight * 2**15) // 2
 
     def test_zero_points(self) -> None:
-        with pytest.raises(ValueError, match="int16 has no zero points"):
+        with pytest.raises(ValueError, match="int16 does not support zero points"):
             hop.Quantizer(hop.formats.INT16, scale=hop.scale_rules.Static(affine=True))

@@ -107,7 +107,7 @@ class TestTokenizer(InFolder):
             load_tokenizer(path)
         with self.assertRaisesRegex(TypeError, "load_tokenizer: path must be text"):
             load_tokenizer(3)
-        with self.assertRaisesRegex(FileNotFoundError, "load_tokenizer: path must be a file"):
+        with self.assertRaisesRegex(FileNotFoundError, "load_tokenizer: path must be an existing file"):
             load_tokenizer(self.folder / "other.gguf")
         writer = package().GGUFWriter(self.folder / "bare.gguf", "llama", use_temp_file=False)
         writer.write_header_to_file()

@@ -68,7 +68,7 @@ class TestFiles(InCheckpoint):
         """What the package takes and PyTorch does not have."""
         file = self.folder / "model.safetensors"
         for kind, shape, size, message in (
-            ("F32", [0, 2**63], 0, "tensor 'a' has shape [0, 9223372036854775808]; PyTorch's have up to 64 sizes"),
+            ("F32", [0, 2**63], 0, "tensor 'a' has shape [0, 9223372036854775808]; PyTorch supports up to 64 sizes"),
             ("I8", [1] * 10**5, 1, "tensor 'a' has shape [1, 1,"),
             ("F6_E2M3", [4], 3, "tensor 'a' cannot be read"),
             ("x" * 10**5, [4], 3, "is not a complete safetensors file"),

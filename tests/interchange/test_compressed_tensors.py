@@ -179,7 +179,7 @@ class TestCompressedTensors(InCheckpoint):
         assert len(dict(found)) == 500
         assert time.process_time() - start < 2  # 500 times 200,000 comparisons of names take 5 seconds
         groups = {str(i): {"targets": ["Linear"], "weights": args} for i in range(257)}
-        self.fails({"quant_method": "compressed-tensors", "config_groups": groups}, {"a": weight}, "256 is the most")
+        self.fails({"quant_method": "compressed-tensors", "config_groups": groups}, {"a": weight}, "at most 256 are supported")
 
     def test_wrong(self):
         config, tensors, _ = compressed("packed_4_affine_group_bfloat16")
@@ -195,7 +195,7 @@ class TestCompressedTensors(InCheckpoint):
         ):
             self.fails(config, {**tensors, **change}, message)
             self.fails(config, {**tensors, **change}, "tensor 'a.weight'")
-        self.fails(config, {k: v for k, v in tensors.items() if "shape" not in k}, "the file lacks 'weight_shape'")
+        self.fails(config, {k: v for k, v in tensors.items() if "shape" not in k}, "the file lacks its 'weight_shape'")
         for groups in (None, [], {"a": 3}, {"a": {"weights": {"num_bits": "4"}}}):
             self.fails({**config, "config_groups": groups}, tensors, "fits none of them")
 

@@ -180,7 +180,7 @@ class TestBitsAndBytes(InCheckpoint):
             (said(blocksize=128), "'.absmax' has shape (96,), and must have (48,)"),
             (said(nested_blocksize=1), "'.nested_absmax' has shape (1,)"),
             (said(nested_offset="1"), "nested_offset '1'"),
-            ({key: torch.tensor([1, 2], dtype=torch.uint8)}, "is no JSON"),
+            ({key: torch.tensor([1, 2], dtype=torch.uint8)}, "is not JSON"),
             ({"a.weight.quant_map": torch.zeros(16)}, "must be the values of NF4"),
         ):
             self.fails(CONFIG, {**tensors, **change}, message)

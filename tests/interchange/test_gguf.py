@@ -279,7 +279,7 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "name_no_text": (lambda: file_of([info(b"\xff\xfe", (256,), Q)], DATA), "tensor 0: has a text that is not UTF-8"),
     "beyond": (lambda: file_of([info("blk.7.w", (10**6, 256), Q)], DATA), "tensor 'blk.7.w': of sizes (1000000, 256)"),
     "offset_beyond": (lambda: file_of([info("w", (256,), Q, 320)], DATA),
-        "tensor 'w': of sizes (256,) and type Q4_K lies"),
+        "tensor 'w': of sizes (256,) and type Q4_K is at bytes"),
     "offset_2_64": (lambda: file_of([info("w", (256,), Q, 2**64 - 32)], DATA), "tensor 'w': of sizes"),
     "offset_odd": (lambda: file_of([info("w", (256,), Q, 8)], DATA), "tensor 'w': begins at 8"),
     "sizes_2_64": (lambda: file_of([info("w", (2**40, 2**40), Q)], DATA), "tensor 'w': has sizes"),

@@ -359,7 +359,7 @@ def test_outputs_of_other_quantizers() -> None:
     [
         (lambda: _call(op=aten.conv_transpose2d.input), "transposed"),
         (lambda: _call(output=torch.float64), "float64"),
-        (lambda: _call(x=torch.randn(2, 64, 9, 7)), "two operands of integers"),
+        (lambda: _call(x=torch.randn(2, 64, 9, 7)), "two integer operands"),
         (lambda: _call(weight=_operand(presets.INT8_TENSOR_AFFINE, _random_codes((4, 64, 3, 3), torch.int8))), "zero"),
         (lambda: _call(weight=_operand(presets.INT8_TENSOR, _random_codes((4, 60, 3, 3), torch.int8))), "fit together"),
         (

@@ -190,7 +190,7 @@ def test_reasons():
         (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "float or one-byte scales"),
         (said(Quantizer(INT8, (1, 32), StoredScales(UINT6, (1, -1)))), "parts of a row"),
         (said(Quantizer(INT8, (1, 32), half), x.double()), "float64"),
-        (said(Quantizer(INT8, (1, 32), half), x, torch.zeros(5, dtype=torch.float64)), "a bias"),
+        (said(Quantizer(INT8, (1, 32), half), x, torch.zeros(5, dtype=torch.float64)), "a float bias"),
         (said(Quantizer(INT8, (32, 1), half), op=mm), "summed along its rows"),
     ):
         assert re.search(pattern, text), text

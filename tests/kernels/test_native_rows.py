@@ -191,7 +191,7 @@ class TestRows(unittest.TestCase):
         said = hop.explain(aten.softmax.int, presets.INT8_ROW, x, 0)
         assert "native rows: for softmax of the last dimension" in said
         said = hop.explain(aten.gelu.default, presets.INT8_TENSOR, x)
-        assert "native rows: a scale is that of a row or of less, or given" in said
+        assert "native rows: for given scales, or scales of a row or less" in said
 
     def test_threads_do_not_matter(self):
         generator = torch.Generator().manual_seed(1)

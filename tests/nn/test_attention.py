@@ -350,7 +350,7 @@ class TestAttentionInAScheme(unittest.TestCase):
 
     def test_a_scheme_that_is_none(self):
         wrong: list[tuple[Any, type[Exception], str]] = [
-            ("int9", ValueError, "no scheme is called 'int9'; take int8"),
+            ("int9", ValueError, "no scheme is called 'int9'; use int8"),
             (schemes.INT8_DYNAMIC, TypeError, "must be a hop.attention_schemes.AttentionScheme"),
             ({"*.attn": "int8"}, ValueError, "no module that attends matches '.*attn'.*MultiheadAttention"),
             ({3: "int8"}, TypeError, "attention: a selector must be"),

@@ -294,7 +294,7 @@ def test_rotated_keys_are_saved_as_such() -> None:
     for strict in (True, False):
         with pytest.raises(RuntimeError, match="key_codes are rotated, but this cache has rotated=False"):
             cache().load_state_dict(state, strict=strict)
-        with pytest.raises(RuntimeError, match="key_codes are not rotated, and this cache has rotated=True"):
+        with pytest.raises(RuntimeError, match="key_codes are not rotated, but this cache has rotated=True"):
             cache(rotated=True).load_state_dict(cache().state_dict(), strict=strict)
     with pytest.raises(RuntimeError, match=r"attention\.key_codes are rotated"):
         torch.nn.ModuleDict({"attention": cache()}).load_state_dict({f"attention.{n}": t for n, t in state.items()})

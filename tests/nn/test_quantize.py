@@ -493,7 +493,7 @@ class TestNames(unittest.TestCase):
         for short, full in SHORT.items():
             assert schemes.named(short) is schemes.SCHEMES[full.upper()]
         assert schemes.named("8da4w") is schemes.INT8_DA_INT4_W
-        with pytest.raises(ValueError, match="no scheme is called 'int5_weight'; take int"):
+        with pytest.raises(ValueError, match="no scheme is called 'int5_weight'; use int"):
             schemes.named("int5_weight")
 
     def test_one_meaning(self):

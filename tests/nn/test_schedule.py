@@ -243,7 +243,7 @@ class TestSchedule(unittest.TestCase):
         learning, _ = made(schemes.INT8_DYNAMIC, learn_scales=False)
         for layer in (learning[0], learning[2]):
             layer.learn_scales = True
-        with pytest.raises(ValueError, match=r"stage of step 1: layer '0' would learn scales that no optimizer knows"):
+        with pytest.raises(ValueError, match=r"stage of step 1: layer '0' would learn scales that no optimizer has"):
             Schedule(learning, [Stage(1, rules=learned(8))]).step()
         frozen, _ = made(schemes.INT8_DYNAMIC)
         schedule = Schedule(hop.nn.freeze(frozen), [Stage(1, rules="int4_weight_32")])

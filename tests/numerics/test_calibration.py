@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hop
 from hop import calibration, presets
-from hop.numerics.formats import Integer
+from hop.numerics.formats import E4M3, E5M2, Integer
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import MinMax, Static, TwoLevel
@@ -124,6 +124,8 @@ class TestRules(unittest.TestCase):
     @parameterized.expand([(name, q) for name, q in ALL if not isinstance(q.scale, Static) and "TERNARY" not in name])
     def test_amax_is_what_the_rule_finds(self, _name, q):
         x = batches(q)[0]
+        if q.format not in (E4M3, E5M2) and not isinstance(q.scale, TwoLevel):
+            x = x.nan_to_num(0.0)  # the scale of a block with a NaN is NaN; calibration leaves NaN out
         noise = {"generator": torch.Generator().manual_seed(0)} if q.stochastic else {}
         own, found = hop.quantize(q, x, **noise), calibration.amax(q, x)
         for name, tensor in found.items():

@@ -462,7 +462,7 @@ class TestMicroscaling(unittest.TestCase):
     def test_refuses(self):
         with pytest.raises(ValueError, match=r"rounding must be one of .*, got 'down'"):
             Microscaling(rounding="down")
-        with pytest.raises(ValueError, match="is for formats of floats, and int8 is none"):
+        with pytest.raises(ValueError, match="is for float formats, but int8 is not one"):
             Quantizer(INT8, (1, 32), Microscaling(rounding="floor"))
 
 
@@ -614,6 +614,8 @@ class TestGfloat(unittest.TestCase):
             y = found.y.reshape(-1).numpy().astype(np.float64)
             rounded = gfloat.round_ndarray(info, y, gfloat.RoundMode.TiesToEven, sat=True)
             codes = gfloat.encode_ndarray(info, rounded).astype(np.uint8).reshape(x.shape)
+            if isinstance(q.scale, CurrentScaling):  # a row with an infinity is NaN, of which hop has one code
+                codes[x.isinf().any(1).numpy()] = 0x7F
             got = hop.quantize(q, x).codes.view(torch.uint8)
             if q.format.bits == 4:
                 got = torch.stack([got & 15, got >> 4], -1).reshape(x.shape)

@@ -1139,8 +1139,8 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]]:
         "groups of the weight": (aten.linear.default, (x, quantized(group, 8, 32)), {}, "groups"),
         "groups of the input": (aten.linear.default, (quantized(group, 4, 32), w), {}, "groups"),
         "groups of mm": (aten.mm.default, (x, quantized(Quantizer(INT8, (16, 1)), 32, 8)), {}, "groups"),
-        "plain weight": (aten.linear.default, (x, plain), {}, "plain"),
-        "plain input": (aten.linear.default, (plain, x), {}, "plain"),
+        "plain weight": (aten.linear.default, (x, plain), {}, "one factor is not quantized"),
+        "plain input": (aten.linear.default, (plain, x), {}, "one factor is not quantized"),
         "floats": (aten.linear.default, (quantized(fp8, 4, 32), quantized(fp8, 8, 32)), {}, "not integers"),
         "alpha": (
             aten.addmm.default,
@@ -1156,8 +1156,8 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]]:
         ),
         "add": (aten.add.Tensor, (x, x), {}, "aten.add.Tensor"),
         "sub": (aten.sub.Tensor, (x, x), {}, "aten.sub.Tensor"),
-        "mul by a number": (aten.mul.Scalar, (x, 2.0), {}, "plain"),
-        "mul by a plain tensor": (aten.mul.Tensor, (x, torch.ones(32)), {}, "plain"),
+        "mul by a number": (aten.mul.Scalar, (x, 2.0), {}, "one factor is not quantized"),
+        "mul by a plain tensor": (aten.mul.Tensor, (x, torch.ones(32)), {}, "one factor is not quantized"),
         "mean": (aten.mean.dim, (x, [1]), {}, "aten.mean.dim"),
         "average": (aten.avg_pool2d.default, (quantized(whole, 1, 2, 4, 4), [2, 2]), {}, "aten.avg_pool2d.default"),
         "embedding": (aten.embedding.default, (w, torch.tensor([1, 2])), {}, "one scale"),
@@ -1288,7 +1288,7 @@ class TestSpelling(unittest.TestCase):
             ('FixedPoint(rounding="up")', "rounding must be"),
             ("FixedPoint(low=2.0, high=1.0)", "above"),
             ("FloatMultiplier(high=inf)", "finite"),
-            ("FloatMultiplier(rounding=1)", "no field"),
+            ("FloatMultiplier(rounding=1)", "is not a field"),
             ('"gemmlowp"', "convention"),
         ):
             with self.assertRaisesRegex(ValueError, f"position .*{word}"):

@@ -77,7 +77,7 @@ class TestSpelling(unittest.TestCase):
             ("unknown class", "hop1:Quantiser(format=int8)", 5, "Quantiser"),
             ("another class", "hop1:Amax()", 5, "expected a Quantizer, got a Amax"),
             ("unknown constant", "hop1:Quantizer(format=int9)", 22, "int9"),
-            ("unknown field", "hop1:Quantizer(form=int8)", 15, "'form' is no field"),
+            ("unknown field", "hop1:Quantizer(form=int8)", 15, "'form' is not a field"),
             ("field twice", "hop1:Quantizer(format=int8, format=int8)", 27, "given twice"),
             ("no comma", "hop1:Quantizer(format=int8 block=(1, -1))", 26, "expected ')'"),
             ("open", "hop1:Quantizer(format=int8", 26, "expected ')'"),

@@ -151,7 +151,7 @@ class TestRefused(InFile):
         assert not self.path.exists()
 
     def test_our_key(self):
-        with self.assertRaisesRegex(ValueError, "the key 'hop' of the metadata is taken"):
+        with self.assertRaisesRegex(ValueError, "the key 'hop' of the metadata is reserved"):
             save_file({}, self.path, {"hop": "mine"})
 
     def test_shared_memory(self):
@@ -166,10 +166,10 @@ class TestRefused(InFile):
 
     @parameterized.expand(
         [
-            ("no_json", lambda d: "{", "its metadata is no JSON"),
-            ("nested", lambda d: "[" * 100_000, "its metadata is no JSON"),
-            ("list", lambda d: "[1]", "its metadata is no JSON object"),
-            ("number", lambda d: "3", "its metadata is no JSON object"),
+            ("no_json", lambda d: "{", "its metadata is not JSON"),
+            ("nested", lambda d: "[" * 100_000, "its metadata is not JSON"),
+            ("list", lambda d: "[1]", "its metadata is not a JSON object"),
+            ("number", lambda d: "3", "its metadata is not a JSON object"),
             ("entry", lambda d: {"w": 3}, "'w' .* must have the fields"),
             ("no_fields", lambda d: {"w": {}}, "'w' .* must have the fields"),
             ("more_fields", lambda d: {"w": {**d, "more": 1}}, "'w' .* must have the fields"),
@@ -191,13 +191,13 @@ class TestRefused(InFile):
             ("quantizer", lambda d: {"w": {**d, "quantizer": "hop1:Quantizer(format=int9)"}}, "'w' .* 'int9'"),
             ("version", lambda d: {"w": {**d, "quantizer": "hop9:Quantizer(format=int8)"}}, "'w' .* the version"),
             ("code", lambda d: {"w": {**d, "quantizer": "__import__('os').abort()"}}, "'w' .* position 0"),
-            ("deep", lambda d: {"w": {**d, "quantizer": "hop1:" + "(" * 100_000}}, "'w' is not what"),
+            ("deep", lambda d: {"w": {**d, "quantizer": "hop1:" + "(" * 100_000}}, "'w' does not match"),
             ("no_quantizer", lambda d: {"w": {**d, "quantizer": None}}, "'w' .* text must be a str"),
             ("other_quantizer", lambda d: {"w": {**d, "quantizer": str(P.MXFP8)}}, "'w' .* buffer codes must be"),
             ("other_block", lambda d: {"w": {**d, "quantizer": str(P.INT8_TENSOR)}}, "'w' .* buffer scale must be"),
             ("more_buffers", lambda d: {"w": {**d, "quantizer": str(P.INT8_ROW_AFFINE)}}, r"'w' .* \['w:zero_point'\]"),
             ("usages", lambda d: {"w": {**d, "usages": ["sideways"]}}, "'w' .* usages must name"),
-            ("usages_number", lambda d: {"w": {**d, "usages": 1}}, "'w' is not what"),
+            ("usages_number", lambda d: {"w": {**d, "usages": 1}}, "'w' does not match"),
             ("columns", lambda d: {"w": {**d, "usages": ["columnwise"]}}, r"'w' .* lacks \['w:columnwise_codes'"),
             ("other_name", lambda d: {"v": d}, r"'v' .* lacks \['v:codes', 'v:scale'\]"),
             ("plain_name", lambda d: {"w": d, "plain": d}, "'plain' .* lacks"),
@@ -237,7 +237,7 @@ class TestRefused(InFile):
     def test_tensors(self, _name, change, message):
         save_file({"w": made("INT8_ROW", 4, 64)}, self.path)
         self.rewrite(change, lambda d: {"w": d})
-        with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name}: 'w' is not .*{message}"):
+        with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name}: 'w' does not match the metadata: .*{message}"):
             load_file(self.path)
 
     def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any]], describe: Callable[[Any], Any]) -> None:
