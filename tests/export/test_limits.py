@@ -63,7 +63,8 @@ class TestUnits(unittest.TestCase):
         for target in targets:
             program_of(Function(function, 0.03, *units), (x,), target)
             for other in others:
-                words = rf"node '{name.split()[0]}'.*scale 1/{round(1 / scale)} and zero point.*but the result has {other[0]:.6g}"
+                unit = f"scale 1/{round(1 / scale)} and zero point"
+                words = rf"node '{name.split()[0]}'.*{unit}.*but the result has {other[0]:.6g}"
                 with self.assertRaisesRegex(ValueError, words):
                     program_of(Function(function, 0.03, *other), (x,), target)
 

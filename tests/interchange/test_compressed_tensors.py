@@ -179,7 +179,8 @@ class TestCompressedTensors(InCheckpoint):
         assert len(dict(found)) == 500
         assert time.process_time() - start < 2  # 500 times 200,000 comparisons of names take 5 seconds
         groups = {str(i): {"targets": ["Linear"], "weights": args} for i in range(257)}
-        self.fails({"quant_method": "compressed-tensors", "config_groups": groups}, {"a": weight}, "at most 256 are supported")
+        config = {"quant_method": "compressed-tensors", "config_groups": groups}
+        self.fails(config, {"a": weight}, "at most 256 are supported")
 
     def test_wrong(self):
         config, tensors, _ = compressed("packed_4_affine_group_bfloat16")

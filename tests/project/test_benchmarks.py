@@ -164,5 +164,5 @@ class TestResults(unittest.TestCase):
     def test_long_rows_are_written_over_several_lines(self):
         short, long = {"case": "a", "of": {"b": 1}}, {"losses": [1.5] * 200, "case": {"é": []}}
         lines = json_rows({"rows": [short, long, []], "none": {}}).splitlines()
-        assert json.dumps(short) == lines[2].strip(" ,") and '  "losses": [1.5' in lines[4] and len(lines) == 10
+        assert json.dumps(short) == lines[2].strip(" ,") and '  "losses": [1.5' in lines[4] and len(lines) == 11
         assert json.loads("".join(lines)) == {"rows": [short, long, []], "none": {}}

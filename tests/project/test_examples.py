@@ -105,7 +105,8 @@ class TestMiniLM(unittest.TestCase):
         assert set(self.minilm.ARITHMETIC) == levels and set(self.minilm.WORK) == set(self.minilm.FORMS)
         integers, floats = self.minilm.ARITHMETIC["avx2"]
         with mock.patch.object(native.library(), "path", "avx2"):
-            assert integers in self.minilm.explain_kernel("8da4w", "native product")
+            assert integers in self.minilm.explain_kernel("int8", "native product")
+            assert self.minilm.NARROW["avx2"] in self.minilm.explain_kernel("8da4w", "native product")
             assert floats in self.minilm.explain_kernel("nvfp4", "native product")
         with native.use("off"):
             said = self.minilm.explain_kernel("int8", "integer product")

@@ -237,7 +237,8 @@ class TestRefused(InFile):
     def test_tensors(self, _name, change, message):
         save_file({"w": made("INT8_ROW", 4, 64)}, self.path)
         self.rewrite(change, lambda d: {"w": d})
-        with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name}: 'w' does not match the metadata: .*{message}"):
+        expected = f"load_file: .*{self.path.name}: 'w' does not match the metadata: .*{message}"
+        with self.assertRaisesRegex(ValueError, expected):
             load_file(self.path)
 
     def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any]], describe: Callable[[Any], Any]) -> None:
