@@ -98,7 +98,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lies_in_memory(x: torch.Tensor) -> bool:
-    node = node_in_trace(x)
+    node: Any = node_in_trace(x)
     while node is not None and node.target in _VIEWS:
         node = node.args[0]
     return node is not None and (node.op == "placeholder" or node.target in _STORED)
