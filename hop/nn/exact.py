@@ -45,7 +45,10 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 def _unary(op: Any, *names: str) -> None:
     def handler(input: Tensor, inplace: bool = False, *, out: Any = None) -> Any:
-        return NotImplemented if inplace or out is not None else scaled(op, input.dtype, input)
+        if out is not None:
+            return NotImplemented
+        result = scaled(op, input.dtype, input)
+        return input.copy_(result) if inplace else result
 
     handles(*names)(handler)
 
@@ -70,7 +73,9 @@ for _op, *_names in (
 
 @handles("pow", "__pow__")
 def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
-    return NotImplemented if options or exponent != 0.5 else scaled(aten.sqrt.default, input.dtype, input)
+    if options or not isinstance(exponent, float) or exponent != 0.5:
+        return NotImplemented
+    return scaled(aten.sqrt.default, input.dtype, input)
 
 
 @handles("gelu")
@@ -249,14 +254,14 @@ def check_schemes(caller: str, schemes: Iterable[Scheme | None], attention: Iter
     for scheme in schemes:
         if scheme is not None and (reason := _declines(scheme)) is not None:
             raise ValueError(
-                f"{caller}: exact=True, and in the scheme {scheme} {reason}; take one whose products are sums of "
+                f"{caller}: exact=True, and in the scheme {scheme} {reason}; use one whose products are sums of "
                 "integers with a scale for each row, such as 'int8' or '8da4w'"
             )
     for one in attention:
         if one is None:
-            raise ValueError(f"{caller}: exact=True, and a rule leaves attention in floats; take attention='int8'")
+            raise ValueError(f"{caller}: exact=True, and a rule leaves attention in floats; use attention='int8'")
         if not all(q is not None and q.format.is_integer for q in (one.query, one.key, one.value)):
-            raise ValueError(f"{caller}: exact=True, and attention in {one} sums floats; take attention='int8'")
+            raise ValueError(f"{caller}: exact=True, and attention in {one} sums floats; use attention='int8'")
 
 
 def _declines(scheme: Scheme) -> str | None:

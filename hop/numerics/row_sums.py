@@ -59,7 +59,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 def _bits(sizes: Sequence[Any]) -> int:
     n = math.prod(sizes)
-    return min(BITS, 62 - n.bit_length()) if isinstance(n, int) else BITS
+    return min(BITS, 62 - (n - 1).bit_length()) if isinstance(n, int) else BITS
 
 
 def row_sum_of_squares(x: Tensor, dims: Sequence[int]) -> Tensor:

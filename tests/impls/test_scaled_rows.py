@@ -483,6 +483,7 @@ def test_sums_of_integers_are_exact() -> None:
 
 
 def test_sums_of_more_than_2_22_elements() -> None:
+    assert (row_sums._bits([2**22]), row_sums._bits([2**22 + 1])) == (row_sums.BITS, row_sums.BITS - 1)
     x = torch.ones(2**22 + 5)
     assert hop.scaled(torch.ops.aten.sum.default, torch.float32, x).item() == float(2**22 + 5)
     assert hop.scaled(torch.ops.aten.mean.default, torch.float32, x * 3).item() == 3

@@ -199,6 +199,8 @@ class TestFunctions:
                 (x.softmax(-1), functional.softmax(x, dim=-1)),
                 (torch.log_softmax(x, 1), functional.log_softmax(x, 1)),
                 (x.sqrt(), x**0.5),
+                (functional.silu(x), functional.silu(x.clone(), inplace=True)),
+                (x.abs() ** x, torch.pow(x.abs(), x)),
                 (x.half().softmax(-1, dtype=torch.float32), functional.softmax(x.half(), -1, dtype=torch.float32)),
             ]
         for a, b in pairs:
@@ -231,6 +233,8 @@ class TestCheck:
             (lambda x: hop.fake_quantize(hop.presets.NVFP4, x), "batch"),
             (lambda x: hop.scaled(aten.avg_pool1d.default, torch.float32, x, [2]), "windows"),
             (lambda x: (x[..., :1] @ x[..., :1].mT).repeat(1, 1, 2) + x.sign() * x.clamp(-1, 1) / 3 + x.square(), None),
+            (lambda x: x.abs() ** x, "kernel"),
+            (lambda x: x.scatter(0, torch.zeros(1, 4, 8, dtype=torch.int64), x[:1]), None),
             (lambda x: torch.where(x > 0, x, -x).amax(-1), None),
             (lambda x: hop.fake_quantize(hop.presets.INT8_ROW, x), None),
             (lambda x: hop.out_dtype(aten.mm.default, torch.int32, x[0].to(torch.int8), x[0].to(torch.int8).t()), None),

@@ -182,13 +182,9 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
 def _source(node: Node) -> str:
     """The line of the model, or the module where a library has the line."""
     line, modules = source_line(node), [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    return (
-        line
-        if line and not line.startswith(LIBRARIES)
-        else f"module {modules[-1]}"
-        if modules and modules[-1]
-        else line
-    )
+    if modules and modules[-1] and (not line or line.startswith(LIBRARIES)):
+        return f"module {modules[-1]}"
+    return line
 
 
 def _tensors(x: Any) -> list[Tensor]:
@@ -223,9 +219,11 @@ def _verdict(node: Node) -> Verdict:
 def _of_aten(name: str, args: list[Any], kwargs: dict[str, Any]) -> Verdict:
     if name in ("add", "sub", "rsub") and kwargs.get("alpha", args[2] if len(args) > 2 else 1) != 1:
         return "alpha may be multiplied in a fused multiply-add", "a multiplication and an addition"
-    if name == "pow" and len(args) > 1 and args[1] in (1, 2):
+    if name == "pow" and len(args) > 1 and isinstance(args[1], int | float) and args[1] in (1, 2):
         return None
-    if name in ("index_put", "scatter") and (True in args[3:] or kwargs.get("accumulate") or kwargs.get("reduce")):
+    if name in ("index_put", "scatter") and (
+        any(x is True for x in args[3:]) or kwargs.get("accumulate") or kwargs.get("reduce")
+    ):
         return "the order in which elements are added is not defined", "index_select and hop.scaled(sum)"
     if name in ("dropout", "feature_dropout", "alpha_dropout") and args[-1] is True:
         return "it is random", "model.eval()"
