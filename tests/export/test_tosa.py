@@ -284,9 +284,10 @@ class TestVerify(unittest.TestCase):
         with pytest.raises(TypeError, match="TosaModel or QOperatorModel, the path of such a file"):
             hop.export.verify(program, 3, (x,))
         with pytest.raises(ValueError, match="not a TOSA file"):
-            hop.export.verify(program, b"1234TOSAabc", (x,))
-        with pytest.raises(ValueError, match="damaged TOSA file"):
-            hop.export.verify(program, model.buffer[: len(model.buffer) // 2], (x,))
+            hop.export.verify(program, b"1234ABCDabc", (x,))
+        for damaged in (b"1234TOSAabc", model.buffer[: len(model.buffer) // 2]):
+            with pytest.raises(ValueError, match="damaged TOSA file"):
+                hop.export.verify(program, damaged, (x,))
         with mock.patch.dict(os.environ, {PLACE: "/nowhere"}), pytest.raises(ImportError, match="names /nowhere"):
             hop.export.verify(program, model, (x,))
         content = decode("test", model.buffer, "model")
