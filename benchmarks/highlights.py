@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, ten cases and the schemes side by side, and the picture docs/performance.svg."""
+"""The tables of ten cases (docs/performance.md) and of schemes (docs/which_scheme.md), and docs/performance.svg."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase

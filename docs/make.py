@@ -21,6 +21,8 @@ from docs import (
     name_tables,
     optimizers_tables,
     scaled_tables,
+    scheme_tables,
+    support_tables,
     training_tables,
 )
 from hop.compat import patches, versions
@@ -179,8 +181,10 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": scaled_tables.TABLES,
+    "support.md": support_tables.TABLES,
     "training.md": training_tables.TABLES,
     "transformers.md": {": attention_schemes": attention_schemes},
+    "which_scheme.md": scheme_tables.TABLES,
     "versions.md": {": lacks": lacks, ": changes": changes},
 }
 
