@@ -21,8 +21,8 @@ SCHEMES = ("int8_weight", "int8", "fp8", "mxfp8", "8da4w", "int4", "nvfp4", "mxf
 def measure() -> dict[str, Any]:
     """One entry for each scheme, and for the float model."""
     sys.path.append(str(Path(__file__).parents[1] / "examples"))  # examples import each other
-    import minilm
-    from quantized_bert import Embedder, load, megabytes
+    from examples import minilm
+    from examples.quantized_bert import Embedder, load, megabytes
 
     bert, batches = load()
     wanted = minilm.embed(Embedder(bert).eval(), batches)

@@ -25,7 +25,7 @@ from docs import (
     support_tables,
     training_tables,
 )
-from hop.compat import patches, versions
+from hop.compat import versions
 from hop.dispatch.operators import ATTENTION, CONVOLUTION, EMBEDDING, MATRIX, SCALED
 from hop.export.rewrite import encodings
 from hop.export.rewrite.integer import VALUES
@@ -147,16 +147,6 @@ def lacks() -> str:
     return pages.table([["what", *tested, "instead"], *rows])
 
 
-def changes() -> str:
-    """Faults of PyTorch that the library patches or avoids."""
-    rows = []
-    for patch in patches.PATCHES.values():
-        shown = [v for v in versions.TESTED if patch.has_fault(v)]
-        spelled = "all" if len(shown) == len(versions.TESTED) else ", ".join(".".join(map(str, v)) for v in shown)
-        rows.append([patch.fault, spelled, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
-    return pages.table([["fault in PyTorch", "versions", "patched module", "reported"], *rows])
-
-
 def _short(x: float) -> str:
     exponent = np.log2(x) if x > 0 else 0.0
     return f"2^{exponent:.0f}" if abs(exponent) > 4 and exponent == round(exponent) else f"{x:.6g}"
@@ -185,7 +175,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "training.md": training_tables.TABLES,
     "transformers.md": {": attention_schemes": attention_schemes},
     "which_scheme.md": scheme_tables.TABLES,
-    "versions.md": {": lacks": lacks, ": changes": changes},
+    "versions.md": {": lacks": lacks},
 }
 
 

@@ -33,7 +33,7 @@ PROMISED_ROUTES = (
 ).split()
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "out_dtype.md"
+PAGE = Path(__file__).parents[1] / "docs" / "add_an_operator.md"
 
 
 def suite(operator: str, route: str) -> str:

@@ -29,7 +29,7 @@ class Layers(torch.nn.Module):
 
 
 class TestSupport(unittest.TestCase):
-    @pytest.mark.full
+    @pytest.mark.exhaustive
     def test_onnx_has_every_scheme(self):
         pytest.importorskip("onnxscript")
         torch.manual_seed(0)
