@@ -29,7 +29,7 @@ WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # pixels: picture, left margin, row, 
 
 
 class Measured(NamedTuple):
-    """What is known of a scheme beside the results on disk.
+    """Measurements of a scheme that are not in the results on disk.
 
     cosine: mean cosine to float32's embeddings, all-MiniLM-L6-v2, 32 sentences, by `hop report --sweep`.
     products: (group, case) patterns of its product with 1 and with 128 rows, 4096x4096, against bfloat16.

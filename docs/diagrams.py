@@ -1,4 +1,4 @@
-"""The diagrams of docs/concepts.md: the house, and the way of a call. Written by python -m docs.make."""
+"""The diagrams of README.md and docs/concepts.md: three paths, the layers, a call. Written by python -m docs.make."""
 
 from collections.abc import Sequence
 from html import escape
@@ -47,12 +47,50 @@ def arrow(*points: tuple[int, int]) -> str:
     return f'<polyline points="{line}" fill="none" stroke="{SOFT}" stroke-width="1.5" marker-end="url(#tip)"/>'
 
 
-def house() -> str:
-    """What stands on what."""
+def paths() -> str:
+    """The three paths to one set of integers, and where these run."""
+    runs = "eager · torch.compile · torch.export · core ATen · AOTInductor · ONNX · ExecuTorch · LiteRT · TOSA"
+    return svg(
+        900,
+        300,
+        "Represent, lower and train lead to one integer program, which computes the same codes in every runtime",
+        [
+            box(
+                20,
+                20,
+                270,
+                84,
+                BLUE,
+                "represent",
+                "integer codes and scales of your tool,",
+                "hop.from_codes, hop.scaled",
+            ),
+            box(315, 20, 270, 84, BLUE, "lower", "a PT2E or torchao graph,", "hop.export.to_integer"),
+            box(610, 20, 270, 84, BLUE, "train", "a float model,", "hop.nn.convert, hop.quantize_"),
+            arrow((155, 104), (155, 136)),
+            arrow((450, 104), (450, 136)),
+            arrow((745, 104), (745, 136)),
+            box(
+                20,
+                138,
+                860,
+                62,
+                AMBER,
+                "one program on codes",
+                "ATen operators on codes of 8 and 4 bits; integer sums are exact",
+            ),
+            arrow((450, 200), (450, 230)),
+            box(20, 232, 860, 56, GREEN, "the same codes, bit for bit", runs),
+        ],
+    )
+
+
+def layers() -> str:
+    """The packages, each above those that it imports."""
     return svg(
         900,
         428,
-        "The house: users of the operators, the operators, and the three legs that they stand on",
+        "Users of the operators, the operators, and the packages that they import",
         [
             box(30, 20, 840, 56, GREY, "command line, reports", "python -m hop"),
             box(30, 96, 200, 76, BLUE, "hop.nn", "layers with a scheme:", "convert, calibrate, freeze"),
@@ -105,11 +143,11 @@ def call() -> str:
     return svg(
         900,
         420,
-        "The way of a call: straight to a kernel, or through PyTorch's dispatch to a graph or to the reference",
+        "How a call runs: straight to a kernel, or through PyTorch's dispatch to a graph or to the reference",
         [
             box(20, 40, 170, 70, AMBER, "a call", "hop.scaled(op, out, …)"),
             arrow((190, 75), (238, 75)),
-            box(240, 40, 200, 70, GREY, "does anything watch?", "four thread-local probes"),
+            box(240, 40, 200, 70, GREY, "gradient, transform, tracer?", "four thread-local checks"),
             arrow((440, 75), (488, 75)),
             text(464, 66, "no"),
             box(490, 40, 180, 70, GREEN, "the list of kernels", "the first that does", "not decline"),
@@ -133,4 +171,4 @@ def call() -> str:
     )
 
 
-DIAGRAMS = {"house.svg": house, "call.svg": call}
+DIAGRAMS = {"paths.svg": paths, "layers.svg": layers, "call.svg": call}

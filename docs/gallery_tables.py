@@ -28,7 +28,7 @@ def bits_per_element(q: Quantizer) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """What one picture shows.
+    """The content of one picture.
 
     Args:
         title: its title.

@@ -1,4 +1,4 @@
-"""Which operators and routes are promised, and the table of those of out_dtype in its page.
+"""The operators and routes that must be tested, and their table in docs/add_an_operator.md.
 
 python -m tests.coverage writes the table.
 """

@@ -1,4 +1,4 @@
-"""What run_decompositions does to programs with subclasses of tensors, where PyTorch's own steps fail (`patches`)."""
+"""Steps of run_decompositions for programs with tensor subclasses, where PyTorch's own steps fail (`patches`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
