@@ -47,13 +47,13 @@ COMMAND = "python -m docs.make"
 
 
 def rules() -> str:
-    """The result of ATen operators on a QuantizedTensor, one row for each rule."""
-    by_rule: dict[Any, list[str]] = {}
+    """The result of ATen operators on a QuantizedTensor, one row for each result."""
+    by_result: dict[str, list[str]] = {}
     collectives_last = sorted(table.rules().items(), key=lambda row: "" if row[0].namespace == "aten" else str(row[0]))
     for op, rule in collectives_last:
         name = str(op).removeprefix("aten.").removesuffix(".default")
-        by_rule.setdefault(rule, []).append(f"`{name}`")
-    rows = [[", ".join(names), " ".join(str(rule.__doc__).split())] for rule, names in by_rule.items()]
+        by_result.setdefault(" ".join(str(rule.__doc__).split()), []).append(f"`{name}`")
+    rows = [[", ".join(names), result] for result, names in by_result.items()]
     return pages.table([["operators", "result"], *rows])
 
 

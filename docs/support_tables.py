@@ -130,15 +130,15 @@ def schemes() -> str:
         "FSDP2 tests",
         "ExecuTorch",
     ]
-    rows = []
+    by_cells: dict[tuple[str, ...], list[str]] = {}
     for name, scheme in EVERY.items():
         x, w = (_described(q, n) for q, n in ((scheme.lhs, 16), (scheme.rhs, WIDTH)))
         cpu = _kernel(lambda x=x, w=w: hop.explain(aten.linear.default, torch.bfloat16, x, w))
         layers = [_applies(layer, scheme) for layer in (torch.nn.Conv2d(4, 8, 3), torch.nn.Embedding(32, 64))]
         backward = "codes" if scheme.backward == "quantized" else "floats"
-        row = [cpu, _hopper(x, w), *layers, backward, YES if name in fsdp.SCHEMES else "", _executorch(scheme)]
-        rows.append([f"`{name}`", *row])
-    return pages.table([header, *rows])
+        row = (cpu, _hopper(x, w), *layers, backward, YES if name in fsdp.SCHEMES else "", _executorch(scheme))
+        by_cells.setdefault(row, []).append(f"`{name}`")
+    return pages.table([header, *([" ".join(names), *cells] for cells, names in by_cells.items())])
 
 
 def _described(q: Quantizer | None, rows: int) -> Any:
