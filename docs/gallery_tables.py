@@ -118,7 +118,7 @@ def gallery() -> str:
             finer.append([link, *map(", ".join, cells)])
         else:
             presets.append([link, *subject.quantizers, *cells[0]])
-        pictures.append(f"## {name}\n\n![{subject.title}](gallery/{name}.png)\n")
+        pictures.append(f"## {name}\n\n![values and errors of {name}](gallery/{name}.png)\n")
     header = ["preset", "scales", *(f"{name}, dB" for name in data())]
     return "\n".join([pages.table(finer), pages.table([header, *presets]), *pictures])
 

@@ -5,7 +5,6 @@ python -m docs.make
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 

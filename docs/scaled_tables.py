@@ -73,14 +73,13 @@ HALVES = (1, 3, 5, -1, -3, -5)
 
 
 def conventions() -> str:
-    """How each convention computes, the codes of half steps for M = 1/2, and of ±1.5 for 2^30 · 3 · 2^-31."""
+    """How each convention computes, and the codes of half steps for M = 1/2."""
     rows = []
     for name, (user, formula, rule) in CONVENTIONS.items():
         codes = _codes(rule, HALVES, 0.5)
-        edge = _codes(rule, (2**30, -(2**30)), 3 * 2.0**-31)
-        rows.append([f"`{name}`", user, formula, ", ".join(codes), ", ".join(edge)])
+        rows.append([f"`{name}`", user, formula, ", ".join(codes)])
     halves = ", ".join(f"{n}/2" for n in HALVES)
-    return pages.table([["convention", "used by", "computes", f"codes of {halves}", "codes of ±1.5"], *rows])
+    return pages.table([["convention", "used by", "computes", f"codes of {halves}"], *rows])
 
 
 def _codes(rule: Requantization, sums: tuple[int, ...], multiplier: float) -> list[str]:
