@@ -49,38 +49,33 @@ def arrow(*points: tuple[int, int]) -> str:
 
 def paths() -> str:
     """The three paths to one set of integers, and where these run."""
-    runs = "eager · torch.compile · torch.export · core ATen · AOTInductor · ONNX · ExecuTorch · LiteRT · TOSA"
     return svg(
-        900,
-        300,
-        "Represent, lower and train lead to one integer program, which computes the same codes in every runtime",
+        460,
+        420,
+        "Represent, lower and train lead to one program on codes, which computes the same codes in every runtime",
         [
+            box(10, 10, 440, 56, BLUE, "represent", "codes and scales of your tool: hop.from_codes, hop.scaled"),
+            box(10, 76, 440, 56, BLUE, "lower", "a PT2E or torchao graph: hop.export.to_integer"),
+            box(10, 142, 440, 56, BLUE, "train", "a float model: hop.nn.convert, hop.quantize_"),
+            arrow((230, 198), (230, 226)),
             box(
-                20,
-                20,
-                270,
-                84,
-                BLUE,
-                "represent",
-                "integer codes and scales of your tool,",
-                "hop.from_codes, hop.scaled",
-            ),
-            box(315, 20, 270, 84, BLUE, "lower", "a PT2E or torchao graph,", "hop.export.to_integer"),
-            box(610, 20, 270, 84, BLUE, "train", "a float model,", "hop.nn.convert, hop.quantize_"),
-            arrow((155, 104), (155, 136)),
-            arrow((450, 104), (450, 136)),
-            arrow((745, 104), (745, 136)),
-            box(
-                20,
-                138,
-                860,
-                62,
+                10,
+                228,
+                440,
+                66,
                 AMBER,
                 "one program on codes",
-                "ATen operators on codes of 8 and 4 bits; integer sums are exact",
+                "ATen operators on codes of 8 and 4 bits;",
+                "integer sums are exact",
             ),
-            arrow((450, 200), (450, 230)),
-            box(20, 232, 860, 56, GREEN, "the same codes, bit for bit", runs),
+            arrow((230, 294), (230, 322)),
+            box(
+                *(10, 324, 440, 86),
+                GREEN,
+                "the same integers, bit for bit",
+                "eager · torch.compile · torch.export · core ATen",
+                "AOTInductor · ONNX · ExecuTorch · LiteRT · TOSA",
+            ),
         ],
     )
 

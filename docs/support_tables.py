@@ -66,11 +66,11 @@ def _calls() -> Iterator[tuple[str, ScaledOperator]]:
     convolution = next(o for o in SCALED if o.op is aten.conv2d.default)
     for family, operator in by_family.items():
         if family is MATRIX:
-            yield "matrix product, both quantized", linear
-            yield "matrix product, float32 × weight", _with_plain_input(linear)
+            yield "matrix product", linear
+            yield "float32 × a weight", _with_plain_input(linear)
         elif family is CONVOLUTION:
-            yield "convolution, both quantized", convolution
-            yield "convolution, float32 × weight", _with_plain_input(convolution)
+            yield "convolution", convolution
+            yield "convolution of float32 by a weight", _with_plain_input(convolution)
         else:
             yield family.name, operator
 
@@ -108,8 +108,13 @@ def families() -> str:
     for label, call in _calls():
         kernels = tuple(_kernel(_in(call, q).explained) for q in FORMATS.values())
         by_kernels.setdefault(kernels, []).append(label)
-    rows = [["; ".join(labels), *kernels] for kernels, labels in by_kernels.items()]
-    return pages.table([["operators", *FORMATS], *rows])
+    rows = [["; ".join(labels), *kernels] for kernels, labels in by_kernels.items() if len({*kernels}) > 1]
+    alike = [
+        f"* **{kernels[0]}** in each format: {', '.join(labels)}\n"
+        for kernels, labels in by_kernels.items()
+        if len({*kernels}) == 1
+    ]
+    return pages.table([["operators", *FORMATS], *rows]) + "\n" + "".join(alike)
 
 
 # ---- schemes
