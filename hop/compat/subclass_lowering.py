@@ -52,7 +52,7 @@ def unwrap_parameters(module: nn.Module, unwrap: Callable[[nn.Module], Any], cla
 
 
 def _detach(module: nn.Module, names: Sequence[str], classes: tuple[type, ...]) -> None:
-    """Give each name a parameter of its own, without a gradient, around the same codes."""
+    """Give each name a separate parameter, without a gradient, around the same codes."""
     p = module.get_parameter(names[0])
     if not isinstance(p, classes) or (len(names) == 1 and not p.requires_grad):
         return

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 Bounds = tuple[int, int]
 
 DEEPEST = 24
-"""Operators between an integer and what its bounds are taken from."""
+"""Operators between an integer and the node that gives its bounds."""
 
 # What gives some of the integers of its first operand, in another shape.
 _SAME = frozenset(
