@@ -1,8 +1,8 @@
 """Run the benchmarks and print a table.
 
-Without names, also write the results of this CPU level to benchmarks/results, fill docs/performance.md and
-docs/performance_tables.md, and draw docs/performance.svg and docs/roofline.svg. With --update, replace the rows of the
-named groups in the results, or write a new file.
+Without names, also write the results of this CPU level to benchmarks/results, fill docs/performance.md,
+docs/which_scheme.md and docs/performance_tables.md, and draw docs/performance.svg and docs/roofline.svg. With --update,
+replace the rows of the named groups in the results, or write a new file.
 
 python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
 python -m benchmarks --page      # the pages and pictures again, from the results on disk

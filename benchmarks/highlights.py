@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, ten cases and the schemes side by side, and the picture docs/performance.svg."""
+"""The tables of ten cases (docs/performance.md) and of schemes (docs/which_scheme.md), and docs/performance.svg."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -29,7 +29,7 @@ WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # pixels: picture, left margin, row, 
 
 
 class Measured(NamedTuple):
-    """What is known of a scheme beside the results on disk.
+    """Measurements of a scheme that are not in the results on disk.
 
     cosine: mean cosine to float32's embeddings, all-MiniLM-L6-v2, 32 sentences, by `hop report --sweep`.
     products: (group, case) patterns of its product with 1 and with 128 rows, 4096x4096, against bfloat16.

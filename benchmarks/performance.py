@@ -1,4 +1,4 @@
-"""Write docs/performance.md and docs/performance_tables.md from the results on disk."""
+"""Write docs/performance.md, docs/which_scheme.md and docs/performance_tables.md from the results on disk."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from hop.kernels.cpu.native import LEVELS
 from tests.support import pages
 
 PAGE = ROOT / "docs" / "performance.md"
+GUIDE = ROOT / "docs" / "which_scheme.md"
 TABLES = ROOT / "docs" / "performance_tables.md"
 PICTURE = ROOT / "docs" / "performance.svg"
 COMMAND = "python -m benchmarks"
@@ -24,10 +25,13 @@ def results() -> list[dict[str, Any]]:
 
 
 def page(text: str) -> str:
-    """The page, with its tables filled from the results on disk."""
-    found = results()
-    text = pages.filled(text, f"{COMMAND}: schemes", highlights.schemes(found))
-    return pages.filled(text, f"{COMMAND}: ten rows", highlights.table(found))
+    """The page, with its table filled from the results on disk."""
+    return pages.filled(text, f"{COMMAND}: ten rows", highlights.table(results()))
+
+
+def guide(text: str) -> str:
+    """The page on schemes, with its table of times filled from the results on disk."""
+    return pages.filled(text, f"{COMMAND}: schemes", highlights.schemes(results()))
 
 
 def appendix(text: str) -> str:
@@ -80,8 +84,9 @@ def verdict(of_level: str, row: Row) -> str:
 
 
 def write() -> None:
-    """Write both pages and the picture of the results on disk."""
+    """Write the pages and the picture of the results on disk."""
     PAGE.write_text(page(PAGE.read_text()))
+    GUIDE.write_text(guide(GUIDE.read_text()))
     TABLES.write_text(appendix(TABLES.read_text()))
     PICTURE.write_text(highlights.draw(results()))
-    print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)} and {TABLES.name}")
+    print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.name}, {GUIDE.name} and {TABLES.name}")

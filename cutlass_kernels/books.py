@@ -19,7 +19,7 @@ _MANTISSA = 23
 
 @dataclass(frozen=True)
 class Layout:
-    """What a kernel holds of a codebook: all but the numbers.
+    """The layout of a codebook in a kernel, without its values.
 
     A bucket has the numbers of one sign whose magnitudes, or `edge` where they are below, are alike in the bits above
     `shift`. There are `buckets` of each sign: of both, those of numbers below 0 last, or of one if no number is below
@@ -42,12 +42,12 @@ class Layout:
 
     @property
     def index_bytes(self) -> int:
-        """Those of the first code of each bucket, in steps of 4."""
+        """The bytes for the first code of each bucket, a multiple of 4."""
         return -(-self.buckets * (2 if self.signed else 1) // 4) * 4
 
     @property
     def words(self) -> int:
-        """Of the tables in memory, 4 bytes each: numbers, thresholds, first codes."""
+        """The number of 4-byte words of the tables: values, thresholds, first codes."""
         return 2 * self.size + 1 + self.index_bytes // 4
 
 

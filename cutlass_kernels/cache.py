@@ -114,7 +114,7 @@ def keep(name: str, target: str, compiled: Any) -> Path | None:
 
 
 def _built(name: str, target: str, build: Callable[[], Any]) -> Callable[..., None]:
-    """What was compiled, read back: the compiler's own object runs on the GPU that it finds when it compiles only."""
+    """Read a compiled kernel back, because the compiler's object runs only on the GPU found at compile time."""
     compiled = build()
     path = keep(name, target, compiled)
     if path is not None:
@@ -160,7 +160,7 @@ def _version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that make kernels, "none" for one that is not installed."""
+    """The versions of the packages that compile kernels, "none" for a missing one."""
     return {package: prebuilt.installed(package) for package in (*prebuilt.PACKAGES, "nvidia-cutlass-operators")}
 
 

@@ -1,4 +1,4 @@
-"""What a product may be: dtypes, shapes and devices, the same for tensors with and without data."""
+"""Check a product's dtypes, shapes and devices, for tensors with and without data."""
 
 import math
 
@@ -92,7 +92,7 @@ def _check_scales(p: Product) -> None:
 
 
 def _check_wide_scales(p: Product, lhs: Tensor, rhs: Tensor) -> None:
-    """Those in float32."""
+    """Check scales in float32."""
     if lhs.dtype != torch.float32 or p.lhs.dtype == FLOAT4:
         raise TypeError(
             "mm: lhs_scale and rhs_scale must be float32, or float8_e8m0fnu or float8_e4m3fn for groups along K, which "
@@ -119,7 +119,7 @@ def _each(p: Product) -> str:
 
 
 def _check_vector(p: Product, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """One value, or one for each row or column, in one dimension or beside others of size 1."""
+    """Check for one value, or one per row or column, in one dimension or next to dimensions of size 1."""
     if x.dtype not in dtypes:
         raise TypeError(f"mm: {name} must be of {' or '.join(map(str, dtypes))}, got {x.dtype}")
     if not p.is_vector(name, x):

@@ -28,7 +28,7 @@ ITEM = {"f32": 4, "bf16": 2, "f16": 2}  # bytes
 
 
 def words_in(memory: str) -> int:
-    """Of a chunk."""
+    """The number of words in a chunk."""
     return CHUNK * ITEM[memory] // 4
 
 
@@ -296,7 +296,7 @@ def noise_at(seed: Any, stream: Any, place: Any, vector: bool) -> list[Any]:
 
 
 def _wide_noise(words: Sequence[Any]) -> list[Any]:
-    """Of each of 16 bytes, it and those 4 and 9 places on, the first one highest (hop.noise)."""
+    """Combine each of 16 bytes with the bytes 4 and 9 places later, the first one highest (hop.noise)."""
     found = []
     for k in range(16):
         second, third = (k + 4) % 16, (k + 9) % 16

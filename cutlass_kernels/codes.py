@@ -142,7 +142,7 @@ def _eights(codes: Sequence[Any]) -> Any:
 
 
 def with_noise(f: Format, y: Sequence[Any], noise: Sequence[Any]) -> list[Any]:
-    """As encode, rounded stochastically, with an integer of 24 bits for each element."""
+    """Encode with stochastic rounding, from a 24-bit integer for each element."""
     codes = [_noisy(f, v, r) for v, r in zip(y, noise, strict=True)]
     if f == E2M1:
         return [_eights(codes[i : i + 8]) for i in range(0, len(codes), 8)]
@@ -313,7 +313,7 @@ def decode(f: Format, words: Sequence[Any], zero: Any = None) -> list[Any]:
 
 
 def _decode_e2m1(code: Any) -> Any:
-    """By float32's own bits, of which the exponent is then put right; exact."""
+    """Decode through the bits of float32 and correct the exponent; exact."""
     small = number(((code & Uint32(7)) << 22) | ((code & Uint32(8)) << 28))
     return mul(small, Float32(2.0**126))
 
@@ -324,7 +324,7 @@ def _decode_pair(f: Format, pair: Any) -> list[Any]:
 
 
 def _decode_integers(f: Format, words: Sequence[Any], zero: Any) -> list[Any]:
-    """By the bits of 2^23 and an integer that is not negative."""
+    """Decode a nonnegative integer through the bits of 2^23."""
     raised = 0 if f.low == 0 else 1 << (f.bits - 1)  # makes codes of signed integers count up from 0
     less = add(Float32(float(f.zero)) if zero is None else zero, Float32(2.0**23 + raised))
     found = []

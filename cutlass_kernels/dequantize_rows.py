@@ -55,7 +55,7 @@ class Dequantize:
 
     @cute.jit
     def numbers(self, at: Any, words: Any, where: Any) -> Any:
-        """Those of a chunk, in float32."""
+        """The values of a chunk, in float32."""
         v = self.variant
         row, start, columns = where
         across = cute.ceil_div(columns, v.span) if const_expr(v.span > 0) else Int32(1)

@@ -25,12 +25,12 @@ def narrow(x: Any) -> Any:
 
 
 def of_integer(x: Any) -> Any:
-    """Of Int32 or Int64, to the nearest."""
+    """Convert Int32 or Int64 to float64, rounded to nearest."""
     return ptx(f"cvt.rn.f64.s{x.width} {{$w0}}, {{$r0}};", Float64, x)
 
 
 def _operation(name: str, *args: Any) -> Any:
-    """Of registers, and of constants: floats, which stand in the text."""
+    """One instruction on registers and on constants, which are floats in its text."""
     spelled = [f"0d{struct.pack('>d', a).hex().upper()}" if isinstance(a, float) else "" for a in args]
     registers = [a for a in args if not isinstance(a, float)]
     places = iter(range(len(registers)))

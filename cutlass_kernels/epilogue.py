@@ -1,4 +1,4 @@
-"""What becomes of the sums: zero points, scales, bias, requantization, in the order in which hop's reference computes.
+"""The epilogue of sums: zero points, scales, bias and requantization, in the order of hop's reference.
 
 Each operation on float32 is an instruction that rounds by itself: none may be contracted to a fused one, so that
 results equal those of other devices bit for bit.
@@ -105,7 +105,7 @@ def share(v: cutlass.Constexpr, at: Any, ahead: Any, sV: Any):
 
 
 def block_of(v: Variant, i: int) -> int:
-    """Which of a thread's factors of blocks belongs to its sum `i`."""
+    """The index of the block scale that applies to a thread's sum `i`."""
     within = i % (v.tile.n // 2)
     if v.tile.swap and v.scales == "block":  # one for each of its columns
         return 2 * (within // 4) + within % 2
@@ -201,7 +201,7 @@ def promote(v: Variant, sums: Any, scales: Any, step: Any, m: int) -> None:
 
 
 def replace(scales: Any, ahead: Any) -> None:
-    """Those of the next step take the place of the scales of blocks."""
+    """Replace the block scales by those of the next step."""
     if scales is not None:
         for i in range(cute.size(scales)):
             scales[i] = ahead[i]

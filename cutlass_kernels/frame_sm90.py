@@ -58,7 +58,7 @@ class Fragments(NamedTuple):
 
 
 class Frame(Results):
-    """Of the kernel of one variant."""
+    """The parts that the kernels of one variant share."""
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Frame(Results):
                 cpasync.prefetch_descriptor(d)
 
     def allocate(self, smem: Any, warp: Any) -> Any:
-        """What else a kernel keeps in shared memory."""
+        """Allocate further shared memory of a kernel."""
         return None
 
     def place_in_cluster(self) -> Any:
@@ -207,11 +207,11 @@ class Frame(Results):
         )
 
     def who(self) -> tuple[Any, Any]:
-        """Which consumer a thread belongs to, and its place among the consumer's threads."""
+        """The consumer of a thread, and the thread's index in it."""
         return self.warpgroup() - 1, cute.arch.thread_idx()[0] % WARPGROUP
 
     def fragments(self, mma: Any, sA: Any, sB: Any, own: Any) -> Fragments:
-        """Those of the rows number `own` of a tile."""
+        """The fragments of row group `own` of a tile."""
         v, tile, thr_mma = self.variant, self.tile, mma.get_slice(0)
         height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
         shares = [

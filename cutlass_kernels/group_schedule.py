@@ -40,14 +40,14 @@ class Where(NamedTuple):
 
 
 class GroupSchedule:
-    """Of the kernel of one variant."""
+    """The schedule of groups in the kernel of one variant."""
 
     variant: Variant
     tile: Tile
 
     @property
     def along(self) -> int:
-        """Which dimension of a tile groups divide: 0 rows, 1 columns, 2 neither."""
+        """The dimension of a tile that groups divide: 0 rows, 1 columns, 2 neither."""
         if self.variant.groups == "k":
             return 2
         return int((self.variant.groups == "columns") != self.tile.swap)
@@ -67,7 +67,7 @@ class GroupSchedule:
 
     @cute.jit
     def count_groups(self, offs: cute.Tensor, extent: Int32, ends: cute.Tensor, tiles: cute.Tensor):
-        """By one warp, a group to each lane: the greatest end so far, and the sum of tiles so far."""
+        """Scan the groups with one warp, one per lane: the largest end and the sum of tiles up to each."""
         lane = cute.arch.lane_idx()
         count, size = cute.size(offs), (self.tile.m, self.tile.n, 1)[self.along]
         last, before = Int32(0), Int32(0)

@@ -45,7 +45,7 @@ class GroupedGemm(GroupSchedule, Gemm):
         multiprocessors: Int32,
         stream: Any,
     ):
-        """As Gemm's; offs (groups,)."""
+        """Arguments as for Gemm, and offs of shape (groups,)."""
         tile = self.tile
         mA, mB, mD = self.operands(lhs, rhs, out)
         a, b = self.factors(mA, mB)
@@ -173,14 +173,14 @@ class GroupedGemm(GroupSchedule, Gemm):
 
     @cute.jit
     def steps_of(self, groups: Any, index: Int32, total: Int32) -> Int32:
-        """Of a tile along K; 0 where there is none."""
+        """The number of steps of a tile along K; 0 for an empty group."""
         steps = Int32(0)
         if index < total:
             steps = self.where(groups, index, self.group_of(groups, index, Int32(0))).steps
         return steps
 
     def place(self, where: Where, store: Store, own: Any, thread: Any, consumer: Any) -> epilogue.Place:
-        """Where a consumer's sums belong. In the dimension that groups divide the result ends with the group."""
+        """The place of a consumer's sums. In the dimension that groups divide, the result ends with the group."""
         tile, (rows, columns, _) = self.tile, store.mD.shape
         row, column = where.row * tile.m + own * tile.rows, where.column * tile.n
         if self.along == 0:
@@ -224,7 +224,7 @@ class GroupedGemm(GroupSchedule, Gemm):
 
     @cute.jit
     def put_zeros(self, shared: Any, stage: Int32, start: Int32, end: Int32, at: Any):
-        """Zeros in both factors for what of a stage lies before `start` or from `end` on: NaN times 0 is NaN."""
+        """Write zeros in both factors outside `start` to `end` of a stage, because NaN times 0 is NaN."""
         tile = self.tile
         sharing = 1 if const_expr(tile.pingpong) else tile.consumers
         thread = at.thread if const_expr(tile.pingpong) else at.thread + at.consumer * WARPGROUP

@@ -81,7 +81,7 @@ def _of(p: Product, i: int, lhs: Tensor, rhs: Tensor, rows: slice = _ALL, column
 
 
 def _vector(x: Tensor, i: int) -> Tensor:
-    """Those of product i, in one dimension."""
+    """The vector of product i, one-dimensional."""
     if x.dim() < 2:
         return x.reshape(-1)
     return x[i if x.shape[0] > 1 else 0].reshape(-1)

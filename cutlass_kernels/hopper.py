@@ -82,7 +82,7 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
 
 
 def available(variants: Sequence[Variant]) -> list[Variant]:
-    """Those that were built ahead, where there is nothing to compile others with; else all."""
+    """The prebuilt variants if no compiler is installed, otherwise all."""
     pack = None if missing() is None else prebuilt.pack()
     return [v for v in variants if pack is None or pack.has(v.name, TARGET)]
 
@@ -159,7 +159,7 @@ def run(p: Product) -> Tensor:
 
 
 def plan(p: Product, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """What runs products with the dtypes, shapes and strides of `p`."""
+    """A function that runs products with the dtypes, shapes and strides of `p`."""
     variant = variant_of(p, tile)
     if isinstance(variant, str):
         raise NotImplementedError(f"no Hopper kernel takes this product: {variant}")
@@ -204,7 +204,7 @@ def ready(x: Tensor) -> Tensor:
 
 
 def _reader(variant: Variant, name: str, p: Product) -> Callable[[Tensor, Tensor, dict[str, Any]], Tensor]:
-    """What finds a vector of a kernel among the arguments of a product like `p`."""
+    """A function that finds a kernel's vector among the arguments of a product like `p`."""
     if variant.in_blocks(name):
         if not variant.stacked:
             return lambda lhs, rhs, fused: fused[name]
@@ -265,5 +265,5 @@ def row_rests(lhs: Tensor, lhs_zero: Tensor | None) -> Tensor:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; an H200's where there is none."""
+    """The number of multiprocessors of a GPU; an H200's if there is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

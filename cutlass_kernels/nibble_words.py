@@ -38,12 +38,12 @@ def in_register(v: Variant) -> int:
 
 
 def unit_of(v: Variant) -> float:
-    """What 1 is, of the numbers in registers."""
+    """The representation of 1 in the registers' dtype."""
     return 2.0**-9 if v.held == torch.float8_e4m3fn and not _has_tables(v) else 1.0
 
 
 def offset_of(v: Variant, zero: Any) -> Any:
-    """What is subtracted from the codes of a group: its zero point, or 8 of signed codes; as many times as they are."""
+    """The offset subtracted from the codes of a group: its zero point, or 8 for signed codes."""
     count = in_register(v)
     base = _BIAS[2] if count == 2 else 0
     if zero is None:

@@ -28,7 +28,7 @@ _library.define(
 
 
 class Asked(NamedTuple):
-    """What a product takes, as `mm` says."""
+    """The arguments of a product, as in `mm`."""
 
     x: Tensor
     codes: Tensor
@@ -112,7 +112,7 @@ def check(a: Asked) -> None:
 
 
 def _check_rows(a: Asked) -> None:
-    """What belongs to the rows of x."""
+    """Check the arguments that belong to rows of x."""
     if (a.x_scale is None) != (a.x.dtype == torch.bfloat16) or (a.x_zero is not None and a.x.dtype not in INTEGERS):
         named = [name for name in ("x_scale", "x_zero") if getattr(a, name) is not None]
         raise TypeError(

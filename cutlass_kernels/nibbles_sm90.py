@@ -1,4 +1,4 @@
-"""The Hopper kernel for weights of 4 bits beside bfloat16 or 8 bits: codes become numbers in registers.
+"""The Hopper kernel for 4-bit weights times bfloat16 or 8-bit operands, which decodes codes in registers.
 
 The weight's rows are those of a tile (swap), so that wgmma takes them from registers; x is read from shared memory. A
 code less its zero point is a whole number of few bits, exact in bfloat16, int8 and e4m3 (nibble_words.py). The products
@@ -177,7 +177,7 @@ class NibbleGemm(Frame):
             tCrC[i] = epilogue.add(tCrC[i], term)
 
     def finish(self, tCrC: Any, columns: Any) -> None:
-        """What the sums of floats of 8 bits are multiplied by at last."""
+        """Multiply the sums of 8-bit floats by their scales."""
         unit = nibble_words.unit_of(self.variant)
         if columns and not self.variant.is_integer:
             for i in range(cute.size(tCrC)):
@@ -187,7 +187,7 @@ class NibbleGemm(Frame):
     # ---- what belongs to a row: of the weight
 
     def fetch_groups(self, at: Any, groups: Any, step: Any) -> tuple[Any, Any]:
-        """The scales of a step's groups, of both rows of a thread; and what is to be taken off their codes."""
+        """Load the scales of a step's groups for both rows of a thread, and the offsets of their codes."""
         scale, zero = groups
         count = self.tile.k // self.variant.group
         rows = [cutlass.min(at.first[0] + epilogue.place_of(at.thread, h)[0], scale.shape[0] - 1) for h in range(2)]
@@ -224,7 +224,7 @@ class NibbleGemm(Frame):
         return self.over_lanes(sums) if sums else None
 
     def over_lanes(self, sums: dict[int, Any]) -> Any:
-        """Those of the four threads that have parts of a row."""
+        """Combine the values of the four threads that share a row."""
         found = cute.make_rmem_tensor(len(sums), Int32)
         for group, own in sums.items():
             pair = own + cute.arch.shuffle_sync_bfly(own, 1)

@@ -108,7 +108,7 @@ def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tenso
 
 
 def prepared(p: Product) -> Callable[..., Tensor]:
-    """What `mm` does for products with the dtypes, shapes, strides and device of `p`, without asking again."""
+    """A function that runs products with the dtypes, shapes, strides and device of `p`, with the kernel chosen once."""
     checks.check(p)
     ours = _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None and math.prod(p.shape) > 0
     multiply = hopper.plan(p) if ours else _by_route

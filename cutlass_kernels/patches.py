@@ -1,4 +1,4 @@
-"""What is changed inside NVIDIA's packages while they compile: a record for each, applied here alone.
+"""Changes inside NVIDIA's packages while they compile: one record for each, applied only here.
 
 A record names the fault, the package and its versions that have it, and is the context manager that changes it: in
 other versions it changes nothing. Its test runs without it, and fails once the package no longer needs it.
@@ -56,7 +56,7 @@ PATCHES: dict[str, Patch] = {}
 
 
 def installed(package: str) -> Version:
-    """Of a package that is there, as (4, 8, 1)."""
+    """The version of an installed package as a tuple, such as (4, 8, 1)."""
     return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(package))[:3]))
 
 

@@ -1,4 +1,4 @@
-"""What a product means, in plain torch: the epilogue that routes without a fused one share, and the reference.
+"""The reference of a product in plain torch, and the epilogue for kernels that fuse none.
 
 Integers: the sum of products is exact, modulo 2^32. It becomes float32, and each operation of the epilogue then rounds
 to float32, in the order in which `scaled` and `requantized` write them.

@@ -115,7 +115,7 @@ class Pack:
 
 
 def pack() -> Pack | None:
-    """What HOP_KERNELS names, checked; None if it is empty or not set.
+    """The checked folder that HOP_KERNELS names; None if it is empty or not set.
 
     Raises:
         FileNotFoundError: there is no such folder. PermissionError: others may write it. RuntimeError: it is damaged,
@@ -126,7 +126,7 @@ def pack() -> Pack | None:
 
 
 def described(folder: Path) -> Pack:
-    """What a folder holds by its manifest, whatever it is for."""
+    """The contents of a folder according to its manifest, for any Python and processor."""
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no kernels: there is no {MANIFEST} in it. {_remedy()}")

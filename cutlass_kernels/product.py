@@ -1,4 +1,4 @@
-"""What is asked of a kernel: a matrix product with what is fused into it."""
+"""Product: a matrix product with its fused operations, as kernels receive it."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class Product:
 
     @property
     def groups(self) -> str:
-        """What offs divides: "rows", "columns", "k", or "" nothing."""
+        """The dimension that offs divides: "rows", "columns", "k", or "" for none."""
         if self.offs is None:
             return ""
         return {(2, 3): "rows", (3, 2): "columns"}.get((self.lhs.dim(), self.rhs.dim()), "k")
@@ -81,7 +81,7 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         if self.groups in ("rows", "columns"):
             return (self.m, self.n)
         return (self.count, self.m, self.n) if self.groups == "k" or self.lhs.dim() == 3 else (self.m, self.n)

@@ -140,7 +140,7 @@ def _scaled_mm(p: Product, lhs: Tensor, rhs: Tensor, lhs_scale: Tensor, rhs_scal
 
 
 def _rest(p: Product, total: Tensor, rest: bool) -> Tensor:
-    """What is left to do after the scales."""
+    """The epilogue that remains after the scales."""
     total = total[: p.m, : p.n]
     return plain.finish(replace(p, lhs_scale=None, rhs_scale=None), total) if rest else total
 

@@ -308,7 +308,7 @@ def _buffers(r: Request) -> list[Tensor]:
 
 
 def flat_bytes(x: Tensor) -> Tensor:
-    """In one dimension, at a multiple of 16 bytes; codes and what has 8 bits as uint8."""
+    """A one-dimensional view at a multiple of 16 bytes; 8-bit elements as uint8."""
     flat = x.contiguous().view(-1)
     flat = flat if flat.data_ptr() % 16 == 0 else flat.clone()
     return flat.view(torch.uint8) if flat.element_size() == 1 else flat

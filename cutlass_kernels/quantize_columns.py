@@ -1,4 +1,4 @@
-"""What is known of the columns of a matrix, which comes before their codes: one pass over memory.
+"""Statistics of a matrix's columns, found in one pass before their codes.
 
 A thread reads chunks of 16 columns of several rows, and keeps what it finds in as many words as a chunk has. Lanes with
 the same columns combine theirs by shuffles, warps in shared memory, and blocks in memory.

@@ -110,7 +110,7 @@ class Power(NamedTuple):
 
 
 def exponent_below(amax: Any) -> Any:
-    """Of the power of two below a magnitude: at least -126."""
+    """The exponent of the power of two below a magnitude, at least -126."""
     return cutlass.max((bits(amax) >> 23).to(Int32), Int32(1)) - 127
 
 

@@ -21,7 +21,7 @@ from cutlass_kernels.quantizing import CHUNK, Largest, Rows
 
 
 class Addresses(NamedTuple):
-    """Of the buffers; None where there is none."""
+    """Addresses of the buffers; None for an absent one."""
 
     x: Any
     codes: Any
@@ -35,7 +35,7 @@ class Addresses(NamedTuple):
 
 
 def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
-    """Those of a copy's buffers."""
+    """The addresses of a copy's buffers."""
     if copy is None:
         return None
     codes_at, scale_at, second_at = (None if t is None else t.iterator.toint() for t in copy)
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """What chunks.load_chunk asks of what it reads."""
+    """The memory interface that chunks.load_chunk reads from."""
 
     memory: str
     vector: bool
@@ -185,7 +185,7 @@ class Quantize:
     # ---- steps
 
     def begin(self, thread: Any, shared: Any) -> None:
-        """What a block of threads needs."""
+        """Set up the shared values of a block of threads."""
 
     def computed(
         self, at: Any, shape: Any, numbers: Any, row: Any, places: Any, columns: Any, raws: Any, shared: Any
@@ -202,7 +202,7 @@ class Quantize:
 
     @cute.jit
     def common(self, at: Any, numbers: Any) -> Any:
-        """What all blocks share: the least amax, or what follows from the outer one."""
+        """The values that all blocks share: the least amax, or those computed from the outer amax."""
         v = self.variant
         found = numbers[0]
         if const_expr(v.rule == "two_level"):
@@ -211,7 +211,7 @@ class Quantize:
 
     @cute.jit
     def of_row(self, at: Any, known: Any, common: Any, shape: Any, shared: Any) -> Any:
-        """What is known of a whole row, or was found of the tensor."""
+        """The statistics of a whole row, or of the tensor."""
         v = self.variant
         low = None
         if const_expr(v.reads):
@@ -318,7 +318,7 @@ class Chunk(NamedTuple):
 
 @cute.jit
 def known_of(v: cutlass.Constexpr, raw: Any) -> Any:
-    """What is known of a chunk, as far as the rule and the format ask."""
+    """The statistics of a chunk that the rule and the format need."""
     words = [raw[i] for i in range(cute.size(raw))]
     high, low, worst = None, None, None
     if const_expr(v.format.is_integer or scales.divides(v.rule)):

@@ -30,14 +30,14 @@ class Tile(NamedTuple):
 
 
 def common(v: Any, at: Any, numbers: Any) -> Any:
-    """What all blocks share: the least amax, or what follows from the outer one."""
+    """The values that all blocks share: the least amax, or those computed from the outer amax."""
     if v.rule != "two_level":
         return numbers[0]
     return scales.outer_of(v.format, codes.number(chunks.load(at.amax, 4)))
 
 
 def of_tensor(v: Any, at: Any, numbers: Any) -> Any:
-    """What was found of the tensor."""
+    """The amax or scale of the whole tensor."""
     high = codes.number(chunks.load(at.amax, 4))
     return scales.Known(high, codes.number(chunks.load(at.amax + 4, 4)) if v.is_affine else None, numbers[0])
 
@@ -255,7 +255,7 @@ class QuantizeTiles:
 
     @cute.jit
     def write_straight(self, at: Any, tile: Any, written: Any):
-        """The codes as x lies, a chunk of a row after another."""
+        """Write the codes in the order of x, one chunk of a row after another."""
         v = self.variant
         thread, per_row = cute.arch.thread_idx()[0], v.width // CHUNK
         for j in cutlass.range_constexpr(TILE * per_row // v.threads):

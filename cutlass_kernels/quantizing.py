@@ -1,4 +1,4 @@
-"""What is asked of the kernels that quantize, and which of them it takes. Values only: no CuTe DSL, no GPU."""
+"""Requests to the quantize kernels, and the choice of a kernel, as values: no CuTe DSL, no GPU."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar

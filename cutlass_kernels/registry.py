@@ -72,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is called with, and the product that is then left to finish, None if nothing is."""
+    """The arguments of a kernel, and the product that remains to finish afterwards, or None."""
 
     case: Case
     lhs: Tensor
@@ -257,7 +257,7 @@ def _examples(case: Case) -> tuple[Tensor, ...]:
 
 
 def arguments(case: Case, lhs: Tensor, rhs: Tensor, out: Tensor, *vectors: Tensor) -> Any:
-    """What the registry calls the arguments of a product."""
+    """The registry's names for the arguments of a product."""
     operators = _operators()
     total = torch.int32 if case.lhs in INTEGERS else torch.float32
     if case.group:

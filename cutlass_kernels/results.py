@@ -24,7 +24,7 @@ class Store(NamedTuple):
 
 
 class Results:
-    """Of the kernel of one variant."""
+    """Store the results of the kernel of one variant."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -49,7 +49,7 @@ class Results:
 
     @cute.jit
     def store_part(self, sums: Any, store: Any, parts: Any, m: cutlass.Constexpr, n: cutlass.Constexpr):
-        """By the copy engine, which leaves out what lies beyond the result."""
+        """Store with the copy engine, which skips elements outside the result."""
         v, at = self.variant, sums.at
         rows, columns = v.part
         stage = at.consumer * v.part_stages + parts % v.part_stages
@@ -76,7 +76,7 @@ class Results:
 
     @cute.jit
     def store_elements(self, sums: Any, store: Any, m: cutlass.Constexpr, n: cutlass.Constexpr):
-        """By each thread, of any strides."""
+        """Store from each thread, with any strides."""
         v, at = self.variant, sums.at
         rows, columns = v.part
         first_row, first_column, batch = at.first

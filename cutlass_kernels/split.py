@@ -63,7 +63,7 @@ def begin(v: cutlass.Constexpr, split: Any, warp: Any):
 
 @cute.jit
 def send(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: Any):
-    """Give each owner the sums of its columns, once it has taken those of the tile before."""
+    """Send each owner the sums of its columns, once it has read those of the previous tile."""
     cute.arch.mbarrier_wait(split.taken + at.consumer, phase ^ 1)
     for owner in cutlass.range_constexpr(v.owners):
         if split.rank != owner:
@@ -80,7 +80,7 @@ def send(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: An
 
 @cute.jit
 def receive(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: Any, owner: cutlass.Constexpr):
-    """Add what the others have sent to the sums of an owner's columns, and tell them that it is taken."""
+    """Add the sums from the other blocks to an owner's columns, and signal that they were read."""
     gathered = split.gathered + at.consumer
     if at.thread == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(gathered, (v.tile.split - 1) * fours(v) * 16 * WARPGROUP)
@@ -97,6 +97,6 @@ def receive(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase:
 
 @cute.jit
 def end(v: cutlass.Constexpr, at_consumer: Any, split: Any, phase: Any):
-    """Wait until owners have told so of the last tile: they may signal no block that has ended."""
+    """Wait for the owners' signals of the last tile, because a block that has ended must not be signalled."""
     if const_expr(v.tile.split > 1):
         cute.arch.mbarrier_wait(split.taken + at_consumer, phase ^ 1)

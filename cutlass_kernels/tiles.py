@@ -1,4 +1,4 @@
-"""Which tile a product is computed with: the one that was measured best, or whose time is least by a model of the GPU.
+"""Choose the tile of a product: the fastest one measured, or predicted by a model of the GPU.
 
 A multiprocessor multiplies, loads and finishes at once, so a step of a tile takes as long as the longest of these; the
 blocks of a wave share the GPU's memory. Measured times, if there are any (cutlass_kernels.tune), go before the model.
@@ -75,14 +75,14 @@ HOPPER = Model()
 
 
 def sizes(p: Product) -> tuple[int, int, int, int]:
-    """M, N and K of each product, and their count. Groups are taken to be of one size."""
+    """M, N and K of each product, and the number of products. Groups are assumed to have equal sizes."""
     found = {"rows": p.m, "columns": p.n, "k": p.k}
     of_each = {name: -(-size // p.count) if name == p.groups else size for name, size in found.items()}
     return (*of_each.values(), p.count)  # type: ignore[return-value]
 
 
 class Step(NamedTuple):
-    """What a step of a tile along K would take by each unit alone, in cycles; the longest counts."""
+    """Cycles of a tile's step along K in each unit alone; the longest counts."""
 
     multiply: float  # the matrix unit
     shared: float  # shared memory

@@ -22,7 +22,7 @@ _NAN = {torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 
 def bits_of(t: Any) -> int:
-    """Of an element in memory."""
+    """The bits of an element in memory."""
     return t.bits if isinstance(t, Codes) else 8 * t.itemsize
 
 
@@ -31,7 +31,7 @@ def words_of(t: Any) -> int:
 
 
 def offset(t: Any, at: Any) -> Any:
-    """In bytes, of an element whose place is a multiple of 8."""
+    """The offset in bytes of an element at a multiple of 8."""
     return at >> 1 if bits_of(t) == 4 else at * (bits_of(t) // 8)
 
 
@@ -100,7 +100,7 @@ def store_float(address: Any, x: Any) -> None:
 
 
 def scale_address(address: Any, codes: Codes, piece: Any) -> Any:
-    """Of the block of a thread's elements, or of the last one."""
+    """The address of the scale of a thread's block, or of the last one."""
     return address + ((cutlass.min(piece.at, piece.count - 1) >> (codes.block.bit_length() - 1)) << 2)
 
 
@@ -114,7 +114,7 @@ def widen(x: Any, words: Any, dtype: torch.dtype) -> None:
 
 
 def code_of(words: Any, i: int, size: int) -> Any:
-    """Of element i."""
+    """The code of element i."""
     return (words[i * size // 32] >> (i * size % 32)) & Uint32((1 << size) - 1)
 
 

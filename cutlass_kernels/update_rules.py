@@ -1,4 +1,4 @@
-"""What a step does to an element and its states, each operation rounded by itself, in the CuTe DSL."""
+"""The optimizer step of one element and its states in the CuTe DSL, each operation rounded separately."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which kernel a step of an optimizer is. Values only; nothing here needs the CuTe DSL or a GPU.
+"""The kernel of an optimizer step, as values; nothing here needs the CuTe DSL or a GPU.
 
 A step takes each parameter p, its gradient g and its states through one pass over memory, each operation in float32
 rounded by itself:
@@ -87,7 +87,7 @@ State = Codes | torch.dtype  # a dtype is one of floats
 
 @dataclass(frozen=True)
 class Kind:
-    """What parameters have in common: their dtype, that of their gradients, and how their states are held."""
+    """Common properties of parameters: their dtype, their gradients' dtype, and the formats of their states."""
 
     p: torch.dtype
     grad: torch.dtype

@@ -30,7 +30,7 @@ _LARGEST = {torch.int8: 128, torch.uint8: 255}
 
 @dataclass(frozen=True)
 class Tile:
-    """What one block computes at a time, and how: sizes in elements, the cluster in blocks along m and n."""
+    """The tile that one block computes at a time: sizes in elements, and the cluster in blocks along m and n."""
 
     m: int
     n: int
@@ -47,12 +47,12 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Of the tile, that one consumer has."""
+        """The rows of the tile that one consumer computes."""
         return self.m if self.pingpong else self.m // self.consumers
 
     @property
     def blocks(self) -> int:
-        """Of a cluster."""
+        """The number of blocks in a cluster."""
         return self.cluster[0] * self.cluster[1] * self.split
 
     @property
@@ -124,7 +124,7 @@ class Variant:
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The vectors beside the factors, in the order in which a kernel takes them."""
+        """The vector arguments after the factors, in a kernel's order."""
         wanted = {
             "lhs_scale": self.scales != "",
             "rhs_scale": self.scales not in ("", "rows"),
@@ -171,7 +171,7 @@ class Variant:
 
     @property
     def held(self) -> torch.dtype:
-        """What codes of 4 bits become in registers."""
+        """The dtype that 4-bit codes are decoded to in registers."""
         return torch.int8 if self.is_integer else torch.bfloat16 if self.lhs == torch.bfloat16 else torch.float8_e4m3fn
 
     @property
@@ -191,7 +191,7 @@ class Variant:
 
     @property
     def owners(self) -> int:
-        """Of the blocks that share a tile along K, those that finish a part of its columns."""
+        """The number of blocks, among those that share a tile along K, that finish part of its columns."""
         return math.gcd(self.tile.n // 8, self.tile.split)
 
     # ---- shared memory, in bytes
@@ -216,7 +216,7 @@ class Variant:
 
     @property
     def table_bytes(self) -> int:
-        """Where groups end, and their tiles."""
+        """Bytes of the table of group ends and tiles."""
         return 2 * 4 * (MOST_GROUPS + 1) if self.groups else 0
 
     @property

@@ -63,16 +63,6 @@ def cost() -> str:
     )
 
 
-def peer() -> str:
-    """The objective of each layer by GPTQ here, divided by gptqmodel's."""
-    rows = [["layer", "gptqmodel's scales", "with act order", "own scales", "with act order"]]
-    for row in results("peer_gptq")["rows"]:
-        orders = [row[order] for order in ("as they lie", "act order")]
-        ratios = [f"{f[key] / f['theirs']:.4f}" for key in ("ours", "ours, own scales") for f in orders]
-        rows.append([f"`{row['layer']}`", *ratios])
-    return pages.table(rows)
-
-
 def draw() -> bytes:
     """A PNG of the mean loss of each format by each algorithm, with intervals."""
     plot = pyplot()
@@ -104,4 +94,4 @@ def draw() -> bytes:
     return picture
 
 
-TABLES = {": algorithms": table, ": cost": cost, ": peer": peer}
+TABLES = {": algorithms": table, ": cost": cost}

@@ -86,8 +86,14 @@ def _signature(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, sign
     return (_ADDRESS.sub("", signature) if signature else signature, returns)
 
 
-def _present(_app: Any, name: str, source: list[str]) -> None:
-    """The index without those of its patterns that no page fits."""
+def _edit_source(_app: Any, name: str, source: list[str]) -> None:
+    """Drop patterns of the index that match no page, and link the table of all names to their entries."""
+    if name == "api/0_names":
+        module, lines = "", source[0].splitlines(keepends=True)
+        for i, line in enumerate(lines):
+            module = line[3:].strip() if line.startswith("## ") else module
+            lines[i] = re.sub(r"^\| `(\w+)` \|", rf"| {{py:obj}}`\1 <{module}.\1>` |", line)
+        source[0] = "".join(lines)
     if name == "index":
         lines = source[0].splitlines(keepends=True)
         source[0] = "".join(s for s in lines if "*" not in s or any(Path(__file__).parent.glob(f"{s.strip()}.md")))
@@ -102,7 +108,7 @@ def _check_tables(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     app.connect("build-finished", _check_tables)
-    app.connect("source-read", _present)
+    app.connect("source-read", _edit_source)
     app.connect("autodoc-process-docstring", _docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _restore, priority=900)  # after it
     app.connect("autodoc-process-signature", _signature)

@@ -1,4 +1,4 @@
-"""The diagrams of docs/concepts.md: the house, and the way of a call. Written by python -m docs.make."""
+"""The diagrams of README.md and docs/concepts.md: three paths, the layers, a call. Written by python -m docs.make."""
 
 from collections.abc import Sequence
 from html import escape
@@ -47,12 +47,45 @@ def arrow(*points: tuple[int, int]) -> str:
     return f'<polyline points="{line}" fill="none" stroke="{SOFT}" stroke-width="1.5" marker-end="url(#tip)"/>'
 
 
-def house() -> str:
-    """What stands on what."""
+def paths() -> str:
+    """The three paths to one set of integers, and where these run."""
+    return svg(
+        460,
+        420,
+        "Represent, lower and train lead to one program on codes, which computes the same codes in every runtime",
+        [
+            box(10, 10, 440, 56, BLUE, "represent", "codes and scales of your tool: hop.from_codes, hop.scaled"),
+            box(10, 76, 440, 56, BLUE, "lower", "a PT2E or torchao graph: hop.export.to_integer"),
+            box(10, 142, 440, 56, BLUE, "train", "a float model: hop.nn.convert, hop.quantize_"),
+            arrow((230, 198), (230, 226)),
+            box(
+                10,
+                228,
+                440,
+                66,
+                AMBER,
+                "one program on codes",
+                "ATen operators on codes of 8 and 4 bits;",
+                "integer sums are exact",
+            ),
+            arrow((230, 294), (230, 322)),
+            box(
+                *(10, 324, 440, 86),
+                GREEN,
+                "the same integers, bit for bit",
+                "eager · torch.compile · torch.export · core ATen",
+                "AOTInductor · ONNX · ExecuTorch · LiteRT · TOSA",
+            ),
+        ],
+    )
+
+
+def layers() -> str:
+    """The packages, each above those that it imports."""
     return svg(
         900,
         428,
-        "The house: users of the operators, the operators, and the three legs that they stand on",
+        "Users of the operators, the operators, and the packages that they import",
         [
             box(30, 20, 840, 56, GREY, "command line, reports", "python -m hop"),
             box(30, 96, 200, 76, BLUE, "hop.nn", "layers with a scheme:", "convert, calibrate, freeze"),
@@ -105,11 +138,11 @@ def call() -> str:
     return svg(
         900,
         420,
-        "The way of a call: straight to a kernel, or through PyTorch's dispatch to a graph or to the reference",
+        "How a call runs: straight to a kernel, or through PyTorch's dispatch to a graph or to the reference",
         [
             box(20, 40, 170, 70, AMBER, "a call", "hop.scaled(op, out, …)"),
             arrow((190, 75), (238, 75)),
-            box(240, 40, 200, 70, GREY, "does anything watch?", "four thread-local probes"),
+            box(240, 40, 200, 70, GREY, "gradient, transform, tracer?", "four thread-local checks"),
             arrow((440, 75), (488, 75)),
             text(464, 66, "no"),
             box(490, 40, 180, 70, GREEN, "the list of kernels", "the first that does", "not decline"),
@@ -133,4 +166,4 @@ def call() -> str:
     )
 
 
-DIAGRAMS = {"house.svg": house, "call.svg": call}
+DIAGRAMS = {"paths.svg": paths, "layers.svg": layers, "call.svg": call}

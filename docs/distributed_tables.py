@@ -6,10 +6,8 @@ from collections.abc import Callable
 import hop
 from docs.training_tables import results
 from hop.numerics.presets import PRESETS
-from tests.checkpoint import test_checkpoint as checkpoints
 from tests.distributed import test_fsdp as fsdp
 from tests.distributed import test_parallel as tensor_parallelism
-from tests.distributed import test_tensor as tensors
 from tests.support import pages
 from tests.support.schemes import CROSSED
 
@@ -68,20 +66,6 @@ def fully_sharded() -> str:
 EXAMPLE = (1024, 1024)  # the weight whose bytes are shown
 
 
-def formats() -> str:
-    """The presets that are tested with each engine."""
-    engines = {
-        "collectives, DTensor": [name for name, q in PRESETS.items() if q in tensors.FORMATS],
-        "FSDP2, a quantized parameter": [name for name in PRESETS if name in fsdp.QUANTIZED],
-        "checkpoints": [name for name in PRESETS if name in checkpoints.NAMES],
-    }
-    rows = [
-        [engine, "all" if len(names) == len(PRESETS) else " ".join(f"`{name}`" for name in names)]
-        for engine, names in engines.items()
-    ]
-    return pages.table([["", "tested presets"], *rows])
-
-
 def schemes() -> str:
     """Each scheme against one process, and the bytes that FSDP2 gathers of a weight."""
     header = ["scheme", "tensor parallel", "FSDP2", "bytes gathered, of float32's"]
@@ -116,7 +100,6 @@ def two_processes() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    ": formats": formats,
     ": schemes": schemes,
     ": fully sharded": fully_sharded,
     ": two processes": two_processes,

@@ -1,4 +1,4 @@
-"""What the pictures of the pages share."""
+"""Colours and helpers for the pictures of the pages."""
 
 import io
 from typing import Any

@@ -28,7 +28,7 @@ def bits_per_element(q: Quantizer) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """What one picture shows.
+    """The content of one picture.
 
     Args:
         title: its title.
@@ -108,15 +108,19 @@ def errors(subject: Subject) -> Iterator[tuple[str, str, Tensor, Tensor, float]]
 
 
 def gallery() -> str:
-    """The table of errors, and all pictures."""
-    rows, pictures = [["format", "scales", *(f"{name}, dB" for name in data())]], []
+    """Two tables of errors, of formats and of presets, and all pictures."""
+    finer, presets, pictures = [["format", "one scale", f"one scale per {GROUP}"]], [], []
     for name, subject in subjects().items():
-        found = {(tensor, label): ratio for tensor, label, _, _, ratio in errors(subject)}
-        for label in subject.quantizers:
-            of = label if subject.signed else f"{label}, of magnitudes"
-            rows.append([f"[{name}](#{name})", of, *(f"{found[tensor, label]:.1f}" for tensor in data())])
-        pictures.append(f"## {name}\n\n![{subject.title}](gallery/{name}.png)\n")
-    return pages.table(rows) + "\n" + "\n".join(pictures)
+        found = {(tensor, label): f"{ratio:.1f}" for tensor, label, _, _, ratio in errors(subject)}
+        cells = [[found[tensor, label] for tensor in data()] for label in subject.quantizers]
+        link = f"[{name}](#{name})" + ("" if subject.signed else ", of magnitudes")
+        if len(cells) == 2:
+            finer.append([link, *map(", ".join, cells)])
+        else:
+            presets.append([link, *subject.quantizers, *cells[0]])
+        pictures.append(f"## {name}\n\n![values and errors of {name}](gallery/{name}.png)\n")
+    header = ["preset", "scales", *(f"{name}, dB" for name in data())]
+    return "\n".join([pages.table(finer), pages.table([header, *presets]), *pictures])
 
 
 # ---- drawing

@@ -71,16 +71,16 @@ def _products() -> Iterator[tuple[str, Product]]:
 
 
 def routes() -> str:
-    """The route of each product on each GPU."""
-    rows = [["", *GPUS]]
+    """The route of each product on each GPU; equal rows are merged."""
+    by_route: dict[tuple[str, ...], list[str]] = {}
     installed = (
         mock.patch.object(operators, "missing", lambda: None),
         mock.patch.object(registry, "missing", lambda: None),
     )
     with installed[0], installed[1], FakeTensorMode(), torch.device("cuda", 0):
         for name, product in _products():
-            rows.append([name, *(operators.routes(product, c)[-1][0] for c in GPUS.values())])
-    return pages.table(rows)
+            by_route.setdefault(tuple(operators.routes(product, c)[-1][0] for c in GPUS.values()), []).append(name)
+    return pages.table([["", *GPUS], *(["; ".join(names), *cells] for cells, names in by_route.items())])
 
 
 def _fitting(form: str) -> list[Variant]:

@@ -5,7 +5,6 @@ python -m docs.make
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,11 @@ from docs import (
     name_tables,
     optimizers_tables,
     scaled_tables,
+    scheme_tables,
+    support_tables,
     training_tables,
 )
-from hop.compat import patches, versions
+from hop.compat import versions
 from hop.dispatch.operators import ATTENTION, CONVOLUTION, EMBEDDING, MATRIX, SCALED
 from hop.export.rewrite import encodings
 from hop.export.rewrite.integer import VALUES
@@ -45,13 +46,13 @@ COMMAND = "python -m docs.make"
 
 
 def rules() -> str:
-    """The result of ATen operators on a QuantizedTensor, one row for each rule."""
-    by_rule: dict[Any, list[str]] = {}
+    """The result of ATen operators on a QuantizedTensor, one row for each result."""
+    by_result: dict[str, list[str]] = {}
     collectives_last = sorted(table.rules().items(), key=lambda row: "" if row[0].namespace == "aten" else str(row[0]))
     for op, rule in collectives_last:
         name = str(op).removeprefix("aten.").removesuffix(".default")
-        by_rule.setdefault(rule, []).append(f"`{name}`")
-    rows = [[", ".join(names), " ".join(str(rule.__doc__).split())] for rule, names in by_rule.items()]
+        by_result.setdefault(" ".join(str(rule.__doc__).split()), []).append(f"`{name}`")
+    rows = [[", ".join(names), result] for result, names in by_result.items()]
     return pages.table([["operators", "result"], *rows])
 
 
@@ -145,16 +146,6 @@ def lacks() -> str:
     return pages.table([["what", *tested, "instead"], *rows])
 
 
-def changes() -> str:
-    """Faults of PyTorch that the library patches or avoids."""
-    rows = []
-    for patch in patches.PATCHES.values():
-        shown = [v for v in versions.TESTED if patch.has_fault(v)]
-        spelled = "all" if len(shown) == len(versions.TESTED) else ", ".join(".".join(map(str, v)) for v in shown)
-        rows.append([patch.fault, spelled, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
-    return pages.table([["fault in PyTorch", "versions", "patched module", "reported"], *rows])
-
-
 def _short(x: float) -> str:
     exponent = np.log2(x) if x > 0 else 0.0
     return f"2^{exponent:.0f}" if abs(exponent) > 4 and exponent == round(exponent) else f"{x:.6g}"
@@ -179,9 +170,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": scaled_tables.TABLES,
+    "support.md": support_tables.TABLES,
     "training.md": training_tables.TABLES,
     "transformers.md": {": attention_schemes": attention_schemes},
-    "versions.md": {": lacks": lacks, ": changes": changes},
+    "which_scheme.md": scheme_tables.TABLES,
+    "versions.md": {": lacks": lacks},
 }
 
 

@@ -91,4 +91,4 @@ def draw_task(task: str, above: Any, below: Any) -> None:
         axes.grid(color=DATA, linewidth=0.6)
 
 
-TABLES = {": digits": lambda: table("digits"), ": minilm": lambda: table("minilm")}
+TABLES = {": minilm": lambda: table("minilm")}

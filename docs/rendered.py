@@ -60,7 +60,7 @@ def _outside_of_code(text: str) -> Iterator[str]:
 
 
 def faults(html: str, text: str) -> Iterator[str]:
-    """What is wrong with the tables of a page, given as HTML and as the Markdown that it was made of."""
+    """The faults of a page's tables, from its HTML and its Markdown."""
     shown, wanted = Tables(html), written(text)
     for number, (rows, texts) in enumerate(zip(shown.tables, shown.texts, strict=True), 1):
         for cells, row in zip(rows, texts, strict=True):

@@ -42,7 +42,7 @@ def pytest_configure(config):
 
 
 def left_out(items, mark):
-    """Those with the mark that are not the one in n."""
+    """The tests with the mark that are not the one in n."""
     families = {}
     for item in items:
         if found := item.get_closest_marker(mark):

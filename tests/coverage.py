@@ -1,4 +1,4 @@
-"""Which operators and routes are promised, and the table of those of out_dtype in its page.
+"""The operators and routes that must be tested, and their table in docs/add_an_operator.md.
 
 python -m tests.coverage writes the table.
 """
@@ -33,7 +33,7 @@ PROMISED_ROUTES = (
 ).split()
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "out_dtype.md"
+PAGE = Path(__file__).parents[1] / "docs" / "add_an_operator.md"
 
 
 def suite(operator: str, route: str) -> str:

@@ -446,7 +446,7 @@ CASES = [
 
 
 def outcome(seed: int) -> tuple[str, Any]:
-    """What comes of the call with this seed: ("error", its type) or ("result", tensors)."""
+    """The outcome of the call with this seed: ("error", its type) or ("result", tensors)."""
     rng = Rng(seed)
     torch.manual_seed(seed)
     case = rng.choice(CASES)

@@ -300,7 +300,7 @@ def buffers_of(q: Quantizer, x: Tensor, options: dict[str, Any]) -> list[Tensor]
 
 
 def ordered(t: QuantizedTensor) -> list[Tensor]:
-    """As the operators give them."""
+    """The buffers in the operators' order, with scales of e8m0 as bytes."""
     buffers = t.buffers()
     names = [name for name in ("codes", "scale", "zero_point", "global_amax") if name in buffers]
     stored = {torch.float8_e8m0fnu: torch.uint8}

@@ -1,4 +1,4 @@
-"""What run_decompositions does to programs with subclasses of tensors, where PyTorch's own steps fail (`patches`)."""
+"""Steps of run_decompositions for programs with tensor subclasses, where PyTorch's own steps fail (`patches`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def unwrap_parameters(module: nn.Module, unwrap: Callable[[nn.Module], Any], cla
 
 
 def _detach(module: nn.Module, names: Sequence[str], classes: tuple[type, ...]) -> None:
-    """Give each name a parameter of its own, without a gradient, around the same codes."""
+    """Give each name a separate parameter, without a gradient, around the same codes."""
     p = module.get_parameter(names[0])
     if not isinstance(p, classes) or (len(names) == 1 and not p.requires_grad):
         return

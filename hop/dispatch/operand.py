@@ -5,7 +5,7 @@ arguments,
 
     quantizer, buffers, usages, shape
 
-where the first is the spelling of its quantizer, and the others are the arguments of hop_dequantize_buffers. A list of
+where the first is the text of its quantizer, and the others are the arguments of hop_dequantize_buffers. A list of
 tensors, as in torch.cat, is represented by its length and then its members.
 """
 

@@ -1,1 +1,1 @@
-"""Our operators: the meaning of each, its gradient, and the order of its kernels."""
+"""Our operators: the reference of each, its gradient, and the order of its kernels."""

@@ -162,7 +162,7 @@ class SlidingLayer(QuantizedLayer):
         return self.window
 
     def crop(self, tokens_to_remove: int) -> None:
-        """As QuantizedLayer.crop. Raises RuntimeError if a token has left the window."""
+        """Crop as QuantizedLayer does. Raises RuntimeError if a token has left the window."""
         if tokens_to_remove and self.is_initialized and int(self.cache.length) > self.length:
             raise RuntimeError(
                 f"HopCache.crop: a layer has processed {int(self.cache.length)} tokens, and those before its window of "

@@ -143,7 +143,7 @@ def _checked(path: Any, tensors: Any, like: Any) -> Path:
 
 
 def _types_by_meaning() -> dict[Any, int]:
-    """The type numbers by the quantizers' meaning; of two types with the same meaning, the last."""
+    """The type numbers by quantizer; of two types with equal quantizers, the last."""
     return {_meaning(t.quantizer): number for number, t in TYPES.items()}
 
 

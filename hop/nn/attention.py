@@ -1,7 +1,7 @@
 """MultiheadAttention in low precision: its four projections, and optionally the attention between them (attending.py).
 
 The Parameters are PyTorch's, under its names. InputProjection is a Linear layer without Parameters: it uses those of
-the attention. So it can be calibrated, frozen and held like any other layer.
+the attention. So it can be calibrated, frozen and gathered like any other layer.
 """
 
 from collections.abc import Callable, Sequence

@@ -59,7 +59,7 @@ def _by(module: nn.Module, name: str, by: str, function: str, remove: Callable[[
 
 
 def _remove_spectral_norm(module: nn.Module, name: str) -> None:
-    """As PyTorch's function, and also remove the hook that looks for the weight's parts in a state_dict."""
+    """Remove spectral norm as PyTorch does, and the hook that looks for the weight's parts in a state_dict."""
     remove_spectral_norm(module, name)
     modules.remove_load_hooks(
         module, lambda hook: isinstance(hook, SpectralNormLoadStateDictPreHook) and hook.fn.name == name

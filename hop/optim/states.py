@@ -35,7 +35,7 @@ _SPELLED = f"hop{VERSION}:"
 
 
 def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
-    """The spelling of the quantizer of each quantized state: what a param group contains, and is saved with it."""
+    """The text of the quantizer of each quantized state, stored in the param group and saved with it."""
     if state is None:
         return {}
     if isinstance(state, Quantizer):

@@ -489,12 +489,13 @@ function beginSweep(sweep) {
   const order = { key: null, down: false };
   const fields = [
     ["name", "Scheme"], ["sqnr", "SQNR dB"], ["cosine", "Cosine"], ...(sweep.has_loss ? [["loss", "Loss"]] : []),
-    ["parameter_bytes", "Parameters"], ["seconds", "ms"], ["slowdown", "× float"],
+    ["parameter_bytes", "Parameters"], ["seconds", "ms"], ["float_seconds", "float ms"], ["slowdown", "× float"],
   ];
   const text = {
     name: (row) => row.name, sqnr: (row) => decibels(row.sqnr), cosine: (row) => number(row.cosine).toFixed(5),
     loss: (row) => short(row.loss), parameter_bytes: (row) => bytes(row.parameter_bytes),
-    seconds: (row) => (1e3 * row.seconds).toPrecision(3), slowdown: (row) => row.slowdown.toFixed(2),
+    seconds: (row) => (1e3 * row.seconds).toPrecision(4), float_seconds: (row) => (1e3 * row.float_seconds).toPrecision(4),
+    slowdown: (row) => row.slowdown.toFixed(2),
   };
   const head = make("tr", { role: "row" }), lines = make("tbody", { role: "rowgroup" });
   const fill = () => {

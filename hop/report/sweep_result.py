@@ -69,13 +69,13 @@ class Sweep:
         write_whole(path, self.html())
 
     def __str__(self) -> str:
-        names = ("scheme", "pareto", "SQNR dB", "cosine", "loss", "parameters", "ms", "× float")
+        names = ("scheme", "pareto", "SQNR dB", "cosine", "loss", "parameters", "ms", "float ms", "× float")
         best = set(self.pareto)
         lines = [
             (
                 *(r.name, "*" if r in best else "", decibels(r.sqnr).removesuffix(" dB"), f"{r.cosine:.5f}"),
-                *("" if r.loss is None else f"{r.loss:.4g}", size(r.parameter_bytes), f"{1e3 * r.seconds:.2f}"),
-                f"{r.slowdown:.2f}",
+                *("" if r.loss is None else f"{r.loss:.4g}", size(r.parameter_bytes)),
+                *(f"{1e3 * r.seconds:.4g}", f"{1e3 * r.float_seconds:.4g}", f"{r.slowdown:.2f}"),
             )
             for r in self.rows
         ]

@@ -245,13 +245,13 @@ def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @implements(aten.stack.out)
 def stack_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
-    """as stack, whose numbers are written to `out`"""
+    """the result of stack, written to `out`"""
     return out.copy_(aten.stack.default(tensors, dim))
 
 
 @implements(aten.cat.out)
 def cat_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
-    """as cat, whose numbers are written to `out`"""
+    """the result of cat, written to `out`"""
     return out.copy_(aten.cat.default(tensors, dim))
 
 

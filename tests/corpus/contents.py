@@ -1,4 +1,4 @@
-"""What a corpus holds, made anew of inputs that are given: values, tensors, models, optimizers and programs.
+"""The contents of a corpus, computed from given inputs: values, tensors, models, optimizers and programs.
 
 Products are of numbers of few bits that lie close together, so that every sum of them is exact: their results are the
 same bits with any kernel, on any machine.
@@ -261,7 +261,7 @@ CHECKPOINTED = "AdamW8bit"
 
 
 class Trained(nn.Module):
-    """What an optimizer of a distributed checkpoint trains."""
+    """The model that the optimizer of a distributed checkpoint trains."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3"}
 
 
 def stored(x: np.ndarray, kind: str) -> np.ndarray:
-    """What a file of this type holds of a tensor."""
+    """The bytes that a file of this type stores for a tensor."""
     types = package().GGMLQuantizationType
     return package().quants.quantize(x, types[kind])
 

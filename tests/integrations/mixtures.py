@@ -69,6 +69,6 @@ def quantized(module: Any, scheme: Any, **options: Any) -> Any:
 
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of two tensors of one shape."""
+    """The cosine of two tensors of one shape."""
     a, b = (t.detach().flatten().double() for t in (one, other))
     return float(torch.nn.functional.cosine_similarity(a, b, 0))

@@ -52,7 +52,7 @@ def loaded(model: Any, config: Any, cls: Any = None, **options: Any) -> Any:
 
 
 def tokens(model: Any) -> list[int]:
-    """What it says after IDS."""
+    """The tokens that the model generates after IDS."""
     return model.generate(IDS, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()
 
 
@@ -62,5 +62,5 @@ def size(folder: str) -> int:
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers that a tensor stands for."""
+    """The float values of a tensor."""
     return hop.dequantize(tensor) if isinstance(tensor, hop.QuantizedTensor) else tensor

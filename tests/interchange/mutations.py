@@ -102,7 +102,7 @@ def _int8(folder: Path) -> None:
 
 
 def _save(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """A weight, and a plain tensor beside it."""
+    """Save a weight and a plain tensor."""
     save_compressed_tensors(folder, {**{f"a.{name}": t for name, t in tensors.items()}, "a.bias": torch.ones(3)})
     (folder / CONFIG).write_text(json.dumps({"model_type": "llama", "quantization_config": config}))
 

@@ -24,7 +24,7 @@ FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 
 @dataclass(frozen=True)
 class Short(Variant):
-    """Of two stages, so that each is used many times."""
+    """A product with two stages, so that each is used many times."""
 
     @property
     def stages(self) -> int:
@@ -70,7 +70,7 @@ class Kernel:
         return emulated.launched(self.host, self.product, self.tile, habits=habits("prompt"))
 
     def outcome(self, host: Host, *names: str) -> str:
-        """What becomes of the product under the named habits: "" if it is right."""
+        """The outcome of the product under the named habits: "" if it is right."""
         right = self.right
         try:
             got = emulated.launched(host, self.product, self.tile, habits=habits(*names))

@@ -29,7 +29,7 @@ _NAN = np.uint32(0x7FC00000)
 
 
 def checksum(function: Callable[[Tensor], Tensor]) -> str:
-    """Of the results of all float32, a quarter of them at a time."""
+    """A checksum of the results of all float32, a quarter of them at a time."""
 
     def part(start: int) -> int:
         found = 0

@@ -46,7 +46,7 @@ def spelled(values: list[Any]) -> str:
 
 
 def spelled32(values: list[Any]) -> str:
-    """Of numbers rounded to float32."""
+    """The text of numbers rounded to float32."""
     return "{" + ", ".join(f"{float(np.float32(float(v))).hex()}f" for v in values) + "}"
 
 

@@ -13,7 +13,7 @@ from parameterized import parameterized
 
 from benchmarks import highlights, performance, roofline
 from benchmarks.__main__ import forced, updated
-from benchmarks.performance import PAGE, PICTURE, TABLES, appendix, page
+from benchmarks.performance import GUIDE, PAGE, PICTURE, TABLES, appendix, guide, page
 from benchmarks.reasons import REASONS, reason
 from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
@@ -56,6 +56,7 @@ class TestTiming(unittest.TestCase):
 class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run python -m benchmarks --page"
+        assert GUIDE.read_text() == guide(GUIDE.read_text()), "run python -m benchmarks --page"
         assert TABLES.read_text() == appendix(TABLES.read_text()), "run python -m benchmarks --page"
 
     def test_picture_is_of_the_results_on_disk(self):

@@ -16,6 +16,7 @@ from tests.support import forks
 ROOT = Path(__file__).parents[2]
 NEEDS = {
     "checkpoints": ("gguf", "transformers", "accelerate", "safetensors"),
+    "cookbook": ("torchao", "ai_edge_litert", "executorch", "transformers", "accelerate", "safetensors"),
     "export_executorch": ("executorch",),
     "export_onnx": ("onnxscript", "onnxruntime"),
     "export_targets": ("torchao", "ai_edge_litert", "executorch", "onnxscript", "onnxruntime"),

@@ -1,4 +1,4 @@
-"""The house's import order, and what `import hop` costs."""
+"""The import order of packages, and what `import hop` costs."""
 
 import ast
 import functools

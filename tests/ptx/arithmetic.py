@@ -100,7 +100,7 @@ def packed(function: Function, ins: Instruction) -> Function:
 
 
 def halves(function: Function, dtype: np.dtype) -> Function:
-    """On the two integers of 16 bits in each register."""
+    """Apply an operation to the two 16-bit integers in each register."""
     return lambda *c: function(*[x.view(dtype) for x in c]).view(np.uint32)
 
 

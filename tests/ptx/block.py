@@ -108,7 +108,7 @@ class Block:
         return barrier
 
     def publish(self, warp: Warp) -> None:
-        """What the warp has initialized is seen by other blocks and by the copy engine."""
+        """Make the warp's initialized barriers visible to other blocks and the copy engine."""
         for barrier in self.mbarriers.values():
             barrier.published |= barrier.owner is warp
 

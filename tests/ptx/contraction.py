@@ -1,4 +1,4 @@
-"""Which floating-point instructions a compiler may fuse."""
+"""Find the floating-point instructions that a compiler may fuse."""
 
 from tests.ptx.syntax import parse
 

@@ -25,7 +25,7 @@ KNOWN |= {"mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint"
 
 @dataclass(frozen=True)
 class Box:
-    """What a copy moves: a box of a tensor map, or a run of bytes (no map)."""
+    """The data that a copy moves: a box of a tensor map, or a run of bytes (no map)."""
 
     start: tuple[int, ...]
     map: TensorMap | None

@@ -1,4 +1,4 @@
-"""What the hardware leaves open, decided one way for a whole run: a habit for each way that a kernel may not count on.
+"""Choices that the hardware leaves open, fixed for a whole run: a habit for each behaviour a kernel must not rely on.
 
 A kernel is right if its results are the same under every habit and all of their combinations."""
 
@@ -62,7 +62,7 @@ HABITS: dict[str, dict[str, Any]] = {
 
 
 def habits(*names: str) -> Habits:
-    """What the named habits are together."""
+    """The combination of the named habits."""
     changes: dict[str, Any] = {}
     for name in names:
         changes |= HABITS[name]

@@ -27,7 +27,7 @@ Parameter = TensorMap | bytes | int | float
 
 @dataclass
 class Report:
-    """What a launch did."""
+    """The record of a launch."""
 
     instructions: Counter[str] = field(default_factory=Counter)  # by opcode, one per warp
     unexecuted: list[str] = field(default_factory=list)  # instructions that no warp came to
@@ -177,7 +177,7 @@ def warp(block: Block, index: int, shape: Coordinate, values: dict[str, int]) ->
 
 
 def check_end(w: Warp) -> None:
-    """What must not be left undone when a warp ends."""
+    """Check that nothing is pending when a warp ends."""
     if w.inflight:
         raise Fault(f"{w} ends with a wgmma that is not waited for")
     if w.cluster_generation is not None:

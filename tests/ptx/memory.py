@@ -18,7 +18,7 @@ RANK_SHIFT = 24
 
 
 class Fault(Exception):
-    """What a kernel must not do."""
+    """An action that a kernel must not take."""
 
 
 class Deadlock(Fault):
@@ -33,7 +33,7 @@ class Buffer:
     writable: bool
 
     def offsets(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64] | None:
-        """Where in the buffer the accesses of `size` bytes lie; None if one of them is outside."""
+        """The offsets in the buffer of accesses of `size` bytes; None if one is outside."""
         offsets = addresses - self.base
         return offsets if offsets.min() >= 0 and offsets.max() + size <= self.data.size else None
 
@@ -117,7 +117,7 @@ class Shared:
         return self.data[offsets[:, None] + np.arange(size)]
 
     def store(self, offsets: NDArray[np.int64], values: Bytes, warp: int) -> None:
-        """By the generic proxy, of a warp of the block (0 and up)."""
+        """Store through the generic proxy, from a warp of the block (0 and up)."""
         self.check(offsets, values.shape[1])
         where = offsets[:, None] + np.arange(values.shape[1])
         if self.barrier[where].any():
@@ -126,7 +126,7 @@ class Shared:
         self.writer[where] = warp + 1
 
     def fence(self, warp: int) -> None:
-        """What the warp wrote is visible to the async proxy."""
+        """Make the warp's writes visible to the async proxy."""
         self.writer[self.writer == warp + 1] = 0
 
     def check_async(self, offsets: NDArray[np.int64], what: str) -> None:
@@ -143,7 +143,7 @@ class Shared:
         self.data[offsets] = values
 
     def write_abroad(self, offsets: NDArray[np.int64], values: Bytes | int) -> None:
-        """By the generic proxy, of another block: no fence of this one shows it to the async proxy."""
+        """Store through another block's generic proxy; no fence of this block makes it visible to the async proxy."""
         self.check(offsets)
         if self.barrier[offsets].any():
             raise Fault("a store of another block to an mbarrier")

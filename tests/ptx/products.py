@@ -41,7 +41,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a matrix lies: a descriptor of shared memory, or the fragments of the lanes."""
+    """The location of a matrix: a descriptor of shared memory, or the fragments of the lanes."""
 
     descriptor: int
     transposed: bool = False
@@ -77,7 +77,7 @@ def decode(codes: NDArray[np.uint8], name: str) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=4096)
 def layout(descriptor: int, rows: range, k: int, item: int, transposed: bool) -> NDArray[np.int64]:
-    """Where the bytes of some rows of a matrix lie: (rows, k · item) offsets into shared memory."""
+    """The offsets in shared memory of some rows of a matrix: (rows, k · item)."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     swizzle = SWIZZLES[descriptor >> 62]
     if descriptor >> 49 & 7:

@@ -74,7 +74,7 @@ def f16(x: Array) -> Array:
 
 
 def values(exponent_bits: int, mantissa_bits: int, *, infinities: bool) -> Array:
-    """What the 256 codes of an 8-bit format stand for, in float32."""
+    """The float32 values of the 256 codes of an 8-bit format."""
     code = np.arange(256)
     exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)

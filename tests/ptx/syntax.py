@@ -260,7 +260,7 @@ def number(text: str) -> Imm | None:
 
 
 def split(text: str) -> list[str]:
-    """At the commas that no bracket encloses."""
+    """Split at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         depth += (c in "[{(") - (c in "]})")

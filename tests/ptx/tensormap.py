@@ -77,7 +77,7 @@ class TensorMap:
         return cls(address, SIZES[kind], dims, strides, box, swizzle)
 
     def rows(self, start: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.bool_], slice]:
-        """Of the box at `start`: each row's address, whether it is in the tensor, and which of its bytes are."""
+        """For each row of the box at `start`: its address, whether it is in the tensor, and which of its bytes are."""
         addresses, valid = np.array([self.address + start[0] * self.item]), np.array([True])
         for first, side, dim, stride in zip(start[1:], self.box[1:], self.dims[1:], self.strides, strict=True):
             index = first + np.arange(side)
@@ -101,7 +101,7 @@ class TensorMap:
             memory.store(addresses[valid] + inside.start, box.reshape(len(addresses), -1)[valid, inside])
 
     def shared_offsets(self, base: int) -> NDArray[np.int64]:
-        """Where in shared memory the bytes of a box at `base` lie."""
+        """The offsets in shared memory of the bytes of a box at `base`."""
         return swizzled(base + np.arange(self.size), self.swizzle)
 
 

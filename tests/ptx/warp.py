@@ -84,7 +84,7 @@ class Warp:
         return any(self._can_run(g) for g in self.groups)
 
     def waits(self) -> Iterator[tuple[Step, Wait | None]]:
-        """Where its groups stand, and what they wait for (None: for the other lanes)."""
+        """The positions of its groups, and what they wait for (None: the other lanes)."""
         return ((self.program.steps[g.pc - (g.wait is not None)], g.wait) for g in self.groups)
 
     def _can_run(self, group: Lanes) -> bool:

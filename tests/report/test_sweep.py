@@ -52,6 +52,10 @@ class TestSweep(unittest.TestCase):
             assert row.seconds > 0 and (row.rewritten, row.left) == (2, 0)
         first = found.rows[0]
         assert first.seconds == first.float_seconds and first.slowdown == 1
+        head, *lines = [line.split() for line in str(found).splitlines()[:-1]]
+        assert head[-4:] == ["float", "ms", "×", "float"]
+        for *_, ours, plain, quotient in lines:
+            assert abs(float(ours) / float(plain) - float(quotient)) < 0.005 + 2e-3 * float(quotient)
         assert first.sqnr == math.inf and first.cosine == pytest.approx(1) and first in found.pareto
 
     def test_arguments_by_name(self):

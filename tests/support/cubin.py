@@ -1,4 +1,4 @@
-"""What the compiler notes in a kernel's machine code about its registers and its stack."""
+"""Read a kernel's register and stack usage from its machine code."""
 
 import struct
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Usage(NamedTuple):
 
 
 def usage(cubin: bytes) -> Usage:
-    """Of a file with one kernel."""
+    """The usage of a file with one kernel."""
     found = dict(_attributes(_section(cubin, ".nv.info")))
     return Usage(found[_REGISTERS], found[_FRAME])
 

@@ -7,7 +7,7 @@ import pytest
 
 
 def assert_refused(error: type[Exception], words: Sequence[str], call: Callable[[], Any]) -> str:
-    """What the call raises: an `error`, with all words."""
+    """Fail unless the call raises `error` with all words."""
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)

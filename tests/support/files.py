@@ -1,4 +1,4 @@
-"""What is written and read again, and a folder of its own for each test."""
+"""Write values and read them back, in a separate folder for each test."""
 
 import io
 import tempfile
@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 
 def reloaded(program: ExportedProgram) -> ExportedProgram:
-    """What torch.export.load reads of what torch.export.save wrote."""
+    """The program after torch.export.save and torch.export.load."""
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -19,7 +19,7 @@ def reloaded(program: ExportedProgram) -> ExportedProgram:
 
 
 def read_back(value: Any, **options: Any) -> Any:
-    """What torch.load, with these options, reads of what torch.save wrote."""
+    """The value after torch.save and torch.load with these options."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)

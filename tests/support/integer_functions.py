@@ -189,7 +189,7 @@ def tosa_scale(value: int, multiplier: int, shift: int) -> int:
 
 
 def tosa_multiplier(real: float) -> tuple[int, int]:
-    """What RESCALE is given for a real number."""
+    """The multiplier and shift of RESCALE for a real number."""
     mantissa, shift = quantize_multiplier(real)
     return mantissa, 31 - shift
 

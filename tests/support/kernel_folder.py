@@ -1,4 +1,4 @@
-"""A folder of compiled kernels of its own for each test."""
+"""A separate folder of compiled kernels for each test."""
 
 import os
 from unittest import mock

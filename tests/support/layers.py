@@ -1,4 +1,4 @@
-"""What tests of hop.nn share."""
+"""Helpers for tests of hop.nn."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a kernel makes of a call."""
+"""Match a kernel with a call, for tests."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from hop.dispatch.kernel import Declined, Kernel
 
 
 def reason(kernel: Kernel, call: Any) -> str:
-    """Why it does not take the call, "" if it does."""
+    """The reason why a kernel declines a call, "" if it accepts."""
     match = kernel.match(call)
     return match.reason if isinstance(match, Declined) else ""
 
 
 def computed(kernel: Kernel, call: Any) -> Any:
-    """What it gives for a call that it takes."""
+    """The result of a kernel for a call that it must accept."""
     match = kernel.match(call)
     assert not isinstance(match, Declined), match.reason
     return match(*getattr(call, "given", call))

@@ -1,4 +1,4 @@
-"""What a quantizer computes, in numpy, one block after another, each operation rounded to float32 as the rules say.
+"""Quantizers in numpy, block by block, each operation rounded to float32 as the rules specify.
 
 Written from the rules of each format, and independent of the library: a quantizer is read for its fields alone.
 Elements are those of ml_dtypes, and the nearest of a table in float64 where that has none.

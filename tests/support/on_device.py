@@ -140,7 +140,7 @@ def _assert_neighbours(want: QuantizedTensor, got: Any, magnitudes: Tensor) -> N
 
 
 def numbers(x: Any) -> Any:
-    """What a tensor stands for, also of each in a tuple."""
+    """The dequantized values of a tensor, or of each one in a tuple."""
     if isinstance(x, (tuple, list)):
         return [numbers(part) for part in x]
     return hop.dequantize(x) if isinstance(x, QuantizedTensor) else x

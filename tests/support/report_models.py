@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """As many nodes as MiniLM has, and few numbers."""
+    """A model with as many nodes as MiniLM and few parameters."""
 
     def __init__(self, layers: int = 6, size: int = 32) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
 
 
 class Small(nn.Module):
-    """Two linear layers and what stands between."""
+    """Two linear layers and the operators between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,6 +86,6 @@ def encoders() -> tuple[ExportedProgram, ExportedProgram]:
 
 @functools.cache
 def report() -> hop.report.Report:
-    """Of the quantized encoder beside the float one."""
+    """The report on the quantized encoder against the float one."""
     model, int8 = encoders()
     return hop.report.compare(int8, model, IDS, runs=1, name="encoder <b>&amp;")

@@ -162,7 +162,7 @@ def _batch_of(x: Tensor, dim: int | None) -> Tensor:
 
 
 def flops(cases: Cases, gradients: Cases) -> None:
-    """As many as the inner operator has."""
+    """Check that the call counts as many FLOPs as the inner operator."""
     for case in cases:
         with FlopCounterMode(display=False) as ours:
             case.function(*case.tensors)

@@ -124,7 +124,7 @@ class ScaledOperator:
         return made.on_device()
 
     def explained(self) -> str:
-        """What hop.explain says of the call."""
+        """The output of hop.explain for the call."""
         names = ("output_scale", "output_zero_point")
         options = {n: torch.tensor(v) for n, v in zip(names, (0.5, 3.0), strict=True)} if self._is_static() else {}
         return hop.explain(self.op, self.output, *map(_rebuilt, self._operands()), **options, **self.kwargs)

@@ -1,4 +1,4 @@
-"""What the tests of hop.scaled share: operands, quantizers by name, and checks against numpy."""
+"""Helpers for tests of hop.scaled: operands, quantizers by name, and checks against numpy."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -237,7 +237,7 @@ def factor(name: str, shape: Sequence[int], rng: np.random.Generator) -> Pair | 
 
 
 def small_scales(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Which leave most results below what float16 can hold."""
+    """Scales so small that most results underflow in float16."""
     return scaled_oracles.random_scales(shape, rng) * f32(2.0**-6)
 
 
@@ -259,7 +259,7 @@ OUTPUTS: dict[str, Quantizer] = {
 
 
 def given_scales(q: Quantizer, shape: Sequence[int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """scale and zero_point where q wants them of the caller."""
+    """The scale and zero point that q needs from the caller."""
     if not isinstance(q.scale, Static):
         return {}
     sizes = numerics.grid(shape, q.block)

@@ -1,4 +1,4 @@
-"""What hop.scaled means, in numpy, element by element.
+"""hop.scaled in numpy, element by element.
 
 A quantized tensor is read from its buffers: one integer (code less zero point) or number, one scale and the name of one
 block for each element. Sums are those of Python's integers or of float64, and every operation on them is one of numpy
@@ -255,7 +255,7 @@ def make(
 
 
 def quantized(q: Quantizer, x: Tensor, usages: Sequence[str] = (copies.ROWWISE,), **options: Any) -> Pair:
-    """What hop.quantize makes of x."""
+    """x as hop.quantize quantizes it."""
     if q.stochastic:
         options["generator"] = torch.Generator().manual_seed(0)
     t = hop.quantize(q, x, usages=usages, **options)

@@ -13,5 +13,5 @@ def plain(x: Any) -> Tensor:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """A copy whose dimension 1 lies innermost."""
+    """A copy with dimension 1 innermost in memory."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)

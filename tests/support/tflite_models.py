@@ -16,7 +16,7 @@ qd = torch.ops.quantized_decomposed
 
 
 def both(x: Tensor, scale: float, zero: int) -> Tensor:
-    """x as int8 codes mean it."""
+    """x quantized to int8 and dequantized."""
     codes = qd.quantize_per_tensor.default(x, scale, zero, -128, 127, torch.int8)
     return qd.dequantize_per_tensor.default(codes, scale, zero, -128, 127, torch.int8)
 
@@ -55,7 +55,7 @@ class Weights(nn.Module):
 
 
 class Recorder(torch.fx.Interpreter):
-    """What each node of a program gives."""
+    """Record the value of each node of a program."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)

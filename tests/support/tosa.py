@@ -1,4 +1,4 @@
-"""Where tests find TOSA's reference model: what HOP_TOSA names, or the environment that `make` set up beside ours."""
+"""Find TOSA's reference model: in HOP_TOSA, or in the environment that `make` set up."""
 
 import os
 from pathlib import Path

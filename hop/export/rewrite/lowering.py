@@ -8,7 +8,7 @@ from hop.kernels.cpu import native as native_kernels
 
 
 def lower(program: ExportedProgram, *, native: bool = False) -> ExportedProgram:
-    """Lower a program to core ATen: each of our operators is replaced by its meaning, with equal integers.
+    """Lower a program to core ATen: replace each of our operators by its reference, with equal integers.
 
     Args:
         program: an exported program; it is not changed.

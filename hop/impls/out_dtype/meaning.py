@@ -1,4 +1,4 @@
-"""The meaning of out_dtype in plain ATen: promote, run, cast.
+"""The reference of out_dtype in plain ATen: promote, run, cast.
 
     y = cast(op(cast(x_1, C), ..., cast(x_n, C)), output_dtype)        C = the common dtype (promotion.py)
 

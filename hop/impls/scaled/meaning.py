@@ -1,4 +1,4 @@
-"""The meaning of scaled in plain ATen.
+"""The reference of scaled in plain ATen.
 
 Integer operands: the products of codes minus zero points are summed exactly, modulo 2^32, over each group of the summed
 dimension in which no scale changes. Then in float32, each operation rounded separately,

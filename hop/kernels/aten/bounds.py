@@ -17,7 +17,7 @@ aten = torch.ops.aten
 Bounds = tuple[int, int]
 
 DEEPEST = 24
-"""Operators between an integer and what its bounds are taken from."""
+"""Operators between an integer and the node that gives its bounds."""
 
 # What gives some of the integers of its first operand, in another shape.
 _SAME = frozenset(
@@ -43,7 +43,7 @@ def _of_dtype(dtype: torch.dtype) -> Bounds:
 
 
 def _bounds(x: Any, depth: int) -> Bounds:
-    """Of a node, or of a number. Raises ValueError where nothing is known, not even a dtype."""
+    """The bounds of a node or a number. Raises ValueError if even the dtype is unknown."""
     if isinstance(x, int) or (isinstance(x, float) and x.is_integer()):
         return int(x), int(x)
     if not isinstance(x, Node):
@@ -66,7 +66,7 @@ def _may_write(user: Node) -> bool:
 
 
 def _computed(op: OpOverload, args: Any, kwargs: Any, depth: int) -> Bounds:
-    """Of what an operator gives, before it wraps. Raises ValueError for other operators."""
+    """The bounds of an operator's result before it wraps. Raises ValueError for unknown operators."""
     if op in _SAME:
         return _bounds(args[0], depth)
     if op in (aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar) and len(args) == 2 and not kwargs:

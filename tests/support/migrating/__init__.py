@@ -1,4 +1,4 @@
-"""Calls of other libraries beside ours, as rows of the page docs/migrating.md, which tests run.
+"""Calls of other libraries and ours, the rows of docs/migrating.md, which tests run.
 
 row.py        a row, and how its two sides are run
 torchao.py    others.py    the rows

@@ -73,7 +73,7 @@ class Mixed(nn.Module):
 
 
 def start(file: Path, needs: str) -> dict[str, Any]:
-    """What both sides begin with; on a GPU, where their call needs one."""
+    """The model, input and weight of both sides, on a GPU if their call needs one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 256, bias=False)).eval()
     x, mixed = torch.randn(16, 256), Mixed()
@@ -85,7 +85,7 @@ def start(file: Path, needs: str) -> dict[str, Any]:
 
 
 def run(code: str, imports: str, names: dict[str, Any]) -> SimpleNamespace:
-    """What the code leaves."""
+    """Run the code and return its variables."""
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # of the other library
         exec(imports, names)
@@ -94,7 +94,7 @@ def run(code: str, imports: str, names: dict[str, Any]) -> SimpleNamespace:
 
 
 def sides(library: Library, row: Row, folder: Path) -> tuple[SimpleNamespace, SimpleNamespace | None]:
-    """What is left by their code, and by ours."""
+    """The variables after their code, and after ours."""
     names = start(folder / "theirs", row.needs)
     their = run(row.theirs, library.imports, names)
     if row.ours == NONE:
@@ -103,7 +103,7 @@ def sides(library: Library, row: Row, folder: Path) -> tuple[SimpleNamespace, Si
 
 
 def result(row: Row, side: SimpleNamespace) -> Tensor:
-    """What is compared, in float64."""
+    """The compared result in float64."""
     names = vars(side)
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")
@@ -133,14 +133,14 @@ def _bytes(value: Any) -> int:
 
 
 def numbers(value: Any) -> Tensor:
-    """The floats that a tensor of any of the libraries stands for."""
+    """The float values of any library's tensor."""
     if isinstance(value, hop.QuantizedTensor):
         return hop.dequantize(value).float()
     return value.dequantize().float() if hasattr(value, "__tensor_flatten__") else value.float()
 
 
 def codes(weight: Any) -> Tensor:
-    """Of a tensor of ours, one for each element, in the plain layout."""
+    """The codes of our tensor, one for each element, in the plain layout."""
     return hop.unpack(weight).codes
 
 

@@ -21,7 +21,7 @@ def program():
 
 
 class CommandError(Exception):
-    """What the command line says where it fails."""
+    """The error message of the command line."""
 
 
 def command(*words: str) -> None:
