@@ -392,7 +392,12 @@ def _declines(scheme: Scheme) -> str | None:
     return None
 
 
-def check_layers(caller: str, model: nn.Module, is_quantized: Callable[[str, nn.Module], bool]) -> None:
+def check_layers(
+    caller: str,
+    model: nn.Module,
+    is_quantized: Callable[[str, nn.Module], bool],
+    remedy: str = "give them an integer scheme",
+) -> None:
     """Raise ValueError, in the name of `caller`, if a layer of the model would multiply floats."""
     of_transformers = sys.modules.get("transformers.pytorch_utils")
     products = _PRODUCTS if of_transformers is None else (*_PRODUCTS, of_transformers.Conv1D)
@@ -405,7 +410,7 @@ def check_layers(caller: str, model: nn.Module, is_quantized: Callable[[str, nn.
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise ValueError(
             f"{caller}: exact=True, and these layers stay in floats, whose sums depend on the kernel: "
-            f"{', '.join(names[:4])}{more}; give them an integer scheme"
+            f"{', '.join(names[:4])}{more}; {remedy}"
         )
 
 

@@ -74,6 +74,22 @@ class TestRoutes:
             assert_same(program.module()(X), want)
             assert_same(program.run_decompositions({}).module()(X), want)
 
+    def test_verified(self) -> None:
+        """Every node of the exported program equals its counterpart in core ATen."""
+        for m, x in ((model(exact=True), X), pools()):
+            with torch.no_grad():
+                program = torch.export.export(m, (x,))
+            found = hop.export.verify(program, hop.export.lower(program), (x,))
+            assert found.first is None and found.only_a == 0 and len(found.rows) >= len(m(x)), found
+
+    def test_mapped(self) -> None:
+        """vmap gives the bits of a loop."""
+        m, x = model(exact=True), torch.stack([X, X.flip(0) * 3])
+        with torch.no_grad():
+            got = torch.func.vmap(m)(x)
+            for i, one in enumerate(x):
+                assert_same([t[i] for t in got], m(one))
+
     @pytest.mark.full
     def test_compiled(self) -> None:
         m = model(exact=True)

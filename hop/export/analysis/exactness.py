@@ -150,10 +150,16 @@ def check_exact(program: ExportedProgram) -> Exactness:
     count = 0
     for node in _calls(program):
         count += 1
-        found = _verdict(node)
+        found = inexact(node)
         if found is not None:
-            rows.append(Inexact(node.name, _shown(node), *found, _source(node)))
+            rows.append(found)
     return Exactness(tuple(rows), count)
+
+
+def inexact(node: Node) -> Inexact | None:
+    """What `check_exact` says of a node that calls a function; None if it is exact."""
+    found = _verdict(node)
+    return None if found is None else Inexact(node.name, _shown(node), *found, _source(node))
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
