@@ -73,6 +73,11 @@ for _op, *_names in (
     _unary(_op, *_names)
 
 
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype, without a node in traced programs if it has that dtype."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     0.5: lambda x: scaled(aten.sqrt.default, torch.float32, x),
     -0.5: lambda x: scaled(aten.rsqrt.default, torch.float32, x),
@@ -84,7 +89,7 @@ _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 @handles("pow", "__pow__")
 def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
     power = _POWERS.get(exponent) if isinstance(exponent, int | float) and not options else None
-    return NotImplemented if power is None else power(input.to(torch.float32)).to(input.dtype)
+    return NotImplemented if power is None else _cast(power(_cast(input, torch.float32)), input.dtype)
 
 
 @handles("gelu")
@@ -259,9 +264,9 @@ def _group_norm(
     rows = input.reshape(input.shape[0], num_groups, -1)
     y = scaled(aten.layer_norm.default, torch.float32, rows, [rows.shape[2]], None, None, eps).reshape(input.shape)
     sizes = [-1, *[1] * (input.dim() - 2)]
-    y = y if weight is None else y * weight.to(torch.float32).reshape(sizes)
-    y = y if bias is None else y + bias.to(torch.float32).reshape(sizes)
-    return y.to(input.dtype)
+    y = y if weight is None else y * _cast(weight, torch.float32).reshape(sizes)
+    y = y if bias is None else y + _cast(bias, torch.float32).reshape(sizes)
+    return _cast(y, input.dtype)
 
 
 @handles("instance_norm")
@@ -291,12 +296,12 @@ def _variance(*names: str) -> None:
         if options:
             return NotImplemented
         dims = _dims(dim, input.dim())
-        x = input.to(torch.float32)
+        x = _cast(input, torch.float32)
         x = x - scaled(aten.mean.dim, torch.float32, x, dims, True)
         total = scaled(aten.sum.dim_IntList, torch.float32, x * x, dims, keepdim)
         count = math.prod(input.shape[d] for d in dims) - correction
         y = total / torch.full_like(total, count)
-        return (scaled(aten.sqrt.default, torch.float32, y) if "std" in names else y).to(input.dtype)
+        return _cast(scaled(aten.sqrt.default, torch.float32, y) if "std" in names else y, input.dtype)
 
     handles(*names)(handler)
 
@@ -312,7 +317,7 @@ def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Any:
     most = torch.where(most.isfinite(), most, 0.0)
     terms = scaled(aten.exp.default, torch.float32, input - most)
     total = scaled(aten.sum.dim_IntList, torch.float32, terms, dims, True)
-    y = (scaled(aten.log.default, torch.float32, total) + most).to(input.dtype)
+    y = _cast(scaled(aten.log.default, torch.float32, total) + most, input.dtype)
     return y if keepdim else y.squeeze(dims)
 
 
