@@ -6,7 +6,6 @@ calls while the model's forward runs, in eager mode and where Dynamo or torch.ex
 """
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -299,8 +298,10 @@ def _variance(*names: str) -> None:
         x = _cast(input, torch.float32)
         x = x - scaled(aten.mean.dim, torch.float32, x, dims, True)
         total = scaled(aten.sum.dim_IntList, torch.float32, x * x, dims, keepdim)
-        count = math.prod(input.shape[d] for d in dims) - correction
-        y = total / torch.full_like(total, count)
+        count = 1
+        for d in dims:
+            count = count * input.shape[d]
+        y = total / torch.full_like(total, count - correction)
         return _cast(scaled(aten.sqrt.default, torch.float32, y) if "std" in names else y, input.dtype)
 
     handles(*names)(handler)

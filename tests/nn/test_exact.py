@@ -314,6 +314,11 @@ class TestPools:
             for i, parts in enumerate(zip(*ones, strict=True)):
                 assert torch.equal(torch.cat(parts), want[i]) or i == 5  # 3-d pooling goes along the batch
 
+    def test_traced_by_dynamo(self) -> None:
+        m, x = pools()
+        with torch.no_grad():
+            assert_same(torch.compile(m, fullgraph=True, backend="eager")(x), m(x))
+
     @pytest.mark.full
     def test_compiled(self) -> None:
         m, x = pools()
