@@ -15,6 +15,9 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="A name in hop.schemes, such as int8 or int4, or a scheme's text.")],
     keep: Annotated[list[str] | None, typer.Option(help="A module to leave in floats; repeatable.")] = None,
     everything: Annotated[bool, typer.Option("--everything", help="Quantize the output embeddings too.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The same bits on every route and CPU; includes --everything.")
+    ] = False,
 ) -> None:
     """Quantize a transformers checkpoint, tensor by tensor.
 
@@ -22,13 +25,17 @@ def quantize(
     command resumes it. Output embeddings, and weights tied to them, stay in floats unless --keep or --everything is
     given.
 
+    With --exact the loaded model gives the same bits in every batch, compiled or not, on every CPU; schemes and layers
+    that sum floats are refused.
+
     Examples:
         hop quantize model model-int4 --scheme int4
         hop quantize model model-int8 --scheme int8 --keep lm_head --keep model.layers.0
+        hop quantize model model-int8 --scheme int8 --exact
     """
     if everything and keep:
         raise typer.BadParameter("cannot be combined with --keep", param_hint="'--everything'")
-    names = [] if everything else keep or None
+    names = keep or ([] if everything or exact else None)
     with quietly(), Bar(100, f"quantizing {folder}") as bar:
         percent = 0
 
@@ -38,5 +45,7 @@ def quantize(
                 percent += 1
                 bar.step()
 
-        report = hop.integrations.quantize_folder(folder, out, scheme, modules_to_not_convert=names, progress=progress)
+        report = hop.integrations.quantize_folder(
+            folder, out, scheme, modules_to_not_convert=names, exact=exact, progress=progress
+        )
     show(f"wrote {out}: {report.summary}", style="green")

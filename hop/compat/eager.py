@@ -3,7 +3,7 @@
 import functools
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,15 @@ def ignored_function_mode() -> Iterator[None]:
         yield
     finally:
         ignored.modes -= 1
+
+
+def past_ignored_modes(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of ours in eager mode. If all function modes leave our operators alone, they do not see the calls
+    that it makes, each of which would take 3 µs more."""
+    if not ignored.modes or _len_torch_function_stack() > ignored.modes:
+        return function(*args)
+    with torch._C.DisableTorchFunction():
+        return function(*args)
 
 
 def node_in_trace(x: torch.Tensor) -> torch.fx.Node | None:

@@ -63,7 +63,7 @@ GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
 TRANSFORM = Family("Hadamard transform", file="hadamard")
-OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM, SUM, LENGTH, MEAN)  # by functions and sums of our own
+OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM, SUM, LENGTH, MEAN, INTERPOLATE)  # by functions and sums of our own
 ATTENTION = Family("attention", file="attention")
 
 

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from hop.integrations import gguf_models, model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import Checkpoint, open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
+from hop.nn.exact import check_layers, check_schemes
 from hop.nn.freezing import freeze
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
@@ -47,6 +48,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     pack: bool = True,
     activations: Quantizer | None = None,
+    exact: bool = False,
 ) -> Any:
     """Load a transformers model, in eval mode, whose quantized weights are the codes and scales of a file.
 
@@ -72,6 +74,8 @@ def load_model(
             weights are integers times scales. Products are then integer products, which are faster, but the outputs
             differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs.
             Default: float inputs everywhere.
+        exact: whether the model gives the same bits on every route and CPU level, as for hop.quantize_. It needs
+            `activations` with a scale for each row or part of one, and attention runs in "int8".
 
     Returns:
         The model. `save_pretrained` writes a checkpoint that `from_pretrained` reads once hop.integrations is imported.
@@ -82,14 +86,17 @@ def load_model(
         ImportError: transformers, or safetensors for a folder, is not installed.
         ValueError: activations are not integers with dynamic scales; the file is damaged; the architecture is not
             llama, qwen3, gemma3, gptneox or bert; a metadata key that affects the model is not supported; or a tensor
-            is missing, superfluous, or has another shape than in the model.
+            is missing, superfluous, or has another shape than in the model; or exact=True, and a layer would multiply
+            floats.
     """
     place = checked_path("load_model", path, "model.gguf")
-    _check_options(dtype, pack, activations)
+    _check_options(dtype, pack, activations, exact)
     source = _source_from_folder(place) if place.is_dir() else _source_from_gguf(place)
     state, quantizers = _state(place, source)
+    if exact:
+        _check_layers(place, source, quantizers)
     if quantizers:
-        rules = _rules(source, state, quantizers, activations)
+        rules = _rules(source, state, quantizers, activations, exact)
         source.config.quantization_config = {
             **rules.to_dict(),
             "pack": False,
@@ -102,14 +109,21 @@ def load_model(
     return model
 
 
-def _check_options(dtype: Any, pack: Any, activations: Any) -> None:
+def _check_options(dtype: Any, pack: Any, activations: Any, exact: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(
             f"load_model: dtype must be a float dtype or None, got {dtype!r}; give one such as torch.bfloat16"
         )
     if not isinstance(pack, bool):
         raise TypeError(f"load_model: pack must be True or False, got {pack!r}; give one of them")
+    if not isinstance(exact, bool):
+        raise TypeError(f"load_model: exact must be True or False, got {exact!r}; give one of them")
     if activations is None:
+        if exact:
+            raise ValueError(
+                "load_model: exact=True, and activations=None leaves the inputs of layers in floats, whose sums depend "
+                "on the kernel; give activations such as hop.presets.INT8_32"
+            )
         return
     if not isinstance(activations, Quantizer):
         raise TypeError(
@@ -167,23 +181,33 @@ def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, T
 # ---- the model
 
 
-def _shapes(place: Path, source: ModelSource) -> dict[str, torch.Size]:
-    """The shapes of the model's tensors according to its configuration."""
+def _on_meta(place: Path, source: ModelSource) -> nn.Module:
+    """The model by its configuration, without memory."""
     try:
         with torch.device("meta"):
-            model = source.model_class(source.config, **source.options)
+            return source.model_class(source.config, **source.options)
     except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"load_model: {place}: cannot create a model from its configuration: {shown(error)}"
         ) from error
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def _check_layers(place: Path, source: ModelSource, quantizers: Mapping[str, Quantizer]) -> None:
+    """Raise ValueError for layers that the file has in floats."""
+    tied = {target.removesuffix(".weight"): of.removesuffix(".weight") for target, of in _tied(source).items()}
+    check_layers(
+        "load_model",
+        _on_meta(place, source),
+        lambda name, module: tied.get(name, name) in quantizers,
+        "quantize them in the file too",
+    )
 
 
 def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, Quantizer]]:
     """The flat state_dict, and the quantizers of layers by name."""
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
-    shapes = _shapes(place, source)
+    shapes = {name: tensor.shape for name, tensor in _on_meta(place, source).state_dict().items()}
     missing = set(shapes) - set(_tied(source))
     for name, tensor, order in source.tensors:
         missing.discard(name)
@@ -218,7 +242,11 @@ def _tied(source: ModelSource) -> dict[str, str]:
 
 
 def _rules(
-    source: ModelSource, state: Mapping[str, Tensor], quantizers: dict[str, Quantizer], activations: Quantizer | None
+    source: ModelSource,
+    state: Mapping[str, Tensor],
+    quantizers: dict[str, Quantizer],
+    activations: Quantizer | None,
+    exact: bool,
 ) -> HopConfig:
     """The schemes of layers by name, followed by the most frequent one as the default. Tied weights get the same
     scheme.
@@ -229,11 +257,13 @@ def _rules(
             quantizers.setdefault(target.removesuffix(".weight"), tied)
     floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
     schemes = {q: Scheme(activations if q.format.is_whole else None, q) for q in quantizers.values()}
+    if exact:
+        check_schemes("load_model", schemes.values(), [])
     ((most, _),) = Counter(quantizers.values()).most_common(1)
     others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
     orders = [name.removesuffix(_ORDER) for name in state if name.endswith(_ORDER)]
     rules = [*others, *((name, None) for name in floats), ("*", schemes[most])]
-    return HopConfig(rules, input_orders=orders)
+    return HopConfig(rules, input_orders=orders, exact=exact)
 
 
 def _filled(place: Path, source: ModelSource, state: dict[str, Tensor], dtype: torch.dtype) -> Any:

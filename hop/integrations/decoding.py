@@ -218,8 +218,8 @@ def compile_decode(
 
     Products, attention and their quantization are the native kernels of eager mode and give identical bits. Norms,
     rotary embeddings and activations become fused loops that sum in another order: their last bits differ, and
-    occasionally a code at a rounding tie. A step reads only the keys and values of tokens so far, whatever
-    max_cache_len is.
+    occasionally a code at a rounding tie; for models of hop.quantize_(model, ..., exact=True) they agree too. A step
+    reads only the keys and values of tokens so far, whatever max_cache_len is.
 
     Compiled programs are stored without the model's weights and reused by later processes. The file name is a digest of
     the model's classes and their source files, settings, tensor forms, versions and CPU. A model with hooks, or with

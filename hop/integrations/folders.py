@@ -30,6 +30,8 @@ from hop.integrations.quantizer import HopQuantizer
 from hop.interchange.files import checked_path
 from hop.interchange.safetensors_files import Entry, Header, Writer, read_header, writer
 from hop.nn.conversion import Rules
+from hop.nn.exact import check_layers
+from hop.nn.layer import Layer
 from hop.nn.report import Report
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
@@ -46,6 +48,7 @@ def quantize_folder(
     scheme: Rules,
     *,
     modules_to_not_convert: Sequence[str] | None = None,
+    exact: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Report:
     """Quantize a transformers checkpoint into another folder, tensor by tensor.
@@ -58,7 +61,7 @@ def quantize_folder(
     Args:
         folder: a folder with config.json and float safetensors.
         out: a folder to create, or one that an interrupted call left.
-        scheme, modules_to_not_convert: as for `HopConfig`.
+        scheme, modules_to_not_convert, exact: as for `HopConfig`.
         progress: called after each tensor with its name, the bytes read so far and the total bytes.
 
     Returns:
@@ -68,10 +71,11 @@ def quantize_folder(
         TypeError: an argument has the wrong type.
         FileNotFoundError: folder has no config.json or no safetensors.
         FileExistsError: out has other files, or was started with another folder, scheme or file versions.
-        ValueError: folder is already quantized or damaged, or HopConfig rejects the scheme.
+        ValueError: folder is already quantized or damaged; HopConfig rejects the scheme; or exact=True, and a layer
+            would stay in floats.
     """
     source, target = checked_path("quantize_folder", folder, "model"), Path(os.fspath(out))
-    config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
+    config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert, exact=exact)
     model_config = _model_config(source)
     tensors = sum(len(read_header(file).entries) for file in source.glob("*.safetensors"))
     model_folders.check_numbers("quantize_folder", source, model_config, tensors)
@@ -117,6 +121,9 @@ def _on_meta(source: Path, config: HopConfig) -> Any:
     with torch.device("meta"):
         model = model_class(own)
     HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
+    if config.exact:
+        remedy = "give them an integer scheme, and modules_to_not_convert=[]"
+        check_layers("quantize_folder", model, lambda name, module: isinstance(module, Layer), remedy)
     return model
 
 

@@ -128,7 +128,8 @@ class HopQuantizer(_Base):
             freeze(model, pack=self.quantization_config.pack)
         config = self.quantization_config
         if config.exact:
-            check_layers("HopConfig", model, lambda name, module: isinstance(module, Layer) and module.frozen)
+            remedy = "give them an integer scheme, and modules_to_not_convert=[]"
+            check_layers("HopConfig", model, lambda name, module: isinstance(module, Layer) and module.frozen, remedy)
             make_exact(model, AttentionScheme.parse(config.attention or ""))
         return model
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hop.compat.eager import past_ignored_modes
 from hop.impls.quantize import quantize
 from hop.impls.scaled import scaled
 from hop.nn.contexts import asks_for_floats
@@ -73,6 +74,20 @@ def attend(
         mask, is_causal, scale: as for aten.scaled_dot_product_attention.
         rotated: whether a quantized key was rotated before, so that the query must be too; None: as the scheme says.
     """
+    given = (scheme, query, key, value, mask, is_causal, scale, rotated)
+    return _attended(*given) if torch.compiler.is_compiling() else past_ignored_modes(_attended, *given)
+
+
+def _attended(
+    scheme: AttentionScheme | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    rotated: bool | None,
+) -> Tensor:
     rotates = (scheme is not None and scheme.rotated) if rotated is None else rotated
     if scheme is None:
         assert isinstance(key, QuantizedTensor)

@@ -6,6 +6,7 @@ calls while the model's forward runs, in eager mode and where Dynamo or torch.ex
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from hop.compat import eager
 from hop.impls.scaled import scaled
 from hop.nn.attending import attend
 from hop.nn.layer import modules_of
-from hop.numerics import blocks
+from hop.numerics import blocks, pooling
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -71,11 +72,23 @@ for _op, *_names in (
     _unary(_op, *_names)
 
 
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype, without a node in traced programs if it has that dtype."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    0.5: lambda x: scaled(aten.sqrt.default, torch.float32, x),
+    -0.5: lambda x: scaled(aten.rsqrt.default, torch.float32, x),
+    3: lambda x: x * x * x,
+    4: lambda x: (x * x) * (x * x),
+}
+
+
 @handles("pow", "__pow__")
 def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
-    if options or not isinstance(exponent, float) or exponent != 0.5:
-        return NotImplemented
-    return scaled(aten.sqrt.default, input.dtype, input)
+    power = _POWERS.get(exponent) if isinstance(exponent, int | float) and not options else None
+    return NotImplemented if power is None else _cast(power(_cast(input, torch.float32)), input.dtype)
 
 
 @handles("gelu")
@@ -184,17 +197,129 @@ def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, 
     return input / _norm(input, 2, dim, True).clamp_min(eps)
 
 
-def _adaptive(op: Any, spatial: int, *names: str) -> None:
-    def handler(input: Tensor, output_size: Any) -> Any:
-        sizes = [output_size] * spatial if isinstance(output_size, int) else list(output_size)
-        return scaled(op, input.dtype, input, sizes) if sizes == [1] * spatial else NotImplemented
+def _pools(spatial: int, fixed: Any, adaptive: Any) -> None:
+    def average(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        stride = kernel_size if stride is None or stride == () else stride
+        sizes = [pooling.sizes(x, spatial) for x in (kernel_size, stride, padding)]
+        last = [] if divisor_override is None else [divisor_override]
+        return scaled(fixed, input.dtype, input, *sizes, ceil_mode, count_include_pad, *last)
+
+    def adapt(input: Tensor, output_size: Any) -> Any:
+        given, before = pooling.sizes(output_size, spatial), input.shape[-spatial:]
+        return scaled(
+            adaptive, input.dtype, input, [n if size is None else size for size, n in zip(given, before, strict=True)]
+        )
+
+    handles(f"avg_pool{spatial}d")(average)
+    handles(f"adaptive_avg_pool{spatial}d")(adapt)
+
+
+_pools(1, aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default)
+_pools(2, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
+_pools(3, aten.avg_pool3d.default, aten.adaptive_avg_pool3d.default)
+
+_LINEAR = {
+    "linear": (1, aten.upsample_linear1d.vec),
+    "bilinear": (2, aten.upsample_bilinear2d.vec),
+    "trilinear": (3, aten.upsample_trilinear3d.vec),
+}
+
+
+@handles("interpolate")
+def _interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    if mode not in _LINEAR or antialias or recompute_scale_factor or (size is None) == (scale_factor is None):
+        return NotImplemented
+    spatial, op = _LINEAR[mode]
+    if input.dim() != spatial + 2:
+        return NotImplemented  # PyTorch's error
+    sizes = None if size is None else pooling.sizes(size, spatial)
+    factors = None if scale_factor is None else [float(x) for x in pooling.sizes(scale_factor, spatial)]
+    return scaled(op, input.dtype, input, sizes, bool(align_corners), factors)
+
+
+@handles("group_norm")
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Any:
+    """A layer_norm of the groups, then weight and bias of each channel."""
+    if input.dim() < 2 or input.shape[1] % num_groups:
+        return NotImplemented
+    rows = input.reshape(input.shape[0], num_groups, -1)
+    y = scaled(aten.layer_norm.default, torch.float32, rows, [rows.shape[2]], None, None, eps).reshape(input.shape)
+    sizes = [-1, *[1] * (input.dim() - 2)]
+    y = y if weight is None else y * _cast(weight, torch.float32).reshape(sizes)
+    y = y if bias is None else y + _cast(bias, torch.float32).reshape(sizes)
+    return _cast(y, input.dtype)
+
+
+@handles("instance_norm")
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if use_input_stats:
+        return NotImplemented if running_mean is not None else _group_norm(input, input.shape[1], weight, bias, eps)
+    return _batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+
+
+def _variance(*names: str) -> None:
+    def handler(input: Tensor, dim: Any = None, *rest: Any, keepdim: bool = False, **options: Any) -> Any:
+        """Σ (x - mean)² / (n - correction), or its root."""
+        if isinstance(dim, bool) or (rest and not isinstance(rest[0], bool)) or len(rest) > 2:
+            return NotImplemented  # other orders of arguments
+        unbiased = options.pop("unbiased", rest[0] if rest else True)
+        correction = options.pop("correction", int(unbiased))
+        keepdim = rest[1] if len(rest) > 1 else keepdim
+        if options:
+            return NotImplemented
+        dims = _dims(dim, input.dim())
+        x = _cast(input, torch.float32)
+        x = x - scaled(aten.mean.dim, torch.float32, x, dims, True)
+        total = scaled(aten.sum.dim_IntList, torch.float32, x * x, dims, keepdim)
+        count = 1
+        for d in dims:
+            count = count * input.shape[d]
+        y = total / torch.full_like(total, count - correction)
+        return _cast(scaled(aten.sqrt.default, torch.float32, y) if "std" in names else y, input.dtype)
 
     handles(*names)(handler)
 
 
-_adaptive(aten.adaptive_avg_pool1d.default, 1, "adaptive_avg_pool1d")
-_adaptive(aten.adaptive_avg_pool2d.default, 2, "adaptive_avg_pool2d")
-_adaptive(aten.adaptive_avg_pool3d.default, 3, "adaptive_avg_pool3d")
+_variance("var")
+_variance("std")
+
+
+@handles("logsumexp", "special_logsumexp")
+def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Any:
+    dims = _dims(dim, input.dim())
+    most = input.amax(dims, keepdim=True)
+    most = torch.where(most.isfinite(), most, 0.0)
+    terms = scaled(aten.exp.default, torch.float32, input - most)
+    total = scaled(aten.sum.dim_IntList, torch.float32, terms, dims, True)
+    y = _cast(scaled(aten.log.default, torch.float32, total) + most, input.dtype)
+    return y if keepdim else y.squeeze(dims)
 
 
 @handles("unflatten")
@@ -273,18 +398,25 @@ def _declines(scheme: Scheme) -> str | None:
     return None
 
 
-def check_layers(caller: str, model: nn.Module, is_quantized: Callable[[str, nn.Module], bool]) -> None:
+def check_layers(
+    caller: str,
+    model: nn.Module,
+    is_quantized: Callable[[str, nn.Module], bool],
+    remedy: str = "give them an integer scheme",
+) -> None:
     """Raise ValueError, in the name of `caller`, if a layer of the model would multiply floats."""
+    of_transformers = sys.modules.get("transformers.pytorch_utils")
+    products = _PRODUCTS if of_transformers is None else (*_PRODUCTS, of_transformers.Conv1D)
     names = [
         f"{name or '(model)'} ({type(m).__name__})"
         for name, m in modules_of(model)
-        if isinstance(m, _PRODUCTS) and not isinstance(m, NonDynamicallyQuantizableLinear) and not is_quantized(name, m)
+        if isinstance(m, products) and not isinstance(m, NonDynamicallyQuantizableLinear) and not is_quantized(name, m)
     ]
     if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise ValueError(
             f"{caller}: exact=True, and these layers stay in floats, whose sums depend on the kernel: "
-            f"{', '.join(names[:4])}{more}; give them an integer scheme"
+            f"{', '.join(names[:4])}{more}; {remedy}"
         )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hop.compat import dtensor, profiling
-from hop.compat.eager import OpOverload
+from hop.compat.eager import OpOverload, past_ignored_modes
 from hop.impls.quantize import dequantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
@@ -63,7 +63,9 @@ class Layer(ScaleState):
         self._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._compute(input)
+        if torch.compiler.is_compiling():
+            return self._compute(input)
+        return past_ignored_modes(self._compute, input)
 
     @classmethod
     def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:

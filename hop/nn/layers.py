@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hop.compat.eager import OpOverload, is_unwatched
+from hop.compat.eager import OpOverload, is_unwatched, past_ignored_modes
 from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
@@ -72,7 +72,7 @@ class Linear(Layer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.frozen and not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and is_unwatched():
-            return self._multiplied(self.transformed(input))
+            return past_ignored_modes(self._multiplied, self.transformed(input))
         return self._compute(self.transformed(input))
 
     def _multiplied(self, x: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.fx import Node
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand, decode
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within
+from hop.export.analysis.exactness import inexact
 from hop.export.analysis.metrics import operator_name
 from hop.export.rewrite.program import value
 from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
@@ -92,6 +93,7 @@ class _Listing:
             error=self._error(node),
             values=seen.values,
             weights=_spread(max(constants, key=Tensor.numel)) if constants else None,
+            inexact=_inexact(node),
         )
 
     def _operand(self, node: Node) -> Source:
@@ -138,6 +140,11 @@ class _Listing:
             self.ratios[node] = figures.sqnr
         counts = figures.elements, figures.differing
         return Error(pair.b.name, *counts, figures.sqnr, figures.largest, before, pair.spread)
+
+
+def _inexact(node: Node) -> str:
+    found = inexact(node) if node.op == "call_function" and node.target is not operator.getitem else None
+    return "" if found is None else f"{found.reason}; use {found.remedy}"
 
 
 def _sort(node: Node, operands: tuple[Source, ...], result: Type) -> str:

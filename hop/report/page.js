@@ -260,6 +260,7 @@ function facts(row) {
   for (const operand of row.operands)
     add(operand.row === null ? "parameter" : "reads", make("code", {}, operand.name), operand.type ? ` ${operand.type.name}` : "");
   add("gives", `${row.result.name}, ${shape(row.shape)}`);
+  if (row.inexact) add("may differ", row.inexact);
   if (row.parameter_bytes) add("parameters", `${row.parameter_bytes.toLocaleString("en")} bytes`);
   return make("div", {}, make("h3", {}, "Node"), list);
 }

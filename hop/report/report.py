@@ -39,7 +39,7 @@ class Report:
     @cached_property
     def summary(self) -> str:
         """Sentences: where the error enters, which rows add most to it, what is still float, where formats change, what
-        it costs.
+        may differ on other machines, what it costs.
         """
         return "\n".join(self.sentences)
 
@@ -97,6 +97,7 @@ class Report:
             "kernel": [r.kernel for r in self.rows],
             "sqnr": [math.nan if r.error is None or r.error.sqnr is None else r.error.sqnr for r in self.rows],
             "added": [math.nan if r.error is None else r.error.added for r in self.rows],
+            "inexact": [r.inexact for r in self.rows],
             "parameter_bytes": [r.parameter_bytes for r in self.rows],
             "milliseconds": [math.nan if r.seconds is None else 1e3 * r.seconds for r in self.rows],
         }

@@ -85,6 +85,8 @@ class Row:
         error: differences from the reference; None without a reference or a corresponding node.
         values: the histogram of the result; None for integers.
         weights: the histogram of its largest parameter; None without one.
+        inexact: why the result may depend on the route, the CPU or the batch, and what to use instead; "" if it is
+            exact (hop.export.check_exact).
     """
 
     name: str
@@ -104,6 +106,7 @@ class Row:
     error: Error | None
     values: Spread | None
     weights: Spread | None
+    inexact: str = ""
 
     @property
     def formats(self) -> str:

@@ -1,10 +1,11 @@
-"""A report in sentences: where the error enters, what adds to it, what is still float, where formats change."""
+"""A report in sentences: where the error enters, what adds to it, what is still float, where formats change, what may
+differ on other machines."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 
-from hop.report.rows import PRODUCT, Row
+from hop.report.rows import INPUT, PRODUCT, Row
 
 _MAX_NAMED = 3  # most rows that one sentence names
 
@@ -12,7 +13,7 @@ _MAX_NAMED = 3  # most rows that one sentence names
 def summary(rows: Sequence[Row], has_reference: bool, parameter_bytes: int) -> tuple[str, ...]:
     """The sentences of a report, the most important first."""
     sentences = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
-    sentences += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
+    sentences += [_floats(rows), _changes(rows), _exactness(rows), _costs(rows, parameter_bytes)]
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -116,6 +117,18 @@ def _changes(rows: Sequence[Row]) -> str:
         text = f"Values change their format in {sum(pairs.values())} {places}: {parts}."
     parts = "One product quantizes floats itself." if inside == 1 else f"{inside} products quantize floats themselves."
     return f"{text} {parts}" if inside else text
+
+
+def _exactness(rows: Sequence[Row]) -> str:
+    nodes = [row for row in rows if row.sort != INPUT]
+    found = [row for row in nodes if row.inexact]
+    if not found:
+        return "Every node gives the same bits on every route and CPU, in any batch."
+    first = found[0]
+    return (
+        f"{len(found)} of {len(nodes)} nodes may give other bits on another route or CPU, or in another batch, first "
+        f"{where(first)}, {first.operator}: {first.inexact}."
+    )
 
 
 def _costs(rows: Sequence[Row], parameter_bytes: int) -> str:

@@ -129,6 +129,8 @@ class TestGGUF(InFolder):
             (self.folder, {"activations": "int8"}, TypeError, "activations must be a Quantizer or None"),
             (self.folder, {"activations": hop.presets.FP8_ROW}, ValueError, "activations must be integers in rows"),
             (self.folder, {"activations": hop.presets.INT8_TENSOR_STATIC}, ValueError, "with dynamic scales"),
+            (self.folder, {"exact": 1}, TypeError, "exact must be True or False"),
+            (self.folder, {"exact": True}, ValueError, "exact=True, and activations=None leaves the inputs"),
         ):
             with self.assertRaisesRegex(error, message):
                 load_model(path, **options)
@@ -152,6 +154,34 @@ class TestGGUF(InFolder):
             assert (got - exact).abs().max() < 0.1 * exact.abs().max()
             with saved(model) as folder:
                 assert torch.equal(result(type(model).from_pretrained(folder)), got)
+
+    def test_exact(self):
+        """The same bits exported, lowered, in every batch and after saving; and what is refused."""
+        file, options = self.folder / "model.gguf", {"activations": hop.presets.INT8_32, "exact": True}
+        ids = torch.randint(0, 64, (3, 9), generator=torch.Generator().manual_seed(0))
+        for kind, named in (("Q4_0", "llama tied"), ("Q8_0", "bert")):
+            write(MODELS[named](), file, kind)
+            model = load_model(file, **options)
+            with torch.no_grad(), saved(model) as folder:
+                want = model(ids)[0]
+                whole = {"add_pooling_layer": False} if named == "bert" else {}
+                assert torch.equal(type(model).from_pretrained(folder, **whole)(ids)[0], want)
+                assert torch.equal(torch.cat([model(one[None])[0] for one in ids]), want)
+                program = torch.export.export(model, (ids,), {"use_cache": False} if named == "llama tied" else {})
+                report = hop.export.check_exact(program)
+                assert report.exact, report
+                for run in (program.module(), program.run_decompositions({}).module()):
+                    assert torch.equal(run(ids, **program.example_inputs[1])[0], want)
+        with self.assertRaisesRegex(ValueError, r"load_model: exact=True, and in the scheme .* rows share a scale"):
+            load_model(file, activations=hop.presets.INT8_TENSOR, exact=True)
+        write(MODELS["llama"](), file, "F32")
+        with self.assertRaisesRegex(
+            ValueError, r"load_model: exact=True.*stay in floats.*q_proj \(Linear\).*in the file"
+        ):
+            load_model(file, **options)
+        write(MODELS["llama"](), file, "MXFP4")
+        with self.assertRaisesRegex(ValueError, r"load_model: exact=True, and in the scheme .* sum floats"):
+            load_model(file, **options)
 
     def test_bfloat16(self):
         write(MODELS["llama"](), self.folder / "model.gguf")

@@ -17,6 +17,8 @@ import torch
 from parameterized import parameterized
 
 import hop
+from hop.cli import main
+from hop.nn.exact import is_exact
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama
 from tests.support import forks
 from tests.support.files import InFolder
@@ -97,6 +99,20 @@ class TestFolders(InFolder):
         for file in self.out.glob("*.safetensors"):
             described = hop.storage.load_file(file)  # needs no transformers
             assert not any(":" in name for name in described)
+
+    def test_exact(self):
+        self.written("int8", modules_to_not_convert=[], exact=True)
+        assert main(["quantize", str(self.floats), str(self.other), "--scheme", "int8", "--exact"]) == 0
+        assert contents(self.other) == contents(self.out)
+        model = transformers.LlamaForCausalLM.from_pretrained(self.out)
+        assert is_exact(model) and model.config.quantization_config.exact
+        want = hop.quantize_(transformers.LlamaForCausalLM.from_pretrained(self.floats), "int8", exact=True)
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, want(IDS).logits)
+        with self.assertRaisesRegex(ValueError, r"stay in floats.*lm_head \(Linear\).*modules_to_not_convert=\[\]"):
+            quantize_folder(self.floats, self.folder / "heads", "int8", exact=True)
+        with self.assertRaisesRegex(ValueError, "exact=True, and in the scheme .* products sum floats"):
+            quantize_folder(self.floats, self.folder / "fp8", "fp8", exact=True)
 
     def test_goes_on(self):
         """A run that stops at any tensor leaves no config.json, and the next one does not do whole files again."""

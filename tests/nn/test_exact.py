@@ -4,6 +4,7 @@ hop.export.check_exact."""
 import copy
 import io
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +73,22 @@ class TestRoutes:
             want = m(X)
             assert_same(program.module()(X), want)
             assert_same(program.run_decompositions({}).module()(X), want)
+
+    def test_verified(self) -> None:
+        """Every node of the exported program equals its counterpart in core ATen."""
+        for m, x in ((model(exact=True), X), pools()):
+            with torch.no_grad():
+                program = torch.export.export(m, (x,))
+            found = hop.export.verify(program, hop.export.lower(program), (x,))
+            assert found.first is None and found.only_a == 0 and len(found.rows) >= len(m(x)), found
+
+    def test_mapped(self) -> None:
+        """vmap gives the bits of a loop."""
+        m, x = model(exact=True), torch.stack([X, X.flip(0) * 3])
+        with torch.no_grad():
+            got = torch.func.vmap(m)(x)
+            for i, one in enumerate(x):
+                assert_same([t[i] for t in got], m(one))
 
     @pytest.mark.full
     def test_compiled(self) -> None:
@@ -172,7 +189,7 @@ class TestFunctions:
             found = (
                 wide.mean(1),
                 x.norm(1),
-                x.var(1),
+                torch.var_mean(x, 1)[0],
                 x.softmax(0).argmax(0),
                 torch.arange(3).sum(),
                 x.sum(dtype=wide.dtype),
@@ -180,7 +197,7 @@ class TestFunctions:
         want = (
             wide.mean(1),
             x.norm(1),
-            x.var(1),
+            torch.var_mean(x, 1)[0],
             x.softmax(0).argmax(0),
             torch.arange(3).sum(),
             x.sum(dtype=wide.dtype),
@@ -202,11 +219,120 @@ class TestFunctions:
                 (functional.silu(x), functional.silu(x.clone(), inplace=True)),
                 (x.abs() ** x, torch.pow(x.abs(), x)),
                 (x.half().softmax(-1, dtype=torch.float32), functional.softmax(x.half(), -1, dtype=torch.float32)),
+                (x.var(1), torch.var(x, 1, True)),
+                (x.std((0, 1), keepdim=True), torch.std(x, (0, 1), correction=1, keepdim=True)),
+                (x.logsumexp(1), torch.logsumexp(x, [1])),
+                (x.abs() ** -0.5, x.abs().pow(-0.5)),
+                (functional.avg_pool1d(x, 2), nn.AvgPool1d((2,))(x)),
+                (functional.instance_norm(x), functional.group_norm(x, 4)),
             ]
         for a, b in pairs:
             assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)) and a.dtype == torch.float32
         want = hop.scaled(aten.mean.dim, torch.float32, x, [1])
         assert torch.equal(pairs[1][0], want)
+
+    def test_near_pytorchs(self) -> None:
+        """Against PyTorch in float64."""
+        x = torch.randn(2, 4, 6, 5)
+        weight, bias = torch.randn(2, 4).unbind()
+        calls: list[Callable[..., Tensor]] = [
+            lambda x, w, b: functional.group_norm(x, 2, w, b),
+            lambda x, w, b: functional.instance_norm(x, None, None, w, b),
+            lambda x, w, b: functional.instance_norm(x, w, b.abs(), use_input_stats=False),
+            lambda x, w, b: functional.avg_pool2d(x, (3, 2), 2, (1, 0), True, False),
+            lambda x, w, b: functional.avg_pool2d(x, 3, divisor_override=2),
+            lambda x, w, b: functional.avg_pool3d(x, (1, 2, 3)),
+            lambda x, w, b: functional.adaptive_avg_pool2d(x, (4, None)),
+            lambda x, w, b: functional.interpolate(x, scale_factor=1.7, mode="bilinear"),
+            lambda x, w, b: functional.interpolate(x, (9, 3), mode="bilinear", align_corners=True),
+            lambda x, w, b: functional.interpolate(x[0], 9, mode="linear"),
+            lambda x, w, b: x.var((1, 2), unbiased=False),
+            lambda x, w, b: x.std(0),
+            lambda x, w, b: torch.logsumexp(x * 100, (0, 3)),
+            lambda x, w, b: x**3 + x.pow(4) + x.abs() ** -0.5 + x**2,
+        ]
+        for call in calls:
+            want = call(x.double(), weight.double(), bias.double())
+            with ExactFunctions(None):
+                got = call(x, weight, bias)
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+    def test_gradients(self) -> None:
+        x = torch.randn(2, 4, 6, 5, requires_grad=True)
+        with ExactFunctions(None):
+            y = functional.group_norm(x, 2).logsumexp(1) + functional.adaptive_avg_pool2d(x, (6, 5)).std(1)
+            z = functional.interpolate(functional.avg_pool2d(x, 2), (6, 5), mode="bilinear").pow(3).mean(1)
+        (got,) = torch.autograd.grad((y * z).sum(), x)
+        w = x.detach().double().requires_grad_()
+        y = functional.group_norm(w, 2).logsumexp(1) + functional.adaptive_avg_pool2d(w, (6, 5)).std(1)
+        z = functional.interpolate(functional.avg_pool2d(w, 2), (6, 5), mode="bilinear").pow(3).mean(1)
+        (want,) = torch.autograd.grad((y * z).sum(), w)
+        torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-5)
+
+
+class Pools(nn.Module):
+    """Averages over windows, and norms of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.group = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8)
+        self.instance = nn.InstanceNorm2d(8, affine=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.norm(self.conv(x)).relu()
+        y = self.group(y) + self.instance(y)
+        line = y.flatten(2)
+        return (
+            functional.avg_pool2d(y, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+            functional.adaptive_avg_pool2d(y, (5, 3)),
+            functional.adaptive_avg_pool2d(y, 2),
+            functional.interpolate(y, scale_factor=2, mode="bilinear"),
+            functional.avg_pool1d(line, 5, 3, 2),
+            functional.avg_pool3d(y[None], (2, 3, 3)),
+            functional.adaptive_avg_pool3d(y, (4, 3, 2)),
+            y.var((2, 3)) + y.std((2, 3), unbiased=False) + y.logsumexp((2, 3)) + y.mean((2, 3)).pow(3),
+        )
+
+
+def pools() -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    net, x = Pools(), torch.randn(3, 3, 12, 11)
+    net(x)  # running statistics
+    return hop.quantize_(net.eval(), "int8", exact=True), x
+
+
+class TestPools:
+    def test_exported_lowered_and_batches(self) -> None:
+        m, x = pools()
+        with torch.no_grad():
+            program, want = torch.export.export(m, (x,)), m(x)
+            assert hop.export.check_exact(program).exact, hop.export.check_exact(program)
+            assert_same(program.module()(x), want)
+            assert_same(program.run_decompositions({}).module()(x), want)
+            ones = [m(one[None]) for one in x]
+            for i, parts in enumerate(zip(*ones, strict=True)):
+                assert torch.equal(torch.cat(parts), want[i]) or i == 5  # 3-d pooling goes along the batch
+
+    def test_traced_by_dynamo(self) -> None:
+        m, x = pools()
+        with torch.no_grad():
+            assert_same(torch.compile(m, fullgraph=True, backend="eager")(x), m(x))
+
+    @pytest.mark.full
+    def test_compiled(self) -> None:
+        m, x = pools()
+        with torch.no_grad():
+            assert_same(torch.compile(m, fullgraph=True)(x), m(x))
+
+    def test_mapped(self) -> None:
+        """vmap gives the bits of a loop."""
+        m, x = pools()
+        x = torch.stack([x, x.flip(0) * 3])
+        with torch.no_grad():
+            got = torch.func.vmap(m)(x)
+            for i, one in enumerate(x):
+                assert_same([t[i] for t in got], m(one))
 
 
 class TestCheck:
@@ -231,7 +357,10 @@ class TestCheck:
             (lambda x: x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True), "order"),
             (lambda x: hop.fake_quantize(hop.presets.INT8_TENSOR, x), "batch"),
             (lambda x: hop.fake_quantize(hop.presets.NVFP4, x), "batch"),
-            (lambda x: hop.scaled(aten.avg_pool1d.default, torch.float32, x, [2]), "windows"),
+            (lambda x: functional.avg_pool1d(x, 2), "float sum"),
+            (lambda x: hop.scaled(aten.avg_pool1d.default, torch.float32, x, [2]), None),
+            (lambda x: hop.scaled(aten.adaptive_avg_pool1d.default, torch.float32, x, [3]), None),
+            (lambda x: hop.scaled(aten.upsample_linear1d.vec, torch.float32, x, [5], False, None), None),
             (lambda x: (x[..., :1] @ x[..., :1].mT).repeat(1, 1, 2) + x.sign() * x.clamp(-1, 1) / 3 + x.square(), None),
             (lambda x: x.abs() ** x, "kernel"),
             (lambda x: x.scatter(0, torch.zeros(1, 4, 8, dtype=torch.int64), x[:1]), None),

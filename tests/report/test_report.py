@@ -117,6 +117,17 @@ class TestCompare(unittest.TestCase):
         linear, first = (next(r for r in f.rows if r.sort == "product") for f in (again, found))
         assert linear.values.count == 2 * first.values.count and linear.values.high == first.values.high
 
+    def test_what_may_differ_elsewhere(self):
+        program, (x,) = small()
+        found = hop.report.compare(program)
+        (row,) = [r for r in found.rows if r.path == "first"]
+        assert "order of a float sum" in row.inexact and "hop.quantize_" in row.inexact
+        assert "nodes may give other bits" in found.summary and row.inexact in found.to_json()
+        exact = hop.quantize_(Small().eval(), "int8", exact=True)
+        found = hop.report.compare(exact, data=(x,), runs=1)
+        assert not any(r.inexact for r in found.rows)
+        assert "Every node gives the same bits" in found.summary
+
     def test_equal_programs(self):
         program, inputs = small()
         found = hop.report.compare(program, program, inputs, runs=1)

@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Node
 from hop.compat.eager import HigherOrderOperator, OpOverload
 from hop.compat.pytree import tree_leaves
 from hop.dispatch import operators
-from hop.dispatch.operators import ATTENTION, INTERPOLATE, LHS, MEAN, RHS, SCALED
+from hop.dispatch.operators import ATTENTION, LHS, MEAN, RHS, SCALED
 from hop.export.analysis.provenance import LIBRARIES, source_line
 from hop.export.rewrite.program import check_program, value
 from hop.export.table import table
-from hop.numerics import blocks
+from hop.numerics import blocks, pooling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -43,24 +43,9 @@ _CHOICES = {  # elements of the operands, or constants
     *("sort", "split", "split_with_sizes", "squeeze", "stack", "swapaxes", "t", "take_along_dim", "tensor_split"),
     *("tile", "to", "topk", "transpose", "tril", "triu", "type_as", "unbind", "unflatten", "unfold", "unsqueeze"),
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view", "view_as", "zeros", "zeros_like"),
-    *("_to_copy", "_unsafe_view", "chunk", "unsafe_split", "unsafe_chunk", "feature_dropout", "alpha_dropout"),
-    *(
-        "mT",
-        "mH",
-        "numpy_T",
-        "matrix_H",
-        "adjoint",
-        "argmax",
-        "argmin",
-        "argsort",
-        "kthvalue",
-        "mode",
-        "hstack",
-        "vstack",
-        "concat",
-        "concatenate",
-        "ravel",
-    ),
+    *("_to_copy", "_unsafe_view", "unsafe_split", "unsafe_chunk", "feature_dropout", "alpha_dropout", "hstack"),
+    *("mT", "mH", "numpy_T", "matrix_H", "adjoint", "kthvalue", "mode", "vstack", "concat", "concatenate", "ravel"),
+    *("access_subclass_inner_tensor",),
 }
 _PRODUCTS = {
     *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "einsum", "convolution", "bilinear"),
@@ -165,10 +150,16 @@ def check_exact(program: ExportedProgram) -> Exactness:
     count = 0
     for node in _calls(program):
         count += 1
-        found = _verdict(node)
+        found = inexact(node)
         if found is not None:
-            rows.append(Inexact(node.name, _shown(node), *found, _source(node)))
+            rows.append(found)
     return Exactness(tuple(rows), count)
+
+
+def inexact(node: Node) -> Inexact | None:
+    """What `check_exact` says of a node that calls a function; None if it is exact."""
+    found = _verdict(node)
+    return None if found is None else Inexact(node.name, _shown(node), *found, _source(node))
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
@@ -203,7 +194,7 @@ _QUANTIZE = "an integer scheme, such as hop.quantize_(model, 'int8')"
 
 
 def _verdict(node: Node) -> Verdict:
-    args = [value(x) if isinstance(x, Node) else x for x in node.args]
+    args: list[Any] = [value(x) if isinstance(x, Node) else x for x in node.args]
     kwargs = {k: value(x) if isinstance(x, Node) else x for k, x in node.kwargs.items()}
     if isinstance(node.target, HigherOrderOperator):
         return _of_ours(node.target.name(), args, kwargs)
@@ -213,6 +204,8 @@ def _verdict(node: Node) -> Verdict:
         return "it is random", "hop.noise, from a key"
     if not floats or not any(t.is_floating_point() for t in _tensors(value(node))):
         return None  # integers, and comparisons
+    if name == "stacked":
+        return _of_scheme(Scheme.parse(args[5]) if args[5] else None, args[:1])
     return _of_aten(name.removesuffix("_"), args, kwargs)
 
 
@@ -279,12 +272,16 @@ def _shares_rows(q: Quantizer, given: list[Tensor]) -> bool:
 
 
 def _of_quantized(args: list[Any]) -> Verdict:
-    op, scheme = args[0], Scheme.parse(args[1])
-    operands = [x for x in args[2:] if isinstance(x, Tensor)]
-    q = scheme.lhs
-    if operators.of(op).family is operators.EMBEDDING:
+    if operators.of(args[0]).family is operators.EMBEDDING:
         return None
-    if q is None or not q.format.is_integer or (scheme.rhs is not None and not scheme.rhs.format.is_integer):
+    return _of_scheme(Scheme.parse(args[1]), [x for x in args[2:] if isinstance(x, Tensor)])
+
+
+def _of_scheme(scheme: Scheme | None, operands: list[Tensor]) -> Verdict:
+    """The verdict on a product in a scheme; None for floats."""
+    q = None if scheme is None else scheme.lhs
+    rhs = None if scheme is None else scheme.rhs
+    if q is None or not q.format.is_integer or (rhs is not None and not rhs.format.is_integer):
         return "floats are summed in the order of the kernel", _QUANTIZE
     if _shares_rows(q, operands):
         return f"{q} has one scale for several rows, so that it depends on the batch", _BY_ROW
@@ -303,7 +300,6 @@ def _of_scaled(args: list[Any]) -> Verdict:
     plain = [x for x in _tensors(given) if not isinstance(x, QuantizedTensor)]
     if any(x.dtype == torch.float64 for x in plain):
         return "float64 is computed by PyTorch's own kernels", "float32"
-    is_window = row.family is INTERPOLATE or (row.family is MEAN and row.spatial and set(given[1]) != {1})
-    if is_window and plain:
-        return "sums of windows are taken in float64", "integers with one scale"
+    if row.family is MEAN and row.spatial and not pooling.has_order(op, given[1:], given[0].shape[-row.spatial :]):
+        return "windows of open sizes are summed in the order of the kernel", "fixed sizes of images"
     return None

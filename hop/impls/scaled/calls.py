@@ -176,6 +176,11 @@ def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | No
     )
 
 
+def keeps_dims(call: Call, position: int) -> bool:
+    """Whether a reduction keeps the dimensions that it sums over; `position` is that of its argument keepdim."""
+    return bool(call.args[position] if len(call.args) > position else call.kwargs.get("keepdim", False))
+
+
 def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
     """The shape of the result, independent of quantization."""
 

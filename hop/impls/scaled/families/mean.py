@@ -1,7 +1,8 @@
 """Means, average pooling and linear interpolation.
 
 A mean of float32 numbers over whole dimensions is float32(Σ x / n), the sum in fixed point (hop.numerics.row_sums), so
-that its order is free. Other windows, and integers, are taken in float64 and rounded to float32.
+that its order is free. Other windows, and integers, are taken in float64, windows in the order of hop.numerics.pooling,
+and rounded to float32.
 """
 
 import math
@@ -12,14 +13,12 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.operators import INTERPOLATE, MEAN, aten
-from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
+from hop.impls.scaled.calls import Call, compute_dtype, is_integer, keeps_dims, shape, values
 from hop.impls.scaled.family import Meaning
 from hop.impls.scaled.operands import centered, plain, spread
 from hop.impls.scaled.outputs import by_integers
-from hop.numerics import copies, functions, row_sums
+from hop.numerics import copies, functions, pooling, row_sums
 from hop.numerics.interpolation import interpolated
-
-_ADAPTIVE = (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
 
 
 def _mean(call: Call) -> Tensor:
@@ -39,32 +38,28 @@ def _mean(call: Call) -> Tensor:
 
 def _of_floats(call: Call, x: Tensor, dims: list[int]) -> Tensor:
     """A mean over whole dimensions by a sum in fixed point, whose order is free; other windows in float64."""
+    is_adaptive = call.op in pooling.ADAPTIVE
     is_whole = call.op.overloadpacket is aten.mean or (
-        call.op in _ADAPTIVE and all(n == 1 for n in _sizes(call.args[1], len(dims)))
+        is_adaptive and all(n == 1 for n in pooling.sizes(call.args[1], len(dims)))
     )
     if not is_whole or not dims or x.dtype != torch.float32 or functions.are_of_runtime():
         return _of(call, x, dims).to(x.dtype)
     if tracing.known_equal(x.numel(), 0):
         return _of(call, x, dims).to(x.dtype)
     y = (row_sums.row_sum(x, dims) / math.prod(x.shape[d] for d in dims)).to(torch.float32)
-    keeps = call.op in _ADAPTIVE or (call.op is aten.mean.dim and _keeps(call))
+    keeps = is_adaptive or (call.op is aten.mean.dim and keeps_dims(call, 2))
     return y if keeps else y.squeeze(dims)
-
-
-def _keeps(call: Call) -> bool:
-    return bool(call.args[2] if len(call.args) > 2 else call.kwargs.get("keepdim", False))
-
-
-def _sizes(size: Any, count: int) -> list[Any]:
-    return [size] * count if isinstance(size, int) else list(size)
 
 
 def _of(call: Call, x: Tensor, dims: list[int]) -> Tensor:
     """Run the operator on x in float64."""
-    wide = x.to(torch.float64)
+    wide, options = x.to(torch.float64), _options(call)
     if call.roles.family is INTERPOLATE:
         return interpolated(wide, call.op, call.args[1:], dims)
-    return call.op(wide, *call.args[1:], **_options(call))
+    is_mean = call.op.overloadpacket is aten.mean
+    if is_mean or x.dtype == torch.float64 or functions.are_of_runtime() or tracing.is_describing():
+        return call.op(wide, *call.args[1:], **options)
+    return pooling.averaged(wide, call.op, call.args[1:], options, dims)
 
 
 def _options(call: Call) -> dict[str, Any]:
@@ -85,4 +80,9 @@ def _buffers(call: Call) -> list[Tensor] | None:
     return by_integers(call, op=call.op, rest=call.args[1:], dims=_reduced(call, ndim))
 
 
-MEANINGS = dict.fromkeys((MEAN, INTERPOLATE), Meaning(_mean, buffers=_buffers))
+def _check_windows(call: Call) -> None:
+    if call.roles.family is MEAN and call.roles.spatial:
+        shape(call.op, call.args, _options(call))  # raises PyTorch's errors
+
+
+MEANINGS = dict.fromkeys((MEAN, INTERPOLATE), Meaning(_mean, check=_check_windows, buffers=_buffers))

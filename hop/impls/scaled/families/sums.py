@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.operators import LENGTH, SUM, aten
-from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
+from hop.impls.scaled.calls import Call, compute_dtype, is_integer, keeps_dims, values
 from hop.impls.scaled.family import Meaning
 from hop.impls.scaled.operands import centered, plain, spread
 from hop.numerics import copies, functions, row_sums
@@ -26,10 +26,6 @@ def _dims(call: Call, position: int = 1) -> list[int]:
     if call.op is aten.sum.default or given is None or given == []:
         return list(range(ndim))
     return [d % max(ndim, 1) for d in ([given] if isinstance(given, int) else given)]
-
-
-def _keeps(call: Call, position: int) -> bool:
-    return bool(call.args[position] if len(call.args) > position else call.kwargs.get("keepdim", False))
 
 
 def _check(call: Call) -> None:
@@ -72,7 +68,7 @@ def _integers(call: Call, codes: Tensor, dims: list[int]) -> Tensor:
 
 def _with_dims(call: Call, y: Tensor, dims: list[int], position: int = 2) -> Tensor:
     """y without the dimensions that were summed over, unless the call keeps them."""
-    keeps = call.op is aten.cumsum.default or (call.op is not aten.sum.default and _keeps(call, position))
+    keeps = call.op is aten.cumsum.default or (call.op is not aten.sum.default and keeps_dims(call, position))
     return y if keeps or not dims else y.squeeze(dims)
 
 
