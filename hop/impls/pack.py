@@ -26,6 +26,8 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     """The layout that products on `device` prefer for a weight of `ndim` dimensions; None for the plain one."""
     if quantizer.layout is not None or quantizer.flat or quantizer.format.is_codebook:
         return quantizer.layout
+    if not quantizer.scale.scale_is_told:
+        return None  # products read such scales with plain codes only, if at all
     block = blocks.per_dimension(quantizer.block, ndim)
     is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or a convolution
     is_read = native.library().missing is None and native_product.format_word(quantizer.format) is not None
@@ -135,7 +137,8 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
     padding of the last tiles, and four bytes for the sum of each row of integers. Views of such a tensor are plain,
     dequantized tensors. On a GPU, 8-bit integer codes stay in place and get these sums (hop.layouts.Summed). Without
     native kernels, and on other devices, floats are stored as bfloat16 values (hop.layouts.Decoded). A tensor that is
-    moved to a device whose kernels do not read its layout is unpacked.
+    moved to a device whose kernels do not read its layout is unpacked. Weights with StoredScales, such as those of GGUF
+    files, keep their layout: products read them fastest as they are, with the same result for a row in every batch.
 
     Args:
         weight: a QuantizedTensor with only the row-wise copy.

@@ -169,7 +169,8 @@ def _tq2_0(b: Tensor) -> Parts:
 # ---- the types
 
 
-_SCALE, _OFFSET = StoredScales(), StoredScales(offset=True)  # one float16 per block, or two
+_FEW, _MANY = 3, 9  # scales tried for each block; more gain little
+_SCALE, _OFFSET = StoredScales(search=_FEW), StoredScales(offset=True, search=_FEW)  # one float16 per block, or two
 
 
 def _type(
@@ -187,7 +188,7 @@ def _type(
 
 def _superblock_scales(scale: formats.Format, offset: bool = False) -> StoredScales:
     """Quantized scales with a float16 scale per superblock."""
-    return StoredScales(scale, outer=(1, 256), offset=offset)
+    return StoredScales(scale, outer=(1, 256), offset=offset, search=_MANY)
 
 
 TYPES: dict[int, BlockType] = {
@@ -195,18 +196,18 @@ TYPES: dict[int, BlockType] = {
     3: _type("Q4_1", (32, 20), formats.UINT4, 32, _q4_1, _OFFSET),
     6: _type("Q5_0", (32, 22), formats.INT5, 32, _q5_0),
     7: _type("Q5_1", (32, 24), formats.UINT5, 32, _q5_1, _OFFSET),
-    8: _type("Q8_0", (32, 34), formats.INT8, 32, _q8_0),
+    8: _type("Q8_0", (32, 34), formats.INT8, 32, _q8_0, StoredScales()),
     10: _type("Q2_K", (256, 84), formats.UINT2, 16, _q2_k, _superblock_scales(formats.UINT4, offset=True)),
     11: _type("Q3_K", (256, 110), formats.INT3, 16, _q3_k, _superblock_scales(formats.INT6)),
     12: _type("Q4_K", (256, 144), formats.UINT4, 32, _q4_k, _superblock_scales(formats.UINT6, offset=True)),
     13: _type("Q5_K", (256, 176), formats.UINT5, 32, _q5_k, _superblock_scales(formats.UINT6, offset=True)),
     14: _type("Q6_K", (256, 210), formats.INT6, 16, _q6_k, _superblock_scales(formats.INT8)),
-    20: _type("IQ4_NL", (32, 18), formats.IQ4_NL, 32, _iq4_nl),
+    20: _type("IQ4_NL", (32, 18), formats.IQ4_NL, 32, _iq4_nl, StoredScales(search=_MANY)),
     23: _type("IQ4_XS", (256, 136), formats.IQ4_NL, 32, _iq4_xs, _superblock_scales(formats.INT6)),
     34: _type("TQ1_0", (256, 54), formats.UTERNARY, 256, _tq1_0),
     35: _type("TQ2_0", (256, 66), formats.UTERNARY, 256, _tq2_0),
-    39: _type("MXFP4", (32, 17), E2M1_DOUBLED, 32, _mxfp4, StoredScales(E8M0_HALF)),
-    40: _type("NVFP4", (64, 36), E2M1_DOUBLED, 16, _nvfp4, StoredScales(UE4M3_HALF)),
+    39: _type("MXFP4", (32, 17), E2M1_DOUBLED, 32, _mxfp4, StoredScales(E8M0_HALF, search=_FEW)),
+    40: _type("NVFP4", (64, 36), E2M1_DOUBLED, 16, _nvfp4, StoredScales(UE4M3_HALF, search=_FEW)),
 }
 """Block types by ggml's type number."""
 

@@ -10,6 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +25,7 @@ from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRI
 from hop.interchange.gguf_types import PLAIN, TYPES
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
+from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
 
 __all__ = ["gguf_quantizer", "save_gguf"]
@@ -152,7 +154,8 @@ def _meaning(q: Quantizer) -> Any:
     sizes = list(q.block)
     while len(sizes) > 1 and sizes[0] == 1:
         sizes.pop(0)
-    return q.format, tuple(sizes), q.scale, q.flat, q.hadamard
+    rule = replace(q.scale, search=0) if isinstance(q.scale, StoredScales) else q.scale
+    return q.format, tuple(sizes), rule, q.flat, q.hadamard
 
 
 def _plan_tensor(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, int]) -> _PlannedTensor:

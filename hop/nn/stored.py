@@ -121,8 +121,6 @@ class StoredWeight(nn.Module):
 
 
 def _layout(weight: QuantizedTensor, sums: bool) -> Layout | None:
-    if not weight.quantizer.scale.scale_is_told:
-        return None  # no kernel reads such scales, and the plain form is faster to dequantize
     layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
     if layout is None or layout.is_decoded:
         return None  # plain codes could not be restored

@@ -74,6 +74,10 @@ class Format(Value):
         """Decode `codes` to their float32 values."""
         raise NotImplementedError
 
+    def nearest(self, x: Tensor, zero: int = 0) -> Tensor:
+        """x rounded to the format's values, with `zero` as the code of 0 of an integer format."""
+        return self.decode(self.encode(x))
+
     def pack(self, codes: Tensor) -> Tensor:
         """Pack codes (..., K) that share bytes to (..., bytes) (hop.numerics.packing)."""
         return packing.pack(codes, self.bits)

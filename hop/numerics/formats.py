@@ -105,6 +105,9 @@ class Integer(Format):
         values = codes.to(torch.float32)
         return values if isinstance(zero, int) and zero == 0 else values - zero
 
+    def nearest(self, x: Tensor, zero: int = 0) -> Tensor:
+        return x.round().clamp(self.low - zero, self.high - zero)
+
     def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
         """Compute Format.inside with `zero` as the code of 0; a tie beyond the last code is inside if it rounds to that
         code.

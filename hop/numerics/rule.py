@@ -88,6 +88,10 @@ class Blocks:
         up = E8M0.decode(E8M0.encode(x))
         return torch.where(up > x, up / 2, up)
 
+    def by_part(self, compute: Callable[["Blocks"], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """compute(self), whose results have one element per block, possibly from some blocks at a time."""
+        return compute(self)
+
     def once(self, scale: Tensor) -> Tensor:
         """Mark `scale` to be computed once per block, not again for each element."""
         return scale

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.numerics import blocks, spelling
+from hop.numerics import blocks, scale_search, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Codebook, Float, Format
 from hop.numerics.rule import LARGEST, Blocks, Found, Rule, nan_beyond
@@ -59,6 +59,10 @@ class StoredScales(Rule):
         outer_dtype: the dtype of the outer scale.
         offset: whether offsets are stored, in the same way as scales.
         divided: whether codes are divided by the outer scale.
+        search: how many scales are tried for each block, an odd number up to 99, or 0 for the formulas above. The one
+            with the least squared error is stored (hop.numerics.scale_search). Scales may then be negative where their
+            stored form can, and offsets in a float dtype too: the range of such a block does not include 0. Zeros that
+            fill up an incomplete block count as elements.
 
     It does not accept a scale from the caller. Products of floats with such tensors use dequantized values if there is
     an outer scale or an offset; products of integers with such integer matrices sum codes exactly (docs/scaled.md).
@@ -69,6 +73,7 @@ class StoredScales(Rule):
     outer_dtype: torch.dtype = torch.float16
     offset: bool = False
     divided: bool = False
+    search: int = 0
 
     def __post_init__(self) -> None:
         if _format_of(self.scale) is None and self.scale not in _DTYPES:
@@ -82,6 +87,11 @@ class StoredScales(Rule):
             )
         spelling.flag(self.offset, "StoredScales: offset")
         spelling.flag(self.divided, "StoredScales: divided")
+        spelling.integer(self.search, "StoredScales: search")
+        if not 0 <= self.search < 100 or (self.search and self.search % 2 == 0):
+            raise ValueError(
+                f"StoredScales: search must be 0 or an odd number up to 99, got {self.search}; give one such as 9"
+            )
         if self.outer is None:
             if self.divided:
                 raise ValueError(
@@ -138,6 +148,8 @@ class StoredScales(Rule):
                 f"scale={self}: offsets are for integers from 0 up, but {format.name} starts at {format.min:g}; use "
                 "one such as hop.formats.UINT4, or offset=False"
             )
+        if self.search:
+            scale_search.check(format, self.zero(format), block)
         if self.outer is None:
             return
         ndim = max(len(block), len(self.outer))
@@ -157,27 +169,60 @@ class StoredScales(Rule):
         return self._number(tensors, 1) if self.offset else None
 
     def _number(self, tensors: Sequence[Tensor], which: int) -> Tensor:
-        stored = tensors[which]
+        outer = None if self.outer is None else tensors[1 + self.offset + which]
+        return self._decoded(tensors[which], outer)
+
+    def _decoded(self, stored: Tensor, outer: Tensor | None) -> Tensor:
+        """The number that `stored` and its outer scale represent."""
         codes = _format_of(self.scale)
         number = stored.to(torch.float32) if codes is None else codes.decode(stored)
-        if self.outer is None:
+        if outer is None:
             return number
-        outer = tensors[1 + self.offset + which].to(torch.float32)
+        outer = outer.to(torch.float32)
         return number / outer if self.divided else outer * number
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        if not self.offset:
-            values = [_over(nan_beyond(parts.amax_for(format)), format.max - format.zero)]
-        else:
-            above, below = (nan_beyond(end) for end in parts.range())
-            values = [_over((above + below).clamp(max=LARGEST), format.max), below]
-        pairs = [self._rounded(parts, number) for number in values]
+        s, m = self._by_search(parts, format) if self.search else self._by_range(parts, format)
+        scale = self._rounded(parts, s)
+        pairs = [scale]
+        if m is not None:
+            if self.search and self.outer is not None:
+                known = self.stored(format, parts.block)
+                pair = [t for t in scale if t is not None]
+                served = blocks.served(pair, [known["scale"], known["outer_scale"]], parts.block, parts.places)
+                m = scale_search.least_error_offset(parts, format, self._decoded(*served), m)
+            pairs.append(self._rounded(parts, m))
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
         tensors: tuple[Any, ...] = (*inner, *outer)
         served = blocks.served(tensors, list(self.stored(format, parts.block).values()), parts.block, parts.places)
         s, m = parts.once(self.scale_of(served, format)), self.offset_of(served)
         x = parts.x if m is None else parts.x + parts.once(m)
         return Found(tensors, torch.where(s == 0, 0.0, x / torch.where(s == 0, 1.0, s)))
+
+    def _by_range(self, parts: Blocks, format: Format) -> tuple[Tensor, Tensor | None]:
+        """s and m from the largest magnitude of each block, or its range."""
+        if not self.offset:
+            return _over(nan_beyond(parts.amax_for(format)), format.max - format.zero), None
+        above, below = (nan_beyond(end) for end in parts.range())
+        return _over((above + below).clamp(max=LARGEST), format.max), below
+
+    def _by_search(self, parts: Blocks, format: Format) -> tuple[Tensor, Tensor | None]:
+        """s and m of least squared error."""
+        stored = _format_of(self.scale)
+        if self.offset:
+            s, m = parts.by_part(lambda p: scale_search.least_error_range(p, format, self.search, stored is not None))
+            return s, m
+        if stored is not None and self.outer is None:
+            (s,) = parts.by_part(lambda p: (scale_search.least_error_code(p, format, self.search, stored),))
+        else:
+            signed = self._is_signed()
+            (s,) = parts.by_part(lambda p: (scale_search.least_error_scale(p, format, self.search, signed),))
+        return s, None
+
+    def _is_signed(self) -> bool:
+        """Whether a searched scale may be negative."""
+        stored = _format_of(self.scale)
+        return bool(self.search) and (stored is None or (stored.min < 0 and not self.divided))
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         raise ValueError(self.refuses_scale())
@@ -189,18 +234,32 @@ class StoredScales(Rule):
             return _as(number, dtype, parts), None
         if self.outer is None:
             return format.encode(number), None
-        largest, ndim = number, len(parts.places)
-        sizes = (blocks.per_dimension(b, ndim) for b in (parts.block, self.outer))
-        for place, own, of_outer in zip(parts.places, *sizes, strict=True):
-            largest = _largest(largest, place, of_outer if of_outer == -1 else of_outer // own)
-        largest = parts.combined(largest, "max", self.outer)
-        outer = _over(largest, format.max)
-        if self.divided:
-            outer = torch.where(outer == 0, 1.0, 1 / outer).clamp(min=torch.finfo(self.outer_dtype).tiny)
-        outer = _as(outer, self.outer_dtype, parts)
+        outer = self._outer(parts, number, format)
         (unit,) = blocks.served([outer], [(self.outer_dtype, self.outer)], parts.block, parts.places, number.shape)
         unit = 1 / unit.to(torch.float32) if self.divided else unit.to(torch.float32)
         return format.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
+
+    def _outer(self, parts: Blocks, number: Tensor, format: Format) -> Tensor:
+        """The outer scale with which the largest of its blocks' numbers becomes the last code of `format`."""
+        assert self.outer is not None
+        last = format.max
+        largest = self._largest(parts, number.clamp(min=0.0) if self._is_signed() else number)
+        if self._is_signed():
+            below, last = self._largest(parts, (-number).clamp(min=0.0)), format.min
+            largest = torch.where(below > largest, -below, largest)
+        outer = _over(largest, last)
+        if self.divided:
+            outer = torch.where(outer == 0, 1.0, 1 / outer).clamp(min=torch.finfo(self.outer_dtype).tiny)
+        return _as(outer, self.outer_dtype, parts)
+
+    def _largest(self, parts: Blocks, number: Tensor) -> Tensor:
+        """The largest of a per-block number, not negative, among the blocks of each outer scale."""
+        assert self.outer is not None
+        ndim = len(parts.places)
+        sizes = (blocks.per_dimension(b, ndim) for b in (parts.block, self.outer))
+        for place, own, of_outer in zip(parts.places, *sizes, strict=True):
+            number = _largest(number, place, of_outer if of_outer == -1 else of_outer // own)
+        return parts.combined(number, "max", self.outer)
 
 
 def _format_of(scale: Any) -> Format | None:
@@ -220,8 +279,9 @@ def _largest(x: Tensor, place: int, count: int) -> Tensor:
 
 
 def _as(number: Tensor, dtype: torch.dtype, parts: Blocks) -> Tensor:
-    """A non-negative number in a float dtype, saturated; rounded even if it is converted back to float32."""
-    return parts.once(number.clamp(max=torch.finfo(dtype).max).to(dtype))
+    """A number in a float dtype, saturated; rounded even if it is converted back to float32."""
+    largest = torch.finfo(dtype).max
+    return parts.once(number.clamp(-largest, largest).to(dtype))
 
 
 def _over(x: Tensor, number: float) -> Tensor:

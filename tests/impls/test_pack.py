@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from parameterized import parameterized
+from torch import Tensor
 
 import hop
 from hop import presets
 from hop.impls.pack import layout_for
+from hop.interchange.gguf_types import TYPES
 from hop.kernels.cpu import native
 from hop.nn import stored
 from hop.numerics import blocks
@@ -38,6 +40,29 @@ from tests.support.scaled_checks import (
     plain,
 )
 from tests.support.scaled_oracles import array, assert_bits, assert_buffers, f32, f64
+
+
+class TestStoredScales(unittest.TestCase):
+    """Weights as in GGUF files: products read them fastest as they are."""
+
+    @parameterized.expand([(t.name, t.quantizer) for t in TYPES.values()])
+    def test_a_row_in_any_batch(self, _name, q):
+        """Packed or not, a row's products have the same bits alone and among others, by floats and by codes."""
+        w = hop.quantize(q, torch.randn(48, 512, generator=torch.Generator().manual_seed(1)))
+        packed = hop.pack(w)
+        assert packed.quantizer == q
+        if native.library().missing is not None:
+            return  # the reference calls PyTorch's products, which promise nothing
+        x = torch.randn(70, 512, generator=torch.Generator().manual_seed(2))
+        rows = {str(dtype): x.to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+        for name, operand in (*rows.items(), ("row", presets.INT8_ROW), ("groups", presets.INT8_32)):
+            factor = operand if isinstance(operand, Tensor) else hop.quantize(operand, x)
+            dtype = operand.dtype if isinstance(operand, Tensor) else torch.float32
+            want = hop.scaled(torch.ops.aten.linear.default, dtype, factor, w)
+            for weight in (w, packed):
+                for m in (1, 4, 17, 70):
+                    got = hop.scaled(torch.ops.aten.linear.default, dtype, factor[:m], weight)
+                    assert torch.equal(got, want[:m]), (name, m)
 
 
 class TestPack(unittest.TestCase):

@@ -197,13 +197,14 @@ class TestPlanes(unittest.TestCase):
             assert (plane.numpy() == want).all()
         assert torch.equal(Planes().restore(held, codes.shape, format, beside), codes)
 
-    @parameterized.expand([("",), ("tiles",)])
+    @parameterized.expand([("",), ("tiles",), ("values",)])
     def test_floats_that_no_product_reads_are_packed(self, layout):
-        """By itself into bfloat16, and where tiles are asked for, into these."""
+        """Not by itself; into tiles and bfloat16 where they are asked for."""
         q = Quantizer(E2M1_DOUBLED, (1, 32), StoredScales(E8M0_HALF))
         plain = hop.quantize(q, torch.randn(5, 64, generator=generator()))
-        packed = hop.pack(plain, Tiled() if layout else None)
-        assert packed.quantizer.layout == (Tiled() if layout else Decoded())
+        wanted = {"": None, "tiles": Tiled(), "values": Decoded()}[layout]
+        packed = hop.pack(plain, wanted)
+        assert packed.quantizer.layout == wanted
         assert torch.equal(hop.dequantize(packed), hop.dequantize(plain))
 
     @parameterized.expand([(name, q) for name, q in ALL if q.layout is not None])

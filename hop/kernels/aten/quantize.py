@@ -11,6 +11,7 @@ quantizer, so hop.numerics.quantizer and hop.scale_rules define everything else.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,10 +28,11 @@ from hop.numerics.format import rounds_up
 from hop.numerics.formats import Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule
+from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule, exponent_of
 
 _EXPONENT = 23  # position of float32's exponent
 _BIAS = 127
+_AT_ONCE = 2**17  # elements that are searched at a time
 
 
 class _Packing(Format):
@@ -64,6 +66,11 @@ class FastInteger(_Packing, Integer):
         if not isinstance(zero, int) or zero != 0:
             y += zero
         return y.clamp_(self.low, self.high).to(self.dtype)
+
+    def nearest(self, x: Tensor, zero: int = 0) -> Tensor:
+        if not eager.is_plain_eager():
+            return super().nearest(x, zero)
+        return x.round().clamp_(self.low - zero, self.high - zero)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,6 +114,13 @@ class FastFloat(_Packing, Float):
         sign = torch.where(x == x, torch.copysign(torch.ones_like(x), x), 1.0)
         return torch.where(sign < 0, code + 2 ** (self.bits - 1), code).to(self.dtype)
 
+    def nearest(self, x: Tensor, zero: int = 0) -> Tensor:
+        """Round to a multiple of the gap at x's exponent."""
+        power = (x.view(torch.int32) & -(2**_EXPONENT) & (2**31 - 1)).view(torch.float32)
+        least, most = (2.0 ** (e - self.mantissa_bits) for e in (1 - self.bias, exponent_of(self)))
+        gap = (power * 2.0**-self.mantissa_bits).clamp(least, most)
+        return ((x / gap).round() * gap).clamp(self.min, self.max)
+
     def decode(self, codes: Tensor) -> Tensor:
         if self.dtype.is_floating_point:
             return codes.to(torch.float32)
@@ -147,6 +161,15 @@ class FastCodebook(_Packing, Codebook):
         table = tensor(self._thresholds[1:], x.device)
         code = torch.bucketize(x, table, right=True, out_int32=True)
         return torch.where(x == x, code, self._zero_code).to(self.dtype)
+
+    def nearest(self, x: Tensor, zero: int = 0) -> Tensor:
+        if not (self.is_whole and eager.is_plain_eager()):
+            codes = torch.bucketize(x, tensor(self._thresholds[1:], x.device), right=True, out_int32=True)
+            return tensor(self.book, x.device).index_select(0, codes.reshape(-1)).reshape(x.shape)
+        value, reached = torch.full_like(x, self.book[0]), torch.empty_like(x)  # sums of integers, in less time
+        for threshold, (a, b) in zip(self._thresholds[1:], itertools.pairwise(self.book), strict=True):
+            value.add_(torch.ge(x, threshold, out=reached), alpha=b - a)
+        return value
 
 
 def _power_of_two(format: PowerOfTwo) -> Format | None:
@@ -194,6 +217,17 @@ class FastBlocks(Blocks):
 
     def once(self, scale: Tensor) -> Tensor:
         return inductor.written(scale)
+
+    def by_part(self, compute: Callable[["Blocks"], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Compute parts that fit a cache in eager mode on CPU, whose temporaries are then in memory in use already."""
+        if not (eager.is_plain_eager() and self.x.is_cpu):
+            return super().by_part(compute)
+        place = next((d for d in self.places if self.x.shape[d] > 1), None)
+        size = 0 if place is None else _AT_ONCE * self.x.shape[place] // max(self.x.numel(), 1)
+        if place is None or size >= self.x.shape[place]:
+            return super().by_part(compute)
+        parts = [compute(replace(self, x=x)) for x in self.x.split(max(size, 1), place)]
+        return tuple(torch.cat(columns, place) for columns in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -47,6 +47,9 @@ class _SharedBlocks(FastBlocks):
         sizes = blocks.per_dimension(block or self.block, ndim)
         return self.reduce(blocks.gather(values, ndim), op, sizes).reshape(values.shape)
 
+    def by_part(self, compute: Callable[[Blocks], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return compute(self)  # at once, as each process combines equally often
+
 
 class _SharedQuantizer(FastQuantizer):
     """A quantizer whose scales are those of a tensor that is sharded over several processes."""
