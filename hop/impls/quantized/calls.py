@@ -33,7 +33,7 @@ OUTPUT = "output"
 class Scales(NamedTuple):
     """Scales and zero points that replace the rules of a scheme's quantizers.
 
-    Each has the shape of its buffer, or one that broadcasts to it.
+    Each is a number, or has the shape of its buffer or one that broadcasts to it.
     """
 
     lhs: Tensor | None = None
