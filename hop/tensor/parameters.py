@@ -16,6 +16,7 @@ from hop.numerics.spelling import shown
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}) | frozenset(
     getattr(torch, name) for name in ("uint16", "uint32", "uint64")
 )
+_NUMBERS = (int, torch.SymInt, float, torch.SymFloat)  # a tuple, because Dynamo of torch 2.11 does not support |
 _PARAMETERS = ("scale", "zero_point", "global_amax")
 _FIND = "find one with hop.calibration"
 _INT64 = torch.iinfo(torch.int64)
@@ -23,7 +24,7 @@ _INT64 = torch.iinfo(torch.int64)
 
 def is_number(x: Any) -> bool:
     """Whether x is a number that may replace a tensor of one element; also a symbolic one."""
-    return isinstance(x, int | float | torch.SymInt | torch.SymFloat) and not isinstance(x, bool)
+    return isinstance(x, _NUMBERS) and not isinstance(x, bool)
 
 
 def from_number(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
@@ -47,7 +48,7 @@ def zero_point(where: str, given: Any, q: Quantizer, dtype: torch.dtype, device:
         ValueError: one is not a code of the format. In graphs and on GPUs, where values are not read, integers in
             tensors become the nearest code.
     """
-    if isinstance(given, float | torch.SymFloat):
+    if isinstance(given, _NUMBERS[2:]):
         return from_number(given, device)
     if (wrong := _wrong_code(given, q)) is not None:
         low, high = int(q.format.min), int(q.format.max)
