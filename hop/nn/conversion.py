@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hop.compat.modules import remove_load_hooks
+from hop.compat.modules import after_loading, remove_load_hooks
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.attention_rules import AttentionRules, checked_attention, convert_attention
@@ -400,6 +400,19 @@ def _check_before_loading(model: nn.Module) -> None:
     """Check the weights of all layers before the first one is loaded."""
     remove_load_hooks(model, lambda hook: hook is _check_loaded)
     model.register_load_state_dict_pre_hook(_check_loaded)
+    after_loading(model, _warn_of_meta)
+
+
+def _warn_of_meta(model: nn.Module, _: Any) -> None:
+    """Warn if a model that has its weights cannot run, because buffers that files do not hold are on "meta"."""
+    missing = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if missing and not any(p.is_meta for p in model.parameters()):
+        warnings.warn(
+            f"load_state_dict: the buffers {', '.join(missing[:3])} are on the meta device and in no state_dict, so "
+            "the model cannot run; create it under accelerate.init_empty_weights(), which leaves buffers real, or load "
+            "it with from_pretrained",
+            stacklevel=4,
+        )
 
 
 def _check_loaded(
