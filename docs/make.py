@@ -109,8 +109,11 @@ def encodings_read() -> str:
 def schemes() -> str:
     """The schemes of hop.quantize_, with their short names."""
     short = {name.upper(): f'"{word}"' for word, name in SHORT.items()}
-    rows = [[f"`{name}`", short.get(name, ""), *_described(s.lhs, s.rhs)] for name, s in SCHEMES.items()]
-    return pages.table([["hop.schemes", "short", "lhs", "rhs"], *rows])
+    rows = [
+        [f"`{name}`", short.get(name, ""), *_described(s.lhs, s.rhs), "yes" if s.mixes_rows() else ""]
+        for name, s in SCHEMES.items()
+    ]
+    return pages.table([["hop.schemes", "short", "lhs", "rhs", "depends on the batch"], *rows])
 
 
 def recipes() -> str:

@@ -41,6 +41,8 @@ void write(const char* path, const at::Tensor& y) {
 extern "C" int main(int count, char** arguments) try {
     if (count < 6) throw std::runtime_error("run LIBRARY PACKAGE INPUT COLUMNS OUTPUT [THREADS]");
     if (count > 6) at::set_num_threads(std::atoi(arguments[6]));  // also limits the kernels' threads
+    // Without this a package takes inputs of another shape or dtype and computes with whatever the memory holds.
+    setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
     // Loading the library registers its operators, so it is loaded before the package and never unloaded.
     if (!dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL)) throw std::runtime_error(dlerror());
     torch::inductor::AOTIModelPackageLoader package(arguments[2]);

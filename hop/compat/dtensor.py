@@ -45,6 +45,14 @@ def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     return Sharding(inputs, spec.mesh, spec.placements, meta.shape, meta.stride)
 
 
+def fully_sharded(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The modules whose parameters FSDP2 manages: those given to fully_shard, and all within."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported by this package, since that takes long
+    if fsdp is None:
+        return set()
+    return {inner for m in model.modules() if isinstance(m, fsdp.FSDPModule) for inner in m.modules()}
+
+
 def describe_dtensor(x: Any, dtype: torch.dtype) -> Any:
     """A DTensor of dtype `dtype` without data, placed as `x`."""
     from torch.distributed.tensor import DTensor

@@ -38,6 +38,12 @@ def remove_load_hooks(module: Any, matches: Callable[[Any], bool]) -> None:
         del hooks[key]
 
 
+def after_loading(module: Any, hook: Callable[[Any, Any], None]) -> None:
+    """Register a hook that runs after the module's state is loaded, once."""
+    if hook not in module._load_state_dict_post_hooks.values():
+        module.register_load_state_dict_post_hook(hook)
+
+
 def has_hooks(module: Any) -> bool:
     """Whether the module has hooks that run before or after its forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

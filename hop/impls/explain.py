@@ -5,11 +5,14 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from hop.compat.eager import OpOverload, OpOverloadPacket
+from hop.dispatch.hop import Hop
 from hop.impls.out_dtype import explain as explain_out_dtype
 from hop.impls.quantize import dequantize, fake_quantize, fake_quantize_operator, quantize, quantize_operator
 from hop.impls.scaled import explain as explain_scaled
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers.operators import dequantize_operator
 
@@ -55,8 +58,8 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
     Args:
         op, output, args, kwargs: the arguments of `hop.scaled` if there is a QuantizedTensor among them or output is a
             Quantizer, else those of `hop.out_dtype`. Alternatively op is `hop.quantize`, `hop.fake_quantize`,
-            `hop.dequantize` or `torch.ops.hop.stacked.default` (experts in compiled programs), and the others are its
-            arguments.
+            `hop.dequantize`, `torch.ops.hop.stacked.default` (experts in compiled programs) or an operator of your own,
+            an instance of `hop.dispatch.hop.Hop`, and the others are its arguments.
 
     Returns:
         One line for each kernel that was considered.
@@ -66,6 +69,13 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
     """
     if callable(op) and (other := EXPLAINED.get(op)) is not None:
         return other(output, *args, **kwargs)
+    if isinstance(op, Hop):
+        return op.explain(output, *args, **kwargs)
+    if callable(op) and not isinstance(op, OpOverload | OpOverloadPacket):
+        raise TypeError(
+            f"explain: op must be an operator of ATen, one of hop's functions or an instance of Hop, got {shown(op)}; "
+            "give the operator that it calls, such as torch.ops.aten.mm.default"
+        )
     given: list[Any] = []
     for a in (*args, *kwargs.values()):
         given += cast(Sequence[Any], a) if isinstance(a, list | tuple) else [a]

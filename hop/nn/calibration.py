@@ -153,7 +153,8 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     """Register a hook that passes the activation to `seen.add`, and return its handle."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.add(layer.transformed(args[0] if args else kwargs["input"]))
+        x = layer.transformed(args[0] if args else kwargs["input"])
+        seen.add(x if layer.weight.numel() else x.new_zeros(1))  # without weights any scale will do
 
     if role == INPUT:
         return layer.register_forward_pre_hook(before, with_kwargs=True)

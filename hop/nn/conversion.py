@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hop.compat.modules import remove_load_hooks
+from hop.compat.modules import after_loading, remove_load_hooks
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.attention_rules import AttentionRules, checked_attention, convert_attention
@@ -15,7 +15,7 @@ from hop.nn.folded import FROZEN
 from hop.nn.functions import Function
 from hop.nn.holders import hold, kind_of
 from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of, layer_of
-from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.layer import Layer, check_unsharded, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.recomputed import check_plain, recomputed, remedied, settle
 from hop.nn.report import Conversion, Report, counted
@@ -83,6 +83,7 @@ def convert(
     pairs, attends = checked(rules, filter), checked_attention(attention)
     if len(pairs) > 1 or pairs[0][0] != "*":
         _check_matches(model, pairs, functions)
+    check_unsharded("convert", model, (m for n, m in modules_of(model) if _is_replaced(pairs, n, m)))
     model, rows, matched = _walked(model, pairs, learn_scales)
     model, of_functions = _converted_functions(model, pairs, (learn_scales, functions), matched)
     rows += of_functions
@@ -108,6 +109,7 @@ def settle_weights(model: nn.Module, rules: Rules, filter: Selector | None = Non
     pairs = checked(rules, filter)
     if len(pairs) > 1 or pairs[0][0] != "*":
         _check_matches(model, pairs, False)
+    check_unsharded("convert", model, (m for n, m in modules_of(model) if _is_replaced(pairs, n, m)))
     check_plain("convert", ((n, m) for n, m in modules_of(model) if isinstance(m, Layer)), unknown=True)
     for name, module in modules_of(model):
         known = _is_known(module) and (layer_of(module) or isinstance(module, Layer) or kind_of(module))
@@ -322,6 +324,11 @@ def takes(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:
     return known and _choice(rules, name, module, set())[0] is not None
 
 
+def _is_replaced(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:
+    """Whether `convert` by these rules puts a quantized layer in the place of a float one."""
+    return takes(rules, name, module) and not isinstance(module, Layer)
+
+
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:
     """The scheme of the first rule that matches, or the reason why there is none."""
     for i, (selector, scheme) in enumerate(rules):
@@ -393,6 +400,19 @@ def _check_before_loading(model: nn.Module) -> None:
     """Check the weights of all layers before the first one is loaded."""
     remove_load_hooks(model, lambda hook: hook is _check_loaded)
     model.register_load_state_dict_pre_hook(_check_loaded)
+    after_loading(model, _warn_of_meta)
+
+
+def _warn_of_meta(model: nn.Module, _: Any) -> None:
+    """Warn if a model that has its weights cannot run, because buffers that files do not hold are on "meta"."""
+    missing = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if missing and not any(p.is_meta for p in model.parameters()):
+        warnings.warn(
+            f"load_state_dict: the buffers {', '.join(missing[:3])} are on the meta device and in no state_dict, so "
+            "the model cannot run; create it under accelerate.init_empty_weights(), which leaves buffers real, or load "
+            "it with from_pretrained",
+            stacklevel=4,
+        )
 
 
 def _check_loaded(

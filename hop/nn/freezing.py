@@ -9,7 +9,7 @@ from hop.impls.quantize import quantize
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
 from hop.nn.holders import Holder, holders_of
-from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.layer import Layer, check_unsharded, modules_of, not_a_model
 from hop.nn.recomputed import check_plain, settle
 from hop.nn.static import StaticScale
 from hop.numerics.quantizer import Quantizer
@@ -51,6 +51,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         )
     layers = [m for m in model.modules() if isinstance(m, Layer) and (m.plan().quantizes_weight or m.frozen)]
     _check_computed(model, layers, holders)
+    unfrozen = [*(m for m in layers if not m.frozen), *(h.module for h in holders if not h.frozen)]
+    check_unsharded("freeze", model, unfrozen)
     for layer in layers:
         layer.prepare()
         if not layer.frozen:

@@ -37,6 +37,18 @@ def not_a_model(function: str, given: Any) -> TypeError:
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
 
+def check_unsharded(function: str, model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Raise ValueError for a layer whose parameters FSDP2 manages: it would go on with those it has sharded."""
+    managed = dtensor.fully_sharded(model)
+    changed = managed.intersection(layers) if managed else set[nn.Module]()
+    for name, module in modules_of(model):
+        if module in changed:
+            raise ValueError(
+                f"{function}: layer {name!r} is managed by fully_shard, which keeps the parameters that it has "
+                f"sharded; call {function} before fully_shard, on the float model"
+            )
+
+
 def of_class(cls: type[nn.Module], module: nn.Module, without: Sequence[str] = ()) -> Any:
     """Create an instance of `cls` that shares the Parameters, hooks and settings of `module`, except `without`."""
     result = cls.__new__(cls)

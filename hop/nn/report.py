@@ -59,11 +59,19 @@ class Report:
         table += [(r.name or "(model)", r.type, self._counted(r), _said(r)) for r in self.rows]
         widths = [max(len(row[i]) for row in table) for i in range(3)]
         lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in table]
+        schemes = {spelled(r.scheme): r.scheme for r in self.rows if isinstance(r.scheme, Scheme)}
+        lines += [f"{name}: {_MIXES}" for name, scheme in schemes.items() if scheme.mixes_rows()]
         lines += [f"earlier rules apply to every layer that {selector} matches" for selector in self.unused]
         return "\n".join([*lines, self.summary])
 
     def _counted(self, row: Conversion) -> str:
         return f"{row.parameters:,} {_share(row.parameters, self.parameters):>7}" if row.parameters else ""
+
+
+_MIXES = (
+    "one scale serves all rows of an input, so a row's result depends on its batch; schemes such as "
+    "FP8_DYNAMIC_ROW and NVFP4_DYNAMIC_ROW have one for each row"
+)
 
 
 def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:

@@ -236,7 +236,7 @@ class TwoLevel(Rule):
 
     global_amax is the amax of the tensor, or of the `outer` block, and ignores NaN. The caller may pass it as scale. A
     block with a NaN has the scale NaN, unless the format has a NaN. An infinite global_amax makes every value that it
-    scales NaN or infinite.
+    scales NaN or infinite; from 2^128 / 448, 7.6e35, on, the product for s may overflow, which does the same.
     """
 
     outer: Block = (-1, -1)  # the block that shares a global_amax

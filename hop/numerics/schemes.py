@@ -160,6 +160,13 @@ class Scheme(Value):
         """Whether a call draws random bits, in its forward or backward."""
         return any(q is not None and q.is_random() for q in (self.lhs, self.rhs, self.grad))
 
+    def mixes_rows(self) -> bool:
+        """Whether a row of the result depends on the other rows of its batch, because a scale found from the input or
+        the result serves several rows. An infinity in one of them then makes all others non-finite.
+        """
+        found = [q for q in (self.lhs, self.output) if q is not None and q.scale.missing() is None]
+        return any(set(block[:-1]) != {1} for q in found for _, block in q.stored_by_rule().values())
+
     def adds_noise(self) -> bool:
         """Whether training replaces an operand's codes by floats with noise."""
         return any(q is not None and q.adds_noise() for q in (self.lhs, self.rhs))
@@ -220,6 +227,7 @@ MXFP8_WEIGHT = Scheme(None, presets.MXFP8)
 MXFP4_DYNAMIC = Scheme(presets.MXFP4, presets.MXFP4)
 MXFP4_WEIGHT = Scheme(None, presets.MXFP4)
 NVFP4_DYNAMIC = Scheme(presets.NVFP4, presets.NVFP4)
+NVFP4_DYNAMIC_ROW = Scheme(presets.NVFP4_ROW, presets.NVFP4)  # a global amax per row of the input
 NVFP4_WEIGHT = Scheme(None, presets.NVFP4)
 
 SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, Scheme)}
@@ -230,6 +238,7 @@ SHORT = {
     "8da4w": "int8_da_int4_w",
     "fp8": "fp8_dynamic_row",
     **{name: f"{name}_dynamic" for name in ("mxfp8", "mxfp4", "nvfp4")},
+    "nvfp4_row": "nvfp4_dynamic_row",
 }
 """Short names."""
 
@@ -237,8 +246,8 @@ SHORT = {
 def named(name: str) -> Scheme:
     """The scheme with a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or a short name.
 
-    Short names are "int8", "int4", "8da4w", "fp8", "mxfp8", "mxfp4" and "nvfp4". Raises ValueError with similar names
-    if there is none.
+    Short names are "int8", "int4", "8da4w", "fp8", "mxfp8", "mxfp4", "nvfp4" and "nvfp4_row". Raises ValueError with
+    similar names if there is none.
     """
     lower = name.lower().replace("-", "_")
     result = SCHEMES.get(SHORT.get(lower, lower).upper())

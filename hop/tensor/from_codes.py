@@ -15,6 +15,7 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor.buffers.operators import buffers_operator
+from hop.tensor.parameters import in_buffer_dtype
 from hop.tensor.quantized import QuantizedTensor
 
 
@@ -131,23 +132,11 @@ def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.B
 
 def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, axis: int | None) -> Tensor:
     """Convert a scale, zero point or amax to the form of its buffer."""
-    if not isinstance(value, Tensor):
-        value = torch.tensor(value, device=codes.device)
-    if value.device != codes.device:
-        raise ValueError(
-            f"from_codes: {buffer.name} must be on the device of codes, {codes.device}, got one on {value.device}; "
-            "move it there"
-        )
-    is_float = buffer.dtype == torch.float32
-    if value.dtype != buffer.dtype and (value.dtype.is_floating_point != is_float or value.dtype == torch.bool):
-        kind = "floating point" if is_float else f"{buffer.dtype} or another integer dtype"
-        raise TypeError(f"from_codes: {buffer.name} must be {kind} for {q}, got {value.dtype}; cast it")
-    if buffer.name == "zero_point":
-        _check_range("zero_point", value, q.format.low, q.format.high, q.format.name)  # type: ignore[attr-defined]
-    if axis is not None and value.dim() == 1:
+    if axis is not None and isinstance(value, Tensor) and value.dim() == 1:
         value = value.reshape([-1 if d == axis else 1 for d in range(len(buffer.shape))])
+    value = in_buffer_dtype("from_codes", q, buffer, value, codes.device)
     try:
-        return value.to(buffer.dtype).expand(tuple(buffer.shape)).contiguous()
+        return value.expand(tuple(buffer.shape)).contiguous()
     except RuntimeError as error:
         raise ValueError(
             f"from_codes: {buffer.name} must broadcast to {tuple(buffer.shape)}, one for each block of {q}, got "

@@ -13,6 +13,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.from_codes import tensor_of_buffers
+from hop.tensor.parameters import fitted
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ class TensorProto:
             return [Buffer("data", self.shape, self.dtype)]
         return copies.describe(self.quantizer, self.shape, self.usages)
 
-    def create_tensor(self, buffers: Sequence[Tensor] | None = None) -> Any:
+    def create_tensor(self, buffers: Sequence[Tensor | float] | None = None) -> Any:
         """Create the tensor from `buffers`, in the order of `buffers()`, or uninitialized.
+
+        Scales and zero points may be numbers, as for QuantizedTensor.
 
         Pure Python, so it can be traced, and creates fake tensors where others do.
 
@@ -106,15 +109,18 @@ class TensorProto:
             ValueError: the buffers do not match the description.
         """
         described = self.buffers()
+        given: Sequence[Any] = [] if buffers is None else buffers
         if buffers is None:
-            buffers = [torch.empty(b.shape, dtype=b.dtype, device=self.device) for b in described]
-        else:
-            copies.check(described, buffers)
+            given = [torch.empty(b.shape, dtype=b.dtype, device=self.device) for b in described]
+        elif self.quantizer is not None and len(given) == len(described):
+            named = {b.name: x for b, x in zip(described, given, strict=True)}
+            given = list(fitted(self.quantizer, described, named).values())
+        copies.check(described, given)
         if self.quantizer is None:
-            return buffers[0].detach().requires_grad_(self.requires_grad)
+            return given[0].detach().requires_grad_(self.requires_grad)
         if torch.compiler.is_exporting() and self.usages == (copies.ROWWISE,) and not self.requires_grad:
-            return tensor_of_buffers(str(self.quantizer), list(buffers), list(self.shape), self.dtype)
-        named = {b.name: tensor for b, tensor in zip(described, buffers, strict=True)}
+            return tensor_of_buffers(str(self.quantizer), list(given), list(self.shape), self.dtype)
+        named = {b.name: tensor for b, tensor in zip(described, given, strict=True)}
         return QuantizedTensor(named, self.quantizer, self.shape, self.dtype, self.requires_grad)
 
     def update_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> "TensorProto":

@@ -19,6 +19,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, shown
 from hop.tensor import table
 from hop.tensor.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
+from hop.tensor.parameters import fitted
 
 
 class QuantizedTensor(Tensor):
@@ -29,7 +30,8 @@ class QuantizedTensor(Tensor):
 
     Args:
         buffers: the buffers that hop.numerics.copies.describe lists for the quantizer, the shape and the usages, in
-            that order; dense, on one device.
+            that order; dense, on one device. A scale or zero point may be one number, or a tensor of shape (), for
+            all blocks; a zero point may have any integer dtype. Codes are not copied.
         quantizer: how the buffers are read.
         shape: the shape of the represented tensor.
         dtype: the floating-point dtype it appears in.
@@ -41,7 +43,8 @@ class QuantizedTensor(Tensor):
 
     Raises:
         TypeError: an argument has the wrong type, or dtype is not a floating-point one.
-        ValueError: the buffers do not match the quantizer's description for the shape.
+        ValueError: the buffers do not match the quantizer's description for the shape; or, in eager mode on the CPU,
+            a zero point of another dtype is not a code of the format.
     """
 
     quantizer: Quantizer
@@ -65,25 +68,29 @@ class QuantizedTensor(Tensor):
     @staticmethod
     def __new__(
         cls: "type[QuantizedTensor]",
-        buffers: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor | float],
         quantizer: Quantizer,
         shape: Sequence[int],
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
-        _check(buffers, quantizer, shape, dtype)
+        described = _described(buffers, quantizer, shape, dtype)
+        fitting = fitted(quantizer, described, buffers)
+        copies.check(described, list(fitting.values()))
         flag(requires_grad, "QuantizedTensor: requires_grad")
-        return _empty(cls, buffers, quantizer, shape, dtype, requires_grad)
+        t = _empty(cls, fitting, quantizer, shape, dtype, requires_grad)
+        _fill(t, fitting, quantizer)
+        return t
 
     def __init__(
         self,
-        buffers: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor | float],
         quantizer: Quantizer,
         shape: Sequence[int],
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> None:
-        _fill(self, buffers, quantizer)
+        """Nothing: `__new__` has assigned the buffers."""
 
     @staticmethod
     def fitting(
@@ -115,7 +122,8 @@ class QuantizedTensor(Tensor):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "quantizer":
-            _check(self.buffers(), value, tuple(self.shape), self.dtype)
+            buffers = self.buffers()
+            copies.check(_described(buffers, value, tuple(self.shape), self.dtype), list(buffers.values()))
             vars(self).update(_form=None, _kind=None)
         elif name in _BUFFERS:
             self._check_assigned(name, value)
@@ -277,8 +285,8 @@ _BUFFERS = frozenset(
 )
 
 
-def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
-    """Raise TypeError or ValueError for arguments that do not form a QuantizedTensor."""
+def _described(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> list[copies.Buffer]:
+    """The form that the buffers of a QuantizedTensor must have. Raises TypeError or ValueError for other arguments."""
     if not isinstance(quantizer, Quantizer):
         raise TypeError(f"quantizer must be a Quantizer, got {shown(quantizer)}; give one such as hop.presets.INT8_ROW")
     if dtype not in copies.APPEARANCES:
@@ -297,7 +305,7 @@ def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
     if not usages or names != [b.name for b in described]:
         wanted = [b.name for b in described or copies.describe(quantizer, sizes, (copies.ROWWISE,))]
         raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}; give all of them")
-    copies.check(described, list(buffers.values()))  # pyright: ignore[reportUnknownArgumentType]
+    return described
 
 
 def _empty(

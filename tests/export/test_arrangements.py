@@ -101,15 +101,34 @@ class TestArrangements(unittest.TestCase):
             torch.testing.assert_close(stage.module()(X).detach(), want, rtol=1e-5, atol=1e-5)
         assert all(not node.op.startswith("get") for node in lowered.graph.nodes)
 
-    @parameterized.expand(list(itertools.product(("trained", "tied", "constant"), ("plain", "packed"))))
     @pytest.mark.full
-    def test_package(self, how, form):
-        model = arranged(how, weight(form == "packed")).eval()
-        program = torch.export.export(model, (X,))
+    def test_package(self):
+        """All of them in one program of AOTInductor, which takes a minute to compile, also with codes in and out."""
+        model = Every().eval()
+        codes = torch.randint(-128, 128, (3, 64), dtype=torch.int8, generator=torch.Generator().manual_seed(2))
         with TemporaryDirectory() as folder, torch.no_grad():
+            program = copied(torch.export.export(model, (X, codes)))
             path = str(Path(folder) / "model.pt2")
             torch._inductor.aoti_compile_and_package(program, package_path=path)
-            torch.testing.assert_close(torch._inductor.aoti_load_package(path)(X), model(X), rtol=1e-5, atol=1e-5)
+            found, want = torch._inductor.aoti_load_package(path)(X, codes), model(X, codes)
+            assert len(found) == len(want) == 2 * len(ARRANGEMENTS) + 2
+            for y, expected in zip(found, want, strict=True):
+                torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+class Every(nn.Module):
+    """All arrangements, plain and packed, and codes from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        each = itertools.product(ARRANGEMENTS, (False, True))
+        self.each = nn.ModuleList([arranged(how, weight(packed)) for how, packed in each])
+        self.weight = parameter(weight(False))
+
+    def forward(self, x: Tensor, codes: Tensor) -> list[Tensor]:
+        static = presets.INT8_TENSOR_STATIC_AFFINE
+        y = hop.scaled(aten.linear.default, torch.float32, hop.from_codes(static, codes, 0.1, 3), self.weight)
+        return [*(m(x) for m in self.each), y, hop.quantize(static, x, scale=0.1, zero_point=3).codes]
 
 
 class TestZeroPoints(unittest.TestCase):

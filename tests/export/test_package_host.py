@@ -59,12 +59,12 @@ class Host:
         (folder / "plugged.cpp").write_text(PLUGGED)
         call([compiler, "-include", "unistd.h", folder / "plugged.cpp", "-o", folder / "plugged", "-ldl"])
 
-    def run(self, *program: str, threads: int, library: Path = LIBRARY) -> tuple[bytes, str]:
+    def run(self, *program: str, threads: int, library: Path = LIBRARY, columns: str = COLUMNS) -> tuple[bytes, str]:
         """The output, and what is printed."""
         output = self.folder / "output.bin"
         output.unlink(missing_ok=True)
         made = self.folder / "made"
-        words = [library, made / "model.pt2", made / "input.bin", COLUMNS, output, threads]
+        words = [library, made / "model.pt2", made / "input.bin", columns, output, threads]
         printed = call([*(self.folder / name for name in program), *words], {"PATH": os.defpath})
         return output.read_bytes(), printed
 
@@ -92,6 +92,12 @@ def test_plugged_in(host, threads):
     got, printed = host.run("plugged", "plugin.so", threads=threads)
     assert got == host.wanted
     assert (int(printed.split()[-1]) == 1) == (threads == 1), printed
+
+
+def test_inputs_are_checked(host):
+    """Rows of another width raise, instead of results from other memory."""
+    with pytest.raises(AssertionError, match=r"input_handles|dim"):
+        host.run("run", threads=1, columns="32")
 
 
 def test_without_the_library(host):

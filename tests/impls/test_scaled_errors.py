@@ -107,7 +107,7 @@ ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, A
         {"output_zero_point": ONE}),
     ("zero_for_symmetric", ValueError, ["no zero point"], (linear, STATIC, X, W),
         {"output_scale": ONE, "output_zero_point": ONE}),
-    ("scale_is_a_number", TypeError, ["output_scale", "0.5"], (linear, STATIC, X, W), {"output_scale": 0.5}),
+    ("scale_is_text", TypeError, ["output_scale", "0.5"], (linear, STATIC, X, W), {"output_scale": "0.5"}),
     ("scale_of_integers", TypeError, ["output_scale", "torch.int64"], (linear, STATIC, X, W),
         {"output_scale": torch.tensor(1)}),
     ("scale_of_a_wrong_shape", ValueError, ["output_scale", "(1, 1)", "(3,)"], (linear, STATIC, X, W),

@@ -1,10 +1,12 @@
 """Models of transformers with a HopConfig: loaded, saved, loaded again, exported; and what is refused."""
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -96,6 +98,35 @@ class TestLoading(unittest.TestCase):
                 one, two = (hop.storage.load_file(Path(f, "model.safetensors")) for f in (folder, other))
                 assert one.keys() == two.keys() and sum(isinstance(t, hop.QuantizedTensor) for t in one.values()) == 15
                 assert all(torch.equal(values(t), values(two[name])) for name, t in one.items())
+
+    @parameterized.expand(itertools.product((False, True), (False, True)))
+    def test_quantized_then_saved(self, tie, pack):
+        """quantize_ takes lm_head too, HopConfig does not by default; from_pretrained reads what either has saved."""
+        model = hop.quantize_(llama(tie=tie), "int8", pack=pack)
+        assert isinstance(model.lm_head, hop.nn.Layer)
+        assert type(loaded(llama(), HopConfig("int8")).lm_head) is nn.Linear
+        with saved(model) as folder:
+            again = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert (again.lm_head.weight is again.model.embed_tokens.weight) == tie
+
+    @parameterized.expand([("meta",), ("weights",)])
+    def test_state_dict_into_empty_model(self, where):
+        """The recipe of docs/start.md: with buffers on "meta" loading warns; with weights alone there, it runs."""
+        from accelerate import init_empty_weights
+
+        model = hop.quantize_(llama(), "int8")
+        with torch.device("meta") if where == "meta" else init_empty_weights():
+            again = type(model)(model.config).eval()
+        hop.quantize_(again, "int8")
+        if where == "meta":
+            with pytest.warns(UserWarning, match=r"buffers model\.rotary_emb\.inv_freq.*init_empty_weights\(\)"):
+                again.load_state_dict(model.state_dict(), assign=True)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again.load_state_dict(model.state_dict(), assign=True)
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
 
     @parameterized.expand([(tie, skip) for tie in (False, True) for skip in (None, [], ["lm_head"])])
     @pytest.mark.quick(3)

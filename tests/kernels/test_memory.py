@@ -194,7 +194,8 @@ class TestForm(unittest.TestCase):
             ("no_mapping", lambda b: [*b.values()], TypeError, "buffers must be a mapping"),
             ("none", lambda b: {}, ValueError, r"got \[\]"),
             ("device", lambda b: {**b, "scale": b["scale"].to("meta")}, ValueError, "scale must be on cpu"),
-            ("number", lambda b: {**b, "scale": 1.0}, TypeError, "scale must be a tensor, got 1.0"),
+            ("text", lambda b: {**b, "scale": "1"}, TypeError, "scale must be a tensor, got '1'"),
+            ("number", lambda b: {**b, "codes": 1.0}, TypeError, "codes must be a tensor, got 1.0"),
         ]
     )
     def test_constructor(self, _: str, change: Callable[..., Any], error: type[Exception], words: str):
@@ -359,8 +360,9 @@ class TestConstructors(unittest.TestCase):
         for value in (float("nan"), float("inf")):
             with self.assertRaisesRegex(ValueError, "zero_point must be finite"):
                 hop.quantize(q, x, scale=one, zero_point=torch.full((1, 1), value))
-        with self.assertRaisesRegex(TypeError, "zero_point must be a tensor, got "):
-            hop.quantize(q, x, scale=one, zero_point=7.4)
+        assert torch.equal(hop.quantize(q, x, scale=1, zero_point=7.4).codes, found.codes)
+        with self.assertRaisesRegex(TypeError, "zero_point must be a number or a tensor, got "):
+            hop.quantize(q, x, scale=one, zero_point="7")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,18 @@ class TestInputs(unittest.TestCase):
                     if name not in SHARED and level != "off":
                         assert torch.equal(y[rows], model(x[rows])), level
 
+    @parameterized.expand([(name,) for name in QUANTIZES_INPUTS])
+    def test_batches(self, name):
+        """mixes_rows and the report say whether a row's result depends on the others."""
+        model = linear(name)
+        x = inputs(3.0) * torch.tensor([1.0, 100.0, 0.01, 7.0])[:, None]
+        with native.use("off"):
+            q = FOUND[name].lhs
+            together = hop.dequantize(hop.quantize(q, x))
+            each = torch.cat([hop.dequantize(hop.quantize(q, row[None])) for row in x])
+        assert torch.equal(together, each) != FOUND[name].mixes_rows()
+        assert FOUND[name].mixes_rows() == (name in SHARED) == ("depends on its batch" in str(model.hop_report))
+
     @parameterized.expand([("INT8_DYNAMIC",), ("NVFP4_DYNAMIC",), ("FP8_DYNAMIC_ROW",)])
     def test_compiled_and_lowered(self, name):
         model = linear(name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import sys
 import unittest
 from dataclasses import replace
@@ -497,6 +498,31 @@ class TestCompiled(unittest.TestCase):
                 step()
             assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
             assert counted.frame_count == (2 if of is float else 1)
+
+    @parameterized.expand(itertools.product(("adamw8", "sgd", "lion"), (False, True)))
+    @pytest.mark.compiler
+    def test_cycles(self, kind, of_tensors):
+        """OneCycleLR changes the learning rate and the first beta or the momentum in each step: two programs in all."""
+        of = torch.tensor if of_tensors else float
+        betas, decay = {"betas": (of(0.9), of(0.99))}, {"weight_decay": of(0.01)}
+        make: Any = {"adamw8": optim.AdamW8bit, "sgd": optim.SGD, "lion": optim.Lion}[kind]
+        options = {"adamw8": betas | decay | {"eps": of(1e-8)}, "lion": betas | decay}.get(
+            kind, decay | {"momentum": of(0.9), "dampening": of(0.0)}
+        )
+        a, b = parameters()[:2], parameters()[:2]
+        ours, other = (make(params, lr=of(1e-3), **copy.deepcopy(options)) for params in (a, b))
+        schedules = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=30) for o in (ours, other)]
+        counted = CompileCounterWithBackend("eager")
+        step = torch.compile(other.step, backend=counted)  # the schedule's wrapper of step is not traced
+        for i in range(6):
+            for params in (a, b):
+                give_gradients(params, i)
+            ours.step()
+            step()
+            for schedule in schedules:
+                schedule.step()
+        assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
+        assert counted.frame_count == 2
 
     def test_tensors_are_read_in_float64(self):
         """As the floats that they hold."""

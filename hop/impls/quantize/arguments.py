@@ -13,10 +13,9 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST
 from hop.numerics.spelling import shown
+from hop.tensor import parameters
 
 GRADIENTS = ("clipped", "plain")
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def checked(
@@ -75,14 +74,15 @@ def fitting_scales(
     if (refused := q.scale.refuses_scale(names[0].removesuffix("scale"))) is not None:
         raise ValueError(f"{name}: {refused}, got {shown(scale)}")
     memory.check((scale, zero_point))
+    _check_scale(name, names[0], q, scale)
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored_by_rule().items()}
     if shape is not None:
         described = q.buffers(shape)
-    scale = _fitting(name, names[0], scale, device, *described[q.scale.given_name])
+    scale = _fitting(name, names[0], scale, q, device, *described[q.scale.given_name])
     if q.scale.has_zero_point() != (zero_point is not None):
         raise ValueError(f"{name}: {_zero_point_rule(names, q, zero_point)}")
     if zero_point is not None:
-        zero_point = _fitting(name, names[1], zero_point, device, *described["zero_point"])
+        zero_point = _fitting(name, names[1], zero_point, q, device, *described["zero_point"])
     _check_numbers(name, names, q, scale, zero_point)
     return scale, zero_point
 
@@ -100,26 +100,28 @@ def check_values(name: str, names: tuple[str, str], q: Quantizer, scale: Tensor,
     Checked only for plain CPU tensors in eager mode: a traced graph has no values, and reading a GPU's would
     synchronize.
     """
-    memory.check((scale, zero_point))
-    _check_numbers(name, names, q, scale, zero_point)
+    if isinstance(scale, Tensor) and isinstance(zero_point, Tensor | None):  # numbers are checked when converted
+        memory.check((scale, zero_point))
+        _check_numbers(name, names, q, scale, zero_point)
 
 
 def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
     if not eager.is_plain_eager():
         return
-    least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
-    if (wrong := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
-        rule = "0 or more" if ends else "above 0 and finite"
-        raise ValueError(f"{name}: {names[0]} must be {rule} for {q}; got {wrong}; {_FIND}")
+    _check_scale(name, names[0], q, scale)
     if zero_point is None:
         return
     if (wrong := _outside(zero_point, -LARGEST, LARGEST)) is not None:
         raise ValueError(f"{name}: {names[1]} must be finite; got {wrong}; {_FIND}")
-    if (wrong := _no_code(zero_point, q)) is not None:
-        low, high = int(q.format.min), int(q.format.max)
-        raise ValueError(
-            f"{name}: {names[1]} must be a code of {q.format.name}, from {low} to {high}; got {wrong}; {_FIND}"
-        )
+    parameters.zero_point(f"{name}: {names[1]}", zero_point, q, zero_point.dtype, zero_point.device)
+
+
+def _check_scale(name: str, which: str, q: Quantizer, scale: Any) -> None:
+    """Raise ValueError for a number, or a value that can be read, that is not a valid scale."""
+    least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
+    if (wrong := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
+        rule = "0 or more" if ends else "above 0 and finite"
+        raise ValueError(f"{name}: {which} must be {rule} for {q}; got {wrong}; {_FIND}")
 
 
 _LEAST = 2.0**-149  # above 0, in float32
@@ -128,22 +130,17 @@ _BOTH = "give both, or neither"
 _FIND = "find one with hop.calibration"
 
 
-def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
-    """An integer that is not a code of the format; None if there is none or the values cannot be read."""
-    if type(zero_point) not in PLAIN or zero_point.is_floating_point() or not zero_point.is_cpu:
-        return None
-    if zero_point.dtype == q.format.dtype and q.format.max - q.format.min == 255:  # every value of the dtype is a code
-        return None
-    if zero_point.numel() == 1:
-        n = int(zero_point.item())
-        return None if q.format.min <= n <= q.format.max else n
-    outside = (zero_point < q.format.min) | (zero_point > q.format.max)
-    return int(zero_point[outside][0]) if bool(outside.any()) else None
-
-
-def _outside(x: Tensor, least: float, most: float) -> float | None:
+def _outside(x: Any, least: float, most: float) -> float | None:
     """A value of x outside `least` to `most`; None if there is none or the values cannot be read."""
-    if type(x) not in PLAIN or not x.is_floating_point() or not x.is_cpu or x.dtype.itemsize == 1:
+    if parameters.is_number(x):
+        return None if least <= x <= most else x
+    if (
+        not eager.is_plain_eager()
+        or type(x) not in PLAIN
+        or not x.is_floating_point()
+        or not x.is_cpu
+        or x.dtype.itemsize == 1
+    ):
         return None
     if x.numel() == 1:
         n = x.item()
@@ -179,19 +176,25 @@ def needless(which: str, q: Quantizer, given: Any) -> str:
 
 
 def _fitting(
-    name: str, which: str, given: Any, device: torch.device, shape: Sequence[int] | None, dtype: torch.dtype
+    name: str,
+    which: str,
+    given: Any,
+    q: Quantizer,
+    device: torch.device,
+    shape: Sequence[int] | None,
+    dtype: torch.dtype,
 ) -> Tensor:
+    if which.endswith("zero_point"):
+        given = parameters.zero_point(f"{name}: {which}", given, q, dtype, device)
+    elif dtype.is_floating_point:
+        given = parameters.from_number(given, device)
     if not isinstance(given, Tensor):
-        raise TypeError(f"{name}: {which} must be a tensor, got {shown(given)}; make one with torch.tensor")
+        raise TypeError(f"{name}: {which} must be a number or a tensor, got {shown(given)}; make one with torch.tensor")
     if given.device != device:
         raise ValueError(
             f"{name}: {which} must be on the device of the operands, {device}, got one on {given.device}; move one of "
             "them"
         )
-    if which.endswith("zero_point") and given.dtype in _INTEGERS and dtype in _INTEGERS and given.dtype != dtype:
-        ends = torch.iinfo(dtype)  # as zero points in floats, which are rounded, and brought into the format
-        given = given.clamp(max(ends.min, torch.iinfo(given.dtype).min), min(ends.max, torch.iinfo(given.dtype).max))
-        given = given.to(dtype)
     if not given.is_floating_point() and given.dtype != dtype:
         integers = "" if dtype.is_floating_point else f" or {dtype}"
         wanted = torch.float32 if dtype.is_floating_point else dtype

@@ -238,8 +238,8 @@ def quantize(
     x: Tensor,
     /,
     *,
-    scale: Tensor | None = None,
-    zero_point: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    zero_point: Tensor | float | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
     usages: str | Sequence[str] = _ROWWISE,
@@ -250,10 +250,10 @@ def quantize(
     Args:
         q: the quantizer: format, blocks, scale rule, rounding.
         x: float16, bfloat16, float32 or float64, any shape and strides. Computed in float32.
-        scale: replaces the scale rule: float32, broadcastable to the shape of its buffer (listed by
+        scale: replaces the scale rule: a number, or float32, broadcastable to the shape of its buffer (listed by
             `TensorProto.buffers`), differentiable. For a two-level quantizer it is the amax of the tensor.
-        zero_point: the zero point for `scale`, for a quantizer that has one: integer codes, or floating point, which is
-            rounded and gets a gradient.
+        zero_point: the zero point for `scale`, for a quantizer that has one: a code of the format, as a number or a
+            tensor of any integer dtype; or floating point, which is rounded to the nearest code and gets a gradient.
         noise: the random integers of stochastic rounding, of x's shape: int32, uniform from 0 to 2^24 - 1, as
             `hop.noise` creates from a seed; or uint8, uniform from 0 to 255, for which the probability of rounding up
             is rounded down to a multiple of 1/256.
@@ -294,8 +294,8 @@ def _traced_quantize(
     x: Tensor,
     /,
     *,
-    scale: Tensor | None = None,
-    zero_point: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    zero_point: Tensor | float | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
     usages: str | Sequence[str] = _ROWWISE,
@@ -311,8 +311,8 @@ def fake_quantize(
     x: Tensor,
     /,
     *,
-    scale: Tensor | None = None,
-    zero_point: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    zero_point: Tensor | float | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
     gradient: str = "clipped",

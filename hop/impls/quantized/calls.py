@@ -33,7 +33,7 @@ OUTPUT = "output"
 class Scales(NamedTuple):
     """Scales and zero points that replace the rules of a scheme's quantizers.
 
-    Each has the shape of its buffer, or one that broadcasts to it.
+    Each is a number, or has the shape of its buffer or one that broadcasts to it.
     """
 
     lhs: Tensor | None = None
@@ -168,6 +168,8 @@ def _quantizer_of(x: Tensor) -> Quantizer | None:
 
 def _per_dimension(q: Quantizer, shape: Sequence[int]) -> Quantizer:
     """The quantizer with a block size for each dimension, 1 for dimensions of size 1."""
+    if q.scale.is_delayed:
+        return q  # its only block is the tensor
     sizes = zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True)
     return replace(q, block=tuple(1 if isinstance(n, int) and n == 1 else size for size, n in sizes))
 

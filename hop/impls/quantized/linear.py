@@ -152,7 +152,7 @@ def _buffers(call: SchemeCall, role: str, usages: tuple[str, ...], rows: Quantiz
     buffers = rows.buffers() if ROWWISE in usages else {}
     if COLUMNWISE in usages:
         stream = TRANSPOSED_LHS_STREAM if role == LHS else TRANSPOSED_RHS_STREAM
-        transposed, _ = gradient.transposed_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
+        transposed, _ = gradient.transposed_rows(call, role, x.reshape(copies.columns(x.shape)[::-1]), stream)
         names = copies.names(q, (COLUMNWISE,))
         buffers = buffers | dict(zip(names, transposed.buffers().values(), strict=True))
     return [buffers[b.name] for b in copies.describe(q, x.shape, usages)]

@@ -27,7 +27,7 @@ from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics.schemes import Scheme
 from hop.numerics.schemes import named as scheme_named
 from hop.numerics.spelling import shown
-from hop.tensor import QuantizedTensor
+from hop.tensor import QuantizedTensor, parameters
 from hop.tensor.buffers.operators import buffers_operator
 
 _Optional = Tensor | None
@@ -276,6 +276,8 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)
     factors = calls.operands_of(op, bound)
+    if any(map(parameters.is_number, scales)):
+        scales = Scales(*parameters.as_tensors(scales._asdict(), bound))
     if calls.is_unbatched(op, bound):
         check_shapes("quantized", op, bound)
         return _node(op, text, dtype, scales, seed, bound[0].unsqueeze(0), *bound[1:], **kwargs).squeeze(0)

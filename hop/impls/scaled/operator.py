@@ -20,14 +20,14 @@ from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
-from hop.impls.quantize.arguments import check_values
+from hop.impls.quantize.arguments import check_values, fitting_scales
 from hop.impls.scaled import batching, calls, gradient, meaning, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output, check_quantized
 from hop.impls.scaled.calls import Call, fitted
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Rule
-from hop.tensor import QuantizedTensor
+from hop.tensor import QuantizedTensor, parameters
 from hop.tensor.buffers.operators import buffers_operator
 from hop.tensor.quantized import operand
 
@@ -115,6 +115,11 @@ class Scaled(Composite):
         bound, kwargs = describe(op).bind(tuple(rest), kwargs)
         check_types("scaled", op, bound, kwargs)
         check_quantized(op, output, bound)
+        if isinstance(output, str) and (parameters.is_number(scale) or parameters.is_number(zero_point)):
+            device = next(x.device for x in calls.tensors(bound))
+            scale, zero_point = fitting_scales(
+                "scaled", calls.OUTPUT_NAMES, _read(output), None, device, scale, zero_point
+            )
         return (op, output, scale, zero_point, *bound), kwargs
 
     def reference(
@@ -250,8 +255,8 @@ def scaled(
     output: torch.dtype | Quantizer,
     /,
     *args: Any,
-    output_scale: _Optional = None,
-    output_zero_point: _Optional = None,
+    output_scale: Tensor | float | None = None,
+    output_zero_point: Tensor | float | None = None,
     **kwargs: Any,
 ) -> Any:
     """Run `op` on operands with scales: quantized tensors, possibly together with plain floats.
@@ -346,8 +351,8 @@ def _traced(
     output: Any,
     /,
     *args: Any,
-    output_scale: _Optional = None,
-    output_zero_point: _Optional = None,
+    output_scale: Tensor | float | None = None,
+    output_zero_point: Tensor | float | None = None,
     **kwargs: Any,
 ) -> Any:
     """The form of scaled that Dynamo traces."""

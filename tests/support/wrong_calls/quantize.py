@@ -52,8 +52,8 @@ QUANTIZE = [
           "zero_point | None | has no rule to find a scale | pass scale= and zero_point="),
     traced("quantize_amax_missing", ValueError, lambda: quantize(recipes.FP8_DELAYED.lhs),
           "scale | None | needs the amax of earlier steps | pass scale="),
-    *each(traced, TypeError, f"scale | must be a tensor | {ONE}", {
-        "quantize_scale_float": ("0.5", lambda: quantize(STATIC, scale=0.5)),
+    *each(traced, TypeError, f"scale | must be a number or a tensor | {ONE}", {
+        "quantize_scale_text": ("'0.5'", lambda: quantize(STATIC, scale="0.5")),
         "quantize_scale_list": ("[0.5]", lambda: quantize(STATIC, scale=[0.5])),
     }),
     *each(wrong, ValueError, "scale | must be above 0 and finite | find one with hop.calibration", {
@@ -72,8 +72,15 @@ QUANTIZE = [
           "zero_point | scale is None | must be given with scale | give both, or neither"),
     traced("quantize_zero_point_extra", ValueError, lambda: quantize(STATIC, scale=one(), zero_point=one()),
           "zero_point | torch.float32 | has no zero point | leave it out"),
-    traced("quantize_zero_point_int", TypeError, lambda: quantize(AFFINE, scale=one(), zero_point=3),
-          f"zero_point | 3 | must be a tensor | {ONE}"),
+    traced("quantize_zero_point_text", TypeError, lambda: quantize(AFFINE, scale=one(), zero_point="3"),
+          f"zero_point | '3' | must be a number or a tensor | {ONE}"),
+    traced("quantize_zero_point_int", ValueError, lambda: quantize(AFFINE, scale=one(), zero_point=300),
+          "zero_point | got 300 | must be a code of int8, from -128 to 127 | find one with hop.calibration"),
+    wrong("quantize_zero_point_int16", ValueError, lambda: quantize(AFFINE, scale=one(),
+          zero_point=torch.tensor(300, dtype=torch.int16)),
+          "zero_point | got 300 | must be a code of int8, from -128 to 127 | find one with hop.calibration"),
+    traced("quantize_scale_negative_number", ValueError, lambda: quantize(STATIC, scale=-1.0),
+          "scale | -1.0 | must be above 0 and finite | find one with hop.calibration"),
     traced("quantize_zero_point_dtype", TypeError, lambda: quantize(AFFINE, scale=one(), zero_point=torch.tensor(True)),
           "zero_point | torch.bool | must be floating point or torch.int8 | cast it with .to(torch.int8)"),
     wrong("quantize_zero_point_infinite", ValueError, lambda: quantize(AFFINE, scale=one(),
