@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hop.compat import inductor
 from hop.numerics import blocks, scale_search, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Codebook, Float, Format
@@ -281,7 +282,7 @@ def _largest(x: Tensor, place: int, count: int) -> Tensor:
 def _as(number: Tensor, dtype: torch.dtype, parts: Blocks) -> Tensor:
     """A number in a float dtype, saturated; rounded even if it is converted back to float32."""
     largest = torch.finfo(dtype).max
-    return parts.once(number.clamp(-largest, largest).to(dtype))
+    return parts.once(inductor.rounded(number.clamp(-largest, largest).to(dtype)))
 
 
 def _over(x: Tensor, number: float) -> Tensor:
