@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 import hop
 from examples.common import json_rows
 from hop import Quantizer, attention_schemes, formats, presets
-from hop.nn.attending import attend
+from hop.nn.attention.attending import attend
 
 RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hop.numerics import functions
 from hop.numerics.formats import INT8
-from hop.numerics.integer_functions import IBertLayerNorm, IBertSoftmax, TfliteSoftmax, TfliteTable, TosaSoftmax
+from hop.numerics.integer.functions import IBertLayerNorm, IBertSoftmax, TfliteSoftmax, TfliteTable, TosaSoftmax
 from tests.support import pages
 
 _IN, _OUT = torch.tensor(0.03), torch.tensor(0.02)

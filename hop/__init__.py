@@ -97,14 +97,14 @@ if TYPE_CHECKING:
     from hop.export.rewrite.patching import patch_torch as patch_torch
     from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.decoding import compile_decode as compile_decode
-    from hop.nn.quantizing import quantize_ as quantize_
+    from hop.nn.models.quantizing import quantize_ as quantize_
 
 # Functions that are imported when somebody first uses them; modules are, too.
 _LATER = {
     "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",
     "patch_torch": "hop.export.rewrite.patching",
-    "quantize_": "hop.nn.quantizing",
+    "quantize_": "hop.nn.models.quantizing",
 }
 _missing = _lookup(__name__, __all__)
 

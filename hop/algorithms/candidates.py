@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from hop.nn import reminder
-from hop.nn.attention import OutputProjection
-from hop.nn.calibration import calibrate
-from hop.nn.conversion import checked, convert, has_static_scale
-from hop.nn.freezing import freeze
-from hop.nn.kinds import LAYERS
-from hop.nn.layer import Layer, modules_of, not_a_model
-from hop.nn.recomputed import check_plain
-from hop.nn.selectors import Selector, check_selector, matches
+from hop.nn.attention.multihead import OutputProjection
+from hop.nn.layers import reminder
+from hop.nn.layers.base import Layer, modules_of, not_a_model
+from hop.nn.models.calibration import calibrate
+from hop.nn.models.conversion import checked, convert, has_static_scale
+from hop.nn.models.freezing import freeze
+from hop.nn.models.kinds import LAYERS
+from hop.nn.models.selectors import Selector, check_selector, matches
+from hop.nn.weights.recomputed import check_plain
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme

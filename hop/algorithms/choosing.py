@@ -17,8 +17,8 @@ from torch import nn
 
 from hop.algorithms.candidates import candidates, list_batches
 from hop.algorithms.sensitivity import FISHER, LayerCost, Measure, costs
-from hop.nn.layer import spelled
-from hop.nn.selectors import Selector
+from hop.nn.layers.base import spelled
+from hop.nn.models.selectors import Selector
 from hop.numerics.schemes import Scheme
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from hop.algorithms.candidates import list_batches
-from hop.nn import reminder
-from hop.nn.calibration import observed, run
-from hop.nn.folded import FoldedBatchNorm
-from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.layers import reminder
+from hop.nn.layers.base import Layer, modules_of, not_a_model
+from hop.nn.layers.folded import FoldedBatchNorm
+from hop.nn.models.calibration import observed, run
 from hop.tensor import QuantizedTensor
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, FoldedBatchNorm)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.pytree import tree_leaves
-from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.layers.base import Layer, modules_of, not_a_model
 from hop.tensor import QuantizedTensor
 
 

@@ -12,13 +12,13 @@ from hop.algorithms.candidates import list_batches
 from hop.algorithms.grid import Grid
 from hop.algorithms.inputs import Moments, Survey, moments
 from hop.algorithms.solving import Solved, error, solve
-from hop.nn.calibration import calibrate
-from hop.nn.conversion import Rules, checked, convert, has_static_scale, settle_weights
-from hop.nn.convolutions import Conv2d
-from hop.nn.freezing import freeze, quantized_weight
-from hop.nn.layer import Layer, modules_of, not_a_model
-from hop.nn.layers import Linear
-from hop.nn.selectors import Selector
+from hop.nn.layers.base import Layer, modules_of, not_a_model
+from hop.nn.layers.convolutions import Conv2d
+from hop.nn.layers.linear import Linear
+from hop.nn.models.calibration import calibrate
+from hop.nn.models.conversion import Rules, checked, convert, has_static_scale, settle_weights
+from hop.nn.models.freezing import freeze, quantized_weight
+from hop.nn.models.selectors import Selector
 from hop.tensor import QuantizedTensor
 
 

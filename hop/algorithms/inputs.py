@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hop.nn as hop_nn
-from hop.nn import reminder
-from hop.nn.calibration import observed, run
 from hop.nn.contexts import INPUT
-from hop.nn.layer import Layer
+from hop.nn.layers import reminder
+from hop.nn.layers.base import Layer
+from hop.nn.models.calibration import observed, run
 
 
 class _StopRun(Exception):

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from hop.algorithms.candidates import Candidates, candidates, list_batches
 from hop.compat.pytree import tree_leaves
-from hop.nn.calibration import observed, run
-from hop.nn.selectors import Selector
+from hop.nn.models.calibration import observed, run
+from hop.nn.models.selectors import Selector
 from hop.numerics.schemes import Scheme
 
 Loss = Callable[[Any, Any], Tensor]

@@ -21,11 +21,11 @@ from hop.algorithms.candidates import list_batches
 from hop.algorithms.flow import Flow, FoldTarget
 from hop.algorithms.stages import LEAST, InputStatistics, Stages, error_function, trace_flow
 from hop.nn.contexts import INPUT, WEIGHT
-from hop.nn.conversion import Rules, convert, settle_weights
-from hop.nn.layer import Layer, not_a_model
-from hop.nn.layers import Linear
-from hop.nn.selectors import Selector
-from hop.nn.transforms import InputTransform
+from hop.nn.layers.base import Layer, not_a_model
+from hop.nn.layers.linear import Linear
+from hop.nn.models.conversion import Rules, convert, settle_weights
+from hop.nn.models.selectors import Selector
+from hop.nn.scales.transforms import InputTransform
 
 
 class _Factors:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from hop.algorithms.flow import Flow, FoldTarget, NotFoldable
 from hop.algorithms.inputs import Callback, Survey
-from hop.nn import reminder
-from hop.nn.calibration import observed, run
 from hop.nn.contexts import INPUT
-from hop.nn.layer import Layer, modules_of
-from hop.nn.layers import Linear
+from hop.nn.layers import reminder
+from hop.nn.layers.base import Layer, modules_of
+from hop.nn.layers.linear import Linear
+from hop.nn.models.calibration import observed, run
 from hop.numerics import calibration
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from hop.nn.attending import KINDS, Kind, attend, scheme_of
+from hop.nn.attention.attending import KINDS, Kind, attend, scheme_of
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.tensor import QuantizedTensor
 

@@ -13,8 +13,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from hop.integrations.attention import IMPLEMENTATION, ROTATED, is_rotated
-from hop.nn.attending import own_scheme
-from hop.nn.kv_cache import KVCache
+from hop.nn.attention.attending import own_scheme
+from hop.nn.attention.kv_cache import KVCache
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown

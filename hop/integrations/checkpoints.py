@@ -21,8 +21,8 @@ from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import Checkpoint, open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
-from hop.nn.exact import check_layers, check_schemes
-from hop.nn.freezing import freeze
+from hop.nn.models.exact import check_layers, check_schemes
+from hop.nn.models.freezing import freeze
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown

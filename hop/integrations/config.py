@@ -6,9 +6,9 @@ from typing import Any, cast
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hop.nn.attention_rules import checked_attention
-from hop.nn.conversion import Rules, checked
-from hop.nn.exact import check_schemes
+from hop.nn.models.attention_rules import checked_attention
+from hop.nn.models.conversion import Rules, checked
+from hop.nn.models.exact import check_schemes
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from hop.integrations.cache import HopCache, SlidingLayer
-from hop.nn.kv_cache import KVCache
+from hop.nn.attention.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
 
 FULL, WINDOW = "full_attention", "sliding_attention"

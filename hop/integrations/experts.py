@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from hop.compat import dtensor
-from hop.nn.holders import KINDS, Holder, holder_of
-from hop.nn.stacks import Stack, chain
+from hop.nn.layers.stacks import Stack, chain
+from hop.nn.weights.holders import KINDS, Holder, holder_of
 from hop.numerics.schemes import Scheme
 
 IMPLEMENTATION = "hop"

@@ -29,10 +29,10 @@ from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
 from hop.interchange.files import checked_path
 from hop.interchange.safetensors_files import Entry, Header, Writer, read_header, writer
-from hop.nn.conversion import Rules
-from hop.nn.exact import check_layers
-from hop.nn.layer import Layer
-from hop.nn.report import Report
+from hop.nn.layers.base import Layer
+from hop.nn.models.conversion import Rules
+from hop.nn.models.exact import check_layers
+from hop.nn.models.report import Report
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import from_json, shown

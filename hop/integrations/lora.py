@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from hop.nn.convolutions import Conv1d, Conv2d
-from hop.nn.layer import Layer
-from hop.nn.layers import Embedding, Linear
+from hop.nn.layers.base import Layer
+from hop.nn.layers.convolutions import Conv1d, Conv2d
+from hop.nn.layers.linear import Embedding, Linear
 
 _layer: Any = importlib.import_module("peft.tuners.lora.layer")  # dynamic because type checkers may not find peft
 _LoraConfig: Any = importlib.import_module("peft").LoraConfig

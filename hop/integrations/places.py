@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from hop.nn.conversion import Rule
-from hop.nn.holders import Weight, holder_of
-from hop.nn.layer import Layer, modules_of
-from hop.nn.recomputed import recomputed
-from hop.nn.report import Report
+from hop.nn.layers.base import Layer, modules_of
+from hop.nn.models.conversion import Rule
+from hop.nn.models.report import Report
+from hop.nn.weights.holders import Weight, holder_of
+from hop.nn.weights.recomputed import recomputed
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 

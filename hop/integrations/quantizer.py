@@ -11,15 +11,15 @@ from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, weight_of
-from hop.nn.attention_rules import checked_attention, convert_attention
-from hop.nn.conversion import convert, has_static_scale
-from hop.nn.exact import check_layers, is_exact, make_exact
-from hop.nn.freezing import freeze
-from hop.nn.holders import Holder, Weight, holder_of
-from hop.nn.layer import Layer, modules_of
-from hop.nn.layers import Linear, ScaledEmbedding
-from hop.nn.recomputed import recomputed
-from hop.nn.report import Report
+from hop.nn.layers.base import Layer, modules_of
+from hop.nn.layers.linear import Linear, ScaledEmbedding
+from hop.nn.models.attention_rules import checked_attention, convert_attention
+from hop.nn.models.conversion import convert, has_static_scale
+from hop.nn.models.exact import check_layers, is_exact, make_exact
+from hop.nn.models.freezing import freeze
+from hop.nn.models.report import Report
+from hop.nn.weights.holders import Holder, Weight, holder_of
+from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.tensor import QuantizedTensor

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from hop.compat.process_groups import gloo_of_one_thread
 from hop.compat.tensor_parallel import PlacesLayers
-from hop.nn.layer import Layer
+from hop.nn.layers.base import Layer
 
 __all__ = ["ColwiseParallel", "RowwiseParallel", "gloo"]
 

@@ -110,7 +110,7 @@ def register_constant(name: str, value: Any) -> None:
 def _import_all() -> None:
     """Import every module of this package, including those that `import hop` skips, such as integer functions."""
     package = importlib.import_module(__name__.rpartition(".")[0])
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 
 

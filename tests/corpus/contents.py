@@ -181,7 +181,7 @@ ALIKE = {
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
     nn.modules.linear.NonDynamicallyQuantizableLinear,
-    *(function.float_type for function in hop.nn.functions.FUNCTIONS),  # which save no codes
+    *(function.float_type for function in hop.nn.layers.functions.FUNCTIONS),  # which save no codes
 }
 INPUTS = {"linear": (16, 32), "conv1d": (2, 4, 16), "conv2d": (2, 4, 4, 4)}
 

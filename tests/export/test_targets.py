@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hop
 from hop.export.targets import ONNX_QDQ, PT2E, TFLITE, Row, Target
-from hop.numerics.integer_functions import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
+from hop.numerics.integer.functions import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
 from hop.numerics.requantization import GEMMLOWP, FixedPoint
 from tests.support.tflite_models import Layer, Point, both
 

@@ -20,7 +20,7 @@ from hop import presets
 from hop.impls.pack import layout_for
 from hop.interchange.gguf_types import TYPES
 from hop.kernels.cpu import native
-from hop.nn import stored
+from hop.nn.weights import stored
 from hop.numerics import blocks
 from hop.numerics.formats import E2M1, INT4, INT8
 from hop.numerics.layouts import Decoded, Summed, Tiled, sums_first

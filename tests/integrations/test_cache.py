@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import hop
 from hop import Quantizer, presets
-from hop.nn.attending import attend
+from hop.nn.attention.attending import attend
 from hop.numerics.formats import INT4
 from tests.integrations.models import NEEDED, QUIET
 

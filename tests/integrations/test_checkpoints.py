@@ -196,7 +196,7 @@ class TestGGUF(InFolder):
     def test_tied_is_one_table(self):
         model = self.loaded("gemma3")
         assert model.lm_head.weight is model.model.embed_tokens.weight
-        assert isinstance(model.model.embed_tokens, hop.nn.layers.ScaledEmbedding)
+        assert isinstance(model.model.embed_tokens, hop.nn.layers.linear.ScaledEmbedding)
         assert values(model.lm_head.weight).shape == (96, 64)
         assert type(model.dequantize().model.embed_tokens).__name__ == "Gemma3TextScaledWordEmbedding"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import hop
 from hop.integrations import HopCache, HopConfig
 from hop.kernels.cpu import native
-from hop.nn.exact import is_exact
+from hop.nn.models.exact import is_exact
 from tests.integrations.models import NEEDED, QUIET, llama, loaded, saved
 
 for name in NEEDED:

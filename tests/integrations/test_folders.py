@@ -18,7 +18,7 @@ from parameterized import parameterized
 
 import hop
 from hop.cli import main
-from hop.nn.exact import is_exact
+from hop.nn.models.exact import is_exact
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama
 from tests.support import forks
 from tests.support.files import InFolder

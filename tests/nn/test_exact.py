@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hop
-from hop.nn.exact import ExactFunctions
+from hop.nn.models.exact import ExactFunctions
 from tests import levels
 
 aten = torch.ops.aten

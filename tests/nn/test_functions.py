@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
-from hop.nn.functions import FUNCTIONS, Function
+from hop.nn.layers.functions import FUNCTIONS, Function
 from tests import levels
 from tests.support.files import reloaded
 
@@ -206,7 +206,7 @@ class TestFused(unittest.TestCase):
         with torch.inference_mode():
             model(x)
             assert wanted(model) == [presets.INT8_ROW] * 3
-            with mock.patch("hop.nn.layers.scaled", wraps=hop.scaled) as products:
+            with mock.patch("hop.nn.layers.linear.scaled", wraps=hop.scaled) as products:
                 model(x)
         assert [type(call.args[2]) for call in products.call_args_list] == [hop.QuantizedTensor] * 4
 

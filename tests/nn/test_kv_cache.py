@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hop
 from hop import Quantizer, presets
 from hop.nn import KVCache
-from hop.nn.attending import attend
+from hop.nn.attention.attending import attend
 from hop.numerics.formats import INT4, INT8
 
 BATCH, HEADS, GROUPS, WIDTH, VALUES, LENGTH, TOKENS = 2, 4, 2, 32, 16, 24, 14

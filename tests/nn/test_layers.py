@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hop
 from hop import presets, recipes, schemes
-from hop.nn.static import StaticScale
+from hop.nn.scales.static import StaticScale
 from hop.numerics.formats import E4M3, E5M2, INT8, UINT8
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer

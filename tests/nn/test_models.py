@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets, recipes, schemes
-from hop.nn import calibration
+from hop.nn.models import calibration
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static

@@ -19,7 +19,7 @@ from torch import nn
 import hop
 from hop import presets, recipes, schemes
 from hop.kernels.cpu import native
-from hop.nn.sharing import SharedInput
+from hop.nn.layers.sharing import SharedInput
 from hop.numerics.layouts import Tiled
 from hop.numerics.schemes import SHORT, Scheme
 from tests.support.layers import randn
@@ -105,7 +105,7 @@ class TestQuantize(unittest.TestCase):
         assert type(model.first) is nn.Linear
 
     def test_layers_of_one_form_are_checked_once(self):
-        from hop.nn import layer
+        from hop.nn.layers import base as layer
 
         with (
             mock.patch.object(layer, "_runs", set()),
@@ -158,7 +158,7 @@ class TestQuantize(unittest.TestCase):
             most = max(most, sum(p.nbytes for p in model.parameters()) + codes.nbytes)
             return codes
 
-        from hop.nn import freezing
+        from hop.nn.models import freezing
 
         quantize = freezing.quantize
         with mock.patch.object(freezing, "quantize", watched):
@@ -187,7 +187,7 @@ class TestQuantize(unittest.TestCase):
     @pytest.mark.full
     def test_says_once_that_freeze_was_forgotten(self):
         model = hop.nn.convert(net(), "int8")
-        with mock.patch("hop.nn.reminder._said", False), warnings.catch_warnings(record=True) as found:
+        with mock.patch("hop.nn.layers.reminder._said", False), warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             model(INDEX)  # something may learn from it
             hop.nn.calibrate(model, [INDEX])
@@ -198,7 +198,7 @@ class TestQuantize(unittest.TestCase):
                 model.eval()(INDEX)
                 model(INDEX)
             assert len(found) == 1 and "call hop.nn.freeze(model)" in str(found[0].message)
-        with mock.patch("hop.nn.reminder._said", False), torch.no_grad():
+        with mock.patch("hop.nn.layers.reminder._said", False), torch.no_grad():
             hop.nn.freeze(model)(INDEX)
 
     def test_recipes_draw_in_training_alone(self):
@@ -411,8 +411,8 @@ class TestSharedInput(unittest.TestCase):
             return hop.quantize(q, x, **options)
 
         of_layers = mock.patch("hop.impls.quantized.operands.found_scales", counted)
-        of_frozen = mock.patch("hop.nn.layers.quantize", counted)
-        with mock.patch("hop.nn.sharing.quantize", counted), of_layers, of_frozen, torch.no_grad():
+        of_frozen = mock.patch("hop.nn.layers.linear.quantize", counted)
+        with mock.patch("hop.nn.layers.sharing.quantize", counted), of_layers, of_frozen, torch.no_grad():
             return model(*args), len(calls)
 
     def unshared(self, model: nn.Module) -> nn.Module:

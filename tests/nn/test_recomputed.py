@@ -141,7 +141,7 @@ class TestRecomputed(unittest.TestCase):
         kept, x = model[1].parametrizations.weight.original.detach().clone(), randn(3, 8)
         with torch.no_grad():
             want = [layer(x) for layer in model]
-        hop.nn.quantizing.settle_weights(model, {"0": "int8", "1": None})
+        hop.nn.models.quantizing.settle_weights(model, {"0": "int8", "1": None})
         assert torch.equal(model[1].parametrizations.weight.original, kept)
         assert all(torch.equal(layer(x), y) for layer, y in zip(model, want, strict=True))
 
@@ -229,7 +229,7 @@ class TestFunctionsThatChangeWeights(unittest.TestCase):
         with pytest.raises(ValueError, match="is computed in each call"), hop.nn.hold_weights(model):
             pass
         with pytest.raises(ValueError, match="is computed in each call"):
-            model[0].transform_input(hop.nn.transforms.InputTransform(torch.ones(8)))
+            model[0].transform_input(hop.nn.scales.transforms.InputTransform(torch.ones(8)))
         floats = nn.Sequential(nn.Linear(8, 8))
         compute(floats[0])
         with pytest.raises(ValueError, match="is computed in each call"):

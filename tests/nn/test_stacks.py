@@ -1,9 +1,9 @@
-"""Products of rows by group (hop.nn.stacks): what the models in tests/integrations/test_experts.py do not meet."""
+"""Products of rows by group (hop.nn.layers.stacks): cases that tests/integrations/test_experts.py does not meet."""
 
 import pytest
 import torch
 
-from hop.nn.stacks import Stack, chain
+from hop.nn.layers.stacks import Stack, chain
 from hop.numerics import recipes
 
 

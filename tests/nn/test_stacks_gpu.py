@@ -19,9 +19,9 @@ from cutlass_kernels.product import Product
 from cutlass_kernels.tiles import SMALLEST
 from hop import presets
 from hop.dispatch.kernel import Declined
-from hop.nn import stack_kernels, stacks
-from hop.nn.stack_kernels import Groups
-from hop.nn.stacks import Stack
+from hop.nn.layers import stack_kernels, stacks
+from hop.nn.layers.stack_kernels import Groups
+from hop.nn.layers.stacks import Stack
 from tests.support import emulated
 
 SCHEMES = {

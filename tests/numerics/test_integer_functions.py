@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import hop
 from hop.numerics import spelling
 from hop.numerics.formats import INT4, INT8, UINT8
-from hop.numerics.integer_functions import (
+from hop.numerics.integer.functions import (
     IBertLayerNorm,
     IBertSoftmax,
     TfliteRsqrt,
@@ -24,8 +24,8 @@ from hop.numerics.integer_functions import (
     TfliteTable,
     TosaSoftmax,
 )
-from hop.numerics.integer_norms import square_root
-from hop.numerics.integer_tables import FUNCTIONS
+from hop.numerics.integer.norms import square_root
+from hop.numerics.integer.tables import FUNCTIONS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import TFLITE, Division
 from hop.numerics.scale_rules import Static

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import hop
 from hop.numerics.formats import INT8
-from hop.numerics.integer_functions import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
-from hop.numerics.integer_resize import TosaStep
+from hop.numerics.integer.functions import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
+from hop.numerics.integer.resize import TosaStep
 from hop.numerics.interpolation import interpolated
 from tests.support import integer_functions as exact
 

@@ -12,7 +12,7 @@ from parameterized import parameterized
 from torch import Tensor
 
 from hop.numerics.formats import INT8, UINT8
-from hop.numerics.integer_functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
+from hop.numerics.integer.functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 
 onnx = pytest.importorskip("onnx", reason="needs onnx")
 ort = pytest.importorskip("onnxruntime", reason="needs onnxruntime")

@@ -6,8 +6,8 @@ from torch import Tensor
 
 import hop
 from hop.numerics.formats import INT8, INT16
-from hop.numerics.integer_functions import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
-from hop.numerics.tosa_arithmetic import rescaled
+from hop.numerics.integer.functions import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
+from hop.numerics.integer.tosa import rescaled
 from tests.support import integer_functions as exact
 
 aten = torch.ops.aten

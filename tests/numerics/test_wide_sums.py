@@ -13,7 +13,7 @@ from parameterized import parameterized
 
 import hop
 from hop.numerics.formats import INT8, INT16
-from hop.numerics.integer_functions import TfliteSoftmax
+from hop.numerics.integer.functions import TfliteSoftmax
 from hop.numerics.requantization import DoubleMultiplier, FixedPoint, WideFixedPoint
 
 ROUNDINGS = ("tflite", "away", "even")

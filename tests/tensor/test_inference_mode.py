@@ -22,7 +22,7 @@ import hop
 import hop.nn
 from hop import QuantizedTensor
 from hop import presets as P
-from hop.nn.master import Gathering, MasterWeight
+from hop.nn.weights.master import Gathering, MasterWeight
 from tests.tensor import test_quantized_tensor as table_tests
 from tests.tensor.test_quantized_tensor import BY_NAME, CALLS, OTHERS, QUANTIZERS, listed, made, numbers, quietly
 

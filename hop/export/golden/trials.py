@@ -10,9 +10,9 @@ from torch.fx import Node
 from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
 from hop.export.rewrite.known_targets import TARGETS
-from hop.numerics import integer_functions as integers
 from hop.numerics import requantization
-from hop.numerics.integer_tables import FUNCTIONS
+from hop.numerics.integer import functions as integers
+from hop.numerics.integer.tables import FUNCTIONS
 from hop.numerics.quantizer import Quantizer
 
 # Raised if an operator does not support a convention; IndexError if a table does not cover the scales of a call.

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hop.dispatch import operators as families
 from hop.export.rewrite.target import Limits, Row, Target
-from hop.numerics import integer_functions as integers
 from hop.numerics import requantization
+from hop.numerics.integer import functions as integers
 
 _VIEWS = (
     *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default"),

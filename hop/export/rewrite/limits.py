@@ -12,8 +12,8 @@ from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.program import tensor_arguments, value
 from hop.export.rewrite.target import Limits
-from hop.numerics.integer_convention import IntegerFunction
-from hop.numerics.integer_functions import TfliteAdd
+from hop.numerics.integer.convention import IntegerFunction
+from hop.numerics.integer.functions import TfliteAdd
 from hop.numerics.requantization import Convention, fixed_point
 
 Known = Callable[[Any], Tensor | None]

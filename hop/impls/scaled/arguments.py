@@ -19,7 +19,7 @@ from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import has_wide_sums, is_transposed
 from hop.numerics import copies
-from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 

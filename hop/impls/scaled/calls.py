@@ -16,7 +16,7 @@ from hop.dispatch.plan import Plan
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
-from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import has_whole_numbers
 from hop.tensor.quantized import operand

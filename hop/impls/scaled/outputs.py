@@ -14,7 +14,7 @@ from hop.impls.scaled.calls import OUTPUT_NAMES, Call, Output, by_sum, fitted, i
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
-from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.tensor.buffers.operators import quantize_buffers
 

@@ -21,7 +21,7 @@ from hop.export.targets.tflite.operators import bias_codes
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import Codes, new, tensor
 from hop.numerics.formats import INT8, UINT8
-from hop.numerics.integer_functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
+from hop.numerics.integer.functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FloatMultiplier
 from hop.numerics.scale_rules import Static

@@ -15,7 +15,7 @@ from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held
 from hop.export.targets.tflite.calls import BOUNDS, FILE, SECOND, TO, Call, Value, layout_of, quantized
 from hop.numerics.formats import INT8
-from hop.numerics.integer_functions import TfliteSoftmax, TfliteTable
+from hop.numerics.integer.functions import TfliteSoftmax, TfliteTable
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division
 from hop.numerics.scale_rules import Static

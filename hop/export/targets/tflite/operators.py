@@ -17,7 +17,7 @@ from hop.export.targets.tflite.rows import TWO_DIMENSIONAL, write_as_two_dimensi
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, reshaped, viewed
-from hop.numerics.integer_resize import sizes_of
+from hop.numerics.integer.resize import sizes_of
 from hop.numerics.interpolation import BILINEAR
 
 _FUNCTIONS = {

@@ -11,10 +11,10 @@ from hop.export.targets.tflite.values import common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import FORMATS, UNIT, Scale, clamped, plain, rescaled, result
 from hop.numerics import fixed_point as fp
-from hop.numerics import lookup_tables
-from hop.numerics.integer_functions import IntegerFunction, TfliteSoftmax, TfliteTable, TosaSoftmax
-from hop.numerics.integer_softmax import exponentials, tables_of_16_bits
-from hop.numerics.integer_tables import FUNCTIONS
+from hop.numerics.integer import lookup_tables
+from hop.numerics.integer.functions import IntegerFunction, TfliteSoftmax, TfliteTable, TosaSoftmax
+from hop.numerics.integer.softmax import exponentials, tables_of_16_bits
+from hop.numerics.integer.tables import FUNCTIONS
 
 _LONG = 512  # from this row length on, sums may need shifts beyond those of TOSA
 

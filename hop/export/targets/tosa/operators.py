@@ -17,7 +17,7 @@ from hop.export.targets.tosa.functions import function, softmax
 from hop.export.targets.tosa.resizes import interpolated, repeated
 from hop.export.targets.tosa.scales import Scale, accumulator_name, finished, plain, rescaled, same, sums
 from hop.export.targets.tosa.views import reshaped, sliced, viewed
-from hop.numerics.integer_functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
+from hop.numerics.integer.functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
 
 
 def _float32(x: float) -> Tensor:

@@ -6,7 +6,7 @@ from hop.dispatch.operators import aten
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import LAST, tensor
 from hop.export.targets.tosa.scales import Scale, clamped, rescaled, result, same, sums
-from hop.numerics.integer_resize import TosaResizeBilinear, TosaStep, sizes_of
+from hop.numerics.integer.resize import TosaResizeBilinear, TosaStep, sizes_of
 from hop.numerics.interpolation import BILINEAR
 from hop.numerics.requantization import WideFixedPoint
 

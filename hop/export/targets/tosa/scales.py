@@ -15,7 +15,7 @@ from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, new
 from hop.export.targets.tosa.file import DTYPES, File, packed
 from hop.numerics.formats import INT8, INT16
-from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.requantization import FixedPoint, WideFixedPoint, fixed_point, floor_quotient
 

@@ -1,0 +1,1 @@
+"""Attention in low precision: the module, masks and the KV cache."""

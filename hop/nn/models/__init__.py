@@ -1,0 +1,1 @@
+"""Functions of whole models: convert, calibrate, fold, freeze and report."""

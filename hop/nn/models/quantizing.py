@@ -1,0 +1,111 @@
+"""quantize_: quantize a model in one call."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from hop.nn.layers.base import Layer
+from hop.nn.layers.functions import Function
+from hop.nn.models.attention_rules import AttentionRules, checked_attention
+from hop.nn.models.calibration import calibrate as set_scales
+from hop.nn.models.conversion import Rules, checked, convert, has_static_scale, settle_weights, takes
+from hop.nn.models.exact import check_layers, check_schemes, make_exact
+from hop.nn.models.freezing import freeze
+from hop.nn.models.report import Report
+from hop.nn.models.selectors import Selector
+from hop.numerics.schemes import Scheme
+
+log = logging.getLogger("hop")
+
+
+def quantize_(
+    model: nn.Module,
+    scheme: Rules,
+    *,
+    filter: Selector | None = None,
+    calibrate: Iterable[Any] | None = None,
+    pack: bool = True,
+    fuse: bool = False,
+    attention: AttentionRules = None,
+    exact: bool = False,
+) -> Any:
+    """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
+
+    It prints nothing; the logger "hop" gets a summary at level INFO, and `model.hop_report` is a table of how every
+    parameter was handled. The steps are also available as hop.nn.convert, calibrate and freeze. Weights that
+    torch.nn.utils.prune, weight_norm, spectral_norm or parametrize compute first become plain Parameters, with their
+    values in eval mode.
+
+    Args:
+        model: a float model on any device. On "meta" only the structure is converted; load_state_dict(..., assign=True)
+            then loads the weights of a saved model that was quantized in the same way.
+        scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
+            for weights only; or several by selector, such as {"lm_head": "int8", "*": "int4"}, of which the first
+            match applies. None leaves layers in floats. See hop.nn.convert.
+        filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
+            all that hop.nn.convert supports.
+        calibrate: batches of inputs, as for hop.nn.calibrate. Read only for schemes with static activation scales.
+        pack: whether to store weights in the layout that this machine's kernels read fastest. Use False for programs
+            that are exported for other machines. state_dicts are plain in any case.
+        fuse: whether to convert norms and activations too (hop.nn.convert, functions=True), and let them quantize their
+            results for the next layers in the same pass. This happens in eager mode without gradients, on CPUs with
+            native kernels. Results have the same bits as without.
+        attention: how query, key and value are multiplied, such as "int8"; None for no change (hop.nn.convert).
+        exact: whether the model gives the same bits on every route and CPU level, in any batch and with any number of
+            threads. hop.scaled then computes the functions and sums that its forward calls, and attention is "int8"
+            unless `attention` says otherwise. hop.export.check_exact lists operators whose results may still differ.
+
+    Returns:
+        The model; a new module if the model was itself a layer.
+
+    Raises:
+        ValueError: as convert; the scheme has static scales and calibrate is None; or exact=True, and the products of a
+            scheme, or of a layer that stays in floats, depend on more than their inputs.
+        TypeError: as convert and calibrate.
+    """
+    _check_flags(pack=pack, fuse=fuse, exact=exact)  # before anything is converted
+    rules = checked(scheme, filter)
+    static = [s for _, s in rules if s is not None and has_static_scale(s)]
+    if static and calibrate is None:
+        raise ValueError(
+            f"quantize_: calibrate=None, but the scheme {static[0]} has static scales, which are found from data; pass "
+            "calibrate=batches of inputs, or use a dynamic scheme such as 'int8'"
+        )
+    if exact:
+        attention = "int8" if attention is None else attention
+        check_schemes("quantize_", (s for _, s in rules), (s for _, s in checked_attention(attention)))
+        check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
+    attends = checked_attention(attention)
+    settle_weights(model, scheme, filter)
+    converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
+    if static and calibrate is not None:
+        set_scales(converted, calibrate)
+    report: Report = converted.hop_report
+    if any(isinstance(row.scheme, Scheme) for row in report.rows):
+        freeze(converted, pack)
+    if fuse:
+        for module in converted.modules():
+            if isinstance(module, Function):
+                module.fuse()
+    if exact and not isinstance(converted, Layer):
+        make_exact(converted, next((s for _, s in attends), None))
+    if _is_of_transformers(converted):  # imported by name, because that package is on a higher level
+        importlib.import_module("hop.integrations.quantizer").make_serializable(converted, pack)
+    log.info("quantize_: %s layers; %s", report.converted, report.summary)
+    return converted
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    """Whether the model is one of transformers. Does not import transformers."""
+    module = sys.modules.get("transformers.modeling_utils")
+    return module is not None and isinstance(model, module.PreTrainedModel)
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"quantize_: {name} must be True or False, got {flag!r}; give one of them")

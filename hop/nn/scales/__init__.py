@@ -1,0 +1,1 @@
+"""Scales as state: fixed ones, histories of maxima, and transforms of inputs."""

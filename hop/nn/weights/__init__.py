@@ -1,0 +1,1 @@
+"""Weights: float ones with an optimizer, codes packed for kernels, and how they load."""

@@ -1,0 +1,1 @@
+"""Functions from codes to codes, each as an integer runtime computes it."""
