@@ -115,9 +115,13 @@ class Doubled(nn.Module):
         return 2 * x
 
 
+def changed_result(_module: nn.Module, _args: Any, result: Any) -> Any:
+    return result * 1
+
+
 def hooked(layer: nn.Module) -> nn.Module:
     layer.register_forward_pre_hook(lambda module, args: args)
-    layer.register_forward_hook(lambda module, args, result: result * 1)
+    layer.register_forward_hook(changed_result)
     layer.register_full_backward_hook(lambda module, grads, results: None)
     return layer
 
