@@ -203,7 +203,7 @@ class TestPage(unittest.TestCase):
         page = self.open("sweep", viewport={"width": 390, "height": 800})
         box = page.locator("#sweep tbody tr").nth(1).bounding_box()
         cells = [cell.bounding_box() for cell in page.locator("#sweep tbody tr").nth(1).locator("td").all()]
-        assert len(cells) == 6 and all(c["x"] + c["width"] <= box["x"] + box["width"] + 0.5 for c in cells)
+        assert len(cells) == 7 and all(c["x"] + c["width"] <= box["x"] + box["width"] + 0.5 for c in cells)
 
     def test_sweep(self):
         page = self.open("sweep")
