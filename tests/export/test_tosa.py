@@ -284,7 +284,7 @@ class TestVerify(unittest.TestCase):
         with pytest.raises(TypeError, match="TosaModel or QOperatorModel, the path of such a file"):
             hop.export.verify(program, 3, (x,))
         with pytest.raises(ValueError, match="not a TOSA file"):
-            hop.export.verify(program, b"1234ABCDabc", (x,))
+            decode("test", b"1234ABCDabc", "model")
         for damaged in (b"1234TOSAabc", model.buffer[: len(model.buffer) // 2]):
             with pytest.raises(ValueError, match="damaged TOSA file"):
                 hop.export.verify(program, damaged, (x,))
