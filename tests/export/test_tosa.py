@@ -288,7 +288,7 @@ class TestVerify(unittest.TestCase):
         for damaged in (b"1234TOSAabc", model.buffer[: len(model.buffer) // 2]):
             with pytest.raises(ValueError, match="damaged TOSA file"):
                 hop.export.verify(program, damaged, (x,))
-        with mock.patch.dict(os.environ, {PLACE: "/nowhere"}), pytest.raises(ImportError, match="names /nowhere"):
+        with mock.patch.dict(os.environ, {PLACE: "/nowhere"}), pytest.raises(ImportError, match="is /nowhere"):
             hop.export.verify(program, model, (x,))
         content = decode("test", model.buffer, "model")
         content["regions"][0]["blocks"][0]["operators"].pop()
