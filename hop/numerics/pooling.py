@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
+from hop.numerics import memory_format
 
 _aten = torch.ops.aten
 ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default, _aten.adaptive_avg_pool3d.default)
@@ -55,7 +56,8 @@ def averaged(x: Tensor, op: OpOverload, rest: Sequence[Any], kwargs: dict[str, A
         for count in counts:
             divisor = divisor * count
     # A tensor, because tensor / number may become a product with 1 / number.
-    return y / (torch.full_like(y, divisor) if isinstance(divisor, int) else divisor.to(y.dtype))
+    y = y / (torch.full_like(y, divisor) if isinstance(divisor, int) else divisor.to(y.dtype))
+    return memory_format.like(y, x)
 
 
 def _fixed(x: Tensor, d: int, given: dict[str, Any], i: int, count: int) -> Sums:
