@@ -44,7 +44,7 @@ def child(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[
 SETUP = """
 import torch, hop
 from hop import presets as P
-from hop.kernels import native
+from hop.kernels.cpu import native
 from hop.layouts import Decoded
 aten, T = torch.ops.aten, hop.QuantizedTensor
 torch.manual_seed(0)

@@ -504,7 +504,7 @@ class TestSafety(unittest.TestCase):
 
     @pytest.mark.full
     def test_environment(self):
-        code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.path)"
+        code = "from hop.kernels.cpu import native as n; l = n.library(); print(l.declines(), l.off or l.path)"
 
         def run(path: str) -> subprocess.CompletedProcess:
             return forks.run(code, env={**os.environ, "HOP_NATIVE": path})

@@ -290,7 +290,7 @@ class TestThreads(unittest.TestCase):
     def test_a_forked_process(self):
         code = """
 import os, torch, hop
-from hop.kernels import native
+from hop.kernels.cpu import native
 native.library()
 torch.set_num_threads(2)
 a, b = torch.ones(64, 512, dtype=torch.int8), torch.ones(512, 512, dtype=torch.int8)
