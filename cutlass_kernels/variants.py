@@ -267,6 +267,8 @@ class Variant:
             return f"{t}: too many columns with scales of their own"
         if t.split > 1 and (not self.is_integer or t.cluster != (1, 1) or t.pingpong):
             return f"blocks share sums of integers, by cooperative tiles in no other cluster; got {t}"
+        if self.requantize and t.split > 1 and t.m * t.n >= 128 * 256:
+            return f"{t}: the sums and requantization take more registers than there are, where blocks share sums"
         if t.swap and self.tma:
             return "transposed tiles are written by threads"
         if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):
