@@ -251,7 +251,7 @@ def over_warp(x: Any) -> Any:
 
 @cute.jit
 def over_row(x: Any, warps: Any, shared: Any) -> Any:
-    """The same of a row that `warps` neighbouring warps have, a power of two; all threads of the block are here."""
+    """Reduce a row that `warps` neighbouring warps share, a power of two; every thread of the block must call this."""
     found = over_warp(x)
     if warps > 1:
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()

@@ -35,8 +35,8 @@ class Place(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """What is fused: the vectors in the order of Variant.vectors, the bounds of a requantized result, and the shared
-    memory in which the columns' vectors are, and the scales of two steps' columns."""
+    """Operands of the epilogue: vectors in the order of Variant.vectors, bounds of a requantized result, and shared
+    memory with the columns' vectors and the column scales of two steps."""
 
     vectors: Any
     bounds: Any
@@ -211,8 +211,8 @@ def replace(scales: Any, ahead: Any) -> None:
 
 
 def finisher(v: Variant, sums: Sums, m: int, n: int) -> Callable[[int], tuple[Any, Any]]:
-    """What gives the bits of two neighbouring elements of the result: those of a thread's pairs of sums in a part, its
-    row `m`, its column `n`. What belongs to a column is found once for both rows that a thread has in it."""
+    """A function that returns the bits of two neighbouring elements of the result, for a thread's pair of sums in row
+    `m` and column `n` of a part. It loads the values of a column once for both of the thread's rows."""
     at, first = sums.at, m * v.tile.n // 2 + n * v.part[1] // 2
     seen: dict[Any, Any] = {}
 

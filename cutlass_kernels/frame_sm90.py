@@ -1,5 +1,5 @@
-"""What the Hopper kernels of products have in common: the tensor maps by which tiles are loaded, the shared memory and
-the barriers of a block, and how its warpgroups part: one loads, and the others multiply.
+"""The frame of Hopper's product kernels: the tensor maps that load tiles, the shared memory and barriers of a block,
+and the roles of its warpgroups: one loads, the others multiply.
 
     mA, mB, mD     the whole factors and result, (m, k, l), (n, k, l), (m, n, l)
     gA, gB, gD     cut in tiles
@@ -49,7 +49,7 @@ class Shared(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """What a consumer multiplies, its rows in as many parts as are multiplied one after another, and its sums."""
+    """The operands and sums of a consumer; its rows are in parts, which it multiplies one after another."""
 
     mma: Any
     tCrA: Any

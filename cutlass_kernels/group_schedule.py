@@ -13,9 +13,9 @@ WARP = 32
 
 
 class Groups(NamedTuple):
-    """What a block knows of them: where each ends, and the tiles, along the rows or columns that they divide, of all up
-    to it; their count; the size of what they divide; rows, columns and results in tiles of a cluster; steps along K;
-    the place of the block in its cluster."""
+    """The groups as a block sees them: the end of each, and the number of tiles up to it along the rows or columns that
+    they divide; their count; the size of the divided dimension; rows, columns and results in tiles of a cluster; steps
+    along K; the position of the block in its cluster."""
 
     ends: Any
     tiles: Any

@@ -29,7 +29,7 @@ class Patch:
     name: str
     package: str
     fault: str
-    """What the package does without it."""
+    """The behaviour of the package without this patch."""
     change: Callable[..., AbstractContextManager[None]]
     since: Version | None = None
     """The first tested version of the package that has the fault; None for the first of all."""
@@ -99,7 +99,7 @@ def multiprocessors(count: int) -> Iterator[None]:
     "kernels without a fused epilogue use schedulers of tiles of which nvidia-cutlass-dsl warns that they will move",
 )
 def moved_schedulers() -> Iterator[None]:
-    """Who asks for a product cannot heed it."""
+    """Hide the warning, which callers of a product cannot act on."""
     with _unheeded("Migrated to examples/CuTeDSL"):
         yield
 
@@ -110,7 +110,7 @@ def moved_schedulers() -> Iterator[None]:
     "superseded",
 )
 def superseded_divisors() -> Iterator[None]:
-    """Who asks for a product cannot heed it."""
+    """Hide the warning, which callers of a product cannot act on."""
     with _unheeded("FastDivmodDivisor is deprecated"):
         yield
 
