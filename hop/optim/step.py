@@ -89,23 +89,31 @@ def _step(
             raise FloatingPointError(error)
     parsed = UpdateRule.parse(rule)
     lr, *others = (x.item() if isinstance(x, Tensor) else x for x in options)
-    held = _each(quantizers, buffers, len(params))
-    held = list(held)
-    for p, grad, (names, own) in zip(params, grads, held, strict=True):
-        _check(p, grad, names, own)
+    held = list(_each(quantizers, buffers, len(params)))
+    is_native = native.is_usable()
+    quick = [is_native and native.fits(p, grad, *own) for p, grad, own in zip(params, grads, held, strict=True)]
+    for p, grad, own, fits in zip(params, grads, held, quick, strict=True):
+        if not fits:
+            _check(p, grad, *own)
     gpu.check_not_captured()
+    if steps:
+        torch._foreach_add_(list(steps), 1)
+    numbers = functools.cache(lambda count: parsed.numbers(count, lr, others))
     on_gpu: list[Any] = []
-    for p, grad, stream, step, (names, own) in zip(params, grads, streams, steps, held, strict=True):
-        step += 1
-        count = step.item()
-        numbers = parsed.numbers(count, lr, others)
-        call = (rule, numbers, _key(seed, count, p), stream, p, grad, names, own, _least(tuple(names)))
-        if not isinstance(gpu.STEP.match(call), Declined):
+    on_cpu: list[Any] = []
+    for i, (p, grad, (names, own)) in enumerate(zip(params, grads, held, strict=True)):
+        count = steps[i].item()
+        call = (rule, numbers(count), _key(seed, count, p), streams[i], p, grad, names, own, _least(tuple(names)))
+        if quick[i]:
+            on_cpu.append(call)
+        elif not isinstance(gpu.STEP.match(call), Declined):
             on_gpu.append(call)
-        elif not isinstance(compute := native.STEP.match(call), Declined):
-            compute(*call)
+        elif not isinstance(native.STEP.match(call), Declined):
+            on_cpu.append(call)
         else:
             _write(call)
+    if on_cpu:
+        native.steps_(on_cpu)
     if on_gpu:
         gpu.steps_(on_gpu)
 

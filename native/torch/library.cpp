@@ -41,7 +41,8 @@ const Operator kOperators[] = {
      "(Tensor codes, Tensor scale, Tensor? second, SymInt[] shape, str description) -> Tensor",
      boxed<dequantize>},
     {"step_",
-     "(Tensor(a!) p, Tensor grad, Tensor(b!)[] buffers, float[] numbers, int seed, int stream, str description) -> ()",
+     "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] buffers, float[] numbers, int seed, int[] streams, "
+     "str description) -> ()",
      boxed<step_>},
     {"noise", "(Tensor seed, SymInt[] shape, int stream, int bits=8) -> Tensor", boxed<noise>},
     {"function", "(Tensor x, str name) -> Tensor", boxed<function>},

@@ -52,31 +52,16 @@ void expect_rows(const View& x, int64_t count) {
         fail(std::string(x.name) + " must be contiguous, of " + std::to_string(count) + " elements; got shape " + x.shape());
 }
 
-}  // namespace
-
-void step_(StableIValue* values, uint64_t count) {
-    Stack stack(values, count);
-    const Tensor p = stack.tensor(), grad = stack.tensor();
-    const std::vector<Tensor> buffers = stack.tensors();
-    const std::vector<double> numbers = stack.reals();
-    const int64_t seed = stack.integer(), stream = stack.integer();
-    static Parsed<StepDescription> known;
-    const auto description = known(stack.text());
-    const StepDescription& d = *description;
-
+// The update of one parameter, without its numbers; takes the buffers of its states from `at` on.
+hop_update update_of(const StepDescription& d, const Tensor& p, const Tensor& grad, const std::vector<Tensor>& buffers,
+                     size_t& at) {
     hop_update u{};
     const View of_p = view("p", p), of_grad = view("grad", grad);
     u.rule = d.rule, u.flags = d.flags, u.states = static_cast<int32_t>(d.states.size());
     u.p_dtype = float_dtype(of_p), u.grad_dtype = float_dtype(of_grad), u.count = of_p.numel();
     expect_rows(of_p, u.count), expect_rows(of_grad, u.count);
     u.p = const_cast<void*>(of_p.data), u.grad = of_grad.data;
-    const size_t needed = d.rule == HOP_ADAM ? 9 : d.rule == HOP_LION ? 6 : 5;
-    if (numbers.size() != needed) fail("the step has " + std::to_string(needed) + " numbers, got " + std::to_string(numbers.size()));
-    for (size_t i = 0; i < numbers.size(); ++i) u.numbers[i] = static_cast<float>(numbers[i]);
-    if (stream < 0 || stream > UINT32_MAX) fail("stream must be from 0 to 2^32 - 1");
     if ((d.flags & HOP_STOCHASTIC) && u.p_dtype != HOP_BF16) fail("p must be bfloat16 to be rounded at random");
-    u.seed = static_cast<uint64_t>(seed), u.stream = static_cast<uint32_t>(stream);
-    size_t at = 0;
     const auto next = [&](const char* name) {
         if (at == buffers.size()) fail("a step has fewer buffers than its states need");
         return view(name, buffers[at++]);
@@ -100,8 +85,38 @@ void step_(StableIValue* values, uint64_t count) {
         expect(scale, {(u.count + s.block - 1) / s.block}, HOP_FLOAT32);
         if (!scale.is_contiguous()) fail("the scale of a state must be contiguous");
     }
+    return u;
+}
+
+}  // namespace
+
+void step_(StableIValue* values, uint64_t count) {
+    Stack stack(values, count);
+    const std::vector<Tensor> params = stack.tensors(), grads = stack.tensors(), buffers = stack.tensors();
+    const std::vector<double> numbers = stack.reals();
+    const int64_t seed = stack.integer();
+    const Sizes streams = stack.sizes();
+    static Parsed<StepDescription> known;
+    const auto description = known(stack.text());
+    const StepDescription& d = *description;
+
+    const size_t needed = d.rule == HOP_ADAM ? 9 : d.rule == HOP_LION ? 6 : 5;
+    if (grads.size() != params.size() || streams.size() != params.size())
+        fail("a step has a gradient and a stream for each parameter");
+    if (numbers.size() != needed * params.size())
+        fail("the step has " + std::to_string(needed) + " numbers for each parameter, got " + std::to_string(numbers.size()));
+    std::vector<hop_update> updates;  // all are checked before anything changes
+    size_t at = 0;
+    for (size_t i = 0; i < params.size(); ++i) {
+        hop_update u = update_of(d, params[i], grads[i], buffers, at);
+        for (size_t k = 0; k < needed; ++k) u.numbers[k] = static_cast<float>(numbers[needed * i + k]);
+        if (streams[i] < 0 || streams[i] > UINT32_MAX) fail("stream must be from 0 to 2^32 - 1");
+        u.seed = static_cast<uint64_t>(seed), u.stream = static_cast<uint32_t>(streams[i]);
+        updates.push_back(u);
+    }
     if (at != buffers.size()) fail("a step has more buffers than its states need");
-    if (u.count && hop_step(&u, threads()) != HOP_OK) fail("the kernels do not take these blocks of states");
+    for (const hop_update& u : updates)
+        if (u.count && hop_step(&u, threads()) != HOP_OK) fail("the kernels do not take these blocks of states");
 }
 
 void noise(StableIValue* values, uint64_t count) {
