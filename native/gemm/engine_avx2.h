@@ -24,6 +24,7 @@ struct Int8 {
     static Vector zero() { return _mm256_setzero_si256(); }
     static Vector load(const Sum* p) { return load256(p); }
     static void store(Sum* p, Vector x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+    static void store256(uint8_t* p, Vector x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
 
     static void lhs_tile(const uint8_t* tile, uint8_t* out) {
         int16_t words[kSlice];
@@ -33,6 +34,35 @@ struct Int8 {
                 words[2 * kQuads + i] = static_cast<int8_t>(tile[2 * i + 1]);
             }
             std::memcpy(out, words, sizeof(words));
+        }
+    }
+
+    // The codes of a tile as int16: for each quad even and odd k of its first eight columns, then of the others.
+    static void widen(const uint8_t* codes, uint8_t* words) {
+        for (int i = 0; i < 2 * kQuads; ++i, codes += 32, words += 64) {
+            const __m256i x = load256(codes);
+            store256(words, _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+            store256(words + 32, _mm256_srai_epi16(x, 8));
+        }
+    }
+
+    // As `quad`, with widened codes.
+    template <int N>
+    HOP_INLINED static void quad_of_words(const uint8_t* a, const uint8_t* words, int at, Vector (&sums)[N][2]) {
+        const __m256i* w = reinterpret_cast<const __m256i*>(words + at * 128);
+        const __m256i even[2] = {_mm256_load_si256(w), _mm256_load_si256(w + 2)};
+        const __m256i odd[2] = {_mm256_load_si256(w + 1), _mm256_load_si256(w + 3)};
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            int32_t pairs[2];
+            std::memcpy(&pairs[0], a + i * kLhsBytes * kSlice + at * 4, 4);
+            std::memcpy(&pairs[1], a + i * kLhsBytes * kSlice + kSlice + at * 4, 4);
+            const __m256i x = _mm256_set1_epi32(pairs[0]), y = _mm256_set1_epi32(pairs[1]);
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(x, even[half]));
+                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(y, odd[half]));
+            }
         }
     }
 
@@ -74,6 +104,7 @@ public:
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
+        if (rows > kWidensFrom) return multiply_widened(a, R * kLhsBytes * kTile, b, rows, slices, sums, add, between);
         blocks(rows, [&](auto n, auto tiles, int first, int tile) {
             const auto once = [&] { if (first == 0 && tile == 0) between(); };
             block<n.value, tiles.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
@@ -91,6 +122,48 @@ public:
 
 private:
     static constexpr int kRow = kLhsBytes * kSlice;
+    static constexpr int kWidensFrom = 2 * Numbers::kMost;  // rows above which codes are widened before, not in each block
+    static constexpr int64_t kWidened = 4;                  // slices at a time: they stay in the first-level cache
+
+    template <class Between>
+    void multiply_widened(const uint8_t* a, int64_t stride, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add,
+                          Between& between) {
+        alignas(64) uint8_t words[kWidened * 2 * kTile];
+        for (int tile = 0; tile < 2; ++tile)
+            for (int64_t s = 0; s < slices; s += kWidened) {
+                const int64_t count = slices - s < kWidened ? slices - s : kWidened;
+                for (int64_t i = 0; i < count; ++i) {
+                    const uint8_t* codes = b + (2 * (s + i) + tile) * kTile;
+                    for (int q = 0; fetches_ && tile == 0 && q < kQuads; ++q)
+                        fetch_in_order(codes + q * 128), fetch_in_order(codes + q * 128 + 64);
+                    Numbers::widen(codes, words + i * 2 * kTile);
+                    if (tile == 0) between();
+                }
+                in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
+                    block_of_words<n.value>(a + first * kRow + s * stride, stride, words, count,
+                                            sums + first * kBlock + tile * kRows, add || s > 0);
+                });
+            }
+    }
+
+    template <int N>
+    static void block_of_words(const uint8_t* a, int64_t stride, const uint8_t* words, int64_t slices, Sum* sums, bool add) {
+        Vector c[N][2];
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) c[i][half] = add ? Numbers::load(sums + i * kBlock + half * 8) : Numbers::zero();
+        }
+        for (; slices > 0; --slices, a += stride, words += 2 * kTile) {
+            HOP_UNROLL_BY_TWO
+            for (int q = 0; q < kQuads; ++q) Numbers::template quad_of_words<N>(a, words, q, c);
+        }
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) Numbers::store(sums + i * kBlock + half * 8, c[i][half]);
+        }
+    }
 
     // One or two rows process both tiles of a slice, so that codes are read from memory in order. For more rows, the
     // registers hold the sums for only one tile.
