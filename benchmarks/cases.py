@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
+from benchmarks.peers import FLOAT, NAME
 from benchmarks.timing import Row, interleaved, per_call
 
 aten = torch.ops.aten
@@ -230,7 +231,7 @@ def quantizing() -> Iterator[Row]:
             yield from compare("dequantize", f"{name}, {how}", lambda call=call, t=t: call(t), [("copy", copy, "")])
 
 
-# Targets of products with bfloat16 results relative to bfloat16 products: the quantizers of the factors, and whether
+# Targets of products with results in bfloat16 relative to bfloat16 products: the quantizers of the factors, and whether
 # the weight is packed beforehand.
 _SCALED = {
     "int8, row x channel": ("INT8_ROW", "INT8_ROW", False, 1.0),
@@ -242,15 +243,15 @@ _SCALED = {
     "MXFP8, packed": ("MXFP8", "MXFP8", True, 3.0),
     "NVFP4, packed": ("NVFP4", "NVFP4", True, 3.0),
     "int8 x int4 groups (8da4w)": ("INT8_ROW_AFFINE", "INT4_32", False, None),
-    "bfloat16 x int8": (None, "INT8_ROW", False, None),
-    "bfloat16 x NVFP4, packed": (None, "NVFP4", True, None),
+    f"{NAME} x int8": (None, "INT8_ROW", False, None),
+    f"{NAME} x NVFP4, packed": (None, "NVFP4", True, None),
 }
 
 
 def scaled() -> Iterator[Row]:
-    """A linear layer with bias on quantized operands, against bfloat16; compiled, against itself in eager mode."""
+    """A linear layer with bias on quantized operands, against floats; compiled, against itself in eager mode."""
     m, k, n = 128, 4096, 4096
-    x, w, bias = (torch.randn(s).to(torch.bfloat16) for s in ((m, k), (n, k), (n,)))
+    x, w, bias = (torch.randn(s).to(FLOAT) for s in ((m, k), (n, k), (n,)))
     linear, presets = aten.linear.default, hop.presets.PRESETS
 
     def plain() -> Tensor:
@@ -262,16 +263,14 @@ def scaled() -> Iterator[Row]:
         rhs = hop.pack(rhs) if packed else rhs
 
         def call(lhs: Tensor = lhs, rhs: Tensor = rhs) -> Tensor:
-            return hop.scaled(linear, torch.bfloat16, lhs, rhs, bias)
+            return hop.scaled(linear, FLOAT, lhs, rhs, bias)
 
         title = f"{case}, {m}x{k}x{n}"
-        yield from compare("scaled", title, call, [("bfloat16 linear", plain, f"<= {most}" if most else "")])
+        yield from compare("scaled", title, call, [(f"{NAME} linear", plain, f"<= {most}" if most else "")])
         if most is None:
             continue
         torch._dynamo.reset()
-        program = torch.compile(
-            lambda lhs, rhs, bias: hop.scaled(linear, torch.bfloat16, lhs, rhs, bias), fullgraph=True
-        )
+        program = torch.compile(lambda lhs, rhs, bias: hop.scaled(linear, FLOAT, lhs, rhs, bias), fullgraph=True)
         program(lhs, rhs, bias)
 
         def compiled(lhs: Tensor = lhs, rhs: Tensor = rhs, program: Any = program) -> Tensor:

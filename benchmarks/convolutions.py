@@ -13,6 +13,7 @@ from torch import Tensor
 
 import hop
 from benchmarks.cases import integers
+from benchmarks.peers import FLOAT
 from benchmarks.timing import Row, interleaved
 from hop import formats, requantization, scale_rules
 
@@ -104,7 +105,7 @@ def convolutions() -> Iterator[Row]:
     for network, layers in (("ResNet-50", RESNET50), ("MobileNetV2, depthwise", MOBILENETV2_DEPTHWISE)):
         counts = [layer.times for layer in layers]
         for batch in (1, 8):
-            for output in (torch.uint8, torch.bfloat16):
+            for output in (torch.uint8, FLOAT):
                 ours, peer = (
                     statistics.geometric_mean([ms for ms, n in zip(side, counts, strict=True) for _ in range(n)])
                     for side in zip(*timed(layers, batch, output), strict=True)

@@ -1,4 +1,4 @@
-"""A block of experts from transformers in int8, against its bfloat16 versions: a loop over experts, and grouped_mm."""
+"""A block of experts from transformers in int8, against its float versions: a loop over experts, and grouped_mm."""
 
 import copy
 import functools
@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 import hop
+from benchmarks.peers import FLOAT, NAME
 from benchmarks.timing import Row, interleaved
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP = 1024, 3584, 8, 2
 TOKENS = (1, 16, 128, 512)
 # Targets: at most 0.8 of the loop's time, and at most grouped_mm's time.
-_PEERS = {"eager": ("bfloat16, loop", "<= 0.8"), "grouped_mm": ("bfloat16, grouped_mm", "<= 1.0")}
+_PEERS = {"eager": (f"{NAME}, loop", "<= 0.8"), "grouped_mm": (f"{NAME}, grouped_mm", "<= 1.0")}
 
 
 def experts() -> Iterator[Row]:
@@ -22,12 +23,12 @@ def experts() -> Iterator[Row]:
     if find_spec("transformers") is None:
         print("no experts without transformers: pip install --editable '.[demo]'")
         return
-    peers = {name: _block(torch.bfloat16, name) for name in _PEERS}
-    ours = {dtype: hop.quantize_(_block(dtype, "eager"), "int8") for dtype in (torch.bfloat16, torch.float32)}
+    peers = {name: _block(FLOAT, name) for name in _PEERS}
+    ours = {dtype: hop.quantize_(_block(dtype, "eager"), "int8") for dtype in dict.fromkeys((FLOAT, torch.float32))}
     for tokens in TOKENS:
         x = torch.randn(1, tokens, HIDDEN)
         calls = [functools.partial(block, x.to(dtype)) for dtype, block in ours.items()]
-        calls += [functools.partial(block, x.bfloat16()) for block in peers.values()]
+        calls += [functools.partial(block, x.to(FLOAT)) for block in peers.values()]
         with torch.inference_mode():
             times = interleaved(calls, budget_s=15.0)
         for dtype, ours_ms in zip(ours, times, strict=False):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from benchmarks.peers import float_name
 from benchmarks.running import quotient, time_of
 from benchmarks.timing import Row
 from docs.diagrams import AMBER, BLUE, PAPER, SOFT, svg, text
@@ -11,20 +12,20 @@ from docs.gallery_tables import bits_per_element
 from hop.numerics.schemes import named
 from tests.support import pages
 
-# The name of each case, and the (group, case, peer) patterns of its row, where * matches anything.
+# The name of each case, and the (group, case, peer) patterns of its row, where * matches anything and {float} is the
+# dtype of the level's peers.
 TEN = {
-    "int8 linear layer, 1 row": ("int8 linear", "1x4096x4096,*", "bfloat16 linear"),
-    "int8 linear layer, 128 rows": ("int8 linear", "128x4096x4096,*", "bfloat16 linear"),
+    "int8 linear layer, 1 row": ("int8 linear", "1x4096x4096,*", "{float} linear"),
+    "int8 linear layer, 128 rows": ("int8 linear", "128x4096x4096,*", "{float} linear"),
     "int8 linear layer, 128 rows ": ("int8 linear", "128x4096x4096, affine*", "onednn.qlinear*"),
-    "fp8 linear layer, 128 rows": ("decoded", "fp8 row x row, 128x*", "bfloat16 linear"),
-    "int4 weight in groups, 1 row": ("decoded", "bfloat16 x int4 groups, 1x*", "aten int4pack mm"),
-    "int8 × int4 in groups, 128 rows": ("decoded", "8da4w, 128x*", "bfloat16 linear"),
+    "fp8 linear layer, 128 rows": ("decoded", "fp8 row x row, 128x*", "{float} linear"),
+    "int4 weight in groups, 1 row": ("decoded", "{float} x int4 groups, 1x*", "aten int4pack mm"),
+    "int8 × int4 in groups, 128 rows": ("decoded", "8da4w, 128x*", "{float} linear"),
     "ResNet-50's convolutions, int8": ("int8 conv2d", "ResNet-50, batch 1, to uint8", "onednn.qconv2d"),
-    "MiniLM, int8 layers": ("MiniLM", "*, eager", "bfloat16, eager"),
-    "training a layer in int8": ("training", "int8, backward in int8, 1024x1024x4096", "bfloat16"),
-    "AdamW, 8-bit states": ("optimizers", "AdamW, 8 bits*, bfloat16", "torch, fused"),
+    "MiniLM, int8 layers": ("MiniLM", "*, eager", "{float}, eager"),
+    "training a layer in int8": ("training", "int8, backward in int8, 1024x1024x4096", "{float}"),
+    "AdamW, 8-bit states": ("optimizers", "AdamW, 8 bits*, {float}", "torch, fused"),
 }
-BFLOAT16 = ("amx", "avx512_bf16")  # levels whose peer is PyTorch in bfloat16
 WIDTH, LEFT, LINE, HEAD = 440, 14, 42, 62  # pixels: picture, left margin, row, header
 
 
@@ -32,48 +33,58 @@ class Measured(NamedTuple):
     """Measurements of a scheme that are not in the results on disk.
 
     cosine: mean cosine to float32's embeddings, all-MiniLM-L6-v2, 32 sentences, by `hop report --sweep`.
-    products: (group, case) patterns of its product with 1 and with 128 rows, 4096x4096, against bfloat16.
-    avx2: time / float32's of a quantized layer 2048x2048 with 1 and 128 rows; one thread of a Zen 3, minima of
-        processor time, one-row weights from memory.
+    products: (group, case) patterns of its product with {m} rows, 4096x4096.
     """
 
     cosine: float
     products: tuple[str, str]
-    avx2: tuple[float, float]
 
 
 SCHEMES = {
-    "int8": Measured(0.997, ("int8 linear", "{}x4096x4096, affine*"), (0.49, 0.65)),
-    "int8_weight": Measured(0.999, ("decoded", "bfloat16 x int8, {}x4096x4096*"), (0.40, 0.90)),
-    "8da4w": Measured(0.947, ("decoded", "8da4w, {}x4096x4096*"), (0.35, 0.53)),
-    "int4": Measured(0.948, ("decoded", "bfloat16 x int4 groups, {}x4096x4096*"), (0.46, 1.04)),
-    "fp8": Measured(0.998, ("decoded", "fp8 row x row, {}x4096x4096*"), (0.59, 0.90)),
-    "mxfp8": Measured(0.997, ("decoded", "MXFP8, {}x4096x4096*"), (0.79, 0.95)),
-    "nvfp4": Measured(0.961, ("decoded", "NVFP4, {}x4096x4096*"), (0.78, 0.96)),
+    "int8": Measured(0.997, ("int8 linear", "{m}x4096x4096, affine*")),
+    "int8_weight": Measured(0.999, ("decoded", "{float} x int8, {m}x4096x4096*")),
+    "8da4w": Measured(0.947, ("decoded", "8da4w, {m}x4096x4096*")),
+    "int4": Measured(0.948, ("decoded", "{float} x int4 groups, {m}x4096x4096*")),
+    "fp8": Measured(0.998, ("decoded", "fp8 row x row, {m}x4096x4096*")),
+    "mxfp8": Measured(0.997, ("decoded", "MXFP8, {m}x4096x4096*")),
+    "nvfp4": Measured(0.961, ("decoded", "NVFP4, {m}x4096x4096*")),
 }
 
 
 def schemes(results: Sequence[Mapping[str, Any]]) -> str:
     """One line for each scheme: bits of a weight, accuracy, and time / the peer's at each level."""
-    results = [held for held in results if held["level"] in BFLOAT16]
+    results = [held for held in results if any(row["group"] == "decoded" for row in held["rows"])]
     levels = [f"`{held['level']}`: 1 row, 128 rows" for held in results]
-    lines = [["scheme", "bits per weight", "cosine", *levels, "`avx2`: 1 row, 128 rows"]]
+    lines = [["scheme", "bits per weight", "cosine", *levels]]
     for name, measured in SCHEMES.items():
         weight = named(name).rhs
         assert weight is not None, name
         group, case = measured.products
         cells = []
         for held in results:
-            rows = [_one(held, (group, case.format(m), "bfloat16 linear")) for m in (1, 128)]
+            rows = [_one(held, (group, case.replace("{m}", str(m)), "{float} linear")) for m in (1, 128)]
             cells.append(", ".join(quotient(row.times) for row in rows))
         bits = f"{bits_per_element(weight):.3g}"
-        avx2 = ", ".join(map(quotient, measured.avx2))
-        lines.append([f'`"{name}"`', bits, f"{measured.cosine:.3f}", *cells, avx2])
+        lines.append([f'`"{name}"`', bits, f"{measured.cosine:.3f}", *cells])
     return pages.table(lines)
 
 
+def speeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The table of hop.nn.models.speeds: times of schemes / those of floats with 1 and with 128 rows, by level."""
+    found = {}
+    for held in results:
+        if not any(row["group"] == "decoded" for row in held["rows"]):
+            continue
+        times = {
+            name: [round(_one(held, (group, case.replace("{m}", m), "{float} linear")).times, 2) for m in ("1", "128")]
+            for name, (_, (group, case)) in SCHEMES.items()
+        }
+        found[held["level"]] = {"float": float_name(held["level"]), "schemes": times}
+    return found
+
+
 def _one(results: Mapping[str, Any], patterns: Sequence[str]) -> Row:
-    (row,) = (Row(**r) for r in results["rows"] if _fits(r, patterns))
+    (row,) = _rows(results, patterns)
     return row
 
 
@@ -86,15 +97,19 @@ def ten(results: Mapping[str, Any]) -> list[Shown]:
     """The rows of TEN that the results have. Raises ValueError if a pattern matches more than one row."""
     found = []
     for name, patterns in TEN.items():
-        rows = [Row(**r) for r in results["rows"] if _fits(r, patterns)]
+        rows = _rows(results, patterns)
         if len(rows) > 1:
             raise ValueError(f"{patterns} must match one row of the results, and matches {len(rows)}")
         found += [Shown(name.strip(), row) for row in rows]
     return found
 
 
-def _fits(row: Mapping[str, Any], patterns: Sequence[str]) -> bool:
-    return all(map(fnmatchcase, (row["group"], row["case"], row["peer"]), patterns))
+def _rows(results: Mapping[str, Any], patterns: Sequence[str]) -> list[Row]:
+    """The rows that match the patterns of their group, case and peer."""
+    name = float_name(results["level"])
+    patterns = [pattern.replace("{float}", name) for pattern in patterns]
+    rows = [Row(**r) for r in results["rows"]]
+    return [row for row in rows if all(map(fnmatchcase, (row.group, row.case, row.peer), patterns))]
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:

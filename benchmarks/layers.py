@@ -1,9 +1,9 @@
 """A linear layer with a prequantized weight, against torchao's layer at its best public setting.
 
-torchao's is compiled with freezing and max-autotune, as its documentation recommends for CPUs. Both have bfloat16
-inputs and outputs, and the time includes quantizing the input. Ours runs in eager mode, as after hop.quantize_.
-Freezing may fold the dequantization of a weight: the compiled program then stores it in bfloat16, with four times the
-bytes of int4.
+torchao's is compiled with freezing and max-autotune, as its documentation recommends for CPUs. Both have inputs and
+outputs in the peer's dtype, and the time includes quantizing the input. Ours runs in eager mode, as after
+hop.quantize_. Freezing may fold the dequantization of a weight: the compiled program then stores it in bfloat16, with
+four times the bytes of int4.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import hop
+from benchmarks.peers import FLOAT, NAME
 from benchmarks.timing import Row, interleaved
 
 _ROWS = (1, 128)
@@ -47,23 +48,23 @@ def _cases() -> dict[str, tuple[str, Callable[[], Any]]]:
 
 
 def layers() -> Iterator[Row]:
-    """A layer of 4096 by 4096 with 1 and 128 rows, against torchao's and against bfloat16."""
+    """A layer of 4096 by 4096 with 1 and 128 rows, against torchao's and against floats."""
     if find_spec("torchao") is None:
         print("no layers without torchao: pip install --editable '.[dev]'")
         return
     for case, (scheme, config) in _cases().items():
         torch.manual_seed(0)
-        layer = torch.nn.Linear(_FEATURES, _FEATURES, dtype=torch.bfloat16).requires_grad_(False)
+        layer = torch.nn.Linear(_FEATURES, _FEATURES, dtype=FLOAT).requires_grad_(False)
         ours = hop.quantize_(torch.nn.Sequential(_copy(layer)), scheme)
         theirs = _of_torchao(layer, config())
         for m in _ROWS:
-            x = torch.randn(m, _FEATURES, dtype=torch.bfloat16)
+            x = torch.randn(m, _FEATURES, dtype=FLOAT)
             title = f"{case}, {m}x{_FEATURES}x{_FEATURES}"
             with torch.no_grad(), _frozen():
                 theirs(x)  # compile for this number of rows before timing
                 own, torchao, plain = interleaved([lambda: ours(x), lambda: theirs(x), lambda: layer(x)])  # noqa: B023
             yield Row("layer", title, own, "torchao, compiled", torchao, "<= 1")
-            yield Row("layer", title, own, "bfloat16 linear", plain)
+            yield Row("layer", title, own, f"{NAME} linear", plain)
 
 
 def _copy(layer: torch.nn.Linear) -> torch.nn.Linear:

@@ -9,7 +9,9 @@ from benchmarks.reasons import REASONS, reason
 from benchmarks.roofline import ROOT, file_of
 from benchmarks.running import ratio, time_of
 from benchmarks.timing import Row
+from examples.common import json_rows
 from hop.kernels.cpu.native import LEVELS
+from hop.nn.models import speeds
 from tests.support import pages
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -84,9 +86,10 @@ def verdict(of_level: str, row: Row) -> str:
 
 
 def write() -> None:
-    """Write the pages and the picture of the results on disk."""
+    """Write the pages, the picture and hop.nn's table of speeds from the results on disk."""
     PAGE.write_text(page(PAGE.read_text()))
     GUIDE.write_text(guide(GUIDE.read_text()))
     TABLES.write_text(appendix(TABLES.read_text()))
     PICTURE.write_text(highlights.draw(results()))
+    speeds.FILE.write_text(json_rows(highlights.speeds(results())) + "\n")
     print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.name}, {GUIDE.name} and {TABLES.name}")

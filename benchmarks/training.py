@@ -1,4 +1,4 @@
-"""Forward and backward of a linear layer trained in int8, compiled, against bfloat16 and torchao's fake quantization.
+"""Forward and backward of a linear layer trained in int8, compiled, against floats and torchao's fake quantization.
 
 All weights are floats and quantized in every call. Compilation, and creating the operands and the gradient of the
 result, are not timed.
@@ -12,34 +12,35 @@ import torch
 from torch import Tensor
 
 import hop
+from benchmarks.peers import FLOAT, NAME
 from benchmarks.timing import Row, interleaved
 
 aten = torch.ops.aten
 _SHAPES = ((512, 1024, 1024), (1024, 1024, 4096))
-# Our schemes, with the target relative to bfloat16; the target relative to torchao is the same for both.
+# Our schemes, with the target relative to floats; the target relative to torchao is the same for both.
 _SCHEMES = {
     "int8, backward in int8": (hop.recipes.INT8_TRAINING, "<= 0.8"),
-    "int8, backward in bfloat16": (hop.schemes.INT8_DYNAMIC, "<= 1.3"),
+    f"int8, backward in {NAME}": (hop.schemes.INT8_DYNAMIC, "<= 1.3"),
 }
 _PEER = "torchao fake quantized"
 
 
 def training() -> Iterator[Row]:
-    """(M, K) rows by an (N, K) weight, bfloat16, no bias; gradients of both."""
+    """(M, K) rows by an (N, K) weight, in the peer's dtype, no bias; gradients of both."""
     if find_spec("torchao") is None:
         print("no training without torchao: pip install --editable '.[dev]'")
         return
     for m, k, n in _SHAPES:
         torch.manual_seed(0)
-        x, w, g = (torch.randn(s).to(torch.bfloat16) for s in ((m, k), (n, k), (m, n)))
+        x, w, g = (torch.randn(s).to(FLOAT) for s in ((m, k), (n, k), (m, n)))
         x.requires_grad_()
         steps = [_step(lambda x, w, s=s: hop.quantized(aten.linear.default, s, x, w), x, w, g) for s, _ in _schemes()]
         steps += [_step(torch.nn.functional.linear, x, w, g), _step(_fake_quantized(w), x, w, g)]
-        *ours, bfloat16, torchao = interleaved(steps, rounds=150, budget_s=20.0)
+        *ours, floats, torchao = interleaved(steps, rounds=150, budget_s=20.0)
         for case, ms, (_, target) in zip(_SCHEMES, ours, _schemes(), strict=True):
-            yield Row("training", f"{case}, {m}x{k}x{n}", ms, "bfloat16", bfloat16, target)
+            yield Row("training", f"{case}, {m}x{k}x{n}", ms, NAME, floats, target)
             yield Row("training", f"{case}, {m}x{k}x{n}", ms, _PEER, torchao, "<= 0.8")
-        yield Row("training", f"bfloat16, {m}x{k}x{n}", bfloat16, _PEER, torchao)
+        yield Row("training", f"{NAME}, {m}x{k}x{n}", floats, _PEER, torchao)
 
 
 def _schemes() -> list[tuple[hop.Scheme, str]]:

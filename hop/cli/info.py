@@ -15,6 +15,7 @@ from hop.cli.output import show, show_json
 from hop.compat import versions
 from hop.export.table import table
 from hop.kernels.cpu import native
+from hop.nn.models import speeds
 
 
 class Package(NamedTuple):
@@ -90,6 +91,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in sections["gpus"]) or "none")
     _pairs("Kernels", {name: _status(k) for name, k in sections["kernels"].items()})
     _pairs("What runs", {case: f"{chosen}" for case, chosen in sections["cases"].items()})
+    if (times := sections["speeds"]) is not None:
+        _pairs(f"Time of a linear layer / {times['float']}'s, 1 row and 128 rows", times["schemes"])
     lacks = "\n".join(f"{lack['what']}: {lack['instead']}" for lack in sections["lacks"].values())
     _section("What this version of torch lacks", lacks or "nothing")
     by_name = {p["name"]: p for p in reversed(sections["packages"])}  # list a package of two extras once
@@ -118,6 +121,7 @@ def facts() -> dict[str, Any]:
         ],
         "kernels": {"native, on CPU": _native(), "CuTe DSL, on GPUs": _cute()},
         "cases": {name: _chosen(*case) for name, case in _cases().items()},
+        "speeds": _speeds(),
         "lacks": {
             name: {"what": lack.what, "instead": lack.instead} for name, lack in versions.LACKS.items() if lack.shows()
         },
@@ -134,6 +138,18 @@ def _cpu() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "features": [name for name in _FEATURES if known.get(name)],
     }
+
+
+def _speeds() -> dict[str, Any] | None:
+    """For each scheme the measured times at this CPU level, with a remark if it is slower; None if not measured."""
+    entry = speeds.table().get(native.library().path)
+    if entry is None:
+        return None
+    texts = {
+        name: f"{few:.2f}, {many:.2f}{'  slower than floats' * (max(few, many) > 1)}"
+        for name, (few, many) in entry["schemes"].items()
+    }
+    return {"float": entry["float"], "schemes": texts}
 
 
 def _level() -> str:

@@ -20,6 +20,7 @@ from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
 from examples.common import json_rows
 from hop.kernels.cpu.native import LEVELS, LEVELS_OF
+from hop.nn.models import speeds
 from tests import levels
 
 
@@ -61,6 +62,10 @@ class TestPage(unittest.TestCase):
 
     def test_picture_is_of_the_results_on_disk(self):
         assert PICTURE.read_text() == highlights.draw(performance.results()), "run python -m benchmarks --page"
+
+    def test_speeds_are_of_the_results_on_disk(self):
+        written = json_rows(highlights.speeds(performance.results())) + "\n"
+        assert speeds.FILE.read_text() == written, "run python -m benchmarks --page"
 
     def test_names_the_level_of_each_table(self):
         for path in file_of(DRAWN).parent.glob("cpu_*.json"):

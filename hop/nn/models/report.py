@@ -6,6 +6,7 @@ from torch import nn
 
 from hop.nn.contexts import WEIGHT
 from hop.nn.layers.base import modules_of, spelled
+from hop.nn.models.speeds import slower
 from hop.nn.weights.holders import holder_of
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
@@ -61,6 +62,7 @@ class Report:
         lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in table]
         schemes = {spelled(r.scheme): r.scheme for r in self.rows if isinstance(r.scheme, Scheme)}
         lines += [f"{name}: {_MIXES}" for name, scheme in schemes.items() if scheme.mixes_rows()]
+        lines += [f"{name}: {text}" for name, scheme in schemes.items() if (text := slower(scheme))]
         lines += [f"earlier rules apply to every layer that {selector} matches" for selector in self.unused]
         return "\n".join([*lines, self.summary])
 
