@@ -115,11 +115,12 @@ def _rows(results: Mapping[str, Any], patterns: Sequence[str]) -> list[Row]:
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """One line for each case, one column for each level: our time / the peer's."""
     results = [held for held in results if ten(held)]
-    cells = {(s.name, s.row.peer): [""] * len(results) for held in results for s in ten(held)}
+    cells: dict[tuple[str, str], list[str]] = {}
     for column, held in enumerate(results):
-        for shown in ten(held):
-            row = shown.row
-            cells[shown.name, row.peer][column] = f"**{quotient(row.times)}** ({time_of(row.ours_ms)})"
+        for name, row in ten(held):
+            peer = row.peer.replace(float_name(held["level"]), "floats")
+            line = cells.setdefault((name, peer), [""] * len(results))
+            line[column] = f"**{quotient(row.times)}** ({time_of(row.ours_ms)})"
     header = ["ours", "peer", *(f"`{held['level']}` (our time)" for held in results)]
     return pages.table([header, *([*names, *found] for names, found in cells.items())])
 

@@ -27,7 +27,8 @@ def rows() -> Iterator[Row]:
             lambda: hop.scaled(aten.gelu.default, q, x), lambda: functional.gelu(x), ("<= 0.7", "<= 2"),
         ),
         f"silu(a) * b to int8 rows, {NAME} 1024x4096": (
-            lambda: hop.scaled(torch.ops.hop.silu_mul.default, q, x, x), lambda: functional.silu(x) * x, ("<= 1", "<= 2"),
+            lambda: hop.scaled(torch.ops.hop.silu_mul.default, q, x, x),
+            lambda: functional.silu(x) * x, ("<= 1", "<= 2"),
         ),
         f"layer_norm to int8 rows, {NAME} 1024x4096": (
             lambda: hop.scaled(aten.layer_norm.default, q, x, [4096], weight, weight),

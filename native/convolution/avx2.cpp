@@ -21,7 +21,7 @@ namespace avx2 {
 #include "convolution/finish.h"
 #include "convolution/finish_plain.h"
 #include "convolution/depthwise.h"
-#include "convolution/depthwise_plain.h"
+#include "convolution/depthwise_avx2.h"
 #include "convolution/rows.h"
 #include "convolution/run.h"
 

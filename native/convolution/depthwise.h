@@ -29,7 +29,8 @@ inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
 }
 
 // Computes the sums of some pixels, whose first taps are at the addresses `from`, in 32 channels. `turned`: the codes
-// are signed and are converted to unsigned. Defined in depthwise_avx512.h or depthwise_plain.h.
+// are signed and are converted to unsigned. Defined in depthwise_avx512.h, depthwise_avx2.h or
+// depthwise_plain.h.
 inline void depthwise_rows(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t steps,
                            bool turned, const int8_t* weight, int32_t* sums);
 
