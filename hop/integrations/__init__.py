@@ -6,7 +6,8 @@ quantizer.py    HopQuantizer, called by transformers while it loads and saves
 loading.py      from the tensors of a checkpoint to quantized weights
 places.py       which layers are quantized, and which stay in floats
 checkpoints.py  load_model: models from GGUF files and other tools' checkpoints
-gguf_models.py  transformers' names and orders of the tensors in a GGUF file; gguf_keys.py, its metadata keys
+gguf_models.py  the models of GGUF files: gguf_configs.py, their configuration; gguf_tensors.py, their tensors;
+                gguf_keys.py, the metadata keys
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
 folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json
 experts.py      experts in 3-D parameters
