@@ -15,10 +15,10 @@ attention.py    attention on codes, through transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
 decoding.py     compile_decode: a compiled program for one decode step; decode_program.py exports it, kept_programs.py
                 finds it again on disk
-lora.py         PEFT layers that merge without rounding
+adapters.py     PEFT's adapters on layers with codes, and larger tables of tokens
 
 Importing this package registers HopConfig and the attention implementation "hop" if transformers is installed, so that
-checkpoints with "quant_method": "hop" load.
+checkpoints with "quant_method": "hop" load, and lets PEFT's adapters merge into layers with codes.
 
 Needs: pip install 'torch-hop[transformers]'.
 """
@@ -28,12 +28,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hop.integrations.adapters import requantized_merge as requantized_merge
     from hop.integrations.cache import HopCache as HopCache
     from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
     from hop.integrations.decoding import compile_decode as compile_decode
     from hop.integrations.folders import quantize_folder as quantize_folder
-    from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
     from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
@@ -45,7 +45,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "quantize_folder",
-    "register_lora",
+    "requantized_merge",
 ]
 
 # The module of each name, and the package that it needs.
@@ -57,7 +57,7 @@ _NAMES = {
     "load_model": ("hop.integrations.checkpoints", "transformers"),
     "load_tokenizer": ("hop.integrations.tokens", "transformers"),
     "quantize_folder": ("hop.integrations.folders", "transformers"),
-    "register_lora": ("hop.integrations.lora", "peft"),
+    "requantized_merge": ("hop.integrations.adapters", "transformers"),
 }
 
 
@@ -79,3 +79,4 @@ def __dir__() -> list[str]:
 if find_spec("transformers") is not None:
     importlib.import_module("hop.integrations.quantizer")
     importlib.import_module("hop.integrations.attention")
+    importlib.import_module("hop.integrations.adapters")
