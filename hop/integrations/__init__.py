@@ -9,7 +9,8 @@ checkpoints.py  load_model: models from GGUF files and other tools' checkpoints
 gguf_models.py  the models of GGUF files: gguf_configs.py, their configuration; gguf_tensors.py, their tensors;
                 gguf_keys.py, the metadata keys
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
-folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json
+folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json;
+                gguf_folders.py, a GGUF file instead
 experts.py      experts in 3-D parameters
 attention.py    attention on codes, through transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes

@@ -115,7 +115,7 @@ def transposed(tensors: list[Tensor], config: Any) -> Tensor:
         codes = codes.transpose(1, 2).contiguous()
     else:
         codes = format.pack(format.unpack(codes, stack.shape[2]).transpose(1, 2).contiguous())
-    return plain.rebuilt(buffers | {"codes": codes}, quantizer=q.transposed(2), shape=shape)
+    return plain.rebuilt({"codes": codes, **buffers}, quantizer=q.transposed(2), shape=shape)
 
 
 def latent_keys_and_values(tensors: list[Tensor], config: Any) -> Tensor:

@@ -53,6 +53,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     Attributes:
         path: the file, or the first of several; it must not change while this object is in use.
+        files: all of them.
         metadata: the file's keys and values: numbers, texts, and lists of these. For a split model, those of the first
             file without the keys of the split.
     """
@@ -60,6 +61,7 @@ class GGUFFile(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         self.path = path
         shards = [_Shard(place, header) for place, header in _headers(path)]
+        self.files = [shard.path for shard in shards]
         self._places = shards[0].header.places
         self._first = shards[0].data
         self.metadata = shards[0].header.metadata
