@@ -137,6 +137,18 @@ class TestAdapters(unittest.TestCase):
         with saved(merged) as folder:
             assert torch.equal(logits(type(merged).from_pretrained(folder)), logits(merged))
 
+    @parameterized.expand([(method, method) for method in METHODS])
+    def test_requantized_by_every_method(self, _name, method):
+        model = trained(method, "int8")
+        want = logits(model)
+        with requantized_merge():
+            merged = model.merge_and_unload()
+        layer = merged.model.layers[1].self_attn.q_proj
+        assert isinstance(layer, hop.nn.Linear) == (method != "PiSSA")  # whose bases are floats already
+        table = merged.model.embed_tokens
+        assert isinstance(table, hop.nn.Embedding) == (method != "modules to save")
+        assert (logits(merged) - want).norm() < 0.1 * want.norm()
+
     def test_pissa_requantized(self):
         with requantized_merge():
             model = peft.get_peft_model(base("int8"), METHODS["PiSSA"]())
