@@ -23,7 +23,7 @@ from torch import nn
 
 from hop.compat.imports import when_imported
 from hop.impls.quantize import quantize
-from hop.nn.layers.base import Layer
+from hop.nn.layers.base import Layer, of_class
 from hop.nn.weights.holders import holder_of
 
 _BASE = "_hop_base"  # the attribute with the quantized base of a float one; in a tuple so that it is no submodule
@@ -66,13 +66,12 @@ def _float_copy(layer: Layer) -> Any:
 def _requantized(layer: Any, floats: Any) -> Any:
     """A copy of the quantized `layer` with the weight and bias of `floats`."""
     q = layer.frozen_quantizer()
-    if q is None or "input_transform" in layer._modules:
+    if q is None or "input_transform" in dict(layer.named_children()):
         raise RuntimeError(
             f"requantized_merge: {type(layer).__name__} has {'no quantizer' if q is None else 'a transformed input'}, "
             "and its weight cannot be quantized again; merge outside of it"
         )
-    result = copy.copy(layer)
-    result.__dict__ = {**layer.__dict__, "_parameters": dict(layer._parameters), "_modules": dict(layer._modules)}
+    result = of_class(type(layer), layer)
     weight = result.laid_out(quantize(q, floats.weight.detach()), layer.packs)
     result.take_frozen(nn.Parameter(weight, requires_grad=False), layer.packs)
     if getattr(floats, "bias", None) is not None:
