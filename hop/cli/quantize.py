@@ -1,5 +1,7 @@
 """hop quantize: quantize a transformers checkpoint with little memory."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,9 @@ from hop.cli.output import Bar, quietly, show
 
 
 def quantize(
-    folder: Annotated[Path, typer.Argument(help="A checkpoint: config.json and float safetensors files.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A checkpoint: config.json and float safetensors files; or a GGUF file.")
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to write; an interrupted run of the same command resumes.")],
     scheme: Annotated[str, typer.Option(help="A name in hop.schemes, such as int8 or int4, or a scheme's text.")],
     keep: Annotated[list[str] | None, typer.Option(help="A module to leave in floats; repeatable.")] = None,
@@ -19,7 +23,7 @@ def quantize(
         bool, typer.Option("--exact", help="The same bits on every route and CPU; includes --everything.")
     ] = False,
 ) -> None:
-    """Quantize a transformers checkpoint, tensor by tensor.
+    """Quantize a transformers checkpoint or a GGUF file, tensor by tensor.
 
     The model is never fully in memory. If interrupted, the command leaves a folder without config.json, and the same
     command resumes it. Output embeddings, and weights tied to them, stay in floats unless --keep or --everything is
@@ -32,6 +36,7 @@ def quantize(
         hop quantize model model-int4 --scheme int4
         hop quantize model model-int8 --scheme int8 --keep lm_head --keep model.layers.0
         hop quantize model model-int8 --scheme int8 --exact
+        hop quantize model.gguf model-int8 --scheme int8
     """
     if everything and keep:
         raise typer.BadParameter("cannot be combined with --keep", param_hint="'--everything'")
@@ -48,4 +53,13 @@ def quantize(
         report = hop.integrations.quantize_folder(
             folder, out, scheme, modules_to_not_convert=names, exact=exact, progress=progress
         )
-    show(f"wrote {out}: {report.summary}", style="green")
+    show(str(report))
+    show(f"wrote {out}: {sum(row.bytes for row in report.rows):,} bytes of tensors", style="green")
+    show(f"next: {_next(out)}")
+
+
+def _next(out: Path) -> str:
+    """A command that loads the model in `out` and lists its layers."""
+    (model_class,) = json.loads((out / "config.json").read_bytes())["architectures"][:1]
+    code = f"import hop.integrations, transformers; m = transformers.{model_class}.from_pretrained({str(out)!r})"
+    return f"python -c {shlex.quote(f'{code}; print(m.hop_report)')}"

@@ -6,18 +6,20 @@ quantizer.py    HopQuantizer, called by transformers while it loads and saves
 loading.py      from the tensors of a checkpoint to quantized weights
 places.py       which layers are quantized, and which stay in floats
 checkpoints.py  load_model: models from GGUF files and other tools' checkpoints
-gguf_models.py  transformers' names and orders of the tensors in a GGUF file; gguf_keys.py, its metadata keys
+gguf_models.py  the models of GGUF files: gguf_configs.py, their configuration; gguf_tensors.py, their tensors;
+                gguf_keys.py, the metadata keys
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
-folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json
+folders.py      quantize_folder: quantize a checkpoint file by file; model_folders.py, its config.json;
+                gguf_folders.py, a GGUF file instead
 experts.py      experts in 3-D parameters
 attention.py    attention on codes, through transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
 decoding.py     compile_decode: a compiled program for one decode step; decode_program.py exports it, kept_programs.py
                 finds it again on disk
-lora.py         PEFT layers that merge without rounding
+adapters.py     PEFT's adapters on layers with codes, and larger tables of tokens
 
 Importing this package registers HopConfig and the attention implementation "hop" if transformers is installed, so that
-checkpoints with "quant_method": "hop" load.
+checkpoints with "quant_method": "hop" load, and lets PEFT's adapters merge into layers with codes.
 
 Needs: pip install 'torch-hop[transformers]'.
 """
@@ -27,12 +29,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hop.integrations.adapters import requantized_merge as requantized_merge
     from hop.integrations.cache import HopCache as HopCache
     from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
     from hop.integrations.decoding import compile_decode as compile_decode
     from hop.integrations.folders import quantize_folder as quantize_folder
-    from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
     from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
@@ -44,7 +46,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "quantize_folder",
-    "register_lora",
+    "requantized_merge",
 ]
 
 # The module of each name, and the package that it needs.
@@ -56,7 +58,7 @@ _NAMES = {
     "load_model": ("hop.integrations.checkpoints", "transformers"),
     "load_tokenizer": ("hop.integrations.tokens", "transformers"),
     "quantize_folder": ("hop.integrations.folders", "transformers"),
-    "register_lora": ("hop.integrations.lora", "peft"),
+    "requantized_merge": ("hop.integrations.adapters", "transformers"),
 }
 
 
@@ -78,3 +80,4 @@ def __dir__() -> list[str]:
 if find_spec("transformers") is not None:
     importlib.import_module("hop.integrations.quantizer")
     importlib.import_module("hop.integrations.attention")
+    importlib.import_module("hop.integrations.adapters")

@@ -16,13 +16,16 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hop.integrations import gguf_models, model_folders
+from hop.impls.quantize import dequantize
+from hop.integrations import gguf_models, gguf_tensors, model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import Checkpoint, open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
+from hop.nn.models.kinds import layer_of
+from hop.nn.weights.holders import kind_of
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
@@ -58,7 +61,9 @@ def load_model(
     are floats in the file stay floats. A tied embedding and head share one table. `model.hop_report` lists all layers.
 
     GGUF: the configuration and the tensors come from the metadata. Rows of Llama's query and key, and of GPT-NeoX's
-    query, key and value, are permuted to transformers' order; norms of Gemma, stored as 1 + w, become w.
+    query, key and value, are permuted to transformers' order; norms of Gemma, stored as 1 + w, become w. Experts become
+    transformers' stacks, each weight with its own codes; gate and up, one parameter there, become floats if their types
+    differ. Keys and values of DeepSeek, whose blocks run along different dimensions, become one float weight.
 
     A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt or bitsandbytes
     (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted by group;
@@ -84,8 +89,8 @@ def load_model(
         TypeError: path is not a path, dtype not a float dtype, pack not a bool, or activations not a Quantizer.
         FileNotFoundError: the file or folder does not exist.
         ImportError: transformers, or safetensors for a folder, is not installed.
-        ValueError: activations are not integers with dynamic scales; the file is damaged; the architecture is not
-            llama, qwen3, gemma3, gptneox or bert; a metadata key that affects the model is not supported; or a tensor
+        ValueError: activations are not integers with dynamic scales; the file is damaged; the architecture is not one
+            of hop.integrations.gguf_models; a metadata key that affects the model is not supported; or a tensor
             is missing, superfluous, or has another shape than in the model; or exact=True, and a layer would multiply
             floats.
     """
@@ -96,7 +101,7 @@ def load_model(
     if exact:
         _check_layers(place, source, quantizers)
     if quantizers:
-        rules = _rules(source, state, quantizers, activations, exact)
+        rules = _rules(place, source, state, quantizers, activations, exact)
         source.config.quantization_config = {
             **rules.to_dict(),
             "pack": False,
@@ -145,14 +150,14 @@ def _source_from_gguf(place: Path) -> ModelSource:
     file = open_gguf(place)
     kind = gguf_models.model_of(file)
     config = gguf_models.config_of(file, kind)
-    tensors = ((name, tensor, None) for name, tensor in gguf_models.tensors_of(file, kind, config))
+    tensors = ((name, tensor, None) for name, tensor in gguf_tensors.tensors_of(file, kind.layout, config))
     return ModelSource(getattr(transformers, kind.model_class), config, kind.options, tensors)
 
 
 def _source_from_folder(folder: Path) -> ModelSource:
     described = model_folders.read_config("load_model", folder)
     checkpoint = open_checkpoint(folder)
-    known = [kind.model_type for kind in gguf_models.MODELS.values()]
+    known = [kind.model_type for kind in (*gguf_models.MODELS.values(), gguf_models.MIXTRAL)]
     if described.get("model_type") not in known:
         raise ValueError(
             f"load_model: {folder}: model_type is {shown(described.get('model_type'))}; those that are read are "
@@ -186,7 +191,7 @@ def _on_meta(place: Path, source: ModelSource) -> nn.Module:
     try:
         with torch.device("meta"):
             return source.model_class(source.config, **source.options)
-    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
         raise ValueError(
             f"load_model: {place}: cannot create a model from its configuration: {shown(error)}"
         ) from error
@@ -204,10 +209,12 @@ def _check_layers(place: Path, source: ModelSource, quantizers: Mapping[str, Qua
 
 
 def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, Quantizer]]:
-    """The flat state_dict, and the quantizers of layers by name."""
+    """The flat state_dict, and the quantizers of layers, by the layer's name, and of experts, by the parameter's."""
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
-    shapes = {name: tensor.shape for name, tensor in _on_meta(place, source).state_dict().items()}
+    model = _on_meta(place, source)
+    stacks = _stacks(model)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing = set(shapes) - set(_tied(source))
     for name, tensor, order in source.tensors:
         missing.discard(name)
@@ -216,23 +223,52 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
                 f"load_model: {place}: tensor {shown(name)} has shape {tuple(tensor.shape)}, and the model by its "
                 f"configuration {tuple(shapes[name])}"
             )
+        layer, _, leaf = name.rpartition(".")
         if not isinstance(tensor, QuantizedTensor):
             state[name] = tensor
-            continue
-        layer, _, leaf = name.rpartition(".")
-        if leaf != "weight":
+        elif name in stacks:
+            state[name] = tensor
+            quantizers[name] = tensor.quantizer.transposed(2).plain if stacks[name] else tensor.quantizer.plain
+        elif leaf != "weight":
             raise ValueError(
                 f"load_model: {place}: tensor {shown(name)} is quantized, and must be the weight of a layer"
             )
-        quantizers[layer] = tensor.quantizer.plain
-        state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
-        if order is not None:
-            state[f"{layer}{_ORDER}"] = order
+        elif name in shapes and not _is_layer(model, layer):  # such as a router
+            state[name] = dequantize(tensor)
+        else:
+            quantizers[layer] = tensor.quantizer.plain
+            state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
+            if order is not None:
+                state[f"{layer}{_ORDER}"] = order
     if missing:  # transformers would create them, with sizes from an untrusted configuration
         raise ValueError(
             f"load_model: {place}: missing tensors of the model: {shown(sorted(missing))}; download it again"
         )
+    _flatten_stacks(stacks, state, quantizers)
     return state, quantizers
+
+
+def _stacks(model: nn.Module) -> dict[str, bool]:
+    """The weights of experts by name, with whether products sum over their first dimension."""
+    kinds = ((name, module, kind_of(module)) for name, module in model.named_modules())
+    return {
+        f"{name}.{weight}": kind.sums_first(module)
+        for name, module, kind in kinds
+        if kind is not None
+        for weight in kind.weights_of(module)
+    }
+
+
+def _flatten_stacks(stacks: Mapping[str, bool], state: dict[str, Tensor], quantizers: dict[str, Quantizer]) -> None:
+    """Replace quantized weights of experts by their buffers; by floats where another weight of them is in floats."""
+    floats = {name.rpartition(".")[0] for name in stacks if name not in quantizers}
+    for name in stacks.keys() & quantizers.keys():
+        tensor: Any = state.pop(name)
+        if name.rpartition(".")[0] in floats:
+            state[name] = dequantize(tensor)
+            del quantizers[name]
+        else:
+            state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
 
 
 def _tied(source: ModelSource) -> dict[str, str]:
@@ -242,6 +278,7 @@ def _tied(source: ModelSource) -> dict[str, str]:
 
 
 def _rules(
+    place: Path,
     source: ModelSource,
     state: Mapping[str, Tensor],
     quantizers: dict[str, Quantizer],
@@ -255,15 +292,40 @@ def _rules(
         tied = quantizers.get(of.removesuffix(".weight"))
         if target not in state and tied is not None:
             quantizers.setdefault(target.removesuffix(".weight"), tied)
-    floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
-    schemes = {q: Scheme(activations if q.format.is_whole else None, q) for q in quantizers.values()}
+    model = _on_meta(place, source)
+    stacks = _stacks(model)
+    floats = [name.removesuffix(".weight") for name in state if name.endswith(".weight")]
+    floats = [name for name in floats if name not in stacks and _is_layer(model, name)]
+    floats += {name.rpartition(".")[0]: None for name in stacks if name in state}  # each once
+    modules, different = _by_module(stacks, quantizers)
+    schemes: dict[str, Scheme] = {}
+    for name, q in modules.items():
+        parts = [q, *(other for weight, other in different.items() if weight.rpartition(".")[0] == name)]
+        schemes[name] = Scheme(activations if all(part.format.is_whole for part in parts) else None, q)
     if exact:
         check_schemes("load_model", schemes.values(), [])
-    ((most, _),) = Counter(quantizers.values()).most_common(1)
-    others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
+    ((most, _),) = Counter(schemes.values()).most_common(1)
+    others = [(name, scheme) for name, scheme in schemes.items() if scheme != most]
     orders = [name.removesuffix(_ORDER) for name in state if name.endswith(_ORDER)]
-    rules = [*others, *((name, None) for name in floats), ("*", schemes[most])]
-    return HopConfig(rules, input_orders=orders, exact=exact)
+    rules = [*others, *((name, None) for name in floats), ("*", most)]
+    return HopConfig(rules, input_orders=orders, exact=exact, weight_quantizers=different)
+
+
+def _is_layer(model: nn.Module, name: str) -> bool:
+    """Whether the model has a layer of this name, which hop.nn could quantize."""
+    return name in dict(model.named_modules()) and layer_of(model.get_submodule(name)) is not None
+
+
+def _by_module(
+    stacks: Mapping[str, bool], quantizers: Mapping[str, Quantizer]
+) -> tuple[dict[str, Quantizer], dict[str, Quantizer]]:
+    """The quantizers by module, and those of weights of experts that differ from their module's, by parameter."""
+    modules = {name: q for name, q in quantizers.items() if name not in stacks}
+    different: dict[str, Quantizer] = {}
+    for name in (name for name in stacks if name in quantizers):
+        if modules.setdefault(name.rpartition(".")[0], quantizers[name]) != quantizers[name]:
+            different[name] = quantizers[name]
+    return modules, different
 
 
 def _filled(place: Path, source: ModelSource, state: dict[str, Tensor], dtype: torch.dtype) -> Any:

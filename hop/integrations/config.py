@@ -10,10 +10,11 @@ from hop.nn.models.attention_rules import checked_attention
 from hop.nn.models.conversion import Rules, checked
 from hop.nn.models.exact import check_schemes
 from hop.numerics.attention_schemes import AttentionScheme
+from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 METHOD = "hop"
-_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "exact", "input_orders")
+_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "exact", "input_orders", "weight_quantizers")
 
 
 class HopConfig(QuantizationConfigMixin):
@@ -39,6 +40,8 @@ class HopConfig(QuantizationConfigMixin):
         input_orders: names of Linear layers whose checkpoint has an `input_order`, the input feature of each column,
             because columns were sorted by group (`hop.integrations.load_model`, for GPTQ's act-order). Only for
             checkpoints with codes; stored in config.json.
+        weight_quantizers: quantizers of weights of experts that differ from their scheme's, by the parameter's name.
+            Only for checkpoints with codes; stored in config.json as text.
 
     Raises:
         ValueError: no scheme has this name; the text is not a scheme; or a scheme has static scales, which need
@@ -56,6 +59,7 @@ class HopConfig(QuantizationConfigMixin):
         attention: AttentionScheme | str | None = None,
         exact: bool = False,
         input_orders: Sequence[str] | None = None,
+        weight_quantizers: Mapping[str, Quantizer | str] | None = None,
     ) -> None:
         self.quant_method: Any = METHOD
         self.scheme = _scheme_text(scheme)
@@ -66,6 +70,7 @@ class HopConfig(QuantizationConfigMixin):
         self.pack = pack
         self.modules_to_not_convert = _names("modules_to_not_convert", modules_to_not_convert)
         self.input_orders = _names("input_orders", input_orders) or []
+        self.weight_quantizers = _quantizer_texts(weight_quantizers)
         attention = "int8" if exact and attention is None else attention
         ((_, attention_scheme),) = checked_attention([("*", _read(attention, AttentionScheme))])
         self.attention = None if attention_scheme is None else str(attention_scheme)
@@ -88,7 +93,8 @@ class HopConfig(QuantizationConfigMixin):
         }
         fields |= {} if self.attention is None else {"attention": self.attention}
         fields |= {"exact": True} if self.exact else {}
-        return fields | ({"input_orders": self.input_orders} if self.input_orders else {})
+        fields |= {"input_orders": self.input_orders} if self.input_orders else {}
+        return fields | ({"weight_quantizers": self.weight_quantizers} if self.weight_quantizers else {})
 
     @classmethod
     def from_dict(  # type: ignore[override]
@@ -148,6 +154,17 @@ def _check(scheme: Scheme) -> None:
                 "there are no data while weights are loaded; load the model in floats and call "
                 "hop.quantize_(model, scheme, calibrate=batches), or use a dynamic scheme such as 'int8'"
             )
+
+
+def _quantizer_texts(given: Any) -> dict[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"HopConfig: weight_quantizers must be a mapping from names to quantizers, or None; got {given!r}"
+        )
+    pairs = cast(Mapping[Any, Any], given or {}).items()
+    if not all(isinstance(name, str) and isinstance(q, Quantizer | str) for name, q in pairs):
+        raise TypeError(f"HopConfig: weight_quantizers must have a Quantizer or its text by name, got {given!r}")
+    return {name: str(Quantizer.parse(q) if isinstance(q, str) else q) for name, q in pairs}
 
 
 def _names(argument: str, given: Any) -> list[str] | None:

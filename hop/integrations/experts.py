@@ -63,7 +63,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     up_name, down_name = holder.names
     (up, first), (down, _) = (_part(getattr(self, name)) for name in holder.names)
     tokens, k = top_k_index.shape
-    count, scheme = up.shape[0], holder.plan()
+    count = up.shape[0]
     local_experts = top_k_index.reshape(-1) - first
     local_experts = torch.where((local_experts < 0) | (local_experts >= count), count, local_experts)
     sorted_experts, order = torch.sort(local_experts, stable=True)
@@ -73,7 +73,12 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     ]
     gate = self._apply_gate if self.has_gate else self.act_fn
     x = _to_local(hidden_states, getattr(self, up_name))
-    x = chain(x, order // k, ends, stacks, gate, scheme, holder.columns)
+    if holder.quantizers:  # one product after the other, because their schemes differ
+        x = chain(x, order // k, ends, stacks[:1], gate, holder.plan(up_name), holder.columns)
+        every = torch.arange(x.shape[0], device=x.device)
+        x = chain(gate(x), every, ends, stacks[1:], gate, holder.plan(down_name), holder.columns)
+    else:
+        x = chain(x, order // k, ends, stacks, gate, holder.plan(), holder.columns)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
     weights = _to_local(top_k_weights, getattr(self, up_name)).reshape(-1)[order]

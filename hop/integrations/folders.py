@@ -1,4 +1,4 @@
-"""quantize_folder: quantize a transformers checkpoint file by file, with little memory.
+"""quantize_folder: quantize a transformers checkpoint, or the model of a GGUF file, with little memory.
 
     OUT/hop_quantize.json      written first: the inputs and the settings; a later run continues if they are the same
     OUT/.hop-...               a file in progress (hop.compat.files), renamed to x.safetensors once complete
@@ -12,23 +12,25 @@ one writes hop_quantize.json; those with the same settings continue and write id
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from hop.compat.files import is_temporary, naming, whole_file, write_whole
-from hop.impls.quantize import quantize
+from hop.impls.quantize import dequantize, quantize
 from hop.integrations import model_folders
 from hop.integrations.config import HopConfig
+from hop.integrations.gguf_folders import GGUFModel, save_tokenizer
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
 from hop.interchange.files import checked_path
-from hop.interchange.safetensors_files import Entry, Header, Writer, read_header, writer
+from hop.interchange.safetensors_files import Entry, Writer, read_header, writer
 from hop.nn.layers.base import Layer
 from hop.nn.models.conversion import Rules
 from hop.nn.models.exact import check_layers
@@ -51,21 +53,25 @@ def quantize_folder(
     exact: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Report:
-    """Quantize a transformers checkpoint into another folder, tensor by tensor.
+    """Quantize a transformers checkpoint, or the model of a GGUF file, into another folder, tensor by tensor.
 
     The result equals what `from_pretrained(folder, quantization_config=HopConfig(scheme))` would save, but the model is
     never in memory: a tensor is read, quantized and written some rows at a time, or whole if its scales span all rows.
     Each file of the folder becomes one file. If interrupted, it leaves a folder without config.json, and the same call
     resumes without repeating finished files.
 
+    A GGUF file, with an architecture that `load_model` reads, is dequantized to float32 and quantized anew, which adds
+    to the error of its types; its tokenizer is converted.
+
     Args:
-        folder: a folder with config.json and float safetensors.
+        folder: a folder with config.json and float safetensors; or a GGUF file, the first of a split model.
         out: a folder to create, or one that an interrupted call left.
         scheme, modules_to_not_convert, exact: as for `HopConfig`.
         progress: called after each tensor with its name, the bytes read so far and the total bytes.
 
     Returns:
-        A report with a row per layer: its scheme, or the reason why it has none.
+        A report with a row per layer: its scheme, or the reason why it has none; its bytes; and the error of its
+            weight, unless an earlier call wrote it.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -76,29 +82,57 @@ def quantize_folder(
     """
     source, target = checked_path("quantize_folder", folder, "model"), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert, exact=exact)
-    model_config = _model_config(source)
-    tensors = sum(len(read_header(file).entries) for file in source.glob("*.safetensors"))
-    model_folders.check_numbers("quantize_folder", source, model_config, tensors)
-    model = _on_meta(source, config)
-    headers = [read_header(file) for file in _files(source)]
-    _begin(target, source, config, headers)
+    if source.is_file():
+        gguf = GGUFModel(source)
+        model = _on_meta(gguf.model_class, gguf.config, gguf.options)
+        headers: list[Any] = [gguf.header(model)]  # which checks the sizes before layers are converted
+        model_config, files = gguf.described(), gguf.files
+    else:
+        model_config = _model_config(source)
+        tensors = sum(len(read_header(file).entries) for file in source.glob("*.safetensors"))
+        model_folders.check_numbers("quantize_folder", source, model_config, tensors)
+        model = _on_meta(*_class(source))
+        headers = [read_header(file) for file in _files(source)]
+        files = [header.path for header in headers]
+    _convert(model, config)
+    _begin(target, source, config, files)
     total, done = sum(h.bytes for h in headers), 0
     places: dict[str, str] = {}
+    measured: list[_PlannedTensor] = []
     for header in headers:
         new = target / header.path.name
-        planned = [_PlannedTensor(entry, model) for entry in header.entries.values()]
-        places |= {name: new.name for tensor in planned for name in tensor.written}
+        planned = {entry.name: _PlannedTensor(entry, model) for entry in header.entries.values()}
+        places |= {name: new.name for tensor in planned.values() for name in tensor.written}
+        measured += planned.values()
         if new.exists():
             done += header.bytes
             continue
-        with writer(new, [e for t in planned for e in t.written.values()], _file_metadata(planned)) as file:
-            for tensor in planned:
-                tensor.write(header, file)
-                done += tensor.entry.bytes
+        written = [e for t in planned.values() for e in t.written.values()]
+        with writer(new, written, _file_metadata(planned.values())) as file:
+            for name in header.names():
+                planned[name].write(header, file)
+                done += planned[name].entry.bytes
                 if progress is not None:
-                    progress(tensor.entry.name, done, total)
+                    progress(name, done, total)
+    if source.is_file():
+        save_tokenizer(source, target)
     _finish(source, target, places, {**model_config, "quantization_config": config.to_dict()})
-    return model.hop_report
+    return _measured(model.hop_report, measured)
+
+
+def _measured(report: Report, tensors: Iterable["_PlannedTensor"]) -> Report:
+    """The report with the bytes of each row's tensors, and the errors of its weights."""
+    rows = {row.name: row for row in report.rows}
+    sizes, errors = dict.fromkeys(rows, 0), {name: [0.0, 0.0] for name in rows}
+    for tensor in tensors:
+        name = tensor.name
+        while name and name not in rows:
+            name = name.rpartition(".")[0]
+        if name in rows:
+            sizes[name] += sum(entry.bytes for entry in tensor.written.values())
+            errors[name] = [a + b for a, b in zip(errors[name], tensor.squares, strict=True)]
+    ratios = {name: (error / of) ** 0.5 if of else None for name, (error, of) in errors.items()}
+    return replace(report, rows=tuple(replace(r, bytes=sizes[r.name], error=ratios[r.name]) for r in report.rows))
 
 
 def _model_config(source: Path) -> dict[str, Any]:
@@ -108,8 +142,8 @@ def _model_config(source: Path) -> dict[str, Any]:
     return config
 
 
-def _on_meta(source: Path, config: HopConfig) -> Any:
-    """The model with quantized layers, on the meta device."""
+def _class(source: Path) -> tuple[Any, Any]:
+    """The class of a folder's model, and its configuration."""
     own = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     named: Any = (own.architectures or ["none"])[0]
     model_class = model_folders.model_class(own, named)
@@ -118,13 +152,20 @@ def _on_meta(source: Path, config: HopConfig) -> Any:
             f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got "
             f"{shown(named)}; give one of model_type {own.model_type!r}"
         )
+    return model_class, own
+
+
+def _on_meta(model_class: Any, own: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """The model on the meta device."""
     with torch.device("meta"):
-        model = model_class(own)
+        return model_class(own, **(options or {}))
+
+
+def _convert(model: Any, config: HopConfig) -> None:
     HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
     if config.exact:
         remedy = "give them an integer scheme, and modules_to_not_convert=[]"
         check_layers("quantize_folder", model, lambda name, module: isinstance(module, Layer), remedy)
-    return model
 
 
 def _files(source: Path) -> list[Path]:
@@ -143,9 +184,9 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
-def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Header]) -> None:
+def _begin(target: Path, source: Path, config: HopConfig, paths: Sequence[Path]) -> None:
     """Write the record of inputs and settings, or check that an existing one is the same."""
-    files = {h.path.name: [h.path.stat().st_size, h.path.stat().st_mtime_ns] for h in headers}
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
     wanted = {"folder": str(source.resolve()), "files": files, "quantization_config": config.to_dict()}
     record = target / _RECORD
     with naming(target):
@@ -171,7 +212,7 @@ def _json(value: Any) -> bytes:
 
 
 def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str, Any]) -> None:
-    for path in source.iterdir():
+    for path in source.iterdir() if source.is_dir() else ():
         is_weights = path.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
         if path.is_file() and not is_weights and path.name not in (_CONFIG, _INDEX):
             with path.open("rb") as file, whole_file(target / path.name) as copy:
@@ -187,7 +228,8 @@ class _PlannedTensor:
 
     def __init__(self, entry: Entry, model: nn.Module) -> None:
         self.entry = entry
-        self.quantizer = _quantizer(model, entry)
+        self.name, self.quantizer = _quantizer(model, entry)  # its name in the model
+        self.squares = [0.0, 0.0]  # sums of squares of errors and of values
         self.written = {entry.name: entry}
         if self.quantizer is not None:
             proto = TensorProto(entry.shape, entry.dtype, quantizer=self.quantizer)
@@ -195,18 +237,27 @@ class _PlannedTensor:
             pairs = zip(names, proto.buffers(), strict=True)
             self.written = {name: Entry(name, b.dtype, tuple(b.shape), 0, 0) for name, b in pairs}
 
-    def write(self, header: Header, writer: Writer) -> None:
+    def write(self, header: Any, writer: Writer) -> None:
         if self.quantizer is None:
             for start, part in header.raw(self.entry):
                 writer.write(self.entry.name, start, part)
             return
         for first, last in self._rows(self.quantizer):
-            weight = quantize(self.quantizer, header.rows(self.entry, first, last))
+            floats = header.rows(self.entry, first, last)
+            weight = quantize(self.quantizer, floats)
+            self._measure(floats, weight)
             for name, data in weight.buffers().items():  # type: ignore[attr-defined]
                 key = f"{self.entry.name}:{name}"
                 rows, whole = data.shape[0], self.written[key].shape[0]
                 at = 0 if rows == whole else first * whole // self.entry.shape[0]
                 writer.write_rows(key, at, data)
+
+    def _measure(self, floats: Tensor, weight: Tensor) -> None:
+        flat, rounded = floats.reshape(-1), dequantize(weight).reshape(-1)
+        for start in range(0, flat.numel(), _AT_ONCE):
+            x = flat[start : start + _AT_ONCE].double()
+            self.squares[0] += float((rounded[start : start + _AT_ONCE].double() - x).square().sum())
+            self.squares[1] += float(x.square().sum())
 
     def _rows(self, q: Quantizer) -> Iterator[tuple[int, int]]:
         """The ranges of rows to quantize at a time; all rows unless every scale covers only some."""
@@ -222,8 +273,8 @@ class _PlannedTensor:
         return ((first, min(first + size, rows)) for first in range(0, rows, size))
 
 
-def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
-    """The quantizer of a tensor; None if it stays in floats."""
+def _quantizer(model: Any, entry: Entry) -> tuple[str, Quantizer | None]:
+    """The name of a tensor in the model, and its quantizer; None if it stays in floats."""
     prefix = f"{model.base_model_prefix}."
     for name in (entry.name, prefix + entry.name, entry.name.removeprefix(prefix)):
         try:
@@ -237,11 +288,11 @@ def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
                 f"quantize_folder: tensor {entry.name!r} is {entry.dtype} of {entry.shape}, and the model has floats "
                 f"of {tuple(layer.weight.shape)}"
             )
-        return layer.frozen_quantizer()
-    return None
+        return name, layer.frozen_quantizer()
+    return entry.name, None
 
 
-def _file_metadata(planned: Sequence[_PlannedTensor]) -> dict[str, str]:
+def _file_metadata(planned: Iterable[_PlannedTensor]) -> dict[str, str]:
     """The metadata of the quantized tensors, for hop.storage.load_file."""
     description = {
         t.entry.name: {

@@ -1,5 +1,6 @@
 """HopQuantizer: transformers' hooks for loading and saving a model with a HopConfig."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from hop.nn.weights.holders import Holder, Weight, holder_of
 from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -64,6 +66,7 @@ class HopQuantizer(_Base):
             check_ties(model)
         self._attend(model)
         self._order(model)
+        self._set_quantizers(model)
         for layer in self._layers(model).values():
             for name, weight in _weights(layer):
                 known = self._buffers.setdefault(name, [])
@@ -90,6 +93,16 @@ class HopQuantizer(_Base):
                     "Linear; leave it out"
                 )
             layer.input_order = torch.empty(layer.in_features, dtype=torch.int64, device=layer.weight.device)
+
+    def _set_quantizers(self, model: Any) -> None:
+        """Set the quantizers of single weights of experts."""
+        prefix = f"{model.base_model_prefix}."
+        for name, text in self.quantization_config.weight_quantizers.items():
+            for own in (name, prefix + name, name.removeprefix(prefix)):
+                with suppress(AttributeError):  # no module of that name
+                    weight = weight_of(model, own)
+                    if isinstance(weight, Weight):
+                        weight.holder.quantizers[weight.name] = Quantizer.parse(text)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return param_name not in self.mismatched and weight_of(model, param_name) is not None

@@ -47,6 +47,7 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
     ),
     "fp8": (WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
     "gptq": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
+    "auto-round": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_auto_round),),
     "awq": (WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
     "modelopt": (
         WeightKind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),

@@ -28,6 +28,7 @@ from hop.interchange.packed import (
     sorting_permutation,
     unpack_words,
 )
+from hop.interchange.patterns import matches
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
 from hop.numerics.float_rules import Microscaling
@@ -42,7 +43,8 @@ _MOST_GROUPS = 256
 
 
 def with_target_sets(config: Config, where: Any) -> Config:
-    """The configuration with the targets of its groups as sets, because each weight is looked up in all groups.
+    """The configuration with the targets of its groups as sets of names and lists of expressions, because each weight
+    is looked up in all groups.
 
     Raises ValueError, mentioning `where`, if there are implausibly many groups.
     """
@@ -54,7 +56,14 @@ def with_target_sets(config: Config, where: Any) -> Config:
         raise ValueError(
             f"{where}: config_groups has {len(groups)} groups, and at most {_MOST_GROUPS} are supported; merge them"
         )
-    return {**config, "config_groups": {name: _with_target_set(group) for name, group in groups.items()}}
+    result = {name: _with_target_set(group) for name, group in groups.items()}
+    count = sum(len(group["expressions"]) for group in result.values() if isinstance(group, dict))
+    if count > _MOST_GROUPS:
+        raise ValueError(
+            f"{where}: config_groups has {count} targets that begin with 're:', and at most {_MOST_GROUPS} are "
+            "supported; merge them"
+        )
+    return {**config, "config_groups": result}
 
 
 def _with_target_set(group: Any) -> Any:
@@ -63,7 +72,9 @@ def _with_target_set(group: Any) -> Any:
     fields = cast("dict[str, Any]", group)
     targets: Any = fields.get("targets")
     names = cast("list[Any]", targets) if isinstance(targets, list) else []
-    return {**fields, "targets": frozenset(x for x in names if isinstance(x, str))}
+    texts = [x for x in names if isinstance(x, str)]
+    expressions = [x.removeprefix("re:") for x in texts if x.startswith("re:")]
+    return {**fields, "targets": frozenset(texts), "expressions": expressions}
 
 
 def read_packed(parts: Parts, config: Config) -> Weight:
@@ -156,12 +167,12 @@ def read_plain(parts: Parts, config: Config) -> Weight:
 def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor, fits: Any) -> tuple[int, Block]:
     """The bits and the block of a weight, from the configuration's group that its tensors fit.
 
-    If a group names the weight's module, only such groups are considered.
+    If groups name the weight's module, or have an expression that matches it, the first of them counts, as in vLLM.
     """
     config_groups: Any = config.get("config_groups")
     groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
     name = parts.name.removesuffix(".weight")
-    named = [group for group in groups if isinstance(group, dict) and name in cast("dict[str, Any]", group)["targets"]]
+    named = [group for group in groups if isinstance(group, dict) and _is_target(parts, name, group)][:1]
     forms: set[tuple[int, Block]] = set()
     for group in named or groups:
         args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
@@ -183,6 +194,13 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
             f"config_groups, and {many}"
         )
     return forms.pop()
+
+
+def _is_target(parts: Parts, name: str, group: dict[str, Any]) -> bool:
+    try:
+        return name in group["targets"] or any(matches(expression, name) for expression in group["expressions"])
+    except ValueError as error:
+        raise parts.fail(f"a target of the config_groups cannot be matched: {error}") from error
 
 
 def _block(args: dict[str, Any]) -> Block | None:

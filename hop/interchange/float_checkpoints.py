@@ -2,7 +2,8 @@
 int8.
 
     fp8             weight (N, K), weight_scale_inv per block, a float or a power of two
-    ModelOpt        weight (N, K / 2), weight_scale in e4m3 per 16 elements, times weight_scale_2
+    ModelOpt        weight (N, K / 2), weight_scale in e4m3 per 16 elements, times weight_scale_2; or fp8 weight (N, K),
+                    weight_scale of the tensor, per row, per block (N / 128, 1, K / 128, 1), or exponents per 32
     NF4             codes of the flat tensor, the first in the high bits; absmax, or codes of it with a map per block
     int8            weight (N, K) and SCB, the amax of each row
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, float_quantizer, number
 from hop.numerics import blocks, spelling
+from hop.numerics.float_rules import Microscaling
 from hop.numerics.formats import E2M1, E4M3, INT8, NF4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
@@ -57,10 +59,24 @@ def read_nvfp4(parts: Parts, config: Config) -> Weight:
 
 
 def read_fp8(parts: Parts, config: Config) -> Weight:
+    """Read ModelOpt's fp8 weights: with a scale for the tensor, for each row, or for blocks of 128 by 128; and MXFP8,
+    whose scales are exponents.
+    """
     weight = parts.get("weight", *FP8)
-    block = (-1, -1)
-    scale = parts.get("weight_scale", torch.float32)
-    scale = parts.fits("weight_scale", scale, blocks.counts(weight.shape, block), (1,), ())
+    scale = parts.get("weight_scale", *FLOATS, torch.uint8)
+    if scale.dtype == torch.uint8:
+        mx = Quantizer(FP8[weight.dtype], (1, 32), Microscaling())
+        return Weight(parts.assemble(mx, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+    if weight.dim() < 2:
+        raise parts.fail(f"'weight' has shape {tuple(weight.shape)}, and must have two dimensions or more")
+    rows, columns = weight.shape[-2:]
+    if scale.numel() == 1:
+        block, shapes = (-1, -1), [(1,), ()]
+    elif scale.dim() == 4:  # of each block, with the sizes in a block reduced to 1
+        block, shapes = (128, 128), [(-(-rows // 128), 1, -(-columns // 128), 1)]
+    else:
+        block, shapes = (1, -1), [weight.shape[:-1]]
+    scale = parts.fits("weight_scale", scale, blocks.counts(weight.shape, block), *shapes).to(torch.float32)
     q = float_quantizer(weight.dtype, block)
     return Weight(parts.assemble(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
 

@@ -29,7 +29,7 @@ __all__ = ["GGUFFile", "load_gguf", "open_gguf"]
 
 _AT_ONCE = 2**20  # elements that are unpacked to bytes at a time
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)  # llama.cpp's names of a split model's files
-_MOST_FILES = 2**16 - 1  # the largest value of split.count, which has 16 bits
+MOST_FILES = 2**16 - 1  # the largest value of split.count, which has 16 bits
 
 
 class _Shard:
@@ -53,6 +53,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     Attributes:
         path: the file, or the first of several; it must not change while this object is in use.
+        files: all of them.
         metadata: the file's keys and values: numbers, texts, and lists of these. For a split model, those of the first
             file without the keys of the split.
     """
@@ -60,6 +61,7 @@ class GGUFFile(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         self.path = path
         shards = [_Shard(place, header) for place, header in _headers(path)]
+        self.files = [shard.path for shard in shards]
         self._places = shards[0].header.places
         self._first = shards[0].data
         self.metadata = shards[0].header.metadata
@@ -111,7 +113,7 @@ def _headers(path: Path) -> list[tuple[Path, Header]]:
     """The files of a model and their headers: a single file, or all of a split, given the first."""
     first = read_header(path)
     count, number = (first.metadata.get(f"split.{key}", 0) for key in ("count", "no"))
-    if type(count) is not int or type(number) is not int or not 0 <= number < max(count, 1) <= _MOST_FILES:
+    if type(count) is not int or type(number) is not int or not 0 <= number < max(count, 1) <= MOST_FILES:
         raise ValueError(f"{path}: split.no is {shown(number)} and split.count {shown(count)}; split the model again")
     if count <= 1:
         return [(path, first)]

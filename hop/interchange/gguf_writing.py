@@ -1,6 +1,7 @@
 """Write tensors to a GGUF file, version 3, as llama.cpp and the package gguf read it.
 
     hop.interchange.save_gguf("model.gguf", tensors, {"general.architecture": "llama"})
+    hop.interchange.save_gguf("model.gguf", tensors, metadata, shard_size=2**31)  # model-00001-of-00003.gguf, ...
 
 Reading a file and writing it again, with `like` set to that file, reproduces its bytes except where several bytes
 encode the same value (hop.interchange.gguf_blocks).
@@ -17,9 +18,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hop.compat.files import WholeFile, whole_file
+from hop.compat.files import WholeFile, whole_file, whole_folder
 from hop.interchange.files import memory_of
-from hop.interchange.gguf import GGUFFile, unpack_codes
+from hop.interchange.gguf import MOST_FILES, GGUFFile, unpack_codes
 from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
 from hop.interchange.gguf_types import PLAIN, TYPES
@@ -64,8 +65,9 @@ def save_gguf(
     metadata: Mapping[str, Any] | None = None,
     *,
     like: GGUFFile | None = None,
-) -> None:
-    """Write tensors to a GGUF file. Codes are written as they are, never quantized again.
+    shard_size: int | None = None,
+) -> list[Path]:
+    """Write tensors to a GGUF file, or to several. Codes are written as they are, never quantized again.
 
     A QuantizedTensor is written as the block type with its quantizer (see `gguf_quantizer`), from any layout that can
     be converted back to codes; a plain tensor keeps its dtype. Readers get the values of `hop.dequantize` bit for bit,
@@ -83,32 +85,45 @@ def save_gguf(
             architecture.
         like: a file that determines the types of its keys, and of its tensors if two types fit (TQ1_0 and TQ2_0; the
             default is the latter).
+        shard_size: the most bytes of tensors in one file; a larger tensor gets a file to itself. Tensors that need more
+            go to files NAME-00001-of-0000N.gguf in the place of NAME.gguf, as llama.cpp's gguf-split names them; the
+            first has the metadata. They appear together once all are complete. None for a single file.
+
+    Returns:
+        The files, in order.
 
     Raises:
         TypeError: an argument has the wrong type.
         FileNotFoundError: the folder does not exist.
-        ValueError: no GGUF type has a tensor's quantizer or allows its sizes, or a name, key or value cannot be
-            written. Nothing is written then.
+        ValueError: no GGUF type has a tensor's quantizer or allows its sizes; a name, key or value cannot be written;
+            or shard_size is not above 0, or would need more than 65,535 files. Nothing is written then.
     """
-    place = _checked(path, tensors, like)
-    known = _types_by_meaning()
+    place = _checked(path, tensors, like, shard_size)
+    known, own = _types_by_meaning(), dict(metadata or {})
     planned = [_plan_tensor(name, tensors[name], like, known) for name in tensors]  # keeps one tensor alive at a time
-    values = b"".join(_key(name, value, like) for name, value in (metadata or {}).items())
-    alignment = (metadata or {}).get("general.alignment", 32)
+    alignment = own.get("general.alignment", 32)
     if not is_alignment(alignment):
         raise ValueError(
             f"save_gguf: metadata['general.alignment'] must be a power of two up to 2^20, got {alignment!r}; give 32"
         )
-    head, at = struct.pack("<4sIQQ", b"GGUF", 3, len(planned), len(metadata or {})) + values, 0
-    for each in planned:
-        sizes = struct.pack(f"<I{len(each.shape)}Q", len(each.shape), *each.shape[::-1])
-        head += _text(each.name) + sizes + struct.pack("<IQ", each.type, at)
-        at += -(-each.bytes // alignment) * alignment
-    with whole_file(place) as file:
-        file.write(head + bytes(-len(head) % alignment))
-        for each in planned:
-            _write(file, each, tensors[each.name], like, known)
-            file.write(bytes(-each.bytes % alignment))
+    parts = _parts(planned, shard_size, alignment)
+    heads = [_head(part, keys, like, alignment) for part, keys in zip(parts, _keys_of_parts(parts, own), strict=True)]
+    places = _places(place, len(parts))
+
+    def write(target: Path, part: list[_PlannedTensor], head: bytes) -> None:
+        with whole_file(target) as file:
+            file.write(head)
+            for each in part:
+                _write(file, each, tensors[each.name], like, known)
+                file.write(bytes(-each.bytes % alignment))
+
+    if len(parts) == 1:
+        write(place, parts[0], heads[0])
+        return places
+    with whole_folder(place.parent) as staged:
+        for part, head, each_place in zip(parts, heads, places, strict=True):
+            write(staged / each_place.name, part, head)
+    return places
 
 
 def gguf_quantizer(name: str) -> Quantizer:
@@ -126,7 +141,7 @@ def gguf_quantizer(name: str) -> Quantizer:
     return quantizers[name]
 
 
-def _checked(path: Any, tensors: Any, like: Any) -> Path:
+def _checked(path: Any, tensors: Any, like: Any, shard_size: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"save_gguf: path must be text or a Path, got {shown(path)}; give one such as 'm.gguf'")
     if not isinstance(tensors, Mapping):
@@ -135,10 +150,71 @@ def _checked(path: Any, tensors: Any, like: Any) -> Path:
         )
     if like is not None and not isinstance(like, GGUFFile):
         raise TypeError(f"save_gguf: like must be a GGUFFile or None, got {shown(like)}; use open_gguf")
+    if shard_size is not None and type(shard_size) is not int:
+        raise TypeError(
+            f"save_gguf: shard_size must be an int or None, got {shown(shard_size)}; give one such as 2**31"
+        )
+    if shard_size is not None and shard_size < 1:
+        raise ValueError(f"save_gguf: shard_size must be above 0, got {shard_size}; give one such as 2**31")
     place = Path(cast("str | os.PathLike[str]", path))
     if not place.parent.is_dir():
         raise FileNotFoundError(f"save_gguf: path must be in an existing folder, got {str(path)!r}; create it first")
     return place
+
+
+# ---- the files of a split model
+
+
+def _parts(planned: list[_PlannedTensor], shard_size: int | None, alignment: int) -> list[list[_PlannedTensor]]:
+    """The tensors of each file, in order: as many as fit into `shard_size`, and at least one."""
+    parts: list[list[_PlannedTensor]] = [[]]
+    size = 0
+    for each in planned:
+        padded = -(-each.bytes // alignment) * alignment
+        if shard_size is not None and parts[-1] and size + padded > shard_size:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += padded
+    if len(parts) > MOST_FILES:
+        raise ValueError(
+            f"save_gguf: shard_size={shard_size} needs {len(parts)} files, and a model has at most {MOST_FILES}; give "
+            "a larger one"
+        )
+    return parts
+
+
+def _keys_of_parts(parts: list[list[_PlannedTensor]], metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The metadata of each file: of several, the first has the model's, and each has its number."""
+    if len(parts) == 1:
+        yield metadata
+        return
+    if extra := sorted(key for key in metadata if key.startswith("split.")):
+        raise ValueError(f"save_gguf: metadata[{extra[0]!r}] describes other files than shard_size gives; leave it out")
+    total = torch.tensor(sum(map(len, parts)), dtype=torch.int32)
+    for i in range(len(parts)):
+        shared = {key: value for key, value in metadata.items() if key == "general.alignment"}
+        yield (metadata if i == 0 else shared) | {
+            "split.no": torch.tensor(i, dtype=torch.uint16),
+            "split.count": torch.tensor(len(parts), dtype=torch.uint16),
+            "split.tensors.count": total,
+        }
+
+
+def _places(place: Path, count: int) -> list[Path]:
+    name = place.name.removesuffix(".gguf")
+    return [place.with_name(f"{name}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)] if count > 1 else [place]
+
+
+def _head(part: list[_PlannedTensor], metadata: dict[str, Any], like: GGUFFile | None, alignment: int) -> bytes:
+    """The bytes of a file before its tensors."""
+    values = b"".join(_key(name, value, like) for name, value in metadata.items())
+    head, at = struct.pack("<4sIQQ", b"GGUF", 3, len(part), len(metadata)) + values, 0
+    for each in part:
+        sizes = struct.pack(f"<I{len(each.shape)}Q", len(each.shape), *each.shape[::-1])
+        head += _text(each.name) + sizes + struct.pack("<IQ", each.type, at)
+        at += -(-each.bytes // alignment) * alignment
+    return head + bytes(-len(head) % alignment)
 
 
 # ---- tensors

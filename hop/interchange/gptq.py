@@ -2,6 +2,7 @@
 
     GPTQ    qweight (K · bits / 32, N), qzeros (groups, N · bits / 32), scales (groups, N), g_idx (K,)
     AWQ     qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N): the packing of its gemm kernel
+            qweight (N, K / 8), qzeros (N, words), scales (N, 8 words): that of its gemv kernel
 
 x ≈ (code - zero point) · scale, with the group from g_idx, or in the order of columns if there is none. Zero points in
 GPTQ's first form are stored minus 1; those of symmetric codes are 2^(bits - 1) in every form. Sources: AutoGPTQ's and
@@ -9,7 +10,7 @@ GPTQModel's qlinear modules, AutoAWQ's packing_utils.
 """
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,13 +26,16 @@ from hop.interchange.packed import (
     sorting_permutation,
     unpack_words,
 )
+from hop.interchange.patterns import matches
 from hop.numerics.spelling import shown
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
+_MOST_RULES = 256
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of AWQ's columns in a word
 
 
 def read_gptq(parts: Parts, config: Config) -> Weight:
+    config = _of_module(parts, config)
     bits = number(parts, config, "bits", 2, 8)
     if bits not in (2, 3, 4, 8):
         raise parts.fail(f"the configuration's bits are {bits}, and must be 2, 3, 4 or 8")
@@ -50,6 +54,50 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
         return values if order is None else values[:, order]
 
     return _built(bits, group, codes, scales, zeros, size, order)
+
+
+def read_auto_round(parts: Parts, config: Config) -> Weight:
+    """Read auto-round's weights, in the packing of GPTQ or AWQ that the configuration names, by its settings for the
+    module.
+    """
+    packing: Any = config.get("packing_format", "")
+    extra: Any = config.get("extra_config") or {}
+    if not isinstance(packing, str) or not isinstance(extra, dict):
+        raise parts.fail("the configuration's packing_format must be text, and its extra_config an object")
+    fields: Any = cast("dict[str, Any]", extra).get(parts.name.removesuffix(".weight"), {})
+    own = {**config, **(cast("dict[str, Any]", fields) if isinstance(fields, dict) else {})}
+    if "awq" in packing:
+        return read_awq(parts, {**own, "version": "gemm", "zero_point": own.get("sym") is not True})
+    if "gptq" not in packing and own.get("sym") is not True:
+        raise parts.fail(
+            f"the configuration's packing_format is {shown(packing)}, whose zero points are known for symmetric codes "
+            "alone; export it as 'auto_round:auto_gptq'"
+        )
+    return read_gptq(parts, {**own, "checkpoint_format": "gptq" if own.get("sym") is not True else None})
+
+
+def _of_module(parts: Parts, config: Config) -> Config:
+    """The configuration for one weight: with the fields of the first of GPTQModel's `dynamic` rules that matches its
+    module.
+    """
+    rules: Any = config.get("dynamic")
+    if rules is None:
+        return config
+    if not isinstance(rules, dict) or len(cast("dict[str, Any]", rules)) > _MOST_RULES:
+        raise parts.fail(f"the configuration's dynamic must be an object with at most {_MOST_RULES} rules")
+    name = parts.name.removesuffix(".weight")
+    for pattern, fields in cast("dict[str, Any]", rules).items():
+        try:
+            if not matches(pattern.removeprefix("+:").removeprefix("-:"), name):
+                continue
+        except ValueError as error:
+            raise parts.fail(f"a rule of the configuration's dynamic cannot be matched: {error}") from error
+        if pattern.startswith("-:"):
+            raise parts.fail(f"the configuration's dynamic rule {shown(pattern)} leaves it in floats, and it has codes")
+        if not isinstance(fields, dict):
+            raise parts.fail(f"the configuration's dynamic rule {shown(pattern)} must be an object")
+        return {**config, **cast("dict[str, Any]", fields)}
+    return config
 
 
 def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: int) -> Tensor:
@@ -117,8 +165,11 @@ def _sum(words: Tensor, ones: int) -> Tensor:
 
 def read_awq(parts: Parts, config: Config) -> Weight:
     version: Any = config.get("version", "gemm")
-    if number(parts, config, "bits", 4, 4, 4) != 4 or not isinstance(version, str) or version.lower() != "gemm":
-        raise parts.fail(f"the configuration's version is {shown(version)}, and must be 'gemm'")
+    kind = version.lower() if isinstance(version, str) else None
+    if number(parts, config, "bits", 4, 4, 4) != 4 or kind not in ("gemm", "gemv"):
+        raise parts.fail(f"the configuration's version is {shown(version)}, and must be 'gemm' or 'gemv'")
+    if kind == "gemv":
+        return _read_gemv(parts, config)
     words = parts.get("qweight", torch.int32, ndim=2)
     size, rows = words.shape[0], 8 * words.shape[1]
     group, scales = _scales(parts, config, rows, size)
@@ -143,6 +194,26 @@ def read_awq(parts: Parts, config: Config) -> Weight:
         return _columns(words[:, first:last])[:, start - 8 * first : stop - 8 * first].t().contiguous()
 
     return _built(4, group, codes, scales, zeros, size, None)
+
+
+def _read_gemv(parts: Parts, config: Config) -> Weight:
+    """Read AWQ's packing for its gemv kernel: rows of codes, and scales and zero points of each row, with padding."""
+    words = parts.get("qweight", torch.int32, ndim=2)
+    rows, size = words.shape[0], 8 * words.shape[1]
+    given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
+    group = size if given <= 0 else min(given, size)
+    count = -(-size // max(group, 1))
+    zeros, scales = parts.get("qzeros", torch.int32, ndim=2), parts.get("scales", *FLOATS, ndim=2)
+    width = zeros.shape[1]
+    if 8 * width < count or zeros.shape[0] != rows:
+        raise parts.fail(f"'qzeros' has shape {tuple(zeros.shape)}, and must have {rows} rows of {count} zero points")
+    scales = parts.fits("scales", scales, (rows, 8 * width))[:, :count]
+    zero = unpack_words(zeros, 4, count)
+
+    def codes(start: int, stop: int) -> Tensor:
+        return unpack_words(words[start:stop], 4, size)
+
+    return _built(4, group, codes, scales.t(), zero.t(), size, None)
 
 
 def _columns(words: Tensor) -> Tensor:

@@ -61,6 +61,10 @@ class Header(NamedTuple):
     def bytes(self) -> int:
         return sum(e.bytes for e in self.entries.values())
 
+    def names(self) -> Iterator[str]:
+        """The tensors, in the order to read them."""
+        return iter(self.entries)
+
     def rows(self, entry: Entry, first: int, last: int) -> Tensor:
         """Rows `first` to `last` of a tensor."""
         row = entry.bytes // max(entry.shape[0], 1)

@@ -224,9 +224,9 @@ class QuantizedTensor(Tensor):
         if not isinstance(new, QuantizedTensor):
             raise TypeError(
                 f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ to quantize plain values. "
-                "Code that writes to a weight (PEFT's PiSSA, DoRA and IA3, resize_token_embeddings) needs that layer "
-                "in floats: call model.set_submodule(name, layer.to_float()) for a layer of hop.nn first, and assign "
-                "torch.nn.Parameter(hop.dequantize(weight)) in any other module"
+                "Code that writes to a weight needs that layer in floats: import hop.integrations before you use PEFT "
+                "or resize_token_embeddings; else call model.set_submodule(name, layer.to_float()) for a layer of "
+                "hop.nn first, and assign torch.nn.Parameter(hop.dequantize(weight)) in any other module"
             )
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         _fill(self, new.buffers(), new.quantizer)

@@ -186,13 +186,11 @@ def with_peft(mesh: Any, rank: int) -> None:
     """LoRA of PEFT on a Llama, each decoder layer a group."""
     from peft import LoraConfig, get_peft_model
 
-    from hop.integrations import register_lora
-
     found = []
     for shards in (False, True):
         model = hop.quantize_(llama(), "int4", filter="*.layers.*", pack=False)
         torch.manual_seed(1)
-        lora = register_lora(LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM"))
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
         model = get_peft_model(model, lora, autocast_adapter_dtype=False)
         if shards:
             for layer in model.get_base_model().model.layers:

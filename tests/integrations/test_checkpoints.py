@@ -56,7 +56,8 @@ class TestGGUF(InFolder):
     def test_equals_the_float_model_and_comes_back(self, _name, named):
         model = self.loaded(named)
         assert_same(model, rounded(MODELS[named](), "Q8_0"))
-        layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        kept = "kv_b_proj"  # of DeepSeek: blocks of its keys and values run along different dimensions
+        layers = [m for n, m in model.named_modules() if isinstance(m, nn.Linear) and not n.endswith(kept)]
         assert layers and all(isinstance(m, hop.nn.Linear) and m.frozen for m in layers)
         with saved(model) as folder:
             again = type(model).from_pretrained(folder, **({} if named != "bert" else {"add_pooling_layer": False}))
@@ -82,7 +83,11 @@ class TestGGUF(InFolder):
 
     @parameterized.expand(
         [
-            ("architecture", {"architecture": "falcon"}, "those that are read are llama, qwen3, gemma3, gptneox, bert"),
+            (
+                "architecture",
+                {"architecture": "falcon"},
+                "are llama, qwen2, qwen3, qwen3moe, phi3, gemma,",
+            ),
             ("blocks", {"block_count": 10**9}, "has 2 blocks"),
             ("text", {"embedding_length": "64"}, "llama.embedding_length must be one number above 0, got '64'"),
             ("heads", {"attention.head_count": 3}, "model.gguf"),
@@ -91,7 +96,7 @@ class TestGGUF(InFolder):
             ("lacks a norm", {"leave": "output_norm.weight"}, "model.norm.weight"),
             ("lacks the table", {"leave": "token_embd.weight"}, "has no matrix 'token_embd.weight'"),
             ("more", {"add": "blk.0.attn_q_norm.weight"}, "'blk.0.attn_q_norm.weight' has no place"),
-            ("experts", {"expert_count": 8}, "Mixtral"),
+            ("experts", {"expert_count": 8}, "the metadata lacks llama.expert_used_count"),
             ("scaling", {"rope.scaling.type": "longrope"}, "'longrope'; those that are read are none, linear and yarn"),
         ]
     )
@@ -99,6 +104,100 @@ class TestGGUF(InFolder):
         with self.assertRaises(ValueError) as caught:
             self.loaded("llama", **changes)
         assert message in str(caught.exception) and "model.gguf" in str(caught.exception), caught.exception
+
+    @parameterized.expand(
+        [
+            ("up", "mixtral", {"leave": "blk.1.ffn_up_exps.weight"}, "'blk.1.ffn_gate_exps.weight' and no 'blk.1"),
+            ("gate", "gpt-oss", {"leave": "blk.0.ffn_gate_exps.bias"}, "has tensor 'blk.0.ffn_up_exps.bias' and no"),
+            ("down", "qwen3moe", {"leave": "blk.0.ffn_down_exps.weight"}, "missing tensors of the model"),
+            ("count", "mixtral", {"expert_count": 3}, "and the model by its configuration (3,"),
+            ("used", "qwen3moe", {"expert_used_count": 5}, "expert_used_count must be an integer from 1 to 4, got 5"),
+            ("size", "qwen3moe", {"expert_feed_forward_length": 2**31}, "expert_feed_forward_length must be an"),
+            ("keys", "deepseek2", {"attention.key_length": 41}, "key_length must be 40 next to a value_length of 32"),
+            ("heads", "deepseek2", {"attention.head_count_kv": 2}, "head_count_kv must be 1 or 4, the attention.head_"),
+            ("rotated", "deepseek2", {"rope.dimension_count": 40, "attention.key_length": 72}, "an even number below"),
+            ("sigmoid", "deepseek2", {"expert_gating_func": 2}, "1, a softmax, as in DeepSeek V2; V3 is not read"),
+            ("sum", "deepseek2", {"expert_weights_norm": True}, "expert_weights_norm must be false"),
+            ("groups", "deepseek2 groups", {"expert_group_count": 3}, "a divisor of 4 experts"),
+            ("yarn", "deepseek2 groups", {"rope.scaling.yarn_log_multiplier": None}, "lacks deepseek2.rope.scal"),
+            ("latent", "deepseek2", {"leave": "blk.0.attn_v_b.weight"}, "has tensor 'blk.0.attn_k_b.weight' and no"),
+            ("factors", "phi3 long", {"add_rows": {"rope_factors_long.weight": torch.ones(3)}}, "must have 2 numbers"),
+            ("zero", "phi3 long", {"add_rows": {"rope_factors_short.weight": torch.zeros(2)}}, "2 numbers above 0"),
+            ("softcapping", "gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be one number"),
+            ("padding", "llama", {"tokenizer.padding": 10**6}, "cannot create a model from its configuration"),
+        ]
+    )  # fmt: skip
+    def test_raises_for_other_architectures(self, _name, named, changes, message):
+        with self.assertRaises(ValueError) as caught:
+            self.loaded(named, **changes)
+        assert message in str(caught.exception) and "model.gguf" in str(caught.exception), caught.exception
+
+    @parameterized.expand(
+        [
+            ("down", "mixtral", {"ffn_down_exps.weight": "Q4_0"}, ("hop1:int8", "hop1:int4")),
+            ("gate", "qwen3moe", {"ffn_gate_exps.weight": "Q4_0"}, None),
+            ("transposed", "gpt-oss", {"ffn_down_exps.weight": "Q4_0"}, ("hop1:int8", "hop1:int4")),
+        ]
+    )
+    def test_experts_of_two_types(self, _name, named, kinds, want):
+        """Each weight keeps its codes; gate and up, which are one parameter, become floats if they differ."""
+        model = self.loaded(named, kinds=kinds)
+        experts = model.model.layers[1].mlp.experts
+        if want is None:
+            assert not isinstance(experts.down_proj, hop.QuantizedTensor)
+        else:
+            assert tuple(str(w.quantizer.format) for w in (experts.gate_up_proj, experts.down_proj)) == want
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        assert torch.equal(result(again), result(model))
+        floats = hop.nn.float_state_dict(model)
+        dense = type(model)(model.config).eval()
+        dense.load_state_dict({name: floats[name] for name in dense.state_dict()})
+        a, b = result(model), result(dense)
+        assert (a - b).abs().max() < 2e-5 * b.abs().max()
+        gguf = pytest.importorskip("gguf")
+        for name in ("gate_up_proj", "down_proj"):  # by the package alone
+            arrays = {t.name: t for t in gguf.GGUFReader(self.folder / "model.gguf").tensors}
+            parts = ("gate", "up") if name == "gate_up_proj" else ("down",)
+            tensors = [arrays[f"blk.1.ffn_{part}_exps.weight"] for part in parts]
+            x = [torch.from_numpy(gguf.quants.dequantize(t.data, t.tensor_type)) for t in tensors]
+            if named == "gpt-oss":
+                x = [torch.stack(x, 2).flatten(1, 2).transpose(1, 2) if len(x) == 2 else x[0].transpose(1, 2)]
+            assert torch.equal(floats[f"model.layers.1.mlp.experts.{name}"], torch.cat(x, 1))
+
+    def test_activations_of_experts(self):
+        model = self.loaded("mixtral", "Q4_0", kinds={"ffn_down_exps.weight": "Q8_0"})
+        write(MODELS["mixtral"](), self.folder / "model.gguf", "Q4_0", kinds={"ffn_down_exps.weight": "Q8_0"})
+        codes = load_model(self.folder / "model.gguf", activations=hop.presets.INT8_32)
+        a, b = result(codes), result(model)
+        assert not torch.equal(a, b) and (a - b).square().mean() < 0.02 * b.square().mean()
+
+    def test_mxfp4_experts(self):
+        assert_same(self.loaded("gpt-oss", "MXFP4"), rounded(MODELS["gpt-oss"](), "MXFP4"))
+
+    def test_latent_keys_in_one_tensor(self):
+        model = self.loaded("deepseek2", whole_latent=True)
+        layer = model.model.layers[1].self_attn.kv_b_proj
+        assert isinstance(layer.weight, hop.QuantizedTensor)
+        write(MODELS["deepseek2"](), self.folder / "new.gguf", "F32")
+        exact = load_model(self.folder / "new.gguf")
+        assert_same(exact, MODELS["deepseek2"]())
+        assert (result(model) - result(exact)).square().mean() < 1e-2 * result(exact).square().mean()
+
+    def test_query_key_and_value_of_phi3_in_three_tensors(self):
+        want = MODELS["phi3"]()
+        parts = want.model.layers[0].self_attn.qkv_proj.weight.detach().split([64, 32, 32])
+        rows = {f"blk.0.attn_{x}.weight": part for x, part in zip("qkv", parts, strict=True)}
+        assert_same(self.loaded("phi3", "F32", leave="blk.0.attn_qkv.weight", add_rows=rows), want)
+
+    def test_long_contexts_of_phi3(self):
+        """Divisors for short contexts up to the original length, and for long ones above."""
+        model, want = self.loaded("phi3 long", "F32"), MODELS["phi3 long"]()
+        for length in (8, 9, 30):
+            ids = torch.randint(0, 96, (1, length), generator=torch.Generator().manual_seed(length))
+            with torch.no_grad():
+                a, b = model(ids).logits, want(ids).logits
+            assert (a - b).abs().max() < 2e-5 * b.abs().max()
 
     def test_positions_are_scaled(self):
         linear = self.loaded("llama", **{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})

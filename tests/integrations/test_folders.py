@@ -1,8 +1,12 @@
 """quantize_folder: what from_pretrained makes of the same folder, in little memory; killed, and finished."""
 
+import contextlib
+import io
 import json
 import os
 import random
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +23,7 @@ from parameterized import parameterized
 import hop
 from hop.cli import main
 from hop.nn.models.exact import is_exact
+from tests.integrations.gguf_files import MODELS, write
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama
 from tests.support import forks
 from tests.support.files import InFolder
@@ -28,9 +33,11 @@ for name in NEEDED:
 transformers: Any = pytest.importorskip("transformers")
 safetensors: Any = pytest.importorskip("safetensors.torch")
 
-from hop.integrations import HopConfig, quantize_folder  # noqa: E402
+from hop.integrations import HopConfig, load_model, quantize_folder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+MODEL_OPTIONS: dict[str, Any] = {"bert": {"add_pooling_layer": False}}
 
 
 def quantizing(folder: Path, out: Path, started: Any) -> None:
@@ -99,6 +106,79 @@ class TestFolders(InFolder):
         for file in self.out.glob("*.safetensors"):
             described = hop.storage.load_file(file)  # needs no transformers
             assert not any(":" in name for name in described)
+
+    def test_errors_and_bytes(self):
+        """Of each row, from the files."""
+        report = self.written({"*.mlp.*": "int4_weight_32", "*": "int8"})
+        floats, codes = {}, {}
+        for file in self.floats.glob("*.safetensors"):
+            floats |= safetensors.load_file(file)
+        for file in self.out.glob("*.safetensors"):
+            codes |= hop.storage.load_file(file)
+        for row in report.rows:
+            if row.scheme is None or row.quantized == 0:
+                assert row.error is None
+                continue
+            w, q = floats[f"{row.name}.weight"].double(), codes[f"{row.name}.weight"]
+            want = float((hop.dequantize(q).double() - w).norm() / w.norm())
+            assert abs(row.error - want) < 1e-9 and 0 < row.error < 0.2
+            assert row.bytes == sum(t.numel() * t.element_size() for t in q.buffers().values())
+        size = sum(os.path.getsize(file) for file in self.out.glob("*.safetensors"))
+        total = sum(row.bytes for row in report.rows)
+        assert 0.5 * size < total < size
+        lines = str(report).splitlines()
+        assert lines[0].split() == ["layer", "type", "parameters", "bytes", "error", "scheme"]
+        assert len({line.index("%  ") if "%  " in line else 0 for line in lines[1:3]}) <= 2
+
+    @parameterized.expand([(name, name) for name in ("llama tied", "mixtral", "gpt-oss", "bert")])
+    def test_gguf(self, _name, named):
+        """As the folder of the dequantized model."""
+        pytest.importorskip("gguf", reason="the package gguf, which writes the files, is missing")
+        file = self.folder / "model.gguf"
+        write(MODELS[named](), file, "Q8_0")
+        model = load_model(file).dequantize()
+        model.save_pretrained(self.floats)
+        seen = []
+        report = quantize_folder(file, self.out, "int8", progress=lambda *x: seen.append(x))
+        assert seen[-1][1] == seen[-1][2] and all(row.error for row in report.rows if row.quantized)
+        again = type(model).from_pretrained(self.out, **MODEL_OPTIONS.get(named, {}))
+        want = type(model).from_pretrained(
+            self.floats, quantization_config=HopConfig("int8"), **MODEL_OPTIONS.get(named, {})
+        )
+        own, state = again.state_dict(), want.state_dict()
+        assert own.keys() == state.keys()
+        for key, tensor in state.items():
+            assert torch.equal(
+                hop.dequantize(own[key]) if isinstance(own[key], hop.QuantizedTensor) else own[key],
+                hop.dequantize(tensor) if isinstance(tensor, hop.QuantizedTensor) else tensor,
+            ), key
+        assert main(["quantize", str(file), str(self.out), "--scheme", "int8"]) == 0  # finished already
+
+    def test_gguf_raises(self):
+        pytest.importorskip("gguf", reason="the package gguf, which writes the files, is missing")
+        file = self.folder / "model.gguf"
+        for changes, message in (
+            ({"leave": "blk.1.ffn_up.weight"}, "and the model by its configuration"),
+            ({"feed_forward_length": 2**30}, "and the model by its configuration"),
+            ({"feed_forward_length": 96}, "and the model by its configuration has"),
+            ({"add": "blk.0.attn_q_norm.weight"}, "has no place in the model"),
+        ):
+            write(MODELS["llama"](), file, "Q8_0", **changes)
+            with self.assertRaisesRegex(ValueError, message):
+                quantize_folder(file, self.out, "int8")
+            assert not list(self.out.glob("*.safetensors")) and not (self.out / "config.json").exists()
+            shutil.rmtree(self.out, ignore_errors=True)
+
+    def test_command(self):
+        llama().save_pretrained(self.floats)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(["quantize", str(self.floats), str(self.out), "--scheme", "int8"]) == 0
+        text = out.getvalue()
+        assert "81,920 of 90,432 parameters quantized" in text and f"wrote {self.out}: " in text
+        command = text.partition("next: ")[2].strip()
+        done = subprocess.run(shlex.split(command.replace("python", sys.executable, 1)), capture_output=True, text=True,
+                              cwd=ROOT)  # fmt: skip
+        assert done.returncode == 0 and "81,920 of 90,432 parameters quantized" in done.stdout, done.stderr
 
     def test_exact(self):
         self.written("int8", modules_to_not_convert=[], exact=True)

@@ -20,7 +20,7 @@ from tests.support.files import InFolder
 pytest.importorskip("transformers", reason="transformers is missing")
 gguf = pytest.importorskip("gguf", reason="the package gguf is missing")
 
-from hop.integrations import gguf_keys, gguf_models, load_model  # noqa: E402  they need transformers
+from hop.integrations import gguf_configs, gguf_keys, gguf_models, load_model  # noqa: E402  they need transformers
 
 VALUES = {"general.type": "adapter", "{arch}.classifier.output_labels": ["a", "b"], "{arch}.attention.causal": False}
 
@@ -54,6 +54,31 @@ class TestTables(unittest.TestCase):
                 assert any(gguf_keys.find({pattern: True}, key) for key in keys()), pattern
 
 
+# Tensors that gguf lists, and that its converters do not write, or that are read into the configuration.
+UNREAD = {
+    "": {"blk.{}.attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"},
+    "deepseek2": {"blk.{}.exp_probs_b", "blk.{}.attn_k", "blk.{}.attn_v"},  # of V3, and of its first version
+    "gptneox": {"blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"},
+    "bert": {"cls", "cls.output", "output_norm", "blk.{}.attn_qkv", "blk.{}.layer_output_norm_2", "blk.{}.ffn_gate"},
+}
+
+
+class TestNames(unittest.TestCase):
+    @parameterized.expand([(name, name) for name in gguf_models.MODELS])
+    def test_every_tensor_of_the_package(self, _name, named):
+        """Each name that the package gguf has for an architecture is read, and no other."""
+        (arch,) = (key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == named)
+        known = {gguf.TENSOR_NAMES[t].replace("{bid}", "{}") for t in gguf.MODEL_TENSORS[arch]}
+        models = [gguf_models.MODELS[named], *([gguf_models.MIXTRAL] if named == "llama" else [])]
+        own = set[str]()
+        for model in models:
+            names = {*model.layout.names, *(part for parts in model.layout.joins for part in parts)}
+            own |= {name.removesuffix(".weight").removesuffix(".bias") for name in names}
+        unread = UNREAD[""] | UNREAD.get(named, set())
+        assert known - own <= unread, known - own - unread
+        assert own - known <= {"output"}, own - known  # some converters write the head of tied models too
+
+
 class TestFiles(InFolder):
     def written(self, model: str, **changes: Any) -> Path:
         write(MODELS[model](), self.folder / "base.gguf", "F32", **changes)
@@ -68,11 +93,10 @@ class TestFiles(InFolder):
     def test_used_are_read(self):
         """By the configuration of one architecture or another; those of splits by open_gguf."""
         read = set[str]()
-        for name in ("llama", "qwen3", "gemma3", "gptneox", "bert"):
-            path = self.written(
-                name,
-                **({} if name == "bert" else {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 32}),
-            )
+        yarn = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 32}
+        for model in MODELS:
+            path = self.written(model, **(yarn if model in ("llama", "qwen3", "gemma3", "gptneox") else {}))
+            name = str(open_gguf(path).metadata["general.architecture"])
             with mock.patch.object(
                 gguf_keys,
                 "check",
@@ -80,9 +104,7 @@ class TestFiles(InFolder):
             ):
                 file = open_gguf(path)
                 gguf_models.config_of(file, gguf_models.model_of(file))
-        assert read - {"{arch}.rope.scale_linear", "{arch}.expert_count"} == {
-            key for key in gguf_keys.USED if not key.startswith("split.")
-        }
+        assert read - {"{arch}.rope.scale_linear"} == {key for key in gguf_keys.USED if not key.startswith("split.")}
 
     def test_refused(self):
         """An error that names the key, its value, the rule and the remedy."""
@@ -103,8 +125,6 @@ class TestFiles(InFolder):
                 with self.assertRaises(ValueError, msg=own) as caught:
                     gguf_models.config_of(self.with_key(base, own, value), kind)
                 message = str(caught.exception)
-                if key == "{arch}.expert_count" and model == "llama":
-                    continue
                 assert own in message and repr(value) in message and "must be" in message, message
                 assert "llama.cpp" in message and str(self.folder) in message, message
                 count += 1
@@ -248,7 +268,7 @@ class TestYarn(InFolder):
         """transformers truncates head · factor, which must not lose a dimension."""
         for head in range(2, 300):
             for size in range(2, head + 1, 2):
-                assert int(head * gguf_models._fraction(size, head)) == size, (size, head)
+                assert int(head * gguf_configs.fraction(size, head)) == size, (size, head)
 
 
 if __name__ == "__main__":

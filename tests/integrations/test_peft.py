@@ -19,7 +19,7 @@ for package in NEEDED:
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft", reason="peft is not installed")
 
-from hop.integrations import HopConfig, register_lora  # noqa: E402  after the packages that it needs
+from hop.integrations import HopConfig  # noqa: E402  after the packages that it needs
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 STEPS = 10
@@ -31,7 +31,7 @@ def base(scheme: str = "int8") -> Any:
 
 def lora(**options: Any) -> Any:
     fields = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"], "task_type": "CAUSAL_LM"}
-    return register_lora(peft.LoraConfig(**{**fields, **options}))
+    return peft.LoraConfig(**{**fields, **options})
 
 
 def adapted(scheme: str = "int8", **options: Any) -> Any:
@@ -141,21 +141,17 @@ class TestMerge(unittest.TestCase):
         assert isinstance(layers[0].self_attn.q_proj, hop.nn.Linear) and layers[0].self_attn.q_proj.frozen
         assert (logits(merged) - want).abs().max() <= (0.5 if "int4" in scheme else 0.1) * want.abs().max()
 
-    @pytest.mark.filterwarnings("ignore:aten.add_.Tensor has no rule for a QuantizedTensor")  # of PEFT's own way
     def test_keeps_what_codes_would_lose(self):
-        """Of a change smaller than half a step, nothing is left where it is added to codes."""
-        changes = []
-        for config in (lora(), peft.LoraConfig(r=4, target_modules=["q_proj"])):
-            model = peft.get_peft_model(base("int4_weight_32"), config).eval()
-            before = logits(model)
-            with torch.no_grad():
-                for name, p in model.named_parameters():
-                    if "lora_B" in name:
-                        p.fill_(1e-3)
-            want = logits(model) - before
-            merged = model.merge_and_unload()
-            changes.append(((logits(merged) - before - want).norm() / want.norm()).item())
-        assert changes[0] < 0.01 < 0.5 < changes[1], changes
+        """Changes smaller than half a step, of which codes would keep nothing."""
+        model = peft.get_peft_model(base("int4_weight_32"), lora()).eval()
+        before = logits(model)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_B" in name:
+                    p.fill_(1e-3)
+        want = logits(model) - before
+        merged = model.merge_and_unload()
+        assert (logits(merged) - before - want).norm() < 0.01 * want.norm()
 
     def test_leaves_no_trace(self):
         model = adapted("int8", bias="none", lora_bias=False)
@@ -197,10 +193,10 @@ class TestMerge(unittest.TestCase):
         net = hop.quantize_(Net(), "int8_weight")
         bias = net.first.bias.detach().clone()
         names = ["embed", "first", "conv"]
-        config = register_lora(peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False))
+        config = peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False)
         model = peft.get_peft_model(net, config)
         options = {"r": 2, "init_lora_weights": False, "lora_bias": True}
-        model.add_adapter("other", register_lora(peft.LoraConfig(target_modules=["first"], **options)))
+        model.add_adapter("other", peft.LoraConfig(target_modules=["first"], **options))
         model.base_model.set_adapter(["default", "other"])
         want, before = model(index), codes(model)
         model.merge_adapter()
@@ -218,7 +214,3 @@ class TestMerge(unittest.TestCase):
         want = logits(model)
         program = torch.export.export(model.model, (), {"input_ids": IDS, "use_cache": False})
         assert torch.equal(program.module()(input_ids=IDS, use_cache=False).logits, want)
-
-    def test_refused(self):
-        with pytest.raises(TypeError, match=r"config must be a peft\.LoraConfig, got dict"):
-            register_lora({"r": 4})

@@ -342,7 +342,7 @@ print("transformers" in sys.modules, "hop.integrations" in sys.modules, "integra
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name in ("transformers", "peft") else found(name, *a)
 import hop.integrations
-for name in ("HopConfig", "register_lora", "nothing"):
+for name in ("HopConfig", "requantized_merge", "nothing"):
     try: getattr(hop.integrations, name)
     except (ImportError, AttributeError) as error: print(error)
 print("transformers" in sys.modules)
@@ -351,6 +351,6 @@ print("transformers" in sys.modules)
         assert lines[0] == "False False True" and lines[-1] == "False"
         assert lines[1:4] == [
             "hop.integrations.HopConfig needs the package transformers: pip install 'torch-hop[transformers]'",
-            "hop.integrations.register_lora needs the package peft: pip install 'torch-hop[transformers]'",
+            "hop.integrations.requantized_merge needs the package transformers: pip install 'torch-hop[transformers]'",
             "module 'hop.integrations' has no attribute 'nothing'",
         ]

@@ -142,6 +142,21 @@ class TestCompressedTensors(InCheckpoint):
         assert_bits(found["a.weight"], want)
         assert_bits(found["b.weight"], numbers)
 
+    def test_expressions(self):
+        """The first group with a name or an expression that matches the module, as in vLLM."""
+        config, tensors, want = compressed("packed_4_affine_group_bfloat16")
+        own = config["config_groups"]["group_0"]
+        other = {**own, "weights": {**own["weights"], "num_bits": 8}}
+        groups = {"x": {**other, "targets": ["re:b.*"]}, "y": {**own, "targets": ["re:.*[abc]$"]}}
+        groups["z"] = {**other, "targets": ["a"]}
+        assert_bits(self.written({**config, "config_groups": groups}, tensors)["a.weight"], want)
+        groups = {"z": groups["z"], **groups}
+        self.fails({**config, "config_groups": groups}, tensors, "must fit one of the config_groups, and fits none")
+        groups = {"x": {**own, "targets": ["re:(a"]}}
+        self.fails({**config, "config_groups": groups}, tensors, "a target of the config_groups cannot be matched")
+        groups = {"x": {**own, "targets": ["re:a"] * 257}}
+        self.fails({**config, "config_groups": groups}, tensors, "at most 256 are supported")
+
     @parameterized.expand([(f"{bits}_{group}", bits, group) for bits in (3, 4, 8) for group in (32, -1)])
     def test_zero_points_in_bytes(self, _name, bits, group):
         """As versions of the package before 0.9 write them: int8 in the shape of scales."""

@@ -80,6 +80,28 @@ class TestModelOpt(InCheckpoint):
         found = self.written({"quant_method": "modelopt"}, {"a.weight": weight, "a.weight_scale": scale})
         assert_bits(found["a.weight"], (weight.to(torch.float32) * scale).to(torch.bfloat16))
 
+    def test_other_fp8(self):
+        """Scales of rows (FP8_PER_CHANNEL_PER_TOKEN), of blocks in four dimensions (FP8_PB_WO) and exponents (MXFP8),
+        next to one another as in MIXED_PRECISION."""
+        weight, rows, blocks = random(192, 256).to(torch.float8_e4m3fn), random(192).abs(), random(2, 1, 2, 1).abs()
+        exponents = torch.from_numpy(np.random.default_rng(0).integers(100, 140, (192, 8), dtype=np.uint8))
+        packed = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (32, 64), dtype=np.uint8))
+        nvfp4 = {"weight": packed, "weight_scale": random(32, 8).to(torch.float8_e4m3fn)}
+        nvfp4 |= {"weight_scale_2": torch.tensor(0.01)}
+        tensors = {f"{name}.weight": weight.clone() for name in "abc"} | {f"d.{end}": t for end, t in nvfp4.items()}
+        tensors |= {"a.weight_scale": rows, "b.weight_scale": blocks, "c.weight_scale": exponents}
+        found = self.written({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, tensors)
+        assert set(found) == {f"{name}.weight" for name in "abcd"}
+        whole = blocks[:, 0, :, 0].repeat_interleave(128, 0)[:192].repeat_interleave(128, 1)
+        powers = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+        for name, scale in (("a", rows[:, None]), ("b", whole), ("c", powers)):
+            assert_bits(found[f"{name}.weight"], (weight.to(torch.float32) * scale).to(torch.bfloat16))
+        alone = self.written({"quant_method": "modelopt"}, {f"d.{end}": t for end, t in nvfp4.items()})
+        assert torch.equal(hop.dequantize(found["d.weight"]), hop.dequantize(alone["d.weight"]))
+        for scale in (torch.ones(191), torch.ones(2, 1, 3, 1), exponents[:, 1:]):
+            tensors = {"a.weight": weight, "a.weight_scale": scale}
+            self.fails({"quant_method": "modelopt"}, tensors, "tensor 'a.weight'")
+
     def test_fp8_blocks(self):
         """Scales as DeepSeek names them, for blocks of 128×128 or those of the configuration."""
         weight = random(192, 256).to(torch.float8_e4m3fn)

@@ -338,6 +338,47 @@ class TestSplit(InFolder):
         whole = open_gguf(self.folder / "whole.gguf")
         assert list(whole) == list(self.tensors) and whole.metadata == file.metadata
 
+    def test_written_again(self):
+        """Files by size, which both readers and the package gguf put together; the first has the metadata."""
+        file = open_gguf(self.files[0])
+        metadata = file.metadata | {"general.alignment": 64}
+        out = self.folder / "new"
+        out.mkdir()
+        paths = save_gguf(out / "new.gguf", file, metadata, like=file, shard_size=1024)
+        assert [path.name for path in paths] == [f"new-{i:05}-of-00005.gguf" for i in range(1, 6)]
+        assert sorted(out.iterdir()) == paths
+        again = open_gguf(paths[0])
+        assert list(again) == list(file) and again.metadata == metadata
+        assert all(torch.equal(again[name], file[name]) for name in file)
+        read: dict[str, Any] = {}
+        for i, path in enumerate(paths):
+            reader = gguf().GGUFReader(path)
+            assert reader.alignment == 64 and path.stat().st_size % 64 == 0
+            for name, want, kind in (("no", i, 2), ("count", 5, 2), ("tensors.count", 7, 5)):
+                field = reader.fields[f"split.{name}"]
+                assert field.contents() == want and int(field.types[0]) == kind
+            assert sum(int(t.n_bytes) for t in reader.tensors) <= 1024
+            read |= {t.name: np.array(t.data) for t in reader.tensors}
+        assert all(np.array_equal(read[name], self.tensors[name]) for name in self.tensors)
+        (whole,) = save_gguf(out / "whole.gguf", file, metadata, shard_size=2**20)
+        assert whole.name == "whole.gguf" and open_gguf(whole).metadata == metadata
+        paths = save_gguf(out / "each.gguf", file, shard_size=1)
+        assert len(paths) == 7 and list(open_gguf(paths[0])) == list(file)
+
+    def test_sizes_and_keys_of_shards(self):
+        file = open_gguf(self.files[0])
+        for size, error, message in (
+            ("2GB", TypeError, "shard_size must be an int or None, got '2GB'"),
+            (0, ValueError, "shard_size must be above 0, got 0"),
+        ):
+            with self.assertRaisesRegex(error, message):
+                save_gguf(self.folder / "new.gguf", file, shard_size=size)  # type: ignore[arg-type]
+        with self.assertRaisesRegex(ValueError, r"metadata\['split.no'\] describes other files than shard_size"):
+            save_gguf(self.folder / "new.gguf", file, {"split.no": 0}, shard_size=1)
+        with self.assertRaisesRegex(ValueError, "shard_size=1 needs 70000 files, and a model has at most 65535"):
+            save_gguf(self.folder / "new.gguf", {str(i): torch.zeros(1) for i in range(70_000)}, shard_size=1)
+        assert sorted(self.folder.glob("*.gguf")) == self.files
+
     def test_missing(self):
         self.fails("is file 2 of 3 of a model; open the first, 'model-00001-of-00003.gguf'", self.files[1])
         self.files[2].rename(self.folder / "away")

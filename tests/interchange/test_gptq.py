@@ -98,6 +98,31 @@ class TestGPTQ(InCheckpoint):
             want = tensors["a.scales"].repeat_interleave(32, 0) * torch.from_numpy(codes - zero).half()
             assert_bits(self.written({**config, "sym": False, "checkpoint_format": form}, tensors)["a.weight"], want.T)
 
+    def test_rules_of_modules(self):
+        """GPTQModel's dynamic: the first rule that matches changes fields, or leaves the module in floats."""
+        (config, four, want), (_, eight, other) = self.made(4, 32, "gptq"), self.made(8, -1, "gptq")
+        tensors = four | {f"model.layers.1.b{name[1:]}": t for name, t in eight.items()} | {"c.weight": torch.ones(2)}
+        rules = {r"-:^c$": {}, r"+:.*\.1\..*b": {"bits": 8, "group_size": -1}, r".*b": {"bits": 2}}
+        found = self.written({**config, "dynamic": rules}, tensors)
+        assert_bits(found["a.weight"], want)
+        assert_bits(found["model.layers.1.b.weight"], other)
+        self.fails({**config, "dynamic": {"-:a": {}}}, four, "leaves it in floats, and it has codes")
+        self.fails({**config, "dynamic": {"+:(a": {}}}, four, "lacks a ')'")
+        self.fails({**config, "dynamic": {"+:a": 4}}, four, "must be an object")
+
+    def test_auto_round(self):
+        """Its packings are those of GPTQ, and settings by module count first."""
+        _, tensors, want = self.made(4, 32, "gptq")
+        described = {"quant_method": "auto-round", "bits": 8, "group_size": 64, "sym": False}
+        described |= {"packing_format": "auto_round:auto_gptq", "extra_config": {"a": {"bits": 4, "group_size": 32}}}
+        assert_bits(self.written(described, tensors)["a.weight"], want)
+        self.fails({**described, "packing_format": "auto_round"}, tensors, "symmetric codes alone")
+        middles = torch.from_numpy(pack_words(np.full((4, 32), 8), 4))
+        own = {**described, "packing_format": "auto_round", "sym": True}
+        codes = unpack_words(tensors["a.qweight"].T.numpy(), 4, 128).T
+        want = tensors["a.scales"].repeat_interleave(32, 0) * torch.from_numpy(codes - 8).half()
+        assert_bits(self.written(own, {**tensors, "a.qzeros": middles})["a.weight"], want.T)
+
     def test_contradictions(self):
         config, tensors, _ = self.made(4, 32, "gptq")
         for change, message in (
@@ -147,13 +172,34 @@ class TestAWQ(InCheckpoint):
         config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": with_zeros}
         want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
-        self.fails({**config, "version": "gemv"}, tensors, "version is 'gemv'")
+        self.fails({**config, "version": "marlin"}, tensors, "version is 'marlin', and must be 'gemm' or 'gemv'")
         message = "'qzeros' has others than 8" if with_zeros else "lacks its 'qzeros'"
         self.fails({**config, "zero_point": not with_zeros}, tensors, message)
         eights = {**tensors, "a.qzeros": torch.from_numpy(packed(np.full((groups, rows), 8)))}
         want = ((codes - 8).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written({**config, "zero_point": False}, eights)["a.weight"], torch.from_numpy(want))
         self.fails(config, {**tensors, "a.scales": torch.ones(3, 40)}, "'scales' has shape (3, 40)")
+
+    @parameterized.expand([("groups", 32), ("padded", 64), ("whole", -1)])
+    def test_gemv(self, _name, group):
+        """Rows of codes in order, and scales and zero points of each row, filled up to whole words."""
+        rng, size, rows = np.random.default_rng(3), 128, 40
+        of = np.arange(size) // (size if group == -1 else group)
+        groups = int(of.max()) + 1
+        codes, zeros = rng.integers(0, 16, (rows, size)), rng.integers(0, 16, (rows, groups))
+        scales = rng.random((rows, groups)).astype(np.float16)
+        fill = ((0, 0), (0, -groups % 16))
+        tensors = tensors_of(
+            "a.",
+            qweight=pack_words(codes, 4),
+            qzeros=pack_words(np.pad(zeros, fill), 4),
+            scales=np.pad(scales, fill),
+        )
+        config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv", "zero_point": True}
+        want = (codes - zeros[:, of]).astype(np.float16) * scales[:, of]
+        assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
+        self.fails(config, {**tensors, "a.scales": tensors["a.scales"][:, 1:]}, "'scales' has shape (40, 15)")
+        self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "must have 40 rows of")
 
     def test_large(self):
         """More than is unpacked at once, in parts that begin within a word."""

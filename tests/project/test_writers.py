@@ -76,6 +76,10 @@ def sweep(number: int) -> Sweep:
 WRITERS: dict[str, tuple[str, Callable[[Path, int], Any]]] = {
     # What is written, and how something of a number is written there.
     "gguf": ("m.gguf", lambda p, n: hop.interchange.save_gguf(p, {"w": weight(n)})),
+    "gguf shards": (
+        "m",
+        lambda p, n: hop.interchange.save_gguf(p, {str(i): weight(n) for i in range(3)}, shard_size=1),
+    ),
     "compressed": ("m", lambda p, n: hop.interchange.save_compressed_tensors(p, {"a.weight": row(n)})),
     "shards": (
         "m",
@@ -144,7 +148,17 @@ def on_full_disks(folder: Path) -> None:
     print("done")
 
 
-ALIKE = ("gguf", "compressed", "shards", "safetensors", "vectors", "model", "report", "bench")  # in every run
+ALIKE = (
+    "gguf",
+    "gguf shards",
+    "compressed",
+    "shards",
+    "safetensors",
+    "vectors",
+    "model",
+    "report",
+    "bench",
+)  # in every run
 
 
 def two_at_once(folder: Path) -> None:

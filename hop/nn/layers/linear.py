@@ -240,13 +240,17 @@ class Embedding(Layer, nn.Embedding):
 
 
 class ScaledEmbedding(Embedding):
-    """An Embedding whose rows are multiplied by the buffer `embed_scale`, as in transformers' Gemma 3.
+    """An Embedding whose rows are multiplied by the buffer `embed_scale`, as in transformers' Gemma.
 
     Arguments and errors as for Embedding.
     """
 
     added = (*Embedding.added, "float_type")
-    scaled: ClassVar[tuple[str, ...]] = ("transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",)
+    scaled: ClassVar[tuple[str, ...]] = (
+        "transformers.models.gemma.modeling_gemma.GemmaTextScaledWordEmbedding",
+        "transformers.models.gemma2.modeling_gemma2.Gemma2TextScaledWordEmbedding",
+        "transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",
+    )
     embed_scale: Tensor
     scalar_embed_scale: float
 

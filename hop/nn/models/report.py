@@ -22,6 +22,8 @@ class Conversion:
     reason: str = ""  # why it was left in floats, or another remark
     parameters: int = 0  # floating-point parameters of this row; 0 if another row counts them
     quantized: int = 0  # how many of them are quantized (a bias never is)
+    bytes: int = 0  # of its tensors in the checkpoint that quantize_folder wrote; 0 elsewhere
+    error: float | None = None  # of its weight, as root mean square and share of the weight's; None if not measured
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,18 @@ class Report:
         return f"{self.quantized:,} of {of:,} parameters quantized ({_share(self.quantized, of)})"
 
     def __str__(self) -> str:
-        table = [("layer", "type", "parameters", "scheme")]
-        table += [(r.name or "(model)", r.type, self._counted(r), _said(r)) for r in self.rows]
-        widths = [max(len(row[i]) for row in table) for i in range(3)]
-        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in table]
+        heads, own = ["layer", "type", "parameters"], any(row.bytes for row in self.rows)
+        heads += ["bytes", "error"] if own else []
+        table = [[*heads, "scheme"]]
+        for r in self.rows:
+            measured = [f"{r.bytes:,}", "" if r.error is None else f"{100 * r.error:.2f} %"] if own else []
+            table.append([r.name or "(model)", r.type, self._counted(r), *measured, _said(r)])
+        widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
+        lines = [
+            "  ".join(f"{x:{'<' if i < 2 else '>'}{w}}" for i, (x, w) in enumerate(zip(row[:-1], widths, strict=True)))
+            + f"  {row[-1]}"
+            for row in table
+        ]
         schemes = {spelled(r.scheme): r.scheme for r in self.rows if isinstance(r.scheme, Scheme)}
         lines += [f"{name}: {_MIXES}" for name, scheme in schemes.items() if scheme.mixes_rows()]
         lines += [f"{name}: {text}" for name, scheme in schemes.items() if (text := slower(scheme))]

@@ -8,6 +8,7 @@ packages are imported once the package itself is imported.
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ class Holder:
     def __init__(self, module: nn.Module, scheme: Scheme) -> None:
         self.module, self.names, self.columns = module, self.weights_of(module), self.sums_first(module)
         self.frozen, self.packs = False, False
+        self.quantizers: dict[str, Quantizer] = {}  # of weights with another quantizer than the scheme's
         self.scheme = scheme
         setattr(module, _OWN, self)
         module.register_state_dict_post_hook(_saved)
@@ -78,24 +80,29 @@ class Holder:
             raise ValueError(f"{self.label} are frozen with {self.scheme.rhs}; convert the float model instead")
         self._own = own
 
-    def plan(self) -> Scheme | None:
-        """The scheme that is active now; None for floats."""
-        return active(self._own).scheme
+    def plan(self, name: str = "") -> Scheme | None:
+        """The scheme that is active now, for the product with the weight `name`; None for floats."""
+        scheme = active(self._own).scheme
+        return (
+            replace(scheme, rhs=self.quantizers[name]) if name in self.quantizers and scheme is self.scheme else scheme
+        )
 
-    def frozen_quantizer(self) -> Quantizer | None:
-        """The quantizer of a whole weight, which applies the scheme's to each matrix; None if it stays in floats."""
-        q = self.scheme.rhs
+    def frozen_quantizer(self, name: str = "") -> Quantizer | None:
+        """The quantizer of a whole weight, which applies the scheme's, or that of the weight `name`, to each matrix;
+        None if it stays in floats.
+        """
+        q = self.quantizers.get(name, self.scheme.rhs)
         return None if q is None else (q.transposed(2) if self.columns else q).of_batch(2)
 
-    def laid_out(self, weight: QuantizedTensor, packs: bool) -> QuantizedTensor:
-        """A quantized weight in the layout that products read fastest on its device if `packs`, else plain."""
-        layout = self._layout(weight) if packs else None
+    def laid_out(self, name: str, weight: QuantizedTensor, packs: bool) -> QuantizedTensor:
+        """The quantized weight `name` in the layout that products read fastest on its device if `packs`, else plain."""
+        layout = self._layout(name, weight) if packs else None
         if weight.quantizer.layout == layout:
             return weight
         return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]
 
-    def _layout(self, weight: QuantizedTensor) -> Stacked | None:
-        q = self.scheme.rhs
+    def _layout(self, name: str, weight: QuantizedTensor) -> Stacked | None:
+        q = self.quantizers.get(name, self.scheme.rhs)
         assert q is not None
         layout = layout_for(q.transposed(2) if self.columns else q, 2, weight.device.type)
         tiles = None if layout is None else layout.tiles
@@ -103,14 +110,14 @@ class Holder:
 
     def freeze(self, packs: bool) -> None:
         """Replace the weights by their codes, or convert codes to another layout."""
-        q = self.frozen_quantizer()
-        if q is None:
+        if self.frozen_quantizer() is None:
             return
         for name in self.names:
+            q = self.frozen_quantizer(name)
             weight: Any = getattr(self.module, name)
             part = dtensor.own_part(weight).detach()
-            codes = part if isinstance(part, QuantizedTensor) else quantize(q, part)
-            self._put(name, weight, self.laid_out(codes, packs))  # type: ignore[arg-type]
+            codes = part if isinstance(part, QuantizedTensor) else quantize(q, part)  # type: ignore[arg-type]
+            self._put(name, weight, self.laid_out(name, codes, packs))  # type: ignore[arg-type]
         self.frozen, self.packs = True, packs
 
     def take_frozen(self, packs: bool) -> bool:
@@ -158,7 +165,7 @@ class Weight(NamedTuple):
 
     def frozen_quantizer(self) -> Quantizer | None:
         """The weight's quantizer; None if the scheme leaves it in floats."""
-        return self.holder.frozen_quantizer()
+        return self.holder.frozen_quantizer(self.name)
 
 
 def kind_of(module: nn.Module) -> type[Holder] | None:
@@ -201,14 +208,14 @@ def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any)
         value: Any = state.get(prefix + name)
         part = dtensor.own_part(value)
         if holder is not None and isinstance(part, QuantizedTensor) and part.quantizer.layout is not None:
-            state[prefix + name] = _placed(holder.laid_out(part, False), value)
+            state[prefix + name] = _placed(holder.laid_out(name, part, False), value)
 
 
 def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, *others: Any) -> None:
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
         value = state.get(prefix + name)
-        q = None if holder is None else holder.frozen_quantizer()
+        q = None if holder is None else holder.frozen_quantizer(name)
         if holder is None or value is None or q is None or dtensor.is_dtensor(value):
             continue
         assigns = metadata.get("assign_to_params_buffers", False)
@@ -216,7 +223,7 @@ def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: An
         if holder.frozen and assigns and getattr(value, "quantizer", None) != q:
             value = quantize(q, dequantize(value) if isinstance(value, QuantizedTensor) else value)
         if holder.packs and isinstance(value, QuantizedTensor):
-            value = holder.laid_out(value, True)
+            value = holder.laid_out(name, value, True)
         state[prefix + name] = value
 
 

@@ -1,0 +1,270 @@
+"""Adapters of PEFT, and edited tables of tokens, on layers with codes.
+
+PEFT and transformers write to the weight of a base layer: when adapters merge, when PiSSA and similar methods take
+their part out of the weight, and when a table of tokens grows. Codes would lose such changes, or cannot take them. So
+these calls get a float layer in the place of the quantized one, for as long as the change exists:
+
+    merge, unmerge      of all tuners: the base is float while adapters are merged
+    update_layer        the base stays float if the method changed it, as PiSSA does; else it is restored
+    modules_to_save     the copy that is trained is float
+    resize_token_embeddings
+
+Tuners are changed once they are imported.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import nn
+
+from hop.compat.imports import when_imported
+from hop.impls.quantize import quantize
+from hop.nn.layers.base import Layer, of_class
+from hop.nn.weights.holders import holder_of
+
+_BASE = "_hop_base"  # the attribute with the quantized base of a float one; in a tuple so that it is no submodule
+_requantizes: ContextVar[bool] = ContextVar("requantizes", default=False)
+
+
+@contextmanager
+def requantized_merge() -> Iterator[None]:
+    """Context in which changed weights are quantized again by their layer's scheme, rounding the change.
+
+        with hop.integrations.requantized_merge():
+            model = model.merge_and_unload()
+
+    It applies to merged adapters, to bases that PiSSA and similar methods change, and to resized tables of tokens.
+    Outside of it such layers become float layers.
+    """
+    token = _requantizes.set(True)
+    try:
+        yield
+    finally:
+        _requantizes.reset(token)
+
+
+# ---- layers
+
+
+def _is_frozen(module: Any) -> bool:
+    return isinstance(module, Layer) and module.frozen
+
+
+def _float_copy(layer: Layer) -> Any:
+    """A float layer that does not require gradients, and shares no Parameter that is written to with `layer`."""
+    result: Any = layer.to_float()
+    result.weight.requires_grad_(False)
+    if getattr(result, "bias", None) is not None:  # an adapter's bias is added to it
+        result.bias = nn.Parameter(result.bias.detach().clone(), requires_grad=False)
+    return result
+
+
+def _requantized(layer: Any, floats: Any) -> Any:
+    """A copy of the quantized `layer` with the weight and bias of `floats`."""
+    q = layer.frozen_quantizer()
+    if q is None or "input_transform" in dict(layer.named_children()):
+        raise RuntimeError(
+            f"requantized_merge: {type(layer).__name__} has {'no quantizer' if q is None else 'a transformed input'}, "
+            "and its weight cannot be quantized again; merge outside of it"
+        )
+    result = of_class(type(layer), layer)
+    weight = result.laid_out(quantize(q, floats.weight.detach()), layer.packs)
+    result.take_frozen(nn.Parameter(weight, requires_grad=False), layer.packs)
+    if getattr(floats, "bias", None) is not None:
+        result.bias = nn.Parameter(floats.bias.detach(), requires_grad=False)
+    for name in ("num_embeddings", "out_features"):
+        if hasattr(floats, name):
+            setattr(result, name, getattr(floats, name))
+    return result
+
+
+def _owner(tuner: Any) -> Any:
+    """The innermost tuner layer, whose base layer is no tuner layer."""
+    while hasattr(tuner.base_layer, "base_layer"):
+        tuner = tuner.base_layer
+    return tuner
+
+
+def _restore(owner: Any) -> None:
+    if _BASE in owner.__dict__:
+        (owner.base_layer,) = owner.__dict__.pop(_BASE)
+
+
+# ---- tuners
+
+
+def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def merge(self: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = _owner(self)
+        base = owner.base_layer
+        if not _is_frozen(base):
+            return original(self, *args, **kwargs)
+        owner.base_layer = _float_copy(base)
+        owner.__dict__.setdefault(_BASE, (base,))  # of the first merge, if merged weights are quantized again
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if not self.merged_adapters:
+                _restore(owner)
+            elif _requantizes.get():
+                owner.base_layer = _requantized(base, owner.base_layer)
+
+    return merge
+
+
+def _unmerge(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = _owner(self)
+        if not self.merged_adapters or _BASE not in owner.__dict__:
+            return original(self, *args, **kwargs)
+        self.merged_adapters.clear()
+        return _restore(owner)
+
+    return unmerge
+
+
+def _update(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_layer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = _owner(self)
+        base = owner.base_layer
+        if not _is_frozen(base):
+            return original(self, *args, **kwargs)
+        floats = owner.base_layer = _float_copy(base)
+        before = floats.weight, floats.weight.data_ptr(), floats.weight._version
+        changed = False
+        try:
+            result = original(self, *args, **kwargs)
+            changed = (floats.weight, floats.weight.data_ptr(), floats.weight._version) != before
+        finally:
+            if not changed:
+                owner.base_layer = base
+            elif _requantizes.get():
+                owner.base_layer = _requantized(base, floats)
+        return result
+
+    return update_layer
+
+
+def _merged_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The table with trained tokens, which PEFT assembles in each call."""
+
+    @functools.wraps(original)
+    def get_merged_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        base = self.base_layer
+        if not _is_frozen(base):
+            return original(self, *args, **kwargs)
+        self.base_layer = base.to_float()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.base_layer = base
+
+    return get_merged_weights
+
+
+_METHODS = {"merge": _merge, "unmerge": _unmerge, "update_layer": _update, "get_merged_weights": _merged_weights}
+_WRAPPED = "_hop_wrapped"
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function that a class defines itself, once."""
+    function = vars(owner).get(name)
+    if callable(function) and not hasattr(function, _WRAPPED):
+        wrapped = wrapper(function)
+        setattr(wrapped, _WRAPPED, True)
+        setattr(owner, name, wrapped)
+
+
+def _wrap_tuners() -> None:
+    """Change the tuner layers that exist, and those that will be defined."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # type: ignore[import-not-found]  # optional
+
+    def wrap(cls: Any) -> None:
+        for name, wrapper in _METHODS.items():
+            _wrap(cls, name, wrapper)
+
+    def init_subclass(cls: Any, **kwargs: Any) -> None:
+        super(BaseTunerLayer, cls).__init_subclass__(**kwargs)
+        wrap(cls)
+
+    setattr(BaseTunerLayer, "__init_subclass__", classmethod(init_subclass))  # noqa: B010  for subclasses to come
+    found = [*BaseTunerLayer.__subclasses__()]
+    for cls in found:
+        wrap(cls)
+        found += [child for child in cls.__subclasses__() if child not in found]
+
+
+# ---- whole modules
+
+
+def _in_floats(module: nn.Module) -> nn.Module:
+    """The module with float layers in the place of those with codes; itself if it has none."""
+    if isinstance(module, Layer) and module.frozen:
+        return module.to_float()
+    if not any(_is_frozen(child) or holder_of(child) for child in module.modules()):
+        return module
+    result = copy.deepcopy(module)
+    for name, child in list(result.named_modules()):
+        if holder := holder_of(child):
+            holder.thaw()
+        elif isinstance(child, Layer) and child.frozen:
+            result.set_submodule(name, child.to_float())
+    return result
+
+
+def _update_saved(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self.original_module
+        self.original_module = _in_floats(own)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.original_module = own
+
+    return update
+
+
+def _wrap_saved_modules() -> None:
+    from peft.utils.other import ModulesToSaveWrapper  # type: ignore[import-not-found]  # optional
+
+    _wrap(ModulesToSaveWrapper, "update", _update_saved)
+
+
+def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _resize_token_embeddings(self: Any, *args: Any, **kwargs: Any) -> Any:
+        quantized = {}
+        for name in ("input_embeddings", "output_embeddings"):
+            layer = getattr(self, f"get_{name}")()
+            if _is_frozen(layer):
+                quantized[name] = layer
+                getattr(self, f"set_{name}")(_float_copy(layer))
+        if quantized:
+            self.tie_weights()
+        result = original(self, *args, **kwargs)
+        if not quantized or not _requantizes.get():
+            return result
+        for name, layer in quantized.items():
+            getattr(self, f"set_{name}")(_requantized(layer, getattr(self, f"get_{name}")()))
+        return self.get_input_embeddings()
+
+    return _resize_token_embeddings
+
+
+def _wrap_models() -> None:
+    from transformers import PreTrainedModel
+
+    _wrap(PreTrainedModel, "_resize_token_embeddings", _resize)
+
+
+when_imported("peft.tuners.tuners_utils", _wrap_tuners)
+when_imported("peft.utils.other", _wrap_saved_modules)
+when_imported("transformers.modeling_utils", _wrap_models)
