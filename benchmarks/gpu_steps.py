@@ -194,7 +194,7 @@ def kernels_of(kind: str, dtype: torch.dtype, target: str) -> list[Update]:
 
     def note(kinds: Any, target: str) -> None:
         for some in (kinds, *({k: own} for k, own in kinds.items())):
-            made.append(gpu._kernel(some, target).update)
+            made.append(gpu.kernel_of(gpu._subject(some, target)).update)
 
     give_gradients(params, 0)
     with (

@@ -24,7 +24,6 @@ from benchmarks import (
     gpu_instructions,
     gpu_machine,
     gpu_operators,
-    gpu_oracle,
     gpu_profiles,
     gpu_quantize,
     gpu_quantize_counts,
@@ -36,7 +35,7 @@ from benchmarks import (
     isolated,
 )
 from benchmarks import registry as benchmarks_registry
-from cutlass_kernels import forms, missing, patches, prebuilt, product, registry, tiles, tune
+from cutlass_kernels import forms, missing, oracle, patches, prebuilt, product, registry, tiles, tune
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 from docs import gpu_tables
@@ -258,19 +257,19 @@ class TestOracle(unittest.TestCase):
 
     def test_exact_integers(self):
         good = torch.full((3, 5), -384, dtype=torch.int32)
-        gpu_oracle.compare(good, self.product(), exact=True)
+        oracle.compare(good, self.product(), exact=True)
         good[1, 2] += 1
         with self.assertRaisesRegex(AssertionError, r"1 of 15 elements are wrong, the first at \(1, 2\): -383.0"):
-            gpu_oracle.compare(good, self.product(), exact=True)
+            oracle.compare(good, self.product(), exact=True)
 
     def test_floats_within_a_bound(self):
         case = gpu_cases.Case(gpu_cases.BASIC[2], None, (40, 48, 512))
         p = case.product("cpu")
-        right = gpu_oracle._expected(p)[0].to(torch.bfloat16)
-        assert gpu_oracle.compare(right, p, exact=False) < 1
+        right = oracle._expected(p)[0].to(torch.bfloat16)
+        assert oracle.compare(right, p, exact=False) < 1
         for wrong in (right * 1.2, right.roll(1, 0), torch.full_like(right, torch.nan)):
             with self.assertRaisesRegex(AssertionError, "elements are wrong"):
-                gpu_oracle.compare(wrong, p, exact=False)
+                oracle.compare(wrong, p, exact=False)
 
     def test_of_plain_torch(self):
         """The reference of the package gives the same."""
@@ -280,7 +279,7 @@ class TestOracle(unittest.TestCase):
             values = "random" if form.is_integer else "whole"
             p = gpu_cases.Case(form, None, (9, 40, 150), values).product("cpu")
             with self.subTest(form=form.name):
-                gpu_oracle.compare(plain.reference(p), p, exact=True)
+                oracle.compare(plain.reference(p), p, exact=True)
 
 
 class TestCases(unittest.TestCase):

@@ -1,6 +1,7 @@
 """Matrix products on GPUs with the operator cutlass_kernels::mm, imported when a GPU needs it."""
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,13 @@ def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
     from cutlass_kernels import nibbles
 
     return nibbles.mm(*args, **kwargs)
+
+
+def nibbles_decline(tensors: Sequence[Any], group: int, out_dtype: torch.dtype) -> str | None:
+    """Why no kernel of ours multiplies by 4-bit codes on the GPU of the tensors; None if one does."""
+    from cutlass_kernels import nibbles
+
+    return nibbles.declines(nibbles.Asked(*tensors)._replace(group=group, out=out_dtype))
 
 
 def run(product: "Product") -> Tensor:
