@@ -54,11 +54,6 @@ def first_tile() -> Cases:
     yield str(g.FIRST), g.FIRST.check_bits
 
 
-def tile(index: str) -> Cases:
-    case = replace(g.FIRST, tile=tiles.TILES[int(index)])
-    yield str(case), case.check_bits
-
-
 TOOLS = ("memcheck", "racecheck", "synccheck")
 
 

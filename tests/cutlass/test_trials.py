@@ -97,25 +97,13 @@ def wrong(compiled: Callable[[Any], Any], place: int) -> Callable[[Any], Any]:
 
 
 class TestSteps(unittest.TestCase):
-    def subject(self, kind: str, dtype: torch.dtype) -> gpu_step.Subject:
-        found: list[gpu_step.Subject] = []
-        own = gpu_step.kernel_of
-
-        def noted(subject: gpu_step.Subject) -> Any:
-            found.append(subject)
-            return own(subject)
-
-        with mock.patch.object(gpu_step, "kernel_of", noted):
-            gpu_steps.kernels_of(kind, dtype, "sm_90a")
-        return max(found, key=lambda subject: len(subject.kinds))
-
     @parameterized.expand([("adamw8", BF16), ("stochastic", BF16), ("lion", F32)])
     @needs_dsl
     @pytest.mark.full
     def test_right_kernels_pass_and_wrong_ones_do_not(self, kind: str, dtype: torch.dtype) -> None:
         from tests.support import emulated_steps
 
-        subject = self.subject(kind, dtype)
+        subject = gpu_steps.subject_of(kind, dtype, "sm_90a")
         assert trust.judge_of(gpu_step.kernel_of(subject).update) == "hop.optim.trials:updating"
         with emulated_steps.on_gpu():
             first(of_steps.updating(subject, CPU), 2)

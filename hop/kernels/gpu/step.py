@@ -103,7 +103,7 @@ def steps_(calls: Sequence[Call]) -> None:
     for (_, _, device), kinds in groups.items():
         target = target_of(device)
         assert target is not None
-        subject = _subject(kinds, target)
+        subject = subject_of(kinds, target)
         first = next(iter(kinds.values()))[0][4]
         if steps.declines(kernel_of(subject).update) is None and _untrusted(subject, first) is None:
             _run(kinds, target)
@@ -117,14 +117,15 @@ def _untrusted(subject: Subject, p: Tensor) -> str | None:
     return trust.declines(kernel_of(subject).update, p.device, subject) if p.is_cuda else None
 
 
-def _subject(kinds: Mapping[Any, Sequence[Call]], target: str) -> Subject:
+def subject_of(kinds: Mapping[Any, Sequence[Call]], target: str) -> Subject:
+    """What determines the kernel for calls, which have one rule."""
     calls = [call for own in kinds.values() for call in own]
     return Subject(calls[0][0], any(key is not None for _, _, key, *_ in calls), tuple(kinds), target)
 
 
 def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
     """Launch the kernel once."""
-    launch(_subject(kinds, target), [call for own in kinds.values() for call in own])
+    launch(subject_of(kinds, target), [call for own in kinds.values() for call in own])
 
 
 def launch(subject: Subject, given: Sequence[Call]) -> None:
