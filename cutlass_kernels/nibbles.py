@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache, hopper, missing, nibble_kernel, prebuilt, product, trust
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.product import FLOATS, INTEGERS, REALS
 from cutlass_kernels.tiles import NIBBLE_TILES
 from cutlass_kernels.variants import TARGET, Tile, Variant
@@ -159,7 +160,9 @@ def decoded(a: Asked) -> Tensor:
 
 
 def _mm(x: Tensor, w: Tensor) -> Tensor:
-    return torch.mm(x, w.mT, out_dtype=torch.float32) if x.is_cuda else x.float() @ w.float().mT
+    return (
+        torch.mm(x, w.mT, out_dtype=torch.float32) if x.is_cuda and not torch.version.hip else x.float() @ w.float().mT
+    )
 
 
 def _in_groups(a: Asked, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -242,7 +245,7 @@ def _run(*args: Any, group: int = 128, out_dtype: torch.dtype = torch.bfloat16) 
 
 def declines(a: Asked) -> str | None:
     """Why our kernel does not compute a product on its GPU, so that codes are decoded to bfloat16; or None."""
-    capability = torch.cuda.get_device_capability(a.x.device)
+    capability = capability_of(a.x.device)
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
     m, k, n = (product.number(size) for size in (*a.x.shape, a.codes.shape[0]))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import ahead, checks, forms, hopper, measured, missing, prebuilt, public, registry, trust
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.product import Product, described
 from cutlass_kernels.variants import Variant
 
@@ -111,7 +112,7 @@ _ROUTES: tuple[tuple[str, Callable[..., str | None], Callable[[Product], Tensor]
 
 def run(p: Product) -> Tensor:
     """A product on its GPU, by the first route that takes it."""
-    capability = torch.cuda.get_device_capability(p.lhs.device)
+    capability = capability_of(p.lhs.device)
     asked = routes(p, capability)
     name, reason = asked[-1]
     if reason is not None:
@@ -145,7 +146,7 @@ def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tenso
 def prepared(p: Product) -> Callable[..., Tensor]:
     """A function that runs products with the dtypes, shapes, strides and device of `p`, with the kernel chosen once."""
     checks.check(p)
-    ours = _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None and math.prod(p.shape) > 0
+    ours = _hopper_declines(p, capability_of(p.lhs.device)) is None and math.prod(p.shape) > 0
     multiply = hopper.plan(p) if ours else _by_route
     device, current = p.lhs.device, torch.cuda.current_device
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cutlass_kernels import dequantize, missing, prebuilt, quantize, trust
 from cutlass_kernels.dequantize import Codes
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.hopper import TARGET
 from cutlass_kernels.product import number, without_data
 from cutlass_kernels.quantizing import Request, check
@@ -96,7 +97,7 @@ def _quantize(x: Tensor, format: str, rule: str, block: Sequence[int], **given: 
 
 
 def _taken(name: str, r: "Request | Codes", x: Tensor) -> None:
-    reason = declines(r, torch.cuda.get_device_capability(x.device))
+    reason = declines(r, capability_of(x.device))
     if reason is not None:
         raise NotImplementedError(f"{name}: no kernel takes this: {reason}")
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cutlass_kernels import cache, groups, patches, plain
 from cutlass_kernels import missing as missing_dsl
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
 from cutlass_kernels.product import FLOAT4, FLOATS, GROUPS, INTEGERS, REALS, Product, described
 from cutlass_kernels.variants import longest, short
@@ -170,7 +171,7 @@ def compiled(kernel: Registered) -> Any:
 
 
 def _target(device: torch.device) -> str:
-    return f"sm_{TARGETS[torch.cuda.get_device_capability(device)]}"
+    return f"sm_{TARGETS[capability_of(device)]}"
 
 
 def finished(p: Product, call: Call) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import trust
+from cutlass_kernels.devices import capability_of
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
@@ -130,7 +131,7 @@ def check(asked: Any, device: torch.device) -> None:
     """Raise Declined unless a kernel supports the request on a device."""
     if not torch.cuda.is_available():
         raise Declined("there is no GPU")
-    decline(kernels().declines(asked, torch.cuda.get_device_capability(device)))
+    decline(kernels().declines(asked, capability_of(device)))
 
 
 def _prepare(call: tuple[Any, ...]) -> Plan:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutlass_kernels import prebuilt, steps, trust
 from cutlass_kernels.books import Book
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
@@ -46,7 +47,7 @@ class _State(NamedTuple):
 @functools.cache
 def target_of(device: torch.device) -> str | None:
     """The compilation target for a GPU; None if there are no kernels for it."""
-    return TARGETS.get(torch.cuda.get_device_capability(device))
+    return TARGETS.get(capability_of(device))
 
 
 def is_here(p: Tensor) -> bool:
