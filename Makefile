@@ -136,10 +136,11 @@ gpu: $(VENV)/dev $(VENV)/cuda ## operators on every route, optimizers, tensors a
 	@status=0; $(PY) -m pytest tests/impls/test_routes.py tests/impls/test_device.py --device cuda || status=1; \
 	$(PY) -m benchmarks.gpu || status=1; exit $$status
 
-# Stages of benchmarks.gpu_stages, such as: HOP_KERNELS=kernels make gpu-here PYTHON=python3.12 STAGE="first-tile tiles"
+# Stages of benchmarks.gpu_stages, such as: HOP_KERNELS=kernels make gpu-here PYTHON=python3.12 STAGE="first sanitizer"
 STAGE ?= all
-gpu-here: ## what a GPU is asked first, with Python, torch and the folder HOP_KERNELS alone: no pip, no network
-	@$(PYTHON) -m benchmarks.gpu --stage $(STAGE)
+RESULTS ?= benchmarks/results
+gpu-here: ## a quarter of an hour on a GPU, with Python, torch and the folder HOP_KERNELS alone: no pip, no network
+	@$(PYTHON) -m benchmarks.gpu --stage $(STAGE) --output $(RESULTS)/gpu.json
 
 # The native kernels and their tests, without Python: a folder of build/, options of CMake, options of the compiler.
 NATIVE_TESTS := $(patsubst native/tests/%.cpp,%,$(wildcard native/tests/*.cpp))

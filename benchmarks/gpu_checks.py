@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks import gpu_cases as g
 from benchmarks import gpu_nibbles, gpu_steps
-from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles
+from cutlass_kernels.oracle import compare
 from cutlass_kernels.product import Product
 
 CHUNK = 5  # forms in a group
@@ -52,11 +52,6 @@ def nibbles() -> Cases:
 
 def first_tile() -> Cases:
     yield str(g.FIRST), g.FIRST.check_bits
-
-
-def tile(index: str) -> Cases:
-    case = replace(g.FIRST, tile=tiles.TILES[int(index)])
-    yield str(case), case.check_bits
 
 
 TOOLS = ("memcheck", "racecheck", "synccheck")

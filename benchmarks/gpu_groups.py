@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_steps, gpu_times
+from benchmarks import gpu_checks, gpu_first, gpu_nibbles, gpu_quantize, gpu_steps, gpu_times
 from benchmarks.isolated import Cases
 from cutlass_kernels import ahead, hopper, prebuilt, tiles, transposing
 from cutlass_kernels.variants import Variant
@@ -35,10 +35,6 @@ def _by_shape(pairs: Iterable[tuple[g.Form, Shape]]) -> list[Variant]:
 
 def first_tile() -> list[Variant]:
     return _unique([g.FIRST.variant()])
-
-
-def each_tile() -> list[Variant]:
-    return _with_tiles(g.FIRST.form)
 
 
 def checks() -> list[Any]:
@@ -67,7 +63,7 @@ def grouped() -> list[Variant]:
 
 GROUPS: dict[str, Callable[[], list[Any]]] = {
     "first-tile": first_tile,
-    "tiles": each_tile,
+    "first": gpu_first.variants,
     "host": host,
     "int8": _timed("int8"),
     "int8_to_bf16": _timed("int8 to bf16"),

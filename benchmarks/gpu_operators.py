@@ -17,7 +17,7 @@ INTEGERS: dict[str, tuple[Quantizer, Quantizer]] = {
     "int8 by int8": (presets.INT8_ROW, presets.INT8_ROW),
     "int8 with zero points by int8": (presets.INT8_TENSOR_AFFINE, presets.INT8_ROW),
 }
-BOUND = 2.0**-10  # error bound of float sums, relative to the sum of magnitudes, as in gpu_oracle
+BOUND = 2.0**-10  # error bound of float sums, relative to the sum of magnitudes, as in cutlass_kernels.oracle
 FLOATS: dict[str, tuple[Quantizer, Quantizer]] = {
     "fp8 by fp8": (presets.FP8_ROW, presets.FP8_ROW),
     "MXFP8": (presets.MXFP8, presets.MXFP8),

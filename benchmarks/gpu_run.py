@@ -1,5 +1,6 @@
 """One run on a GPU: its results, the remaining time, and its phases."""
 
+import math
 import os
 import statistics
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_report, isolated
+from benchmarks.gpu_journal import Journal, is_left
 from benchmarks.isolated import Outcome
 from examples.common import json_rows
 
@@ -22,6 +24,7 @@ WEIGHTS = {"limits": 1.0, "host": 1.0, "int8": 6.0, "int8_to_bf16": 5.0, "fp8": 
 WEIGHTS |= {"groups": 2.0, "nibbles": 1.0, "by_tile": 3.0, "step_times": 1.0}
 LEAST = 25.0  # seconds for a group, including the start of its process
 SHOWN = 30  # printed failures; all are in the results
+EVERY = 2.0  # seconds after which results are written again
 SIDE_BY_SIDE = 4  # groups of checks to run in parallel
 
 
@@ -33,6 +36,31 @@ class Run:
         self.results: dict[str, Any] = {"checks": {"passed": 0, "worst": {}}, "failed": [], "skipped": [], "rows": []}
         self.counts: Counter[str] = Counter()  # number of cases by outcome
         self.stage = ""
+        self.journal: Journal | None = None
+        self.written = -math.inf  # when the results were written
+
+    def cases(
+        self, groups: Sequence[str], deadline: float, *, workers: int = 1, patience: float = 60.0
+    ) -> Iterator[Outcome]:
+        """The outcomes of groups: those in the journal, then those of the cases that are left, which are kept there."""
+        journal = self.journal
+        if journal is None:
+            yield from isolated.together(groups, deadline, workers=workers, patience=patience)
+            return
+        for group in groups:
+            yield from journal.of(group)
+        rest = [group for group in groups if group not in journal.closed]
+        unfinished: set[str] = set()
+        for o in isolated.together(rest, deadline, workers=workers, patience=patience, done=journal.names):
+            journal.add(o)
+            if is_left(o) or o.case == isolated.START:
+                unfinished.add(o.group)
+            yield o
+            if time.monotonic() - self.written > EVERY:
+                self.write()
+        for group in rest:
+            if group not in unfinished:
+                journal.close(group)
 
     @property
     def ran(self) -> int:
@@ -59,6 +87,7 @@ class Run:
             temporary = self.output.with_suffix(".part")
             temporary.write_text(json_rows(self.results) + "\n")
             os.replace(temporary, self.output)
+        self.written = time.monotonic()
 
     def good(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
         """The outcomes that passed; others are recorded and printed."""
@@ -102,7 +131,7 @@ def build(run: Run, processes: int, share: float = BUILT) -> None:
 
 def check(run: Run, groups: Sequence[str], workers: int = SIDE_BY_SIDE, last: float = CHECKED) -> None:
     checks, begin = run.results["checks"], time.monotonic()
-    for o in run.good(isolated.together(groups, run.until(last), workers=workers, patience=90.0)):
+    for o in run.good(run.cases(groups, run.until(last), workers=workers, patience=90.0)):
         checks["passed"] += 1
         if isinstance(o.value, float) and o.value > 0:
             form = o.case.rsplit(", ", 4)[0]
@@ -120,7 +149,7 @@ def measure(run: Run, groups: Sequence[str], last: float = WRITTEN) -> None:
         now = time.monotonic()
         share = (run.until(last) - now) * weights[i] / sum(weights[i:])
         deadline = min(run.until(last), now + max(LEAST, share))
-        for o in run.good(isolated.run(group, deadline, patience=60.0)):
+        for o in run.good(run.cases([group], deadline)):
             _record(run, _name(group), o.value)
         run.write()
 
@@ -144,7 +173,9 @@ def _record(run: Run, name: str, found: dict[str, Any]) -> None:
         run.results.setdefault("steps", []).append(found)
         run.say(gpu_report.step_line(found, run.results))
     else:
-        run.results["rows"].append(found)
+        key = [found[name] for name in ("group", "m", "n", "k")]
+        rows = run.results["rows"]
+        rows[:] = [row for row in rows if [row[name] for name in ("group", "m", "n", "k")] != key] + [found]
         run.say(gpu_report.line(found, run.results))
 
 

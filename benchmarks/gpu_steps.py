@@ -188,13 +188,22 @@ def updates(target: str = "sm_90a") -> tuple[Update, ...]:
 
 
 def kernels_of(kind: str, dtype: torch.dtype, target: str) -> list[Update]:
+    return [gpu.kernel_of(subject).update for subject in _subjects(kind, dtype, target)]
+
+
+def subject_of(kind: str, dtype: torch.dtype, target: str) -> gpu.Subject:
+    """What determines the kernel for all parameters of an optimizer."""
+    return _subjects(kind, dtype, target)[0]
+
+
+def _subjects(kind: str, dtype: torch.dtype, target: str) -> list[gpu.Subject]:
+    """Of the kernel for all parameters at once, then of those for each kind."""
     params = drawn(((64, 80), (7,)), dtype)
     optimizer = OPTIMIZERS[kind](params)
-    made: list[Update] = []
+    made: list[gpu.Subject] = []
 
     def note(kinds: Any, target: str) -> None:
-        for some in (kinds, *({k: own} for k, own in kinds.items())):
-            made.append(gpu._kernel(some, target).update)
+        made.extend(gpu.subject_of(some, target) for some in (kinds, *({k: own} for k, own in kinds.items())))
 
     give_gradients(params, 0)
     with (

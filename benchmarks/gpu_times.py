@@ -28,6 +28,7 @@ SMALL = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # (N, K) of 
 BIG = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))  # with 70 billion
 ROWS = (4096, 16, 1, 64, 1024, 256, 32, 128, 8192)  # M, the most important first in case time runs out
 SHAPES = [(m, n, k) for m in ROWS for n, k in (*SMALL, *BIG)]
+FIRST = ((4096, 4096, 4096), (8192, 8192, 8192), (16, 28672, 4096))  # those of the first stage
 LITTLE = (16, 128, 128)  # a product that takes less time on the GPU than on the host
 FEWEST = 17  # smallest number of rows that torch._int_mm supports
 _MOST_RESERVED = 2**36  # limit of bytes that graphs of earlier rows may keep
@@ -128,8 +129,8 @@ def _padded(call: Call, m: int) -> Call:
     return lambda lhs, rhs: call(torch.nn.functional.pad(lhs, (0, 0, 0, 32 - m)), rhs)[:m]
 
 
-def int8() -> Cases:
-    """Products to int32."""
+def int8(which: str = "all") -> Cases:
+    """Products to int32; few for `which` = "first"."""
 
     def timed(shape: tuple[int, int, int]) -> Any:
         p = _product("int8", shape)
@@ -143,7 +144,7 @@ def int8() -> Cases:
         }
         return row("int8", shape, calls, p.lhs, p.rhs, 4)
 
-    for shape in SHAPES:
+    for shape in FIRST if which == "first" else SHAPES:
         yield str(shape), lambda shape=shape: timed(shape)
 
 
@@ -171,8 +172,8 @@ def int8_to_bf16() -> Cases:
         yield str(shape), lambda shape=shape: timed(shape)
 
 
-def fp8() -> Cases:
-    """e4m3 to bf16 with row and column scales, with sums in float32 or in the matrix unit."""
+def fp8(which: str = "all") -> Cases:
+    """e4m3 to bf16 with row and column scales, with sums in float32 or the matrix unit; few for `which` = "first"."""
 
     def timed(shape: tuple[int, int, int]) -> Any:
         p, fast = _product("fp8", shape), _product("fp8 fast", shape)
@@ -182,7 +183,7 @@ def fp8() -> Cases:
             calls[name] = lambda lhs, rhs, is_fast=is_fast: torch._scaled_mm(lhs, rhs, **scales, use_fast_accum=is_fast)
         return row("fp8", shape, calls, p.lhs, p.rhs, 2)
 
-    for shape in SHAPES:
+    for shape in FIRST if which == "first" else SHAPES:
         yield str(shape), lambda shape=shape: timed(shape)
 
 

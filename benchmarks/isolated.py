@@ -1,6 +1,6 @@
 """Run cases in a separate process, which may fail, crash or hang without affecting the others.
 
-python -m benchmarks.isolated GROUP DESCRIPTOR SKIP SECONDS
+python -m benchmarks.isolated GROUP DESCRIPTOR SKIP SECONDS     names of cases that are done, as JSON, on standard input
 
 A group is "module:function" or "module:function:argument:...": a function that yields names and calls. A call raises
 unittest.SkipTest, with the reason, if it cannot run here. The child process reports the start and the outcome of each
@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError)
 _ERRORS = (*_ERRORS, ValueError)
 _POISONED = 3  # exit status of a child whose GPU returns errors
+NO_TIME, TOO_MANY = "no time was left", "too many cases ended the process"  # errors of cases that were left out
+Done = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,23 @@ class Outcome:
 # ---- the parent
 
 
-def run(group: str, deadline: float, *, patience: float = 60.0, restarts: int = 4) -> Iterator[Outcome]:
+def run(
+    group: str, deadline: float, *, patience: float = 60.0, restarts: int = 4, done: Done = lambda group: ()
+) -> Iterator[Outcome]:
     """Yield the outcomes of a group's cases as they finish.
 
     Args:
+        done: gives the names of a group's cases that are left out.
         deadline: time.monotonic() after which no case is started; skipped cases have a single outcome.
         patience: seconds allowed for a case, and for the start of a process.
         restarts: of the process, after cases that ended it; then the rest of the group is abandoned.
     """
-    done, is_over = 0, False
+    first, is_over, names = 0, False, json.dumps(list(done(group)))
     for _ in range(restarts + 1):
-        done, is_over = yield from _attempt(group, done, deadline, patience)
+        first, is_over = yield from _attempt(group, (first, names), deadline, patience)
         if is_over:
             return
-    yield Outcome(group, f"from case {done} on", "skipped", error="too many cases ended the process")
+    yield Outcome(group, f"from case {first} on", "skipped", error=TOO_MANY)
 
 
 def together(groups: Sequence[str], deadline: float, *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
@@ -98,30 +103,43 @@ def together(groups: Sequence[str], deadline: float, *, workers: int = 1, **opti
             yield outcome
 
 
-_START, _BETWEEN = "(start)", "(between cases)"
+START, _BETWEEN = "(start)", "(between cases)"
 _GRACE = 15.0  # seconds that a case may take after the deadline
 
 
-def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generator[Outcome, None, tuple[int, bool]]:
-    """Yield the outcomes of one child; returns the number of finished cases, and whether the group is done."""
-    reader, writer = os.pipe()
+def _attempt(
+    group: str, left_out: tuple[int, str], deadline: float, patience: float
+) -> Generator[Outcome, None, tuple[int, bool]]:
+    """Yield the outcomes of one child; returns the first case for another one, and whether the group is done.
+
+    `left_out` are the number of cases before the first one, and the JSON of the names of others.
+    """
+    (skip, names), (reader, writer) = left_out, os.pipe()
     seconds = deadline - time.monotonic()
     command = [sys.executable, "-m", "benchmarks.isolated", group, str(writer), str(skip), str(seconds)]
-    with tempfile.TemporaryFile("w+b") as log, os.fdopen(reader, "rb", 0) as pipe:
-        child = subprocess.Popen(command, cwd=ROOT, pass_fds=(writer,), stdout=log, stderr=log, start_new_session=True)
+    with (
+        tempfile.TemporaryFile("w+b") as log,
+        tempfile.TemporaryFile("w+") as given,
+        os.fdopen(reader, "rb", 0) as pipe,
+    ):
+        given.write(names)
+        given.seek(0)
+        child = subprocess.Popen(
+            command, cwd=ROOT, pass_fds=(writer,), stdin=given, stdout=log, stderr=log, start_new_session=True
+        )
         os.close(writer)
-        case, begun, done = _START, time.monotonic(), skip
+        case, begun, done = START, time.monotonic(), skip
         try:
             for message in _messages(pipe, deadline, patience):
                 spent = time.monotonic() - begun
                 if message is None:
                     error = f"nothing was heard for {spent:.0f} s. {_end_of(log)}"
                     yield Outcome(group, case, "hung", error=error, seconds=spent)
-                    return done + 1, case == _START
+                    return done + 1, case == START
                 if "begin" in message:
-                    case, begun = message["begin"], time.monotonic()
+                    case, done, begun = message["begin"], message["at"], time.monotonic()
                 elif "left" in message:
-                    yield Outcome(group, f"{message['left']} cases", "skipped", error="no time was left")
+                    yield Outcome(group, f"{message['left']} cases", "skipped", error=NO_TIME)
                     return done, True
                 elif "end" in message:
                     return done, True
@@ -135,7 +153,7 @@ def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generat
                 child.wait(timeout=5)
             error = f"the process ended with status {child.poll()}. {_end_of(log)}"
             yield Outcome(group, case, "died", error=error, seconds=time.monotonic() - begun)
-            return done + (case != _BETWEEN), case == _START
+            return done + (case != _BETWEEN), case == START
         finally:
             _end(child)
 
@@ -178,14 +196,13 @@ def main(group: str, descriptor: str, skip: str, seconds: str) -> int:
         def say(**message: Any) -> None:
             pipe.write(json.dumps(message) + "\n")
 
-        cases = list(cases_of(group))
-        for done, (name, call) in enumerate(cases):
-            if done < int(skip):
-                continue
+        left_out = set(json.load(sys.stdin))
+        cases = [(i, *case) for i, case in enumerate(cases_of(group)) if i >= int(skip) and case[0] not in left_out]
+        for i, (at, name, call) in enumerate(cases):
             if time.monotonic() > deadline:
-                say(left=len(cases) - done)
+                say(left=len(cases) - i)
                 return 0
-            say(begin=name)
+            say(begin=name, at=at)
             value, error, state = None, "", "passed"
             try:
                 value = call()

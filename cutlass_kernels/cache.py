@@ -136,6 +136,19 @@ def _read(path: Path) -> Callable[..., None]:
     return getattr(cutlass.runtime.load_module(str(path), enable_tvm_ffi=True), FUNCTION)
 
 
+def identity(name: str, target: str) -> str:
+    """The digest of what decides on a kernel's machine code: of its file where it was built ahead, else of the sources
+    and the compiler."""
+    pack = prebuilt.pack()
+    return pack.kernels[name][:32] if pack is not None and pack.has(name, target) else _version()
+
+
+def identities(name: str) -> set[str]:
+    """The digests that a kernel may have here, for any target."""
+    pack = prebuilt.pack()
+    return {_version(), *([pack.kernels[name][:32]] if pack is not None and name in pack.kernels else [])}
+
+
 def _files(name: str, target: str) -> Any:
     """The whole files of a kernel."""
     path = folder()

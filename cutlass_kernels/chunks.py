@@ -35,12 +35,6 @@ def words_in(memory: str) -> int:
 # ---- global memory
 
 
-def begin() -> None:
-    """Before anything of it: the kernel before may still run, and only once it has ended may the next one begin."""
-    cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
-
-
 def load16(address: Any, offset: int = 0) -> Any:
     """Four words at an address that is a multiple of 16; not by the way for memory that nobody writes while a kernel is
     there, as a launch is programmatic."""

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import mul, select
+from cutlass_kernels.frame_sm90 import follow
 from cutlass_kernels.quantize_rows import addresses
 from cutlass_kernels.quantizing import CHUNK, Numbers
 
@@ -33,7 +34,7 @@ class Dequantize:
     @cute.kernel
     def kernel(self, at: Any, sizes: Any, shift: Int32, tiles: Int32):
         v = self.variant
-        chunks.begin()
+        follow()
         rows, columns = sizes
         thread, across = cute.arch.thread_idx()[0], Int32(1) << shift
         block, tile = cute.arch.block_idx()[0] // tiles, cute.arch.block_idx()[0] % tiles

@@ -43,8 +43,9 @@ def declines(p: Product) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def variant_of(p: Product, tile: Any = None) -> Variant | str:
-    """The variant for a product, with a tile of one's own or the one that suits its shape; or why there is none."""
+def variant_of(p: Product, tile: Any = None, device: torch.device | None = None) -> Variant | str:
+    """The variant for a product, with a given tile or the one that suits its shape on a device, its own by default; or
+    why there is none."""
     blockwise = p.scaling in ("block", "1x128")
 
     def made(tile: Any) -> Variant:
@@ -78,7 +79,7 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
         wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)
         return f"{folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
     m, n, k, count = tiles.sizes(p)
-    return measured.measured(there, p) or tiles.best(there, m, n, k, multiprocessors(p.lhs.device), count)
+    return measured.measured(there, p) or tiles.best(there, m, n, k, multiprocessors(device or p.lhs.device), count)
 
 
 def available(variants: Sequence[Variant]) -> list[Variant]:

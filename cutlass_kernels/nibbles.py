@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, hopper, missing, nibble_kernel, prebuilt
+from cutlass_kernels import cache, hopper, missing, nibble_kernel, prebuilt, product, trust
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.product import FLOATS, INTEGERS, REALS
 from cutlass_kernels.tiles import NIBBLE_TILES
 from cutlass_kernels.variants import TARGET, Tile, Variant
@@ -159,7 +160,9 @@ def decoded(a: Asked) -> Tensor:
 
 
 def _mm(x: Tensor, w: Tensor) -> Tensor:
-    return torch.mm(x, w.mT, out_dtype=torch.float32) if x.is_cuda else x.float() @ w.float().mT
+    return (
+        torch.mm(x, w.mT, out_dtype=torch.float32) if x.is_cuda and not torch.version.hip else x.float() @ w.float().mT
+    )
 
 
 def _in_groups(a: Asked, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -234,17 +237,26 @@ def _lies_well(x: Tensor) -> bool:
 def _run(*args: Any, group: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     a = Asked(*args)._replace(group=group, out=out_dtype)
     check(a)
-    ours = torch.cuda.get_device_capability(a.x.device) == (9, 0) and 0 not in (*a.x.shape, a.codes.shape[0])
-    if not ours or (missing() is not None and not _is_packed(a)):
+    if declines(a) is not None:
         return decoded(a)
     with torch.cuda.device(a.x.device):
         return on_hopper(a)
 
 
-def _is_packed(a: Asked) -> bool:
-    pack = prebuilt.pack()
-    tile = tile_for(a.x.shape[0], a.codes.shape[0], hopper.multiprocessors(a.x.device), a.x.dtype)
-    return pack is not None and pack.has(variant(a, tile).name, TARGET)
+def declines(a: Asked) -> str | None:
+    """Why our kernel does not compute a product on its GPU, so that codes are decoded to bfloat16; or None."""
+    capability = capability_of(a.x.device)
+    if capability != (9, 0):
+        return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
+    m, k, n = (product.number(size) for size in (*a.x.shape, a.codes.shape[0]))
+    if 0 in (m, k, n):
+        return "for products with elements"
+    v = variant(a, tile_for(m, n, hopper.multiprocessors(a.x.device), a.x.dtype))
+    if (reason := missing()) is not None:
+        pack = prebuilt.pack()
+        if pack is None or not pack.has(v.name, TARGET):
+            return reason if pack is None else f"{pack.folder} has no kernel {v.name}, and it cannot be compiled here"
+    return trust.declines(v, a.x.device)
 
 
 def _describe(*args: Any, group: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -12,14 +12,16 @@ asked in order, and the first that takes a product runs it:
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cutlass_kernels import checks, hopper, measured, missing, prebuilt, public, registry
-from cutlass_kernels.product import Product
+from cutlass_kernels import ahead, checks, forms, hopper, measured, missing, prebuilt, public, registry, trust
+from cutlass_kernels.devices import capability_of
+from cutlass_kernels.product import Product, described
+from cutlass_kernels.variants import Variant
 
 _library = torch.library.Library("cutlass_kernels", "DEF")
 _library.define(
@@ -66,19 +68,51 @@ def _hopper_declines(p: Product, capability: tuple[int, int]) -> str | None:
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
     reason = missing()
-    return reason if reason is not None and prebuilt.pack() is None else hopper.declines(p)
+    reason = reason if reason is not None and prebuilt.pack() is None else hopper.declines(p)
+    return reason or _untrusted(p, _hopper_kernel)
+
+
+def _registry_declines(p: Product, capability: tuple[int, int]) -> str | None:
+    return registry.declines(p, capability) or _untrusted(p, registry.chosen)
+
+
+def _untrusted(p: Product, kernel_of: Callable[[Product], Any]) -> str | None:
+    """Why the kernel that a route would run must not be used on the GPU of a product, or None."""
+    if trust.mode() == "all" or not p.lhs.is_cuda or 0 in (*p.lhs.shape, p.n):
+        return None
+    try:
+        kernel = kernel_of(p)
+    except ValueError as error:  # an unknown size, in a trace
+        return str(error)
+    return kernel if isinstance(kernel, str) else trust.declines(kernel, p.lhs.device)
+
+
+def _hopper_kernel(p: Product) -> Variant | str:
+    """The variant for a product, whose sizes may be symbols."""
+    if all(isinstance(size, int) for size in (*p.lhs.shape, p.n)):
+        return hopper.variant_of(p)
+    return hopper.variant_of(described(p), device=p.lhs.device)
+
+
+def _compiled_already() -> list[Variant]:
+    """Kernels of the products that are asked for most, as far as they are compiled."""
+    chosen = [v for v in forms.variants() if replace(v, tile=forms.MAIN[0].tile, tma=True) in forms.MAIN]
+    return [v for v in chosen if ((pack := prebuilt.pack()) and pack.has(v.name, v.target)) or ahead.is_built(v)]
+
+
+trust.families.append(_compiled_already)
 
 
 _ROUTES: tuple[tuple[str, Callable[..., str | None], Callable[[Product], Tensor]], ...] = (
     ("hopper", _hopper_declines, hopper.run),
-    ("registry", registry.declines, registry.run),
+    ("registry", _registry_declines, registry.run),
     ("public", public.declines, public.run),
 )
 
 
 def run(p: Product) -> Tensor:
     """A product on its GPU, by the first route that takes it."""
-    capability = torch.cuda.get_device_capability(p.lhs.device)
+    capability = capability_of(p.lhs.device)
     asked = routes(p, capability)
     name, reason = asked[-1]
     if reason is not None:
@@ -103,14 +137,16 @@ def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tenso
     if plan is None:
         if len(_plans) >= _MOST:
             _plans.clear()
-        plan = _plans[key] = prepared(Product(lhs, rhs, out_dtype, **fused))
+        plan = prepared(Product(lhs, rhs, out_dtype, **fused))
+        if not trust.is_capturing():  # when a kernel may have no verdict yet
+            _plans[key] = plan
     return plan(lhs, rhs, out_dtype, **fused)
 
 
 def prepared(p: Product) -> Callable[..., Tensor]:
     """A function that runs products with the dtypes, shapes, strides and device of `p`, with the kernel chosen once."""
     checks.check(p)
-    ours = _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None and math.prod(p.shape) > 0
+    ours = _hopper_declines(p, capability_of(p.lhs.device)) is None and math.prod(p.shape) > 0
     multiply = hopper.plan(p) if ours else _by_route
     device, current = p.lhs.device, torch.cuda.current_device
 

@@ -1,9 +1,10 @@
 """Product: a matrix product with its fused operations, as kernels receive it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 INTEGERS = (torch.int8, torch.uint8)
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -138,6 +139,35 @@ class Product:
     @property
     def k(self) -> int:
         return self.lhs.shape[-1]
+
+
+def described(p: Product) -> Product:
+    """The product without data, on the device "meta"; symbols become the sizes that they were traced with.
+
+    Raises:
+        ValueError: a size has no such value.
+    """
+    return replace(p, **{name: without_data(x) for name, x in vars(p).items() if isinstance(x, Tensor)})
+
+
+def without_data(x: Tensor) -> Tensor:
+    """A tensor on the device "meta" with the shape and strides of x, as numbers."""
+    shape, strides = ([number(s) for s in sizes] for sizes in (x.shape, x.stride()))
+    with _disable_current_modes():
+        return torch.empty_strided(shape, strides, dtype=x.dtype, device="meta")
+
+
+def number(size: int | torch.SymInt) -> int:
+    """A size, or the value that a symbol was traced with.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if not isinstance(size, torch.SymInt):
+        return size
+    if (hint := size.node.hint) is None:
+        raise ValueError(f"the value of the size {size} is not known while tracing")
+    return int(hint)
 
 
 def is_vector(x: Tensor, size: int) -> bool:

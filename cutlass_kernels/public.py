@@ -5,6 +5,7 @@
     float8 with scales of 128, 9.0     torch.nn.functional.scaled_mm      else the product of each block of K
     MXFP8, NVFP4, 10.0 and later       torch._scaled_mm                   on swizzled scales
     all else                           torch.mm on bfloat16, which holds each code times its scale of 8 bits exactly
+    floats on AMD's GPUs               torch.mm on float32
 
 Bits of a sum of floats differ between these; those of integers do not.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import groups, plain
+from cutlass_kernels.devices import Capability, capability_of
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
 from cutlass_kernels.plain import along_columns, along_rows
 from cutlass_kernels.product import BLOCK, FLOAT4, GROUPS, REALS, Product
@@ -25,7 +27,6 @@ ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (10, 0)
 _LONGEST = longest(torch.int8, torch.int8) // 8 * 8
 _FEWEST = 17  # rows that torch._int_mm wants on CUDA
 _CUBLAS_BLOCKS = (12, 9)  # the CUDA version whose cuBLAS has scales of 1 x 128 and 128 x 128
-Capability = tuple[int, int]
 
 
 def declines(product: Product, capability: Capability) -> str | None:
@@ -37,7 +38,7 @@ def run(product: Product, capability: Capability | None = None) -> Tensor:
     """The product, of groups by waiting for their sizes; `capability` is that of its device, (0, 0) for no GPU."""
     p = product
     if capability is None:
-        capability = torch.cuda.get_device_capability(p.lhs.device) if p.lhs.is_cuda else (0, 0)
+        capability = capability_of(p.lhs.device) if p.lhs.is_cuda else (0, 0)
     if groups.is_stack(p):
         return groups.run(p, lambda one: run(one, capability))
     if 0 in (*p.lhs.shape, p.n):
@@ -214,7 +215,7 @@ def _code_sum(lhs: Tensor, rhs: Tensor, fast: bool, capability: Capability) -> T
 
 def _exact_in(x: Tensor) -> torch.dtype:
     """A dtype that holds the decoded factors, and in which the device multiplies fast."""
-    return torch.bfloat16 if x.is_cuda else torch.float32
+    return torch.bfloat16 if x.is_cuda and not torch.version.hip else torch.float32
 
 
 def _mm(lhs: Tensor, rhs: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks, codes
 from cutlass_kernels.epilogue import select
+from cutlass_kernels.frame_sm90 import follow
 from cutlass_kernels.quantize_rows import row_stride
 from cutlass_kernels.quantizing import CHUNK, Columns
 
@@ -40,7 +41,7 @@ class FindColumns:
     @cute.kernel
     def kernel(self, at: Any, sizes: Any, across: Int32):
         v = self.variant
-        chunks.begin()
+        follow()
         rows, columns, stride = sizes
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, v.threads // 32 * ACROSS * CHUNK * 2)
         thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]

@@ -7,14 +7,17 @@ They stand in graphs as any operator of PyTorch, have no gradient of their own, 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cutlass_kernels import dequantize, missing, prebuilt, quantize
+from cutlass_kernels import dequantize, missing, prebuilt, quantize, trust
 from cutlass_kernels.dequantize import Codes
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.hopper import TARGET
+from cutlass_kernels.product import number, without_data
 from cutlass_kernels.quantizing import Request, check
 
 _library = torch.library.Library("cutlass_kernels", "FRAGMENT")
@@ -35,14 +38,32 @@ def declines(r: "Request | Codes", capability: tuple[int, int]) -> str | None:
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
     asked = quantize.declines(r) if isinstance(r, Request) else dequantize.declines(r)
-    if asked is not None or (reason := missing()) is None:
+    if asked is not None or ((reason := missing()) is None and trust.mode() == "all"):
         return asked
-    pack = prebuilt.pack()
-    if pack is None:
+    pack = None if reason is None else prebuilt.pack()
+    if reason is not None and pack is None:
         return reason
-    kernels = quantize.kernels_of(r) if isinstance(r, Request) else [dequantize.variant_of(r)]
-    gone = [kernel.name for kernel in kernels if not pack.has(kernel.name, TARGET)]
-    return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it" if gone else None
+    try:
+        kernels = _kernels(r)
+    except ValueError as error:  # an unknown size, in a trace
+        return str(error)
+    gone = [kernel.name for kernel in kernels if pack is not None and not pack.has(kernel.name, TARGET)]
+    if pack is not None and gone:
+        return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it"
+    device = r.x.device if isinstance(r, Request) else r.codes.device
+    untrusted = (trust.declines(kernel, device) for kernel in kernels)
+    return next(filter(None, untrusted), None) if device.type == "cuda" else None
+
+
+def _kernels(r: "Request | Codes") -> list[Any]:
+    """The kernels that a request, or codes, take; sizes may be symbols."""
+    if isinstance(r, Request):
+        return quantize.kernels_of(r if _is_known(r.x) else replace(r, x=without_data(r.x)))
+    return [dequantize.variant_of(replace(r, columns=number(r.columns)))]
+
+
+def _is_known(x: Tensor) -> bool:
+    return all(isinstance(size, int) for size in x.shape)
 
 
 def quantized(r: Request) -> list[Tensor]:
@@ -76,7 +97,7 @@ def _quantize(x: Tensor, format: str, rule: str, block: Sequence[int], **given: 
 
 
 def _taken(name: str, r: "Request | Codes", x: Tensor) -> None:
-    reason = declines(r, torch.cuda.get_device_capability(x.device))
+    reason = declines(r, capability_of(x.device))
     if reason is not None:
         raise NotImplementedError(f"{name}: no kernel takes this: {reason}")
 

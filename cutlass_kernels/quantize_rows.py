@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import mul, select
+from cutlass_kernels.frame_sm90 import follow
 from cutlass_kernels.quantizing import CHUNK, Largest, Rows
 
 
@@ -99,7 +100,7 @@ class Quantize:
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, self.shared_words)
         thread = cute.arch.thread_idx()[0]
         self.begin(thread, shared)
-        chunks.begin()
+        follow()
         across = Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0], Int32(0)
         if const_expr(v.in_tiles):
@@ -286,7 +287,7 @@ class FindLargest:
     @cute.kernel
     def kernel(self, at: Any, shape: Any, tiles: Int32):
         v = self.variant
-        chunks.begin()
+        follow()
         shared = cutlass.memory.SmemAllocator().allocate_array(Uint32, 64)
         thread, across = cute.arch.thread_idx()[0], Int32(1) << shape.shift
         block, first = cute.arch.block_idx()[0] // tiles, cute.arch.block_idx()[0] % tiles * (across * v.held)

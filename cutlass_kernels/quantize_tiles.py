@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import select
+from cutlass_kernels.frame_sm90 import follow
 from cutlass_kernels.quantize_rows import addresses, encode_values, find, known_of, note, row_stride
 from cutlass_kernels.quantizing import CHUNK, TILE, Tiles
 
@@ -72,7 +73,7 @@ class QuantizeTiles:
     @cute.kernel
     def kernel(self, x: Int64, at: Any, sizes: Any, across: Int32, numbers: Any):
         v = self.variant
-        chunks.begin()
+        follow()
         smem = cutlass.memory.SmemAllocator()
         shared = smem.allocate_array(Uint32, 64)
         block = cute.arch.block_idx()[0]

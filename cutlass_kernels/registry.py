@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cutlass_kernels import cache, groups, patches, plain
 from cutlass_kernels import missing as missing_dsl
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
-from cutlass_kernels.product import FLOAT4, FLOATS, GROUPS, INTEGERS, REALS, Product
+from cutlass_kernels.product import FLOAT4, FLOATS, GROUPS, INTEGERS, REALS, Product, described
 from cutlass_kernels.variants import longest, short
 
 TARGETS = {(10, 0): "100a", (10, 3): "103a", (11, 0): "110a"}
@@ -82,6 +84,19 @@ class Call:
     rest: Product | None
 
 
+@dataclass(frozen=True)
+class Registered:
+    """A compiled kernel: its case, its target as sm_100a, and the multiprocessors, whose number some kernels hold."""
+
+    case: Case
+    target: str
+    multiprocessors: int
+
+    @property
+    def name(self) -> str:
+        return f"registry_{self.case.name}_{self.multiprocessors}"
+
+
 # ---- what it takes
 
 
@@ -131,13 +146,32 @@ def run(product: Product) -> Tensor:
         return plain.of_nothing(product)
     device = product.lhs.device
     with torch.cuda.device(device):
-        target = TARGETS[torch.cuda.get_device_capability(device)]
         count = torch.cuda.get_device_properties(device).multi_processor_count
         call = prepared(product, count)
-        name = f"registry_{call.case.name}_{count}"  # some kernels hold the count of multiprocessors
-        kernel = cache.kernel(name, f"sm_{target}", lambda: compile_for(target, call.case, count))
-        launch(kernel, call, torch.cuda.current_stream(device).cuda_stream)
+        kernel = Registered(call.case, _target(device), count)
+        launch(compiled(kernel), call, torch.cuda.current_stream(device).cuda_stream)
         return finished(product, call)
+
+
+def kernel_of(product: Product, multiprocessors: int, target: str) -> Registered:
+    """The kernel for a product, from its dtypes, shapes and strides."""
+    with _disable_current_modes():
+        return Registered(prepared(described(product), multiprocessors).case, target, multiprocessors)
+
+
+def chosen(product: Product) -> Registered:
+    """The kernel for a product on its GPU."""
+    device = product.lhs.device
+    return kernel_of(product, torch.cuda.get_device_properties(device).multi_processor_count, _target(device))
+
+
+def compiled(kernel: Registered) -> Any:
+    case, target, count = kernel.case, kernel.target.removeprefix("sm_"), kernel.multiprocessors
+    return cache.kernel(kernel.name, kernel.target, lambda: compile_for(target, case, count))
+
+
+def _target(device: torch.device) -> str:
+    return f"sm_{TARGETS[capability_of(device)]}"
 
 
 def finished(p: Product, call: Call) -> Tensor:

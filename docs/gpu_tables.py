@@ -18,7 +18,8 @@ from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8
 from cutlass_kernels.nibbles import tile_for
 from cutlass_kernels.product import FLOAT4, Product
 from cutlass_kernels.variants import Variant, short
-from tests.support import pages
+from hop.schemes import SCHEMES
+from tests.support import gpu_programs, pages
 
 GPUS = {
     "Ampere, 8.0": (8, 0),
@@ -30,6 +31,7 @@ GPUS = {
     "12.0": (12, 0),
 }
 WEIGHTS = {"Llama-3 8B": ((6144, 4096), (28672, 4096), (4096, 14336)), "70B": ((10240, 8192), (8192, 28672))}
+_OPERATORS = {"_int_mm": "int8", "_scaled_mm": "scaled", "mm": "bfloat16"}
 ROWS = (1, 16, 32, 64, 128, 256, 1024, 4096, 8192)
 CLOCK = 1.55e9  # Hz, assumed for a GPU at its power limit
 
@@ -81,6 +83,20 @@ def routes() -> str:
         for name, product in _products():
             by_route.setdefault(tuple(operators.routes(product, c)[-1][0] for c in GPUS.values()), []).append(name)
     return pages.table([["", *GPUS], *(["; ".join(names), *cells] for cells, names in by_route.items())])
+
+
+def public_route() -> str:
+    """What multiplies on each GPU without kernels of ours, for each scheme; equal rows are merged."""
+    by_operators: dict[tuple[str, ...], list[str]] = {}
+    for name, scheme in SCHEMES.items():
+        graph, _ = gpu_programs.program(scheme, (9, 0))
+        found = [p for p, _ in gpu_programs.products(graph)]
+        cells = []
+        for capability in GPUS.values():
+            called = {_OPERATORS[op] for p in found for op in gpu_programs.called_by(p, capability)}
+            cells.append(", ".join(sorted(called)) or gpu_programs.decoded_to(graph))
+        by_operators.setdefault(tuple(cells), []).append(f"`{name.lower()}`")
+    return pages.table([["", *GPUS], *([", ".join(names), *cells] for cells, names in by_operators.items())])
 
 
 def _fitting(form: str) -> list[Variant]:
@@ -189,7 +205,7 @@ def optimizers() -> str:
     return pages.table([*rows, ["states in e4m3", *floats]])
 
 
-USERS = {": routes": routes, ": measured": measured}
+USERS = {": routes": routes, ": public": public_route, ": measured": measured}
 AUTHORS = {
     ": predicted": predicted,
     ": nibbles": nibbles,

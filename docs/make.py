@@ -3,10 +3,13 @@
 python -m docs.make
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("HOP_GPU_KERNELS", "all")  # tables say which kernel a product takes once it was tried
 
 from docs import (
     algorithms_tables,

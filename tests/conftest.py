@@ -17,6 +17,7 @@ from tests.support import case
 
 LEFT = "left to another day"
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # half the time to compile a package
+os.environ.setdefault("HOP_GPU_KERNELS", "all")  # their tests are the trial of kernels; test_trust.py sets others
 
 
 def pytest_addoption(parser):

@@ -9,7 +9,7 @@ import typer
 
 import cutlass_kernels
 import hop
-from cutlass_kernels import ahead, prebuilt
+from cutlass_kernels import ahead, prebuilt, trust
 from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
 from hop.compat import versions
@@ -88,7 +88,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
         return
     _pairs("Versions", sections["versions"])
     _pairs("CPU", {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in sections["cpu"].items()})
-    _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in sections["gpus"]) or "none")
+    _section("GPUs", "\n".join(map(_gpu, sections["gpus"])) or "none")
     _pairs("Kernels", {name: _status(k) for name, k in sections["kernels"].items()})
     _pairs("What runs", {case: f"{chosen}" for case, chosen in sections["cases"].items()})
     if (times := sections["speeds"]) is not None:
@@ -116,6 +116,7 @@ def facts() -> dict[str, Any]:
             {
                 "name": torch.cuda.get_device_name(i),
                 "capability": ".".join(map(str, torch.cuda.get_device_capability(i))),
+                "kernels": _verdicts(torch.device("cuda", i)),
             }
             for i in gpus
         ],
@@ -167,18 +168,32 @@ def _native() -> dict[str, Any]:
 
 
 def _cute() -> dict[str, Any]:
-    reason = cutlass_kernels.missing()
+    reason = "HOP_GPU_KERNELS=off" if trust.mode() == "off" else cutlass_kernels.missing()
     try:
         pack = prebuilt.pack()
         built = sum(map(ahead.is_built, variants := ahead.matching()))
         detail = f"{built} of {len(variants)} compiled"
-        if pack is not None:
+        if pack is not None and trust.mode() != "off":
             reason, detail = None, f"{detail}, {len(pack.kernels)} built ahead in {pack.folder}"
     except (OSError, RuntimeError) as error:
         reason, detail = reason or str(error), ""
     if not torch.cuda.is_available():
         reason = "; ".join(filter(None, (reason, "there is no GPU")))
     return {"available": reason is None, "reason": reason, "detail": detail}
+
+
+def _verdicts(device: torch.device) -> dict[str, Any]:
+    """How many kernels were right on a GPU, and why others are not used there."""
+    found = trust.known(device)
+    wrong = {name: verdict.reason for name, verdict in found.items() if not verdict.is_right}
+    return {"use": trust.mode(), "right": len(found) - len(wrong), "off": wrong}
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    use, right, off = (gpu["kernels"][name] for name in ("use", "right", "off"))
+    lines = [f"{gpu['name']}, capability {gpu['capability']}: {right} kernels checked and right, {len(off)} off"]
+    lines[0] += f"; HOP_GPU_KERNELS={use}" * (use != "verified")
+    return "\n".join([*lines, *(f"  off: {name}: {reason}" for name, reason in off.items())])
 
 
 def _cases() -> dict[str, tuple[Any, ...]]:

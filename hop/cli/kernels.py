@@ -1,12 +1,13 @@
-"""hop kernels: list and compile the GPU kernels."""
+"""hop kernels: list, compile and check the GPU kernels."""
 
 import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
-from cutlass_kernels import ahead, packing, prebuilt
+from cutlass_kernels import ahead, packing, prebuilt, trust
 from hop.cli.bench import benchmarks
 from hop.cli.output import Bar, show, show_json, working
 
@@ -113,7 +114,45 @@ def _pack(variants: list[Any], out: Path, python: str, groups: list[str]) -> Non
     show(f"{archive}: the same in one file, {archive.stat().st_size / 1e6:.0f} MB")
 
 
-COMMANDS = (list_, build)
+def check(
+    pattern: Pattern = "*",
+    again: Annotated[bool, typer.Option("--again", help="Check those that have a verdict too.")] = False,
+    seconds: Annotated[float, typer.Option(min=20, help="Time for all of them.")] = 1800.0,
+) -> int:
+    """Check kernels on each GPU, in a separate process, as they are before their first use; verdicts are kept.
+
+    Kernels that are not compiled yet are compiled. Those that give wrong results, or never end, are not used.
+
+    Exit status: 0 if all are right, otherwise 1.
+
+    Examples:
+        hop kernels check                  all
+        hop kernels check 's8_s8_bf16_*'
+        hop kernels check --again          after a change of the machine that no version shows
+    """
+    if not torch.cuda.is_available():
+        raise LookupError("PyTorch finds no GPU here to check kernels on")
+    variants, bad = ahead.matching(pattern), 0
+    if not variants:
+        raise _none(pattern)
+    for i in range(torch.cuda.device_count()):
+        device = torch.device("cuda", i)
+        if (capability := torch.cuda.get_device_capability(device)) != (9, 0):
+            show(
+                f"{torch.cuda.get_device_name(device)}: these kernels are for compute capability 9.0, not {capability}"
+            )
+            continue
+        if again:
+            trust.forget(device)
+        with working(f"checking {len(variants)} kernels on {torch.cuda.get_device_name(device)}"):
+            found = trust.check(variants, device, seconds)
+        for name, verdict in found.items():
+            show(f"{verdict.state:10}{name}{f': {verdict.reason}' if verdict.reason else ''}")
+            bad += not verdict.is_right
+    return 1 if bad else 0
+
+
+COMMANDS = (list_, build, check)
 
 
 def _check(arch: str) -> None:

@@ -91,7 +91,10 @@ def _step(
     lr, *others = (x.item() if isinstance(x, Tensor) else x for x in options)
     held = list(_each(quantizers, buffers, len(params)))
     is_native = native.is_usable()
-    quick = [is_native and native.fits(p, grad, *own) for p, grad, own in zip(params, grads, held, strict=True)]
+    quick = [
+        is_native and not gpu.is_here(p) and native.fits(p, grad, *own)
+        for p, grad, own in zip(params, grads, held, strict=True)
+    ]
     for p, grad, own, fits in zip(params, grads, held, quick, strict=True):
         if not fits:
             _check(p, grad, *own)

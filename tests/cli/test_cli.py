@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import hop
 from benchmarks import running
 from benchmarks.timing import Row
+from cutlass_kernels import verdicts
 from hop import cli, presets
 from hop.cli import data, inputs
 from hop.compat import versions
@@ -36,7 +37,7 @@ from hop.numerics.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "command_line.md"
-COMMANDS = (*([c.__name__] for c in cli.COMMANDS), ["kernels", "list"], ["kernels", "build"])
+COMMANDS = (*([c.__name__] for c in cli.COMMANDS), ["kernels", "list"], ["kernels", "build"], ["kernels", "check"])
 COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # what they mean for colours is tested alone
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in COLOURS}, "PYTHONPATH": str(ROOT)}
 
@@ -264,6 +265,26 @@ class TestInfo(unittest.TestCase):
         if native.library().missing is None:
             assert kernel["reason"] == "native kernels are switched off"
             assert as_json("info")["kernels"]["native, on CPU"]["available"]
+
+    def test_kernels_on_gpus(self):
+        """Without a GPU there is nothing to check; with one, info shows what its checks found."""
+        with mock.patch("torch.cuda.is_available", lambda: False):
+            status, _, err = run("kernels", "check")
+        assert status == 1 and "PyTorch finds no GPU here" in err
+        right, wrong = verdicts.Verdict("right"), verdicts.Verdict("wrong", "its results are wrong: 3 of 4")
+        with (
+            mock.patch("torch.cuda.is_available", lambda: True),
+            mock.patch("torch.cuda.device_count", lambda: 1),
+            mock.patch("torch.cuda.get_device_name", lambda i: "H100"),
+            mock.patch("torch.cuda.get_device_capability", lambda i: (9, 0)),
+            mock.patch("cutlass_kernels.trust.known", lambda device: {"a": right, "b": wrong}),
+        ):
+            out = run("info")[1]
+            for arguments, found, status in ((("kernels", "check"), right, 0), (("kernels", "check"), wrong, 1)):
+                with mock.patch("cutlass_kernels.trust.check", lambda *_, found=found: {"s8": found}):
+                    assert run(*arguments)[0] == status
+        assert "H100, capability 9.0: 1 kernels checked and right, 1 off" in out
+        assert "off: b: its results are wrong: 3 of 4" in out
 
     def test_every_extra_is_listed(self):
         text = (ROOT / "pyproject.toml").read_text()

@@ -145,11 +145,11 @@ class TestOperator(unittest.TestCase):
         assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [MM]
 
     def test_symbolic_sizes_make_no_guards_on_rows(self):
+        real = torch.empty(32, 64, dtype=S8)
         with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-            a = mode.from_tensor(
-                torch.empty(32, 64, dtype=S8),
-                symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC]),
-            )
+            context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+            a = mode.from_tensor(real, symbolic_context=context)
+            assert isinstance(a.shape[0], torch.SymInt)
             checks.check(
                 Product(a, torch.empty(64, 48, dtype=S8), torch.bfloat16, torch.empty(a.shape[0], 1), torch.empty(48))
             )

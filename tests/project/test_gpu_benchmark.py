@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import unittest
+from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
@@ -20,11 +21,12 @@ from benchmarks import (
     gpu,
     gpu_cases,
     gpu_checks,
+    gpu_first,
     gpu_groups,
     gpu_instructions,
+    gpu_journal,
     gpu_machine,
     gpu_operators,
-    gpu_oracle,
     gpu_profiles,
     gpu_quantize,
     gpu_quantize_counts,
@@ -36,10 +38,11 @@ from benchmarks import (
     isolated,
 )
 from benchmarks import registry as benchmarks_registry
-from cutlass_kernels import forms, missing, patches, prebuilt, product, registry, tiles, tune
+from cutlass_kernels import forms, hopper, missing, oracle, patches, prebuilt, product, registry, tiles, trust, tune
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 from docs import gpu_tables
+from tests.support import stand_in_gpu
 from tests.support.files import InFolder
 
 pytestmark = pytest.mark.full
@@ -63,6 +66,24 @@ def failing():
     yield "good", lambda: 1
     yield "bad", _fail
     yield "good again", lambda: 2
+
+
+def wrong():
+    yield "bad", _fail
+
+
+def noted(path):
+    """Cases that note in a file that they ran; the third one ends the process the first time."""
+
+    def ran(i):
+        with open(path, "a") as file:
+            file.write(f"{i} ")
+        if i == 2 and Path(path).read_text().count("2 ") == 1:
+            os._exit(7)
+        return float(i)
+
+    for i in range(5):
+        yield f"case {i}", lambda i=i: ran(i)
 
 
 def skipped():
@@ -258,19 +279,19 @@ class TestOracle(unittest.TestCase):
 
     def test_exact_integers(self):
         good = torch.full((3, 5), -384, dtype=torch.int32)
-        gpu_oracle.compare(good, self.product(), exact=True)
+        oracle.compare(good, self.product(), exact=True)
         good[1, 2] += 1
         with self.assertRaisesRegex(AssertionError, r"1 of 15 elements are wrong, the first at \(1, 2\): -383.0"):
-            gpu_oracle.compare(good, self.product(), exact=True)
+            oracle.compare(good, self.product(), exact=True)
 
     def test_floats_within_a_bound(self):
         case = gpu_cases.Case(gpu_cases.BASIC[2], None, (40, 48, 512))
         p = case.product("cpu")
-        right = gpu_oracle._expected(p)[0].to(torch.bfloat16)
-        assert gpu_oracle.compare(right, p, exact=False) < 1
+        right = oracle._expected(p)[0].to(torch.bfloat16)
+        assert oracle.compare(right, p, exact=False) < 1
         for wrong in (right * 1.2, right.roll(1, 0), torch.full_like(right, torch.nan)):
             with self.assertRaisesRegex(AssertionError, "elements are wrong"):
-                gpu_oracle.compare(wrong, p, exact=False)
+                oracle.compare(wrong, p, exact=False)
 
     def test_of_plain_torch(self):
         """The reference of the package gives the same."""
@@ -280,7 +301,7 @@ class TestOracle(unittest.TestCase):
             values = "random" if form.is_integer else "whole"
             p = gpu_cases.Case(form, None, (9, 40, 150), values).product("cpu")
             with self.subTest(form=form.name):
-                gpu_oracle.compare(plain.reference(p), p, exact=True)
+                oracle.compare(plain.reference(p), p, exact=True)
 
 
 class TestCases(unittest.TestCase):
@@ -437,7 +458,7 @@ class TestStages(InFolder):
         assert status == 3 and "nothing ran of: one" in said
 
     def test_after_the_first_failed_nothing_runs(self):
-        status, said, found = self.run_stages("all", one="failing", two="passing:1")
+        status, said, found = self.run_stages("all", one="wrong", two="passing:1")
         assert status == 1 and "two: did not run: one failed" in said and found["stages"]["two"]["skipped"] == 1
         assert [e["stage"] for e in found["failed"]] == ["one"] and "7 of 9 elements are wrong" in said
 
@@ -450,6 +471,120 @@ class TestStages(InFolder):
         assert found["failed"] == [] and found["stages"]["one"]["passed"] == 1, "what a stage found before is forgotten"
         _, _, found = self.run_stages("two", versions={"device": "another"}, one="passing:1", two="passing:1")
         assert list(found["stages"]) == ["two"], "results of another machine do not stand beside these"
+
+
+class TestResuming(InFolder):
+    """A call that is cut off leaves what it had, and the next one goes on."""
+
+    def setUp(self):
+        super().setUp()
+        self.output, self.notes = self.folder / "gpu.json", self.folder / "notes"
+        self.group = f"{MODULE}:noted:{self.notes}"
+
+    def run_stage(self, seconds=600.0, sources="a", **machine):
+        made = gpu_run.Run(600.0, self.output)
+        made.results["versions"] = {"device": "a GPU"} | machine
+        stage = gpu_stages.Stage(seconds, "noted", gpu_stages._one_by_one([self.group], 600.0), first=True)
+        with (
+            mock.patch.object(gpu_stages, "STAGES", {"one": stage}),
+            mock.patch.object(prebuilt, "sources", lambda: sources),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            status = gpu_stages.run_all(made, ["one"])
+        return status, json.loads(self.output.read_text())
+
+    def ran(self):
+        return self.notes.read_text().split() if self.notes.exists() else []
+
+    @pytest.mark.full
+    def test_cases_that_are_done_are_not_run_again(self):
+        journal = gpu_journal.Journal(self.output.with_suffix(".jsonl"), self.machine())
+        for i in range(2):
+            journal.add(isolated.Outcome(self.group, f"case {i}", "passed", float(i)))
+        with journal.path.open("a") as file:
+            file.write('{"group": "cut o')
+        status, found = self.run_stage()
+        assert self.ran() == ["2", "3", "4"] and status == 1
+        values = {name: entry["value"] for name, entry in found["one"].items()}
+        assert values == {"case 0": 0.0, "case 1": 1.0, "case 3": 3.0, "case 4": 4.0}
+        assert [(e["case"], e["state"]) for e in found["failed"]] == [("case 2", "died")]
+        assert self.run_stage() == (1, found | {"seconds": mock.ANY, "stages": mock.ANY}) and len(self.ran()) == 3
+        self.run_stage(sources="b")
+        assert len(self.ran()) == 8, "outcomes of other sources were kept"
+        self.run_stage(driver="another", sources="b")
+        assert len(self.ran()) == 13, "outcomes of another machine were kept"
+
+    def machine(self, sources="a"):
+        return {"machine": gpu_report.machine({"device": "a GPU"}), "sources": sources}
+
+    def test_what_no_time_was_left_for_is_run_by_the_next_call(self):
+        _, found = self.run_stage(seconds=0.0)
+        assert self.ran() == [] and found["skipped"][0]["error"] == isolated.NO_TIME
+        path = self.output.with_suffix(".jsonl")
+        journal = gpu_journal.Journal(path, self.machine())
+        assert journal.of(self.group) == [] and self.group not in journal.closed
+
+    def test_results_are_written_as_they_come(self):
+        made = gpu_run.Run(600.0, self.output)
+        made.journal = gpu_journal.Journal(self.output.with_suffix(".jsonl"), {})
+        outcomes = [isolated.Outcome("g", f"case {i}", "passed", 1.0) for i in range(3)]
+        with (
+            mock.patch.object(isolated, "together", lambda *_, **__: iter(outcomes)),
+            mock.patch.object(gpu_run, "EVERY", -1.0),
+        ):
+            cases = made.good(made.cases(["g"], 0.0))
+            assert [next(cases).case, next(cases).case] == ["case 0", "case 1"]
+            lines = self.output.with_suffix(".jsonl").read_text().splitlines()
+        assert self.output.exists() and json.loads(self.output.read_text())["complete"] is False
+        assert [json.loads(line)["case"] for line in lines[1:]] == ["case 0", "case 1"]
+
+    def test_a_damaged_journal_is_read_up_to_the_damage(self):
+        path = self.folder / "gpu.jsonl"
+        journal = gpu_journal.Journal(path, {})
+        journal.add(isolated.Outcome("g", "case 0", "passed", 1.0))
+        good = path.read_bytes()
+        for damage in (b"\xff\n", b"[]\n", b'{"group": "g"', b'{"group": "g"}\n'):
+            path.write_bytes(good + damage)
+            assert gpu_journal.Journal(path, {}).names("g") == ["case 0"] and path.read_bytes() == good
+        for content in (b"", b"nonsense", b"[]"):
+            path.write_bytes(content)
+            assert gpu_journal.Journal(path, {}).names("g") == []
+
+    def test_stages_fit_a_quarter_of_an_hour(self):
+        first, *_ = gpu_stages.STAGES.values()
+        assert first.first and first.seconds == 90.0 and sum(s.seconds for s in gpu_stages.STAGES.values()) <= 840.0
+
+
+class TestFirst(unittest.TestCase):
+    """The first stage, on the stand-in for a GPU."""
+
+    def test_a_kernel_of_each_family(self):
+        kernels = gpu_first.kernels()
+        kinds = {type(k).__name__ for k in kernels}
+        assert kinds == {"Variant", "Transposition", "Rows", "Tiles", "Columns", "Largest", "Numbers", "Update"}
+        products = [k for k in kernels if isinstance(k, Variant)]
+        assert {v.groups for v in products} == {"", "rows", "columns", "k"}
+        assert {bool(v.group) for v in products} == {False, True}
+        assert set(kernels) <= set(gpu_groups.GROUPS["first"]()) <= set(gpu_groups.variants())
+        assert [name for name, _ in gpu_first.families()] == [k.name for k in kernels]
+
+    def test_wrong_kernels_fail(self):
+        v = gpu_first.kernels()[0]
+        for fault, words in (("", None), ("one bit is wrong", "wrong: its results are wrong")):
+            with (
+                mock.patch.dict(stand_in_gpu.FAULTS, {v.name: fault}),
+                mock.patch.object(hopper, "compiled", stand_in_gpu.compiled),
+            ):
+                if words is None:
+                    gpu_first.tried(trust.trial_of(v), "cpu")
+                else:
+                    with self.assertRaisesRegex(AssertionError, words):
+                        gpu_first.tried(trust.trial_of(v), "cpu")
+
+    def test_groups_are_there(self):
+        for group in (*gpu_first.names(), *gpu_first.timings()):
+            module, function, *_ = group.split(":")
+            assert callable(getattr(importlib.import_module(module), function))
 
 
 class TestOnTheMachine(InFolder):

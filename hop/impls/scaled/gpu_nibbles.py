@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.dispatch.kernel import Declined, Kernel
+from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
@@ -30,6 +30,7 @@ def _prepare(call: Call) -> Plan:
     if not gpu.is_hopper(call.device):
         raise Declined("for GPUs of compute capability 9.0, which decode codes in registers")
     check_form(call)
+    decline(gpu.nibbles_decline(*_asked(call)))
     return call.plan(computed)
 
 
@@ -79,8 +80,8 @@ def _buffers(rhs: Operand) -> list[Tensor]:
     return list(rhs.of(copies.ROWWISE).tensors)
 
 
-def computed(call: Call) -> Any:
-    """Compute the result with the kernel."""
+def _asked(call: Call) -> tuple[tuple[Any, ...], int, torch.dtype]:
+    """The tensors of the product, its group, and the dtype that the kernel writes."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     x, beside = lhs, (None, None)
     if isinstance(lhs, Operand):
@@ -90,6 +91,12 @@ def computed(call: Call) -> Any:
     out = call.output if call.output in REALS else torch.float32
     group = per_dimension(rhs.quantizer.block, 2)[1]
     args = (x.reshape(-1, x.shape[-1]), codes, scale, zero[0] if zero else None, bias, *beside)
+    return args, group, out
+
+
+def computed(call: Call) -> Any:
+    """Compute the result with the kernel."""
+    (args, group, out), lhs, rhs = _asked(call), call.find(LHS), call.find(RHS)
     y = gpu.nibble_mm(*args, group=group, out_dtype=out)
     y = y.reshape(*lhs.shape[:-1], rhs.shape[0])
     return y if call.output == out else finish(call, y)

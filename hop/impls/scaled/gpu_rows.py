@@ -12,7 +12,7 @@ from hop.kernels.gpu import rows as gpu
 from hop.numerics.quantizer import Quantizer
 
 
-def _asked(call: Call) -> gpu.Rows:
+def asked(call: Call) -> gpu.Rows:
     """Describe the call for a kernel. Raises Declined if it is not supported."""
     if not isinstance(call.output, Quantizer):
         raise Declined(f"for quantized results, not {call.output}")
@@ -33,13 +33,13 @@ def _asked(call: Call) -> gpu.Rows:
 def _prepare(call: Call) -> Plan:
     if call.device.type != "cuda":
         raise Declined(f"for GPUs, but the operands are on {call.device}")
-    gpu.check_rows(_asked(call))
+    gpu.check_rows(asked(call))
     return call.plan(computed)
 
 
 def computed(call: Call) -> list[Tensor]:
     """Compute the result's buffers with the kernel."""
-    return gpu.run(_asked(call))
+    return gpu.run(asked(call))
 
 
 GPU_ROWS = Kernel("GPU rows", _prepare)

@@ -1,11 +1,13 @@
 """Matrix products on GPUs with the operator cutlass_kernels::mm, imported when a GPU needs it."""
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from cutlass_kernels.devices import capability_of
 from hop.compat import eager, inductor
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor
 
 def is_hopper(device: torch.device) -> bool:
     """Whether a device is a GPU of compute capability 9.0."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+    return torch.cuda.is_available() and capability_of(device) == (9, 0)
 
 
 def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
@@ -51,6 +53,13 @@ def nibble_mm(*args: Any, **kwargs: Any) -> Tensor:
     from cutlass_kernels import nibbles
 
     return nibbles.mm(*args, **kwargs)
+
+
+def nibbles_decline(tensors: Sequence[Any], group: int, out_dtype: torch.dtype) -> str | None:
+    """Why no kernel of ours multiplies by 4-bit codes on the GPU of the tensors; None if one does."""
+    from cutlass_kernels import nibbles
+
+    return nibbles.declines(nibbles.Asked(*tensors)._replace(group=group, out=out_dtype))
 
 
 def run(product: "Product") -> Tensor:
@@ -66,7 +75,7 @@ def declines(product: "Product") -> str | None:
     """
     if not torch.cuda.is_available():
         return "there is no GPU"
-    asked = kernels().routes(product, torch.cuda.get_device_capability(product.lhs.device))
+    asked = kernels().routes(product, capability_of(product.lhs.device))
     name, reason = asked[-1]
     if reason is None and not (name == "public" and not product.lhs.dtype.is_floating_point):
         return None

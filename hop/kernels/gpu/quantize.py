@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from cutlass_kernels import trust
+from cutlass_kernels.devices import capability_of
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 128
-_FORMATS = {INT8: "s8", UINT8: "u8", INT4: "s4", UINT4: "u4", E4M3: "e4m3", E5M2: "e5m2", E2M1: "e2m1"}
+FORMATS = {INT8: "s8", UINT8: "u8", INT4: "s4", UINT4: "u4", E4M3: "e4m3", E5M2: "e5m2", E2M1: "e2m1"}
+
+
+trust.JUDGES |= dict.fromkeys(("Rows", "Tiles", "Columns", "Largest", "Numbers"), "hop.impls.scaled.trials:quantizing")
 
 
 @functools.cache
@@ -53,7 +58,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def format_name(f: Format) -> str | None:
-    return next((name for known, name in _FORMATS.items() if _equal(f, known)), None)
+    return next((name for known, name in FORMATS.items() if _equal(f, known)), None)
 
 
 _Words = dict[str, Any]
@@ -126,7 +131,7 @@ def check(asked: Any, device: torch.device) -> None:
     """Raise Declined unless a kernel supports the request on a device."""
     if not torch.cuda.is_available():
         raise Declined("there is no GPU")
-    decline(kernels().declines(asked, torch.cuda.get_device_capability(device)))
+    decline(kernels().declines(asked, capability_of(device)))
 
 
 def _prepare(call: tuple[Any, ...]) -> Plan:
@@ -149,7 +154,7 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
         raise Declined("the column-wise copy needs a Hadamard transform first")
     if isinstance(q.scale, Microscaling | TwoLevel) and q.block[-1] == 1:
         raise Declined(f"for blocks along rows, not {q}")
-    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+    for asked in requests(q, x, usages, words, scale, zero_point, noise):
         check(asked, x.device)
 
     return quantized
@@ -161,13 +166,13 @@ def quantized(
     """Compute the buffers with the kernels."""
     q, words, made = Quantizer.parse(quantizer), described(quantizer, scale is not None), list[Tensor]()
     with eager.below_autograd():
-        for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+        for asked in requests(q, x, usages, words, scale, zero_point, noise):
             made += kernels().quantized(asked)
     return shaped(q, x.shape, usages, made)
 
 
-def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request]":
-    """The requests to the operator: a single one for both copies if it supports that."""
+def requests(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request]":
+    """Yield the requests to the operator: a single one for both copies if it supports that."""
     found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
     one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
     if one and q.block[-1] != 1:
@@ -229,13 +234,14 @@ def _prepare_back(call: tuple[Any, ...]) -> Plan:
     if any(memory_format.is_channels_last(b) or b.is_neg() for b in buffers):
         raise Declined("for buffers that are neither channels_last nor negated views")
     matrix_of(Quantizer.parse(quantizer), shape)
-    check(_codes(*call), buffers[0].device)
+    check(codes_of(*call), buffers[0].device)
     return dequantized
 
 
-def _codes(
+def codes_of(
     quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], sizes: Sequence[int], dtype: torch.dtype
 ) -> Any:
+    """Describe codes to the kernel that dequantizes them."""
     from cutlass_kernels.dequantize import Codes
 
     q = Quantizer.parse(quantizer)
@@ -250,7 +256,7 @@ def _codes(
 def dequantized(*call: Any) -> Tensor:
     """Dequantize with the kernel."""
     with eager.below_autograd():
-        return kernels().dequantized(_codes(*call)).reshape(tuple(call[3]))
+        return kernels().dequantized(codes_of(*call)).reshape(tuple(call[3]))
 
 
 def _prepare_fake(call: tuple[Any, ...]) -> Plan:

@@ -56,10 +56,11 @@ def check_rows(rows: Rows) -> None:
         (convention.low, convention.high) != (None, None)
     ):
         raise Declined("the fused activation's range would have to be clamped first")
-    check(_asked(rows), rows.x.device)
+    check(request_of(rows), rows.x.device)
 
 
-def _asked(rows: Rows) -> "Request":
+def request_of(rows: Rows) -> "Request":
+    """The request to the kernels. Raises Declined if it cannot be expressed."""
     q, x = rows.quantizer, rows.x
     words = described(str(q), rows.scale is not None)
     if rows.scale is None:
@@ -76,4 +77,4 @@ def _asked(rows: Rows) -> "Request":
 
 def run(rows: Rows) -> list[Tensor]:
     """Compute the buffers of the quantized results."""
-    return shaped(rows.quantizer, rows.x.shape, (copies.ROWWISE,), kernels().quantized(_asked(rows)))
+    return shaped(rows.quantizer, rows.x.shape, (copies.ROWWISE,), kernels().quantized(request_of(rows)))

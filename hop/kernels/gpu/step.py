@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cutlass_kernels import prebuilt, steps
+from cutlass_kernels import prebuilt, steps, trust
 from cutlass_kernels.books import Book
+from cutlass_kernels.devices import capability_of
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
@@ -20,6 +21,19 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 
 Call = tuple[Any, ...]  # the arguments of hop.kernels.cpu.step._step_
+
+
+trust.JUDGES["Update"] = "hop.optim.trials:updating"
+
+
+class Subject(NamedTuple):
+    """What determines the kernel of a step: a rule, whether it rounds stochastically, the kinds of parameters, and the
+    target that it is compiled for."""
+
+    rule: str
+    is_stochastic: bool
+    kinds: tuple[Any, ...]
+    target: str
 
 
 class _State(NamedTuple):
@@ -33,7 +47,7 @@ class _State(NamedTuple):
 @functools.cache
 def target_of(device: torch.device) -> str | None:
     """The compilation target for a GPU; None if there are no kernels for it."""
-    return TARGETS.get(torch.cuda.get_device_capability(device))
+    return TARGETS.get(capability_of(device))
 
 
 def is_here(p: Tensor) -> bool:
@@ -54,7 +68,9 @@ def _prepare(call: Call) -> Plan:
             raise Declined(f"for plain tensors on {p.device}, but one is a {type(x).__name__} on {x.device}")
         if x.is_neg() or x.is_complex():
             raise Declined("for real tensors that are not negated views")
-    decline(_reason(rule, key is not None, _spelled(call), target, os.environ.get(prebuilt.FOLDER)))
+    subject = Subject(rule, key is not None, (_spelled(call),), target)
+    decline(_reason(subject, os.environ.get(prebuilt.FOLDER)))
+    decline(_untrusted(subject, p))
     return lambda *call: steps_([call])
 
 
@@ -88,16 +104,35 @@ def steps_(calls: Sequence[Call]) -> None:
     for (_, _, device), kinds in groups.items():
         target = target_of(device)
         assert target is not None
-        if steps.declines(_kernel(kinds, target).update) is None:
+        subject = subject_of(kinds, target)
+        first = next(iter(kinds.values()))[0][4]
+        if steps.declines(kernel_of(subject).update) is None and _untrusted(subject, first) is None:
             _run(kinds, target)
         else:
-            for kind, own in kinds.items():  # each kind has a kernel that was built ahead
+            for kind, own in kinds.items():  # each kind has a kernel, as `_prepare` found
                 _run({kind: own}, target)
+
+
+def _untrusted(subject: Subject, p: Tensor) -> str | None:
+    """Why the kernel must not be used on the GPU of a parameter, or None."""
+    return trust.declines(kernel_of(subject).update, p.device, subject) if p.is_cuda else None
+
+
+def subject_of(kinds: Mapping[Any, Sequence[Call]], target: str) -> Subject:
+    """What determines the kernel for calls, which have one rule."""
+    calls = [call for own in kinds.values() for call in own]
+    return Subject(calls[0][0], any(key is not None for _, _, key, *_ in calls), tuple(kinds), target)
 
 
 def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
     """Launch the kernel once."""
-    step, calls = _kernel(kinds, target), [(i, call) for i, own in enumerate(kinds.values()) for call in own]
+    launch(subject_of(kinds, target), [call for own in kinds.values() for call in own])
+
+
+def launch(subject: Subject, given: Sequence[Call]) -> None:
+    """Launch a kernel once, for parameters of its kinds."""
+    step, numbered = kernel_of(subject), {kind: i for i, kind in enumerate(subject.kinds)}
+    calls = [(numbered[_spelled(call)], call) for call in given]
     (_, numbers, _, _, first, *_) = calls[0][1]
     seed = next((key for _, (_, _, key, *_) in calls if key is not None), 0)
     written, parameters = [], []
@@ -128,15 +163,10 @@ def _spelled(call: Call) -> tuple[Any, ...]:
     return p.dtype, grad.dtype, tuple(quantizers), tuple(floats), tuple(least)
 
 
-def _kernel(kinds: Mapping[Any, Sequence[Call]], target: str) -> steps.Step:
-    """The kernel for parameters updated by one rule."""
-    calls = [call for own in kinds.values() for call in own]
-    is_stochastic = any(key is not None for _, _, key, *_ in calls)
-    return _made(calls[0][0], is_stochastic, tuple(kinds), target)
-
-
 @functools.lru_cache(maxsize=256)
-def _made(rule: str, is_stochastic: bool, kinds: tuple[Any, ...], target: str) -> steps.Step:
+def kernel_of(subject: Subject) -> steps.Step:
+    """The kernel for parameters updated by one rule."""
+    rule, is_stochastic, kinds, target = subject
     books: list[Book] = []
     scales: list[steps.Scales] = []
     found = []
@@ -167,10 +197,10 @@ def _codes(state: _State, books: list[Book], is_raised: bool) -> Codes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reason(rule: str, is_stochastic: bool, kind: tuple[Any, ...], target: str, _: str | None) -> str | None:
+def _reason(subject: Subject, _: str | None) -> str | None:
     """Why there is no kernel for a kind of parameters, given those built ahead in a folder; None if there is one."""
     try:
-        return steps.declines(_made(rule, is_stochastic, (kind,), target).update)
+        return steps.declines(kernel_of(subject).update)
     except Declined as declined:
         return declined.reason
 
