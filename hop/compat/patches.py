@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 
 from hop.compat.imports import when_imported
 from hop.compat.subclass_lowering import lowering, unwrap_parameters
-from hop.compat.values import cache_key
+from hop.compat.values import STATE, cache_key, program_key
 from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
@@ -310,6 +310,46 @@ def hashes_of_subclasses() -> Changes:
 
 
 @changing(
+    "torch._inductor.codecache",
+    "the keys of AOTAutograd's and Inductor's disk caches omit what our operators and patches depend on while a "
+    "program is compiled, such as the CPU level, so that the caches may return a program of another version or level",
+)
+def keys_of_programs() -> Changes:
+    from torch._inductor import codecache
+
+    cls: Any = codecache.FxGraphHashDetails
+    collect = cls.__init__
+
+    @functools.wraps(collect)
+    def collect_ours(self: Any, *args: Any, **kwargs: Any) -> None:
+        collect(self, *args, **kwargs)
+        self.hop_program_key = program_key()
+
+    yield cls, "__init__", collect_ours
+
+
+CACHED: set[Any] = set()
+"""Functions that are nodes of Dynamo's graphs and depend on nothing but their arguments and `values.program_key`."""
+
+
+@changing(
+    "torch._functorch._aot_autograd.autograd_cache",
+    "AOTAutograd's disk cache is not used for programs with functions marked by allow_in_graph",
+)
+def cached_functions() -> Changes:
+    from torch._functorch._aot_autograd import autograd_cache
+
+    module: Any = autograd_cache
+    check = module.check_node_safe
+
+    def check_others(node: Any) -> None:
+        if node.op != "call_function" or node.target not in CACHED:
+            check(node)
+
+    yield module, "check_node_safe", check_others
+
+
+@changing(
     "torch.export.exported_program",
     "run_decompositions fails on subclasses of tensors that are constants of strict export, and on such inputs",
     "pytorch#173526",
@@ -371,6 +411,9 @@ def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+STATE.append(lambda: f"patches {sorted(name for name, patch in PATCHES.items() if patch.active)}")
 
 
 def apply_needed() -> None:
