@@ -120,6 +120,12 @@ FAULTS = {
             torch.compile(lambda t: t.detach().clone(), fullgraph=True)(t)
         return counters["aot_autograd"]["autograd_cache_hit"] == 1
     """,
+    "tables_of_dtype_rules": """
+        from torch._inductor import compile_fx
+        from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+        rule = vars(DtypePropagationOpsHandler())["sqrt"]
+        return vars(DtypePropagationOpsHandler())["sqrt"] is not rule
+    """,
     "keys_of_programs": """
         from torch._dynamo.utils import counters
         from hop.compat import values
