@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hop.compat.imports import when_imported
 from hop.compat.subclass_lowering import lowering, unwrap_parameters
-from hop.compat.values import STATE, cache_key, program_key
+from hop.compat.values import STATE, cache_key, is_ours, program_key
 from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
@@ -321,15 +322,26 @@ def keys_of_programs() -> Changes:
     collect = cls.__init__
 
     @functools.wraps(collect)
-    def collect_ours(self: Any, *args: Any, **kwargs: Any) -> None:
-        collect(self, *args, **kwargs)
-        self.hop_program_key = program_key()
+    def collect_ours(self: Any, gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> None:
+        collect(self, gm, example_inputs, *args, **kwargs)
+        self.hop_program_key = program_key(lowers_values=_calls_ours(gm) or any(map(_may_hold_values, example_inputs)))
 
     yield cls, "__init__", collect_ours
 
 
 CACHED: set[Any] = set()
 """Functions that are nodes of Dynamo's graphs and depend on nothing but their arguments and `values.program_key`."""
+
+
+def _calls_ours(gm: Any) -> bool:
+    """Whether a graph, or one inside it, has a node of ours that is not lowered yet."""
+    graphs = () if gm is None else (m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return any(t in CACHED or (isinstance(t, HigherOrderOperator) and is_ours(type(t))) for t in targets)
+
+
+def _may_hold_values(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
 
 
 @changing(

@@ -61,15 +61,17 @@ def cache_key(x: Any) -> str:
     return f"{_described(x)} {sources()}"
 
 
-def program_key() -> str:
+def program_key(lowers_values: bool = True) -> str:
     """A digest of all that compiled programs depend on besides their graphs and inputs, which PyTorch's caches hash.
 
     Our operators choose kernels, and our patches change Inductor, while a program is compiled. So it covers the sources
-    of this package, every description in STATE, the environment variables HOP_*, and classes of values that others
-    define: with those, programs are reused within a process only.
+    of this package, every description in STATE, and the environment variables HOP_*. Programs with `lowers_values` may
+    also run code of classes of values that others define; where there are any, such programs are reused within a
+    process only.
     """
     environment = sorted((name, value) for name, value in os.environ.items() if name.startswith("HOP_"))
-    parts = (sources(), environment, sorted(FOREIGN.items()), sorted(filter(None, (describe() for describe in STATE))))
+    state = sorted(filter(None, (describe() for describe in STATE)))
+    parts = (sources(), environment, state, sorted(FOREIGN.items()) if lowers_values else [])
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -69,6 +69,7 @@ class TestKey:
 
             keys.append(values.program_key())
         assert len(set(keys)) == 3 and values.program_key() == keys[-1]
+        assert values.program_key(lowers_values=False) == keys[0]
 
     @pytest.mark.full
     def test_does_not_depend_on_imports(self):
@@ -171,6 +172,12 @@ class TestFunctions:
         assert found >= CACHED, {f.__qualname__ for f in CACHED - found}
 
 
+@contextlib.contextmanager
+def with_classes_of_others():
+    with mock.patch.dict(values.FOREIGN, Own="a number"):
+        yield
+
+
 def hits(function, *args):
     """Compile a function anew: its result, and whether AOTAutograd's cache had the program."""
     torch._dynamo.reset()
@@ -197,6 +204,16 @@ class TestPrograms:
         assert (first, changed, last) == (0, 0, 1)
         torch.testing.assert_close(inside, want)
         assert torch.equal(again, want)
+
+    @pytest.mark.full
+    def test_classes_of_others_concern_programs_of_ours(self):
+        """A program of PyTorch's own operators is shared between processes, whatever classes they define."""
+        x = torch.randn(3, 64)
+        with torch._inductor.utils.fresh_cache():
+            for function, want in ((torch.nn.Linear(64, 8), 1), (layer("int8"), 0)):
+                hits(function, x)
+                with with_classes_of_others():
+                    assert hits(function, x)[1] == want
 
     @pytest.mark.full
     def test_of_later_processes(self, tmp_path):
