@@ -96,8 +96,8 @@ def loads_of_part_vectors() -> Changes:
 
 @changing(
     "torch._inductor.dtype_propagation",
-    "Inductor fills its table of dtype rules, a singleton, again for every operation of every kernel, which takes a "
-    "tenth of the time to compile a model",
+    "Inductor fills its table of dtype rules, a singleton, again for every operation of every kernel, which takes "
+    "0.2 ms each time",
 )
 def tables_of_dtype_rules() -> Changes:
     from torch._inductor import dtype_propagation
