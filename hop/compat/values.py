@@ -65,14 +65,18 @@ def program_key(lowers_values: bool = True) -> str:
     """A digest of all that compiled programs depend on besides their graphs and inputs, which PyTorch's caches hash.
 
     Our operators choose kernels, and our patches change Inductor, while a program is compiled. So it covers the sources
-    of this package, every description in STATE, and the environment variables HOP_*. Programs with `lowers_values` may
+    of this package, every description in STATE, and environment variables. Programs with `lowers_values` may
     also run code of classes of values that others define; where there are any, such programs are reused within a
     process only.
     """
-    environment = sorted((name, value) for name, value in os.environ.items() if name.startswith("HOP_"))
+    names = sorted(name for name in os.environ if name.startswith("HOP_") and name not in _ELSEWHERE)
+    environment = [(name, os.environ[name]) for name in names]
     state = sorted(filter(None, (describe() for describe in STATE)))
     parts = (sources(), environment, state, sorted(FOREIGN.items()) if lowers_values else [])
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+_ELSEWHERE = ("HOP_NATIVE", "HOP_CACHE_DIR")  # the CPU level is in STATE, and a folder of files changes no program
 
 
 @functools.cache

@@ -57,6 +57,11 @@ class TestKey:
             assert inside != before and values.program_key() == inside
         assert values.program_key() == before
 
+    def test_does_not_depend_on_how_the_level_was_chosen(self):
+        before = values.program_key()
+        with mock.patch.dict(os.environ, HOP_NATIVE=native.library().path, HOP_CACHE_DIR="/nowhere"):
+            assert values.program_key() == before
+
     def test_depends_on_classes_of_others(self, monkeypatch):
         """A digest of our sources does not cover them, so no two processes may have the same key."""
         monkeypatch.setattr(values, "FOREIGN", {})
