@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import Cache
 
+from hop.compat.export import WithoutGradModes
 from hop.integrations.cache import HopCache, SlidingLayer
 from hop.nn.attention.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
@@ -59,7 +59,7 @@ class Step(nn.Module):
         """
         given = {kind: (slot, mask.shape[-1]) for kind, slot, mask in zip(self.sizes, slots, seen, strict=True)}
         mask: Any = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
-        with _WithoutGradModes():
+        with WithoutGradModes():
             outputs = self.model(
                 input_ids=tokens,
                 position_ids=positions,
@@ -68,15 +68,6 @@ class Step(nn.Module):
                 use_cache=True,
             )
         return outputs.logits[:, -1]
-
-
-class _WithoutGradModes(TorchFunctionMode):
-    """A context in which changes of grad mode have no effect. A step computes no gradients, and torch.export would
-    split its graph at each change, which takes a third of its time.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
 
 
 class _Slots(Cache):
