@@ -59,7 +59,7 @@ def ours(model: str, kind: str) -> tuple[Run, Run]:
     activations = getattr(hop.presets, kind.partition(",")[0], None)
     made: Any = hop.load_model(model, activations=activations)
     if kind.startswith("int8"):
-        made = hop.quantize_(made.dequantize(), "int8")
+        made = hop.quantize_(made, "int8", requantize=True)
     made.set_attn_implementation("hop")
     most = max(PROMPTS) + 2 * STEPS
     if kind.endswith(STEP):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hop.compat.imports import when_imported
+from hop.compat.patches import CACHED
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:
@@ -22,7 +23,12 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def allow_in_graph(function: Callable[..., Any]) -> None:
-    """Make Dynamo record calls of `function` as one node instead of tracing into it."""
+    """Make Dynamo record calls of `function` as one node instead of tracing into it.
+
+    AOTAutograd's cache on disk stores programs with such nodes, so results may depend on nothing but the arguments and
+    what `values.program_key` covers.
+    """
+    CACHED.add(function)
     when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
 
 

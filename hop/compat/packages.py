@@ -13,6 +13,7 @@ from hop.compat.files import move, temporary_folder
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are used without a copy
     "aot_inductor.compile_wrapper_opt_level": "O0",  # it only calls kernels, and optimizing it is slow
+    "aot_inductor.precompile_headers": False,  # each header would be used once
     "cpp.threads": 1,  # loops over the values of one token take less time than waking a thread
     "cpp.dynamic_threads": False,
 }

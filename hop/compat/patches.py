@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hop.compat.imports import when_imported
 from hop.compat.subclass_lowering import lowering, unwrap_parameters
-from hop.compat.values import cache_key
+from hop.compat.values import STATE, cache_key, is_ours, program_key
 from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
@@ -310,6 +311,57 @@ def hashes_of_subclasses() -> Changes:
 
 
 @changing(
+    "torch._inductor.codecache",
+    "the keys of AOTAutograd's and Inductor's disk caches omit what our operators and patches depend on while a "
+    "program is compiled, such as the CPU level, so that the caches may return a program of another version or level",
+)
+def keys_of_programs() -> Changes:
+    from torch._inductor import codecache
+
+    cls: Any = codecache.FxGraphHashDetails
+    collect = cls.__init__
+
+    @functools.wraps(collect)
+    def collect_ours(self: Any, gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> None:
+        collect(self, gm, example_inputs, *args, **kwargs)
+        self.hop_program_key = program_key(lowers_values=_calls_ours(gm) or any(map(_may_hold_values, example_inputs)))
+
+    yield cls, "__init__", collect_ours
+
+
+CACHED: set[Any] = set()
+"""Functions that are nodes of Dynamo's graphs and depend on nothing but their arguments and `values.program_key`."""
+
+
+def _calls_ours(gm: Any) -> bool:
+    """Whether a graph, or one inside it, has a node of ours that is not lowered yet."""
+    graphs = () if gm is None else (m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return any(t in CACHED or (isinstance(t, HigherOrderOperator) and is_ours(type(t))) for t in targets)
+
+
+def _may_hold_values(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
+
+
+@changing(
+    "torch._functorch._aot_autograd.autograd_cache",
+    "AOTAutograd's disk cache is not used for programs with functions marked by allow_in_graph",
+)
+def cached_functions() -> Changes:
+    from torch._functorch._aot_autograd import autograd_cache
+
+    module: Any = autograd_cache
+    check = module.check_node_safe
+
+    def check_others(node: Any) -> None:
+        if node.op != "call_function" or node.target not in CACHED:
+            check(node)
+
+    yield module, "check_node_safe", check_others
+
+
+@changing(
     "torch.export.exported_program",
     "run_decompositions fails on subclasses of tensors that are constants of strict export, and on such inputs",
     "pytorch#173526",
@@ -371,6 +423,9 @@ def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+STATE.append(lambda: f"patches {sorted(name for name, patch in PATCHES.items() if patch.active)}")
 
 
 def apply_needed() -> None:

@@ -13,6 +13,8 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
+from hop.compat.values import STATE
+
 stock_operators = frozenset(ALLOWABLE_OPS)
 """The operators that torch.ops.higher_order.out_dtype supports."""
 
@@ -43,6 +45,8 @@ _reroutes: list[type] = []
 
 _Stock = type(stock_out_dtype)
 
+STATE.append(lambda: "" if type(stock_out_dtype) is _Stock else f"out_dtype {type(stock_out_dtype).__qualname__}")
+
 
 @contextlib.contextmanager
 def rerouted(cls: type) -> Iterator[None]:
@@ -50,8 +54,8 @@ def rerouted(cls: type) -> Iterator[None]:
     threads.
 
     The last context to end restores the original class. Rules registered by py_impl would not do: they cannot be
-    removed or replaced, and no cache of compiled programs would depend on them. The class is one attribute, and Dynamo
-    guards traced code on it.
+    removed or replaced, and no cache of compiled programs would depend on them. The class is one attribute: Dynamo
+    guards traced code on it, and it is part of the keys of caches on disk.
     """
     with _rerouting:
         _reroutes.append(cls)

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing
+from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing, values
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
 from hop.compat.pytree import tree_leaves, tree_map_only
@@ -45,7 +45,7 @@ class Hop(HigherOrderOperator):
     plain: frozenset[type] = PLAIN  # operand types that need no dispatcher rule
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        super().__init__(name, cacheable=values.is_ours(type(self)))  # no cache key covers the code of others
         self.py_impl(DispatchKey.CompositeExplicitAutograd)(self._run)
         self.py_impl(DispatchKey.Autograd)(self._autograd)
         self.py_impl(DispatchKey.FuncTorchGradWrapper)(self._unwrap_dead)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from hop.compat.export import WithoutGradModes
 from hop.integrations.cache import HopCache, SlidingLayer
 from hop.nn.attention.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
@@ -58,13 +59,14 @@ class Step(nn.Module):
         """
         given = {kind: (slot, mask.shape[-1]) for kind, slot, mask in zip(self.sizes, slots, seen, strict=True)}
         mask: Any = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
-        outputs = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
-            use_cache=True,
-        )
+        with WithoutGradModes():
+            outputs = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
+                use_cache=True,
+            )
         return outputs.logits[:, -1]
 
 
@@ -84,7 +86,7 @@ class _Slots(Cache):
 
 
 def exported(step: Step, batch: int, most: int) -> Any:
-    """Export a step.
+    """Export a step, with gradients disabled.
 
     Raises:
         ValueError: the model cannot be traced as one program for all positions.
@@ -94,10 +96,9 @@ def exported(step: Step, batch: int, most: int) -> Any:
     one, zero = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     masks = [torch.ones(batch, 1, 1, (n + 2) // 2, dtype=torch.bool) for n in counts.values()]
     shapes: Any = (None, None, [None] * len(masks), [{3: d} if d else None for d in free.values()])
+    args = (one, one.clone(), [zero.clone() for _ in masks], masks)
     try:
-        return torch.export.export(
-            step, (one, one.clone(), [zero.clone() for _ in masks], masks), dynamic_shapes=shapes, strict=False
-        )
+        return torch.export.export(step, args, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise ValueError(
             f"compile_decode: {type(step.model).__name__} cannot be traced as one program for all positions: {error}"

@@ -19,7 +19,6 @@ from torch import nn
 
 from hop.compat import packages, values
 from hop.compat.modules import has_hooks
-from hop.kernels.cpu import native
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
@@ -58,10 +57,7 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
     if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
     sha256 = hashlib.sha256()
-    library = native.library()
-    if library.file is not None:
-        sha256.update(_file(library.file))
-    for value in (torch.__version__, transformers.__version__, values.sources(), library.path, *rest):
+    for value in (torch.__version__, transformers.__version__, values.program_key(), *rest):
         sha256.update(f"{value}\0".encode())
     for name, module in modules:
         sha256.update(_code(type(module)))

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from hop.compat.export import is_lowering
 from hop.compat.tracing import is_describing
+from hop.compat.values import STATE
 from hop.numerics.hard_cases import BY_NAME
 
 
@@ -158,6 +159,8 @@ WITHOUT_KERNEL = ("sqrt", "sin", "cos")
 
 
 _of_runtime = contextvars.ContextVar("of_runtime", default=False)
+
+STATE.append(lambda: "functions of a runtime" if are_of_runtime() else "")
 
 
 @contextmanager

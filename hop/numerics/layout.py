@@ -233,5 +233,19 @@ def sums_described(columns: bool) -> dict[str, tuple[torch.dtype, Block]]:
 
 
 def sums_of(codes: Tensor, columns: bool) -> dict[str, Tensor]:
-    """The sums of the codes of each row of a matrix, (R, 1), or of its columns, (1, R)."""
-    return {"code_sums": codes.sum(0 if columns else 1, keepdim=True, dtype=torch.int32)}
+    """The sums of the codes of each row of a matrix, (R, 1), or of its columns, (1, R).
+
+    Computed a part at a time, because PyTorch first converts the codes to int32, into one result, because small results
+    between the parts' memory would keep it from being reused.
+    """
+    summed = 0 if columns else 1
+    if not isinstance(codes.numel(), int) or codes.numel() <= _AT_ONCE:
+        return {"code_sums": codes.sum(summed, keepdim=True, dtype=torch.int32)}
+    sums = torch.empty((1, codes.shape[1]) if columns else (codes.shape[0], 1), dtype=torch.int32, device=codes.device)
+    count = max(_AT_ONCE // codes.shape[summed], 1)
+    for part, out in zip(codes.split(count, 1 - summed), sums.split(count, 1 - summed), strict=True):
+        torch.sum(part, summed, keepdim=True, dtype=torch.int32, out=out)
+    return {"code_sums": sums}
+
+
+_AT_ONCE = 2**18  # codes that are summed at a time

@@ -89,6 +89,13 @@ class Value:
     def __reduce__(self) -> Any:
         return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """The value itself, which never changes. Dynamo's guards then compare the quantizer of a weight by identity."""
+        return self
+
     def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
         return f"hop_value({self._text!r})", {"hop_value": read}
 

@@ -120,6 +120,28 @@ FAULTS = {
             torch.compile(lambda t: t.detach().clone(), fullgraph=True)(t)
         return counters["aot_autograd"]["autograd_cache_hit"] == 1
     """,
+    "tables_of_dtype_rules": """
+        from torch._inductor import compile_fx
+        from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+        rule = vars(DtypePropagationOpsHandler())["sqrt"]
+        return vars(DtypePropagationOpsHandler())["sqrt"] is not rule
+    """,
+    "keys_of_programs": """
+        from torch._dynamo.utils import counters
+        from hop.compat import values
+        x = torch.ones(4, 64, dtype=torch.int8)
+        for sources in ("these", "others"):
+            values.sources = lambda: sources
+            torch._dynamo.reset()
+            torch.compile(lambda x: hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x.t()), fullgraph=True)(x)
+        return counters["aot_autograd"]["autograd_cache_hit"] == 1
+    """,
+    "cached_functions": """
+        from torch._dynamo.utils import counters
+        x = torch.ones(4, 64, dtype=torch.int8)
+        torch.compile(lambda x: hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x.t()), fullgraph=True)(x)
+        return counters["aot_autograd"]["autograd_cache_bypass"] == 1
+    """,
     "operands_of_cond": """
         w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
         torch.cond(torch.tensor(True), lambda: hop.dequantize(w), lambda: hop.dequantize(w) * 2, ())

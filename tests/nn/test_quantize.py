@@ -15,11 +15,14 @@ import pytest
 import torch
 from parameterized import parameterized
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import hop
 from hop import presets, recipes, schemes
 from hop.kernels.cpu import native
 from hop.nn.layers.sharing import SharedInput
+from hop.numerics.layout import sums_of
 from hop.numerics.layouts import Tiled
 from hop.numerics.schemes import SHORT, Scheme
 from tests.support.layers import randn
@@ -503,3 +506,77 @@ class TestNames(unittest.TestCase):
         from hop.report import CANDIDATES
 
         assert all(schemes.named(name) == scheme for name, scheme in CANDIDATES.items())
+
+
+class Allocations(TorchDispatchMode):
+    """Records the most elements of a float tensor that an operator returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() // 4 for t in tree_leaves(y) if plain_floats(t)]
+        self.most = max([self.most, *sizes])
+        return y
+
+
+def plain_floats(x: Any) -> bool:
+    return type(x) in (torch.Tensor, nn.Parameter) and x.is_floating_point()
+
+
+class TestRequantize:
+    @pytest.mark.parametrize("scheme", ["int8", "int4", "mxfp4", "nvfp4", "int4_weight_32"])
+    @pytest.mark.parametrize("first", ["int8_weight", "8da4w"])
+    def test_equals_quantizing_the_values(self, first, scheme):
+        """Packed weights, convolutions and embeddings too, and in parts of a few rows."""
+        ours = hop.quantize_(net().eval(), first)
+        floats = net().eval()
+        for name, p in floats.named_parameters():
+            frozen = ours.get_parameter(name)
+            p.data = hop.dequantize(frozen) if isinstance(frozen, hop.QuantizedTensor) else frozen.detach()
+        want = hop.quantize_(floats, scheme)
+        with mock.patch("hop.nn.models.requantizing._AT_ONCE", 1000):
+            got = hop.quantize_(ours, scheme, requantize=True)
+        assert str(got.hop_report) == str(want.hop_report)
+        for name, p in want.named_parameters():
+            assert p.quantizer == got.get_parameter(name).quantizer if isinstance(p, hop.QuantizedTensor) else True
+            assert torch.equal(plain(p), plain(got.get_parameter(name))), name
+        assert torch.equal(got(INDEX), want(INDEX))
+
+    def test_shared_weights_stay_shared(self):
+        model = hop.quantize_(Tied().eval(), "int8_weight")
+        hop.quantize_(model, "int4_weight_32", requantize=True)
+        assert model.head.weight is model.embed.weight
+        assert model.head.weight.quantizer.plain == presets.INT4_32
+
+    def test_holds_few_floats(self):
+        """A table of many parts: the floats of one at a time."""
+        model = hop.quantize_(nn.Sequential(nn.Linear(64, 4096, bias=False)).eval(), presets.INT8_32)
+        with mock.patch("hop.nn.models.requantizing._AT_ONCE", 4096), Allocations() as seen:
+            hop.quantize_(model, "int8", requantize=True)
+        assert model[0].weight.quantizer.plain == presets.INT8_ROW
+        assert 0 < seen.most < 64 * 4096 // 8
+
+    def test_is_asked_for(self):
+        model = hop.quantize_(nn.Sequential(nn.Linear(64, 64)).eval(), "int8_weight")
+        with pytest.warns(UserWarning, match="no layer was converted"):
+            hop.quantize_(model, "int4_weight_32")
+        assert model[0].weight.quantizer.format is presets.INT8_ROW.format
+        with pytest.raises(TypeError, match="requantize must be True or False, got 1"):
+            hop.quantize_(model, "int4_weight_32", requantize=1)
+
+    def test_sums_of_many_codes(self):
+        codes = torch.randint(-128, 128, (3000, 128), dtype=torch.int8)
+        for columns in (False, True):
+            want = codes.long().sum(0 if columns else 1, keepdim=True)
+            assert torch.equal(sums_of(codes, columns)["code_sums"].long(), want)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(index))

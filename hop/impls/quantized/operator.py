@@ -297,4 +297,5 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
 
 
 dynamo.allow_in_graph(_node)
+dynamo.CACHED.add(Scales)  # a node too, if it contains tensors
 dynamo.trace_as(quantized, _traced)

@@ -22,6 +22,7 @@ On AArch64, by the names of Arm's features:
 import contextlib
 import ctypes
 import functools
+import hashlib
 import os
 import platform
 import re
@@ -32,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import eager, inductor, tracing
+from hop.compat import eager, inductor, tracing, values
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import operators as native_operators
@@ -79,6 +80,11 @@ class Library:
             self.functions.hop_use_level(LEVELS.index(path))
         self.path = path
         plan.forget()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of the library's file; empty without one."""
+        return "" if self.file is None else hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:32]
 
     def declines(self) -> str | None:
         """Why native kernels must not be used; None if they may."""
@@ -137,6 +143,9 @@ def _errors(output: str) -> str:
 def library() -> Library:
     """The library, loaded once."""
     return Library()
+
+
+values.STATE.append(lambda: f"native {library().path} {library().best} {library().digest}")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """convert: replace the float layers of a model by quantized ones."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -322,6 +322,14 @@ def takes(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:
     """Whether `convert` by these rules puts a quantized layer in the place of a module, or changes its scheme."""
     known = isinstance(module, Layer) or layer_of(module) is not None
     return known and _choice(rules, name, module, set())[0] is not None
+
+
+def layers_taken(model: nn.Module, rules: Sequence[Rule]) -> Iterator[tuple[Layer, Scheme]]:
+    """The layers that are quantized already and that `convert` by these rules changes, with their new schemes."""
+    for name, module in modules_of(model):
+        scheme, _ = _choice(rules, name, module, set())
+        if isinstance(module, Layer) and scheme is not None:
+            yield module, scheme
 
 
 def _is_replaced(rules: Sequence[Rule], name: str, module: nn.Module) -> bool:

@@ -12,10 +12,19 @@ from hop.nn.layers.base import Layer
 from hop.nn.layers.functions import Function
 from hop.nn.models.attention_rules import AttentionRules, checked_attention
 from hop.nn.models.calibration import calibrate as set_scales
-from hop.nn.models.conversion import Rules, checked, convert, has_static_scale, settle_weights, takes
+from hop.nn.models.conversion import (
+    Rules,
+    checked,
+    convert,
+    has_static_scale,
+    layers_taken,
+    settle_weights,
+    takes,
+)
 from hop.nn.models.exact import check_layers, check_schemes, make_exact
 from hop.nn.models.freezing import freeze
 from hop.nn.models.report import Report
+from hop.nn.models.requantizing import requantize_
 from hop.nn.models.selectors import Selector
 from hop.numerics.schemes import Scheme
 
@@ -32,6 +41,7 @@ def quantize_(
     fuse: bool = False,
     attention: AttentionRules = None,
     exact: bool = False,
+    requantize: bool = False,
 ) -> Any:
     """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
 
@@ -58,6 +68,9 @@ def quantize_(
         exact: whether the model gives the same bits on every route and CPU level, in any batch and with any number of
             threads. hop.scaled then computes the functions and sums that its forward calls, and attention is "int8"
             unless `attention` says otherwise. hop.export.check_exact lists operators whose results may still differ.
+        requantize: whether to quantize frozen weights again, such as those of a GGUF file, from the values of their
+            codes. At most a few million elements, or the rows that share a scale, are in floats at a time. Without it,
+            layers with frozen weights stay as they are, with the reason in the report.
 
     Returns:
         The model; a new module if the model was itself a layer.
@@ -67,7 +80,7 @@ def quantize_(
             scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(pack=pack, fuse=fuse, exact=exact)  # before anything is converted
+    _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize)  # before anything is converted
     rules = checked(scheme, filter)
     static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
@@ -81,6 +94,8 @@ def quantize_(
         check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
     attends = checked_attention(attention)
     settle_weights(model, scheme, filter)
+    if requantize:
+        requantize_(list(layers_taken(model, rules)))
     converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
         set_scales(converted, calibrate)
