@@ -4,6 +4,7 @@ A form is a kind of product with its fused operations; a case has a form, a tile
 use of a kernel on a GPU is checked with them (cutlass_kernels.trial_products), and so are benchmarks.
 """
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -204,10 +205,9 @@ def guarded(p: Product, tile: Tile | None, few: int | None = None) -> Tensor:
     """The product by the Hopper kernel, computed twice with different patterns in memory, to check that all of it is
     written and nothing around it. The second time on `few` multiprocessors, so that blocks have several tiles each.
     """
-    own = hopper.compiled
 
-    def surrounded(variant: Variant, pattern: int) -> Callable[..., None]:
-        kernel = own(variant)
+    def surrounded(pattern: int, variant: Variant) -> Callable[..., None]:
+        kernel = hopper.compiled(variant)
 
         def run(lhs: Tensor, rhs: Tensor, out: Tensor, *rest: Any) -> None:
             rest = (*rest[:-1], few) if few and pattern == PATTERNS[1] else rest
@@ -224,10 +224,7 @@ def guarded(p: Product, tile: Tile | None, few: int | None = None) -> Tensor:
     results = []
     fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
     for pattern in PATTERNS:
-        hopper.compiled = lambda variant, pattern=pattern: surrounded(variant, pattern)
-        try:
-            results.append(hopper.plan(p, tile)(p.lhs, p.rhs, p.out, **fused))
-        finally:
-            hopper.compiled = own
+        load = functools.partial(surrounded, pattern)
+        results.append(hopper.plan(p, tile, load)(p.lhs, p.rhs, p.out, **fused))
     assert torch.equal(*(r.view(U8) for r in results)), "two runs differ: elements that were not written, or a race"
     return results[0]

@@ -159,12 +159,14 @@ def run(p: Product) -> Tensor:
     return plan(p)(p.lhs, p.rhs, out, **fused)
 
 
-def plan(p: Product, tile: Tile | None = None) -> Callable[..., Tensor]:
-    """A function that runs products with the dtypes, shapes and strides of `p`."""
+def plan(
+    p: Product, tile: Tile | None = None, load: Callable[[Variant], Callable[..., None]] | None = None
+) -> Callable[..., Tensor]:
+    """A function that runs products with the dtypes, shapes and strides of `p`. `load` replaces `compiled`."""
     variant = variant_of(p, tile)
     if isinstance(variant, str):
         raise NotImplementedError(f"no Hopper kernel takes this product: {variant}")
-    kernel, shape, count = compiled(variant), p.shape, multiprocessors(p.lhs.device)
+    kernel, shape, count = (load or compiled)(variant), p.shape, multiprocessors(p.lhs.device)
     readers = [_reader(variant, name, p) for name in variant.vectors]
     bounds = None
     if variant.bounded:

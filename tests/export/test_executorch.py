@@ -305,6 +305,7 @@ class Pictures(nn.Module):
 class TestXnnpackPictures(unittest.TestCase):
     """Tensors of four dimensions, quantized and dequantized by our decompositions: XNNPACK takes no more than six."""
 
+    @pytest.mark.full
     def test_convolutions_of_pt2e(self):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

@@ -67,6 +67,7 @@ class TestRoundTrip(unittest.TestCase):
     def test_random_up_to_twenty(self) -> None:
         self.random(range(2, 20))
 
+    @pytest.mark.full
     def test_form(self) -> None:
         """The program is one of integers: named, bounded, lowered, saved, and lowered to another target."""
         model, x = small()
