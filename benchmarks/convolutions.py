@@ -93,10 +93,10 @@ def calls(layer: Layer, batch: int, output: torch.dtype) -> tuple[Any, Any, Any]
         args = (codes, _SCALE, _ZERO, packed, scales, zeros, bias, *lists, layer.groups)
         return onednn.qconv2d_pointwise(*args, *to, "none", [], "")
 
-    floats = [torch.randn(t).to(FLOAT, memory_format=torch.channels_last) for t in (shape, weight.shape)]
+    left, right = (torch.randn(t).to(FLOAT, memory_format=torch.channels_last) for t in (shape, weight.shape))
 
     def plain() -> Tensor:
-        return torch.nn.functional.conv2d(*floats, bias.to(FLOAT), *lists, layer.groups)
+        return torch.nn.functional.conv2d(left, right, bias.to(FLOAT), *lists, layer.groups)
 
     return ours, peer, plain
 

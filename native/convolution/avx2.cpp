@@ -19,7 +19,7 @@ namespace avx2 {
 #include "convolution/image.h"
 #include "convolution/weight.h"
 #include "convolution/finish.h"
-#include "convolution/finish_plain.h"
+#include "convolution/finish_avx2.h"
 #include "convolution/depthwise.h"
 #include "convolution/depthwise_avx2.h"
 #include "convolution/rows.h"

@@ -191,7 +191,7 @@ def with_peft(mesh: Any, rank: int) -> None:
         model = hop.quantize_(llama(), "int4", filter="*.layers.*", pack=False)
         torch.manual_seed(1)
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
-        model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        model: Any = get_peft_model(model, lora, autocast_adapter_dtype=False)
         if shards:
             for layer in model.get_base_model().model.layers:
                 fully_shard(layer, mesh=mesh)

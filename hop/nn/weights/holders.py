@@ -83,9 +83,9 @@ class Holder:
     def plan(self, name: str = "") -> Scheme | None:
         """The scheme that is active now, for the product with the weight `name`; None for floats."""
         scheme = active(self._own).scheme
-        return (
-            replace(scheme, rhs=self.quantizers[name]) if name in self.quantizers and scheme is self.scheme else scheme
-        )
+        if scheme is None or scheme is not self.scheme or name not in self.quantizers:
+            return scheme
+        return replace(scheme, rhs=self.quantizers[name])
 
     def frozen_quantizer(self, name: str = "") -> Quantizer | None:
         """The quantizer of a whole weight, which applies the scheme's, or that of the weight `name`, to each matrix;
