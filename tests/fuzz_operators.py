@@ -375,20 +375,23 @@ STATES = [None, P.STATE8, P.STATE4]
 
 def step(rng: Rng) -> Case:
     rule, most = rng.choice([("adam", 3), ("adam", 2), ("lion", 1), ("sgd", 1), ("sgd", 0)])
-    p = integers(rng, -9, 9, rng.choice([1, 64, 2049, 4096]), dtype=rng.choice([torch.float32, torch.bfloat16]))
-    grad = integers(rng, -9, 9, p.numel(), dtype=rng.choice([torch.float32, torch.float16]))
-    buffers, states = [], []
-    for _ in range(most):
-        q, x = rng.choice(STATES), integers(rng, 0, 9, p.numel(), dtype=torch.float32)
-        states.append("" if q is None else planned(q).words)
-        buffers += [x] if q is None else ordered(hop.quantize(q, x))
+    states = [rng.choice(STATES) for _ in range(most)]
+    described = ["" if q is None else planned(q).words for q in states]
+    params, grads, buffers, count = [], [], [], rng.choice([1, 1, 2])
+    for _ in range(count):
+        p = integers(rng, -9, 9, rng.choice([1, 64, 2049, 4096]), dtype=rng.choice([torch.float32, torch.bfloat16]))
+        params.append(p)
+        grads.append(integers(rng, -9, 9, p.numel(), dtype=rng.choice([torch.float32, torch.float16])))
+        for q in states:
+            x = integers(rng, 0, 9, p.numel(), dtype=torch.float32)
+            buffers += [x] if q is None else ordered(hop.quantize(q, x))
     numbers = [0.99, 0.01, 0.9, 0.1, 0.99, 0.01, 0.1, 0.5, 1e-3][: {"adam": 9, "sgd": 5, "lion": 6}[rule]]
-    words = ";".join([f"1 {rule} least={','.join('0' * most)}".removesuffix(" least="), *states])
+    words = ";".join([f"1 {rule} least={','.join('0' * most)}".removesuffix(" least="), *described])
 
     def oracle(args: list[Any]) -> None:
         return None  # tests/optim/test_optimizers.py says what a step is
 
-    return Case("step_", [p, grad, buffers, numbers, 0, 0, words], oracle)
+    return Case("step_", [params, grads, buffers, numbers * count, 0, [0] * count, words], oracle)
 
 
 CASES = [product, product, convolution, convolution, pack, quantize, quantize_product, dequantize, noise, step]
