@@ -26,6 +26,7 @@ class Reason:
 
 
 _VNNI = ("avx512_bf16",)
+_AVX2 = ("avx2",)
 
 REASONS = {
     "a": Reason(
@@ -217,13 +218,90 @@ REASONS = {
     "ag": Reason(
         (("stock", "*, int16, *", "stock out_dtype"),),
         "Codes of 16 bits are multiplied as pairs of bytes, in four products, by native kernels: plain loops at this "
-        "level, where `python -m benchmarks tune` has not compared them with products of int32 yet.",
+        "level.",
         ("portable",),
     ),
     "ah": Reason(
         (("stock", "convolution, int32, 256", "stock out_dtype"),),
         "The same operator of PyTorch runs, as in conv2d, which meets the target.",
         ("portable",),
+    ),
+    "ai": Reason(
+        (
+            ("int8 linear", "1x*", "float32 linear"),
+            *(("decoded", f"{name}, 1x*", "float32 linear") for name in ("8da4w", "MXFP8", "NVFP4")),
+        ),
+        "The weights of one row are read from memory, float32's at 12 GB/s by one thread, codes at 6 to 11. So int8 "
+        "cannot take less than a quarter of float32's time; decoding and block scales come on top.",
+        _AVX2,
+    ),
+    "aj": Reason(
+        (
+            ("int8 linear", "512x*", "float32 linear"),
+            ("int8 linear", "1024x*", "float32 linear"),
+            ("training", "int8, backward in int8, 512*", "float32"),
+        ),
+        "vpmaddwd multiplies 32 pairs of codes a cycle, where float32 reaches 16, so that half is the limit. Adding "
+        "its results takes the other two of four pipes, and the loops reach 70 % of that.",
+        _AVX2,
+    ),
+    "ak": Reason(
+        (("decoded", "*, 1024x*", "float32 linear"),),
+        "Codes become float32 in the cache and are multiplied as such. Decoding and scales come on top of float32's "
+        "time.",
+        _AVX2,
+    ),
+    "al": Reason(
+        (("MiniLM", "*", "float32*"),),
+        "Products take four fifths of the time, and those of int8 0.6 to 0.7 of float32's with 800 rows (aj). GELU, "
+        "norms, residuals and, without int8 attention, softmax stay in floats.",
+        _AVX2,
+    ),
+    "am": Reason(
+        (("row", "*", "ATen's function alone"),),
+        "Sums in a fixed order, and correctly rounded exponentials, in one pass that also scales and rounds. ATen's "
+        "are within an ulp, and their results are not quantized.",
+        _AVX2,
+    ),
+    "an": Reason(
+        (("function", "erf of *", "ATen's, within an ulp"),),
+        "Correct rounding takes polynomials with two float32 numbers for each value; ATen's is within an ulp.",
+        _AVX2,
+    ),
+    "ao": Reason(
+        (("attention", "int8, 12 heads of 64, 128 by 128", "float32"),),
+        "Keys and values are widened to 16 bits for each head, which few queries share, and exponentials are correctly "
+        "rounded. 512 queries meet the target.",
+        _AVX2,
+    ),
+    "ap": Reason(
+        (("quantize", "MXFP8, eager", "copy"),),
+        "Each 8 elements take some 40 instructions for the exponent of their block and their codes, which is longer "
+        "than a copy takes to read and write them.",
+        _AVX2,
+    ),
+    "aq": Reason(
+        (("optimizers", "first step, *", "its second step"),),
+        "Dynamo, Inductor and the C++ compiler, beside other work on two cores; an eager first step creates the states "
+        "and imports what they need.",
+        _AVX2,
+    ),
+    "ar": Reason(
+        (("training", "int8, backward in float32, 1024*", "torchao fake quantized"),),
+        "Two of three products are float32's on both sides.",
+        _AVX2,
+    ),
+    "as": Reason(
+        (("int8 conv2d", "ResNet-50, *", "float32 conv2d"),),
+        "Products as in aj, of images that are copied into rows of patches and widened to 16 bits. oneDNN's int8 "
+        "convolutions are faster, as their sums saturate at 16 bits.",
+        _AVX2,
+    ),
+    "at": Reason(
+        (("groups", "1x*", "reading its bytes"), ("groups", "*", "float32")),
+        "Decoding and float32 multiply-adds, of 8 elements an instruction: 5- and 6-bit codes are joined from two "
+        "planes, and each block has its own scale and minimum. 128 rows multiply decoded floats.",
+        _AVX2,
     ),
 }  # fmt: skip
 
