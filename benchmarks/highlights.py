@@ -118,7 +118,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     cells: dict[tuple[str, str], list[str]] = {}
     for column, held in enumerate(results):
         for name, row in ten(held):
-            peer = row.peer.replace(float_name(held["level"]), "floats")
+            peer = row.peer.replace(float_name(held["level"]), "float")
             line = cells.setdefault((name, peer), [""] * len(results))
             line[column] = f"**{quotient(row.times)}** ({time_of(row.ours_ms)})"
     header = ["ours", "peer", *(f"`{held['level']}` (our time)" for held in results)]
