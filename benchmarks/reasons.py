@@ -217,8 +217,8 @@ REASONS = {
     ),
     "ag": Reason(
         (("stock", "*", "stock out_dtype"),),
-        "The same operators of PyTorch run. A call of ours takes some microseconds more, and a busy machine adds up to a "
-        "fifth to either side.",
+        "The same operators of PyTorch run. A call of ours takes some microseconds more, and a busy machine adds up to "
+        "a fifth to either side.",
         ("portable",),
     ),
     "ah": Reason(
