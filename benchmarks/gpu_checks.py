@@ -155,7 +155,7 @@ def surroundings() -> Cases:
 
 
 def repeated(p: Product, times: int = 50) -> None:
-    """The same bits each time."""
+    """Check that repeated products have the same bits."""
     first = _mm(p)
     compare(first, p, exact=True)
     for i in range(times):

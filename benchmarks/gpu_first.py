@@ -26,7 +26,7 @@ QUANTIZING = (
 
 @functools.cache
 def subject() -> gpu_step.Subject:
-    """What determines the kernel of a step of AdamW8bit."""
+    """The kernel description of a step of AdamW8bit."""
     return gpu_steps.subject_of("adamw8", torch.bfloat16, "sm_90a")
 
 

@@ -192,12 +192,12 @@ def kernels_of(kind: str, dtype: torch.dtype, target: str) -> list[Update]:
 
 
 def subject_of(kind: str, dtype: torch.dtype, target: str) -> gpu.Subject:
-    """What determines the kernel for all parameters of an optimizer."""
+    """The kernel description for all parameters of an optimizer."""
     return _subjects(kind, dtype, target)[0]
 
 
 def _subjects(kind: str, dtype: torch.dtype, target: str) -> list[gpu.Subject]:
-    """Of the kernel for all parameters at once, then of those for each kind."""
+    """Descriptions of the kernel for all parameters at once, then of those for each kind."""
     params = drawn(((64, 80), (7,)), dtype)
     optimizer = OPTIMIZERS[kind](params)
     made: list[gpu.Subject] = []

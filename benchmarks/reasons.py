@@ -226,7 +226,7 @@ REASONS = {
             ("int8 linear", "1x*", "float32 linear"),
             *(("decoded", f"{name}, 1x*", "float32 linear") for name in ("8da4w", "MXFP8", "NVFP4")),
         ),
-        "The weights of one row are read from memory, float32's at 12 GB/s by one thread, codes at 6 to 11. So int8 "
+        "The weights of one row are read from memory, float32's at 12 GB/s by one thread, codes at 3 to 11. So int8 "
         "cannot take less than a quarter of float32's time; decoding and block scales come on top.",
         _AVX2,
     ),
@@ -237,7 +237,7 @@ REASONS = {
             ("training", "int8, backward in int8, 512*", "float32"),
         ),
         "vpmaddwd multiplies 32 pairs of codes a cycle, where float32 reaches 16, so that half is the limit. Adding "
-        "its results takes the other two of four pipes, and the loops reach 70 % of that.",
+        "its results and widening codes come on top.",
         _AVX2,
     ),
     "aj": Reason(
@@ -271,8 +271,7 @@ REASONS = {
     ),
     "ao": Reason(
         (("quantize", "MXFP8, eager", "copy"),),
-        "Each 8 elements take some 40 instructions for the exponent of their block and their codes, which is longer "
-        "than a copy takes to read and write them.",
+        "Finding the exponents of blocks and the codes takes longer than a copy takes to read and write the elements.",
         _AVX2,
     ),
     "ap": Reason(

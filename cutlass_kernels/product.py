@@ -107,7 +107,7 @@ class Product:
 
     @property
     def scaling(self) -> str:
-        """What shares a scale: "" nothing, "vector" all or each row and column, "block" blocks of 1 x 128 and
+        """The elements that share a scale: "" none, "vector" all or each row and column, "block" blocks of 1 x 128 and
         128 x 128 in float32, "1x128" such blocks of rows on both sides, "group" 32 or 16 elements along K."""
         lhs, rhs = self.lhs_scale, self.rhs_scale
         if lhs is None or rhs is None:

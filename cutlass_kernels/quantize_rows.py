@@ -191,7 +191,7 @@ class Quantize:
     def computed(
         self, at: Any, shape: Any, numbers: Any, row: Any, places: Any, columns: Any, raws: Any, shared: Any
     ) -> Any:
-        """What is encoded: the words of x, or those of float32 that are computed of it (quantize_norms.py,
+        """The words to encode: those of x, or those of float32 that are computed of it (quantize_norms.py,
         quantize_functions.py)."""
         return raws
 
@@ -310,7 +310,7 @@ class FindLargest:
 
 
 class Chunk(NamedTuple):
-    """What is known of a chunk: as scales.Known; and the largest magnitude, NaN if there is one."""
+    """The statistics of a chunk, as in scales.Known, and its largest magnitude; NaN if it has one."""
 
     high: Any
     low: Any

@@ -1,4 +1,4 @@
-"""What kernels of products must compute to be trusted: judges for cutlass_kernels.trials.
+"""Checks that kernels of products must pass to be trusted: judges for cutlass_kernels.trials.
 
 Integers are compared bit for bit with the public route, PyTorch's own operators on the same GPU; sums of floats with
 float64, within the bound of `oracle`. Sizes end within tiles, within chunks of K, and span several tiles of a block.

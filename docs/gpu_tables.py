@@ -86,7 +86,7 @@ def routes() -> str:
 
 
 def public_route() -> str:
-    """What multiplies on each GPU without kernels of ours, for each scheme; equal rows are merged."""
+    """The operators that multiply on each GPU without our kernels, for each scheme; equal rows are merged."""
     by_operators: dict[tuple[str, ...], list[str]] = {}
     for name, scheme in SCHEMES.items():
         graph, _ = gpu_programs.program(scheme, (9, 0))
@@ -130,7 +130,7 @@ def _predicted(fitting: list[Variant], m: int, n: int, k: int) -> tuple[float, f
 
 
 def nibbles() -> str:
-    """The same for 4-bit weights in groups of 128."""
+    """The table of products with 4-bit weights in groups of 128."""
     rows = [["", *(f"M = {m}" for m in ROWS)]]
     for form in FORMS:
         if form.group == 128 and not form.affine:

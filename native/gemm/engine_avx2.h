@@ -46,12 +46,10 @@ struct Int8 {
         }
     }
 
-    // As `quad`, with widened codes.
+    // Adds the products of a quad of N rows and 16 columns, given even and odd k of each half of the columns.
     template <int N>
-    HOP_INLINED static void quad_of_words(const uint8_t* a, const uint8_t* words, int at, Vector (&sums)[N][2]) {
-        const __m256i* w = reinterpret_cast<const __m256i*>(words + at * 128);
-        const __m256i even[2] = {_mm256_load_si256(w), _mm256_load_si256(w + 2)};
-        const __m256i odd[2] = {_mm256_load_si256(w + 1), _mm256_load_si256(w + 3)};
+    HOP_INLINED static void add_products(const uint8_t* a, int at, const __m256i (&even)[2], const __m256i (&odd)[2],
+                                         Vector (&sums)[N][2]) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             int32_t pairs[2];
@@ -66,6 +64,15 @@ struct Int8 {
         }
     }
 
+    // As `quad`, with widened codes.
+    template <int N>
+    HOP_INLINED static void quad_of_words(const uint8_t* a, const uint8_t* words, int at, Vector (&sums)[N][2]) {
+        const __m256i* w = reinterpret_cast<const __m256i*>(words + at * 128);
+        const __m256i even[2] = {_mm256_load_si256(w), _mm256_load_si256(w + 2)};
+        const __m256i odd[2] = {_mm256_load_si256(w + 1), _mm256_load_si256(w + 3)};
+        add_products(a, at, even, odd, sums);
+    }
+
     template <int N>
     HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
         __m256i even[2], odd[2];
@@ -75,18 +82,7 @@ struct Int8 {
             even[half] = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
             odd[half] = _mm256_srai_epi16(codes, 8);
         }
-        HOP_UNROLL
-        for (int i = 0; i < N; ++i) {
-            int32_t pairs[2];
-            std::memcpy(&pairs[0], a + i * kLhsBytes * kSlice + at * 4, 4);
-            std::memcpy(&pairs[1], a + i * kLhsBytes * kSlice + kSlice + at * 4, 4);
-            const __m256i x = _mm256_set1_epi32(pairs[0]), y = _mm256_set1_epi32(pairs[1]);
-            HOP_UNROLL
-            for (int half = 0; half < 2; ++half) {
-                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(x, even[half]));
-                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(y, odd[half]));
-            }
-        }
+        add_products(a, at, even, odd, sums);
     }
 };
 

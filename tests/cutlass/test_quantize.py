@@ -20,6 +20,7 @@ from cutlass_kernels import dequantize, quantize, quantizing
 from cutlass_kernels.elements import FORMATS
 from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
+from hop.impls.scaled.trials import numbers
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies, formats
 from hop.numerics.estimators import QuantNoise
@@ -90,25 +91,6 @@ GIVEN = {
     "nvfp4": (presets.NVFP4, torch.tensor(5.0), None),
 }
 RANDOM = ("int8 rows", "fp8 rows", "nvfp4", "mxfp4, floor", "uint8 affine tensor", "int4 in 32", "e5m2 in 1 x 128")
-
-
-def numbers(dtype: torch.dtype, rows: int, columns: int, odd: bool = True) -> Tensor:
-    """Rows of several magnitudes, and what is odd: zeros, ties, NaN, infinities, subnormal and huge numbers."""
-    g = torch.Generator().manual_seed(rows * 1000 + columns)
-    x = torch.randn(rows, columns, generator=g)
-    x *= torch.exp2(torch.randint(-3, 4, (rows, columns), generator=g).float())
-    if not odd:
-        return x.to(dtype)
-    info = torch.finfo(dtype)
-    scales = [1.0, 1e-30, 1e30, 0.0, 1.0, 1.0, info.smallest_normal / 8, 1.0, info.max / 40]
-    for row in range(rows):
-        x[row] = (x[row] * scales[row % len(scales)]).clamp(-info.max, info.max)
-    x[:: len(scales), :40] = (torch.arange(-20, 20) / 2)[:columns]  # ties, by a scale of 1 / 2
-    x[:: len(scales), 7] = 63.5
-    for row, found in ((4, (torch.nan, -torch.nan)), (5, (torch.inf, -torch.inf, torch.nan)), (7, (-0.0, 1e-45))):
-        for i, value in enumerate(found):
-            x[row :: len(scales), 3 + 29 * i :: 150] = value
-    return x.to(dtype)
 
 
 SHAPES = ((11, 528), (10, 77))  # whole chunks, and not

@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
 
 
 def numbers(dtype: torch.dtype, rows: int, columns: int, odd: bool = True) -> Tensor:
-    """Rows of several magnitudes, and what is odd: zeros, ties, NaN, infinities, subnormal and huge numbers."""
+    """Rows of several magnitudes, with zeros, ties, NaN, infinities, subnormal and huge numbers if `odd`."""
     g = torch.Generator().manual_seed(rows * 1000 + columns)
     x = torch.randn(rows, columns, generator=g)
     x *= torch.exp2(torch.randint(-3, 4, (rows, columns), generator=g).float())
