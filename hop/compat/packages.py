@@ -13,7 +13,7 @@ from hop.compat.files import move, temporary_folder
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are used without a copy
     "aot_inductor.compile_wrapper_opt_level": "O0",  # it only calls kernels, and optimizing it is slow
-    "aot_inductor.precompile_headers": False,  # each header would be used once
+    "aot_inductor.precompile_headers": True,  # a step has several programs
     "cpp.threads": 1,  # loops over the values of one token take less time than waking a thread
     "cpp.dynamic_threads": False,
 }
@@ -62,5 +62,6 @@ class Package:
         self.tensors = {name: tensors[name].detach() for name in self._loaded.get_constant_fqns()}  # keeps them alive
         self._loaded.load_constants(self.tensors, check_full_update=True, user_managed=True)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._loaded(*args)
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """The outputs of the program; inputs and outputs are flattened."""
+        return self._loaded.loader.boxed_run(list(inputs))  # _loaded(...) would parse the trees at each call

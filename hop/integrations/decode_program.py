@@ -3,7 +3,8 @@
 Everything that depends on the position is an input: the slots to write, and the visible slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from hop.integrations.cache import HopCache, SlidingLayer
 from hop.nn.attention.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
 
+Inputs = tuple[Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]]
+"""Tokens, positions, slots and masks, as Step.forward takes them."""
 FULL, WINDOW = "full_attention", "sliding_attention"
 """Transformers' names of the kinds of layers."""
 
@@ -64,44 +67,58 @@ class Step(nn.Module):
                 input_ids=tokens,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
+                past_key_values=Slots(self.caches, [given[kind] for kind in self.kinds]),
                 use_cache=True,
             )
         return outputs.logits[:, -1]
 
 
-class _Slots(Cache):
-    """A stand-in for the cache that writes to the given slots."""
+class Slots(Cache):
+    """A stand-in for the cache that writes to the given slots.
 
-    def __init__(self, caches: Any, given: list[tuple[Tensor, int]]) -> None:
+    Args:
+        caches: a KVCache per layer.
+        given: the slot of each, and the number of visible slots.
+        alone: whether there is one cache, for whichever layer calls.
+    """
+
+    def __init__(self, caches: Any, given: list[tuple[Tensor, int]], alone: bool = False) -> None:
         super().__init__(layers=[])
-        self.caches, self.given = caches, given
+        self.caches, self.given, self.alone = caches, given, alone
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        kv: KVCache = self.caches[layer_idx]
-        return kv.put(key_states, value_states, *self.given[layer_idx])
+        index = 0 if self.alone else layer_idx
+        kv: KVCache = self.caches[index]
+        return kv.put(key_states, value_states, *self.given[index])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         raise NotImplementedError("the model asks for the length of the cache, which a program of all lengths has not")
 
 
-def exported(step: Step, batch: int, most: int) -> Any:
-    """Export a step, with gradients disabled.
-
-    Raises:
-        ValueError: the model cannot be traced as one program for all positions.
-    """
+def examples(step: Step, batch: int, most: int, less: int = 0) -> tuple[Inputs, list[Any]]:
+    """Inputs of a step, `less` visible slots fewer where that leaves two, and the dynamic dimensions of each mask."""
     counts = {kind: min(size, most) for kind, size in step.sizes.items()}
     free = {k: torch.export.Dim(k.split("_")[0], min=2, max=n) if n > 2 else None for k, n in counts.items()}
     one, zero = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    masks = [torch.ones(batch, 1, 1, (n + 2) // 2, dtype=torch.bool) for n in counts.values()]
-    shapes: Any = (None, None, [None] * len(masks), [{3: d} if d else None for d in free.values()])
-    args = (one, one.clone(), [zero.clone() for _ in masks], masks)
+    masks = [torch.ones(batch, 1, 1, max(2, (n + 2) // 2 - less), dtype=torch.bool) for n in counts.values()]
+    inputs = (one, one.clone(), [zero.clone() for _ in masks], masks)
+    return inputs, [{3: d} if d else None for d in free.values()]
+
+
+class NumberIsUsed(Exception):
+    """A layer computes with its number, so that layers do not share a program."""
+
+
+@contextmanager
+def traceable(model: Any) -> Iterator[None]:
+    """Raise errors of tracing a model, except NumberIsUsed, as ValueErrors that name it."""
     try:
-        return torch.export.export(step, args, dynamic_shapes=shapes, strict=False)
+        yield
+    except NumberIsUsed:
+        raise
     except Exception as error:
         raise ValueError(
-            f"compile_decode: {type(step.model).__name__} cannot be traced as one program for all positions: {error}"
+            f"compile_decode: {type(model).__name__} cannot be traced as one program for all positions: {error}"
         ) from error
 
 

@@ -1,13 +1,12 @@
 """compile_decode: compile the decode step of a language model to machine code; Decoder runs it.
 
-The step is exported once, for all positions, and compiled by AOTInductor with the operators of the native library:
-norms, rotary embeddings and activations become fused loops, and a step runs no Python. Weights and cache are shared
-with the model, not copied.
+The parts of the step are exported once, for all positions, and compiled by AOTInductor with the operators of the native
+library: norms, rotary embeddings and activations become fused loops, and a step runs no module. Weights and cache are
+shared with the model, not copied.
 """
 
 import functools
 import inspect
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hop.compat.packages import Package, compile_package
-from hop.integrations import kept_programs
 from hop.integrations.cache import HopCache
-from hop.integrations.decode_program import FULL, WINDOW, Step, exported, share_codes, tensors_of
+from hop.integrations.decode_program import FULL, WINDOW, Step
+from hop.integrations.step_program import StepProgram, step_program
 from hop.kernels.cpu import native
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
@@ -40,9 +38,9 @@ class Decoder:
         max_cache_len: the most tokens per sequence, including the prompt.
     """
 
-    def __init__(self, step: Step, package: Package, cache: HopCache, batch_size: int, max_cache_len: int) -> None:
+    def __init__(self, step: Step, program: StepProgram, cache: HopCache, batch_size: int, max_cache_len: int) -> None:
         self.model, self.cache, self.batch_size, self.max_cache_len = step.model, cache, batch_size, max_cache_len
-        self._step, self._package, self._kinds = step, package, tuple(step.sizes)
+        self._step, self._program, self._kinds = step, program, tuple(step.sizes)
         self._lengths: list[Tensor] = [kv.length for kv in step.caches]  # type: ignore[misc]
         self._window = min(step.sizes.get(WINDOW, max_cache_len), max_cache_len)
         self._seen = torch.zeros(batch_size, max_cache_len, dtype=torch.bool)  # by position; False for padding
@@ -119,7 +117,7 @@ class Decoder:
             )
         self._seen[:, at] = True
         slots = {FULL: at, WINDOW: at % self._window}
-        logits = self._package(
+        logits = self._program(
             tokens.reshape(-1, 1).contiguous(),
             self._positions,
             [torch.tensor([slots[kind]]) for kind in self._kinds],
@@ -214,16 +212,17 @@ def compile_decode(
     value_quantizer: Quantizer | None = None,
     folder: str | Path | None = None,
 ) -> Decoder:
-    """Compile the decode step of a transformers model, as one program for all positions.
+    """Compile the decode step of a transformers model, for all positions.
 
     Products, attention and their quantization are the native kernels of eager mode and give identical bits. Norms,
     rotary embeddings and activations become fused loops that sum in another order: their last bits differ, and
     occasionally a code at a rounding tie; for models of hop.quantize_(model, ..., exact=True) they agree too. A step
     reads only the keys and values of tokens so far, whatever max_cache_len is.
 
-    Compiled programs are stored without the model's weights and reused by later processes. The file name is a digest of
-    the model's classes and their source files, settings, tensor forms, versions and CPU. A model with hooks, or with
-    instances that override forward, is always compiled.
+    Layers that differ only in their weights share a program. A model whose layers do not simply follow one another is
+    compiled as a whole, which takes longer. Programs are stored without the model's weights and reused by later
+    processes. The file name is a digest of the model's classes and their source files, settings, tensor forms, versions
+    and CPU. A model with hooks, or with instances that override forward, is always compiled.
 
     Args:
         model: in eval mode, on the CPU, with attention "hop" as HopCache requires; weights quantized or in floats.
@@ -254,29 +253,8 @@ def compile_decode(
         model(input_ids=torch.zeros(batch_size, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
         cache.reset()
         step = Step(model, cache).eval()
-        package = _package(step, batch_size, max_cache_len, folder)
-    return Decoder(step, package, cache, batch_size, max_cache_len)
-
-
-def _package(step: Step, batch_size: int, most: int, folder: str | Path | None) -> Package:
-    """The program of a step, loaded from disk or compiled now."""
-    name = kept_programs.digest(step, (batch_size, most))
-    if name is None:
-        with tempfile.TemporaryDirectory() as here:
-            return _compiled(step, batch_size, most, Path(here, "step.pt2"))
-    path = kept_programs.folder(folder) / f"{name}.pt2"
-    return Package(path, tensors_of(step)) if path.exists() else _compiled(step, batch_size, most, path)
-
-
-def _compiled(step: Step, batch_size: int, most: int, path: Path) -> Package:
-    program, tensors = exported(step, batch_size, most), tensors_of(step)
-    if others := sorted(name for name in program.constants if name not in tensors):
-        raise ValueError(
-            f"compile_decode: {type(step.model).__name__} creates constant tensors in its forward ({others}), "
-            "which are not part of a module; make them buffers"
-        )
-    compile_package(program, path, share_codes)
-    return Package(path, tensors)
+        program = step_program(step, batch_size, max_cache_len, folder)
+    return Decoder(step, program, cache, batch_size, max_cache_len)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

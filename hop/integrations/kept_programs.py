@@ -48,20 +48,27 @@ def folder(given: str | Path | None) -> Path:
     return path
 
 
-def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
-    """The name of a module's program; `rest` are further values that it depends on.
+def digest(step: nn.Module, rest: Sequence[Any], ignored: Sequence[str] = ()) -> str | None:
+    """The name of a module's program.
 
-    None if it depends on something that cannot be digested: hooks, or an instance that overrides forward.
+    Args:
+        step: the module.
+        rest: further values that the program depends on.
+        ignored: the names of settings that it does not depend on.
+
+    Returns:
+        The name; None if the program depends on something that cannot be digested: hooks, or an instance that overrides
+        forward.
     """
     modules = list(step.named_modules())
     if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
-    sha256 = hashlib.sha256()
+    left_out, sha256 = {*_OWN, *ignored}, hashlib.sha256()
     for value in (torch.__version__, transformers.__version__, values.program_key(), *rest):
         sha256.update(f"{value}\0".encode())
     for name, module in modules:
         sha256.update(_code(type(module)))
-        settings = {k: _describe_setting(v) for k, v in sorted(module.__dict__.items()) if k not in _OWN}
+        settings = {k: _describe_setting(v) for k, v in sorted(module.__dict__.items()) if k not in left_out}
         sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())

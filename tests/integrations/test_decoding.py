@@ -20,7 +20,7 @@ for package in NEEDED:
 transformers: Any = pytest.importorskip("transformers")
 
 from hop.compat import packages  # noqa: E402
-from hop.integrations import HopCache, decoding, kept_programs  # noqa: E402
+from hop.integrations import HopCache, decode_pieces, decoding, kept_programs  # noqa: E402
 from hop.kernels.cpu import native  # noqa: E402
 
 pytestmark = [
@@ -59,9 +59,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=MODELS)
 def made(request: pytest.FixtureRequest, folder: Path) -> tuple[Any, Any]:
-    """A model, and its decoder."""
+    """A model, and its decoder: Llama's as one program, Gemma's as a program per kind of layer."""
     m = quantized(request.param)
-    return m, hop.compile_decode(m, LENGTH, batch_size=2, folder=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_pieces, "LEAST", 2 if request.param == "gemma" else 9)
+        decoder = hop.compile_decode(m, LENGTH, batch_size=2, folder=folder)
+    assert len(decoder._program.layers) == (3 if request.param == "gemma" else 0)
+    return m, decoder
 
 
 @pytest.mark.full
@@ -129,8 +133,9 @@ def test_weights_are_those_of_the_model(made: tuple[Any, Any]) -> None:
     """Nothing is copied: what changes in place, changes what is said."""
     m, decoder = made
     before = decoder.prefill(IDS[:, :PROMPT]).clone(), decoder(IDS[:, PROMPT]).clone()
-    tensors = set(decoder._package.tensors)
-    assert any("original" in name for name in tensors) and any("caches" in name for name in tensors)
+    tensors = {t.data_ptr() for t in decoder._program.tensors}
+    inner = m.model.layers[0].self_attn.q_proj.weight
+    assert {t.data_ptr() for t in (inner.codes, decoder.cache.layers[0].cache.key_codes)} <= tensors
     with torch.no_grad():
         m.model.norm.weight.add_(1)
     try:
@@ -159,12 +164,32 @@ def test_other_schemes_and_caches(scheme: str | None, rule: Quantizer, attention
         agree(decoder(IDS[:, at]), eager(m, cache, at, at + 1))
 
 
+@pytest.mark.full
+def test_layers_that_compute_with_their_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share no program."""
+    m = quantized("llama")
+
+    class Numbered(type(m.model.layers[0])):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs) * (1 + self.self_attn.layer_idx)
+
+    for layer in m.model.layers:
+        layer.__class__ = Numbered
+    monkeypatch.setattr(decode_pieces, "LEAST", 2)
+    decoder, cache = hop.compile_decode(m, LENGTH, batch_size=2, folder=folder), HopCache(m, LENGTH)
+    assert not decoder._program.layers
+    eager(m, cache, 0, PROMPT)
+    decoder.prefill(IDS[:, :PROMPT], MASK[:, :PROMPT])
+    agree(decoder(IDS[:, PROMPT]), eager(m, cache, PROMPT, PROMPT + 1))
+    assert [layer.self_attn.layer_idx for layer in m.model.layers] == [0, 1, 2]
+
+
 PROGRAM = """
 import sys, torch, hop
-from hop.integrations import decoding
+from hop.integrations import step_program
 from tests.integrations.test_decoding import quantized, IDS, LENGTH
 
-decoding.exported = None  # which would trace and compile
+step_program._exported = None  # which would trace and compile
 decoder = hop.compile_decode(quantized("llama"), LENGTH, batch_size=2, folder=sys.argv[1])
 decoder.prefill(IDS[:, :9])
 torch.save(decoder(IDS[:, 9]), sys.argv[2])
@@ -235,7 +260,7 @@ class Fake:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A decoder without a program."""
-    monkeypatch.setattr(decoding, "_package", lambda *_: Fake())
+    monkeypatch.setattr(decoding, "step_program", lambda *_: Fake())
     return hop.compile_decode(quantized("gemma"), 8, batch_size=2)
 
 
