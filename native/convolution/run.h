@@ -250,6 +250,7 @@ private:
             find_finite(columns);
             if (!gives_codes(c_.job)) return;
             load_target(c_.job, example, columns.first, columns.count, columns.target);
+            load_factors(c_.job.p.output, columns.lhs, columns.scale, columns.biased ? columns.bias : nullptr, columns.target);
             find_factors(c_.job.p.output, static_cast<double>(c_.job.p.k) * (255 * 128), columns);
         }
 

@@ -1,10 +1,14 @@
 // Requantizes a row of 32 sums to codes, as defined in hop.requantization. Included in a namespace (isa.h).
 
-// The parameters of a block's codes: scale and zero point of the output for each column.
+// The parameters of a block's codes: scale and zero point of the output for each column, and what follows from them and
+// the scales of the operands.
 struct Target {
     float scale[kBlock];
     int32_t zero[kBlock];
     int32_t least[kBlock], most[kBlock];  // codes of the bounds of a fused activation
+    float factor[kBlock];                 // real values times it, or sums times it, are steps
+    int64_t mantissa[kBlock], shift[kBlock];
+    uint64_t bias[kBlock];  // in units of the sums
 };
 
 // Whether codes are computed from real values, by the scale or by its reciprocal.
@@ -39,11 +43,12 @@ inline int32_t limited(int64_t code, int32_t low, int32_t high) {
 // hop.quantize of real values: y / scale, or y times its reciprocal, to nearest, ties to even; NaN becomes 0.
 inline void codes_of_real(const hop_output& o, const float* y, const Target& t, int32_t* codes) {
     const float low = o.bounded & 1 ? o.bounds[0] : -INFINITY, high = o.bounded & 2 ? o.bounds[1] : INFINITY;
+    const bool reciprocal = o.requantize == HOP_RECIPROCAL;
     for (int j = 0; j < kBlock; ++j) {
         float x = y[j];
         x = x < low ? low : x;
         x = x > high ? high : x;
-        float steps = steps_of(o, x, t.scale[j]);
+        float steps = std::nearbyint(reciprocal ? x * t.factor[j] : x / t.scale[j]);
         steps = (steps == steps ? steps : 0.f) + static_cast<float>(t.zero[j]);
         steps = steps < static_cast<float>(o.low) ? static_cast<float>(o.low) : steps;
         steps = steps > static_cast<float>(o.high) ? static_cast<float>(o.high) : steps;
@@ -51,13 +56,12 @@ inline void codes_of_real(const hop_output& o, const float* y, const Target& t, 
     }
 }
 
-inline void codes_by_multiplier(const hop_output& o, const int32_t* sums, float lhs, const float* rhs, const Target& t, int32_t* codes) {
+inline void codes_by_multiplier(const int32_t* sums, const Target& t, int32_t* codes) {
     for (int j = 0; j < kBlock; ++j) {
-        float steps = std::nearbyint(static_cast<float>(sums[j]) * (lhs * rhs[j] / t.scale[j]));
+        float steps = std::nearbyint(static_cast<float>(sums[j]) * t.factor[j]);
         steps = steps < -0x1p30f ? -0x1p30f : steps;
         steps = steps > 0x1p30f ? 0x1p30f : steps;
-        const int32_t code = static_cast<int32_t>(steps == steps ? steps : 0.f) + t.zero[j];
-        codes[j] = limited(limited(code, o.low, o.high), t.least[j], t.most[j]);
+        codes[j] = limited(static_cast<int32_t>(steps == steps ? steps : 0.f) + t.zero[j], t.least[j], t.most[j]);
     }
 }
 
@@ -75,42 +79,67 @@ inline void fixed_point(double multiplier, int64_t& mantissa, int64_t& shift) {
     shift = !known ? 0 : shift > 30 ? 30 : shift;
 }
 
-// x / 2^by, rounded to nearest.
-inline int64_t nearest(int64_t x, int64_t by, int ties) {
-    const int64_t down = x >> by, one = int64_t(1) << by;
-    const int64_t twice = (x - down * one) * 2;
-    const bool tie = twice == one;
-    const bool up = twice > one || (tie && (ties == HOP_TFLITE || (ties == HOP_EVEN ? (down & 1) != 0 : x >= 0)));
-    return by == 0 ? x : down + up;
+// x / 2^by, rounded to nearest; ties go up, away from zero or to even. |x| and 2^by are at most 2^62.
+template <int Ties>
+inline int64_t nearest(int64_t x, int64_t by) {
+    const int64_t half = (int64_t(1) << by) >> 1;
+    if (Ties == HOP_TFLITE) return (x + half) >> by;
+    if (Ties == HOP_AWAY) return (x + half - (x < 0 && by != 0)) >> by;
+    const int64_t down = x >> by, rest = x - down * (int64_t(1) << by);
+    return down + (by != 0 && (rest > half || (rest == half && (down & 1))));
 }
 
-inline void codes_by_fixed_point(const hop_output& o, const int32_t* sums, float lhs, const float* rhs, const Target& t, int32_t* codes) {
+template <int Convention>
+inline void codes_by_fixed_point(const int32_t* sums, const Target& t, int32_t* codes) {
     constexpr int64_t low = INT32_MIN, high = INT32_MAX;
     for (int j = 0; j < kBlock; ++j) {
-        int64_t mantissa, shift, steps;
-        fixed_point(static_cast<double>(lhs) * rhs[j] / t.scale[j], mantissa, shift);
-        if (o.requantize == HOP_GEMMLOWP) {
+        const int64_t mantissa = t.mantissa[j], shift = t.shift[j];
+        int64_t steps;
+        if (Convention == HOP_GEMMLOWP) {
             int64_t left = static_cast<int64_t>(sums[j]) * (int64_t(1) << (shift > 0 ? shift : 0));
             left = left < low ? low : left > high ? high : left;
             int64_t top = (left * mantissa + (int64_t(1) << 30)) >> 31;
             top = top < low ? low : top > high ? high : top;
-            steps = nearest(top, shift < 0 ? -shift : 0, HOP_AWAY);
+            steps = nearest<HOP_AWAY>(top, shift < 0 ? -shift : 0);
         } else {
-            steps = nearest(static_cast<int64_t>(sums[j]) * mantissa, 31 - shift, o.requantize);
+            steps = nearest<Convention>(static_cast<int64_t>(sums[j]) * mantissa, 31 - shift);
         }
-        codes[j] = limited(limited(steps + t.zero[j], o.low, o.high), t.least[j], t.most[j]);
+        codes[j] = limited(steps + t.zero[j], t.least[j], t.most[j]);
     }
 }
 
-// Adds a bias of real values, rounded to the units of the sums; the sums saturate.
-inline void add_rounded_bias(int32_t* sums, float lhs, const float* rhs, const float* bias) {
+inline void codes_of_sums(const hop_output& o, const int32_t* sums, const Target& t, int32_t* codes) {
+    switch (o.requantize) {
+        case HOP_MULTIPLIER: return codes_by_multiplier(sums, t, codes);
+        case HOP_GEMMLOWP: return codes_by_fixed_point<HOP_GEMMLOWP>(sums, t, codes);
+        case HOP_TFLITE: return codes_by_fixed_point<HOP_TFLITE>(sums, t, codes);
+        case HOP_AWAY: return codes_by_fixed_point<HOP_AWAY>(sums, t, codes);
+        default: return codes_by_fixed_point<HOP_EVEN>(sums, t, codes);
+    }
+}
+
+// A bias of real values, rounded to the units of the sums.
+inline void load_rounded_bias(float lhs, const float* rhs, const float* bias, Target& t) {
     for (int j = 0; j < kBlock; ++j) {
         double steps = std::nearbyint(static_cast<double>(bias[j]) / (static_cast<double>(lhs) * rhs[j]));
         steps = steps < -0x1p32 ? -0x1p32 : steps;
         steps = steps > 0x1p32 ? 0x1p32 : steps;
-        const auto whole = static_cast<uint64_t>(steps == steps ? static_cast<int64_t>(steps) : INT64_MIN);
-        sums[j] = limited(static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>(sums[j])) + whole), INT32_MIN, INT32_MAX);
+        t.bias[j] = static_cast<uint64_t>(steps == steps ? static_cast<int64_t>(steps) : INT64_MIN);
     }
+}
+
+// Computes what depends on the scales of the operands.
+inline void load_factors(const hop_output& o, float lhs, const float* rhs, const float* bias, Target& t) {
+    if (by_real(o)) {
+        for (int j = 0; j < kBlock; ++j) t.factor[j] = 1.f / t.scale[j];
+        return;
+    }
+    if (bias) load_rounded_bias(lhs, rhs, bias, t);
+    if (o.requantize == HOP_MULTIPLIER)
+        for (int j = 0; j < kBlock; ++j) t.factor[j] = lhs * rhs[j] / t.scale[j];
+    else
+        for (int j = 0; j < kBlock; ++j)
+            fixed_point(static_cast<double>(lhs) * rhs[j] / t.scale[j], t.mantissa[j], t.shift[j]);
 }
 
 // Converts one row of sums to codes, by the output's convention. `bias`: real values, or nullptr.
@@ -125,9 +154,11 @@ inline void requantize_row(
             for (int j = 0; j < kBlock; ++j) y[j] += bias[j];
         codes_of_real(o, y, target, codes);
     } else if constexpr (std::is_same_v<Sum, int32_t>) {
-        if (bias) add_rounded_bias(sums, lhs, rhs, bias);
-        if (o.requantize == HOP_MULTIPLIER) codes_by_multiplier(o, sums, lhs, rhs, target, codes);
-        else codes_by_fixed_point(o, sums, lhs, rhs, target, codes);
+        if (bias)  // the sums saturate
+            for (int j = 0; j < kBlock; ++j)
+                sums[j] = limited(
+                    static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>(sums[j])) + target.bias[j]), INT32_MIN, INT32_MAX);
+        codes_of_sums(o, sums, target, codes);
     }
     uint8_t bytes[kBlock];
     for (int j = 0; j < kBlock; ++j) bytes[j] = static_cast<uint8_t>(codes[j]);
@@ -141,7 +172,9 @@ inline void requantize_rows(
     const hop_output& o = job.p.output;
     Target target;
     for (int i = 0; i < rows; ++i) {
-        if (i == 0 || o.scale_row_stride != 0) load_target(job, first + i, column, columns, target);
+        const bool other = i == 0 || o.scale_row_stride != 0;
+        if (other) load_target(job, first + i, column, columns, target);
+        if (other || std::memcmp(lhs + i, lhs + i - 1, 4) != 0) load_factors(o, lhs[i], rhs, bias, target);
         uint8_t* out = static_cast<uint8_t*>(job.output) + (first + i) * o.row_stride + column;
         requantize_row(o, sums + i * kBlock, lhs[i], rhs, bias, target, out, columns);
     }

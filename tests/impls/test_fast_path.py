@@ -362,6 +362,27 @@ class TestOnePlace(unittest.TestCase):
         again = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         assert torch.equal(out.codes, again.codes) and again.quantizer == static
 
+    def test_numbers_as_output_scales(self):
+        """The second call takes a plan; other numbers are other calls, and results share no memory."""
+        q, affine = hop.quantize(hop.presets.INT8_ROW, torch.randn(32, 64)), hop.presets.INT8_TENSOR_STATIC_AFFINE
+        for number, zero in ((0.1, 3), (0.2, 3), (0.2, -3), (0.2, 3.0), (0.1, 3)):
+            given = {"output_scale": number, "output_zero_point": zero}
+            tensors = {"output_scale": torch.tensor(number), "output_zero_point": torch.tensor(zero)}
+            want = hop.scaled(aten.linear.default, affine, self.q, q, **tensors)
+            first = hop.scaled(aten.linear.default, affine, self.q, q, **given)
+            with mock.patch.object(sys.modules[hop.scaled.__module__], "_planned", None):
+                got = hop.scaled(aten.linear.default, affine, self.q, q, **given)
+            for name, buffer in want.buffers().items():
+                assert torch.equal(getattr(first, name), buffer) and torch.equal(getattr(got, name), buffer)
+                assert getattr(first, name).data_ptr() != getattr(got, name).data_ptr()
+                getattr(got, name).zero_()  # must not change the plan
+        for wrong in ({"output_scale": 0.0}, {"output_scale": math.inf}, {"output_zero_point": 300}):
+            for _ in range(2):
+                with pytest.raises(ValueError, match="|".join(wrong)):
+                    hop.scaled(
+                        aten.linear.default, affine, self.q, q, **{"output_scale": 0.1, "output_zero_point": 0, **wrong}
+                    )
+
     def test_equal_numbers_that_are_not_the_same(self):
         """Calls with 0.0 and -0.0, or 1, 1.0 and True, give or raise what each does alone, in any order."""
         x = hop.quantize(hop.presets.INT8_ROW, torch.tensor([[-1.0, 0.0, 2.0, -3.0]]))

@@ -545,7 +545,6 @@ class TestSafety(unittest.TestCase):
         """Where oneDNN's sums saturate, ours do not: eager, compiled, with and without native kernels."""
         code = (
             "import sys, torch, hop\n"
-            "from hop.compat import eager\n"
             "from hop.kernels.cpu import native\n"
             "a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((3, 33, 700), (3, 700, 17)))\n"
             "want = (a.long() @ b.long()).int()\n"
@@ -556,13 +555,11 @@ class TestSafety(unittest.TestCase):
             "        for f in (hop.out_dtype, torch.compile(hop.out_dtype, backend='aot_eager')):\n"
             "            assert torch.equal(f(aten.mm.default, torch.int32, a[0], b[0]), want[0])\n"
             "            assert torch.equal(f(aten.bmm.default, torch.int32, a, b), want)\n"
-            "print(eager.int_mm_is_exact())"
         )
         for level in levels.HERE[1:]:
             command, env = [sys.executable, "-c", code, level], levels.environment(level)
             done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-            exact = "neon" in level or "vnni" in level or "bf16" in level or level == "amx"
-            assert done.stdout.strip() == str(exact), done.stderr
+            assert done.returncode == 0, done.stderr
 
     def test_same_kernels(self):
         """Levels without kernels of their own run those of the one below."""

@@ -330,8 +330,12 @@ def _planned(
     if isinstance(output, Quantizer):
         result = _quantized(output, op, bound, named, result)
         compute = _of_codes(compute, _first_operand(op, given), result)
-    if call.output_scale is scale and call.output_zero_point is zero_point:
+    stored = (call.output_scale, call.output_zero_point)
+    if stored[0] is scale and stored[1] is zero_point:
         plan.remember(known, compute)
+    elif not isinstance(scale, Tensor) and not isinstance(zero_point, Tensor):
+        # The key contains numbers by value, so a plan may keep the tensors that they became.
+        plan.remember(known, lambda *given: compute(*given[:-2], *stored))
     return result
 
 

@@ -121,9 +121,12 @@ def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequen
     info = torch.iinfo(q.format.dtype)
     # while tracing, sizes may be symbolic
     if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):
-        own = [(t.shape, t.dtype) for t in (call.output_scale, call.output_zero_point) if t is not None]
-        if own == list(q.buffers(shape).values())[1:]:
-            return lambda given: given[-2:]
+        own = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
+        (scale, dtype), *rest = list(q.buffers(shape).values())[1:]
+        if [t.dtype for t in own] == [dtype, *(dtype for _, dtype in rest)]:
+            if not rest:
+                return lambda given: (given[-2].expand(scale), None)
+            return lambda given: (given[-2].expand(scale), given[-1].expand(rest[0][0]))
     bare = call.bare()
     return lambda given: (*_stored(bare.of(given), shape), None)[:2]
 
