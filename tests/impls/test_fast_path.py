@@ -22,6 +22,7 @@ from hop.compat import eager
 from hop.compat.memory import PLAIN
 from hop.dispatch import plan
 from hop.impls.out_dtype import out_dtype_operator
+from hop.impls.quantize.operator import quantize_operator
 from hop.kernels.cpu import native
 from tests.support.routes import nodes
 
@@ -56,6 +57,11 @@ def route(call: Callable[[], Any]) -> list[str]:
 
 def through_the_dispatcher(call: Callable[[], Any]) -> bool:
     return route(call) != []
+
+
+def _filled(given: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of the operator hop_quantize after x."""
+    return given["scale"], given.get("zero_point"), None, ["rowwise"], "clipped"
 
 
 class Sees:
@@ -361,6 +367,27 @@ class TestOnePlace(unittest.TestCase):
         out = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         again = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         assert torch.equal(out.codes, again.codes) and again.quantizer == static
+
+    def test_given_scales(self):
+        """The second call takes a plan, with numbers and with tensors of any shape that fits."""
+        affine, rows = hop.presets.INT8_TENSOR_STATIC_AFFINE, hop.presets.INT8_ROW
+        number = {"scale": 0.1, "zero_point": 3}
+        tensor = {"scale": torch.tensor(0.1), "zero_point": torch.tensor(3, dtype=torch.int8)}
+        wide = {"scale": torch.full((1, 1), 0.1, dtype=torch.float64), "zero_point": torch.tensor(3)}
+        calls: Any = [(affine, given) for given in (number, tensor, wide, number | {"scale": 0.2})]
+        calls += [(rows, {"scale": torch.rand(len(self.x), 1) + 1}), (rows, {"scale": 0.5})]
+        for q, given in calls * 2:
+            first, want = hop.quantize(q, self.x, **given), quantize_operator(str(q), self.x, *_filled(given))
+            with mock.patch.object(sys.modules[hop.quantize.__module__], "_planned", None):
+                got = hop.quantize(q, self.x, **given)
+            for name, buffer in want.buffers().items():
+                assert torch.equal(getattr(first, name), buffer) and torch.equal(getattr(got, name), buffer)
+                getattr(got, name).zero_()  # must not change the plan
+        assert wide["scale"].item() == torch.tensor(0.1, dtype=torch.float64) and tensor["zero_point"] == 3
+        for wrong in ({"scale": 0.0}, {"scale": torch.tensor(-1.0)}, {"zero_point": 300}, {"zero_point": None}):
+            for _ in range(2):
+                with pytest.raises(ValueError, match="|".join(wrong)):
+                    hop.quantize(affine, self.x, **(number | wrong))
 
     def test_numbers_as_output_scales(self):
         """The second call takes a plan; other numbers are other calls, and results share no memory."""

@@ -16,6 +16,8 @@ from hop.numerics.spelling import shown
 from hop.tensor import parameters
 
 GRADIENTS = ("clipped", "plain")
+SCALES = ("scale", "zero_point")
+"""The names of the arguments that replace a scale rule."""
 
 
 def checked(
@@ -49,7 +51,7 @@ def checked(
             )
     if scale is not None and not q.shares_scale() and copies.COLUMNWISE in usages:
         raise ValueError(f"{name}: scale belongs to one copy, but usages are {usages}; quantize each usage separately")
-    return fitting_scales(name, _NAMES, q, x.shape, x.device, scale, zero_point)
+    return fitting_scales(name, SCALES, q, x.shape, x.device, scale, zero_point)
 
 
 def fitting_scales(
@@ -125,7 +127,6 @@ def _check_scale(name: str, which: str, q: Quantizer, scale: Any) -> None:
 
 
 _LEAST = 2.0**-149  # above 0, in float32
-_NAMES = ("scale", "zero_point")
 _BOTH = "give both, or neither"
 _FIND = "find one with hop.calibration"
 

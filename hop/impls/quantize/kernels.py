@@ -1,6 +1,7 @@
 """Plans of quantize and dequantize that call the native operator or a GPU kernel."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,27 +16,53 @@ from hop.numerics import copies, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
-_ROWWISE = [copies.ROWWISE]
+_ROWWISE, _NONE = [copies.ROWWISE], (None, None)
 
 
-def quantizing(q: Quantizer, x: Any, general: Plan) -> Plan:
-    """The plan for row-wise quantizing of tensors like x with scales from the rule; `general` if no kernel matches."""
+def quantizing(
+    q: Quantizer, x: Any, general: Plan, scales: Sequence[Any] = (), fitted: Sequence[Tensor | None] = (None, None)
+) -> Plan:
+    """The plan for row-wise quantizing of tensors like x; `general` if no kernel matches.
+
+    Args:
+        q: the quantizer.
+        x: the first tensor.
+        general: the plan that describes each call again.
+        scales: the scale and zero point that replace the rule, numbers or tensors; empty if the rule applies.
+        fitted: these in the dtypes and shapes of their buffers.
+    """
     if not isinstance(x, Tensor) or q.is_random() or _lies_last(x):
         return general
+    if any(
+        isinstance(t, Tensor) and t.dtype != own.dtype
+        for t, own in zip(scales, fitted, strict=False)
+        if own is not None
+    ):
+        return general
     text = str(q)
-    compute, is_native = _matched((native.QUANTIZE, gpu.QUANTIZE), (text, x, None, None, None, _ROWWISE))
+    compute, is_native = _matched((native.QUANTIZE, gpu.QUANTIZE), (text, x, *fitted, None, _ROWWISE))
     if isinstance(compute, Declined):
         return general
     names, fresh, shape, dtype = copies.names(q, (copies.ROWWISE,)), QuantizedTensor.fresh, x.shape, x.dtype
     is_fresh = is_native and q.per_byte() == 1
+    kept = [None if isinstance(t, Tensor) else own for t, own in zip(scales, fitted, strict=False)]  # of numbers
+    shapes = [() if t is None else t.shape for t in fitted]
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Tensor, *given: Any) -> Tensor:
         if not is_native and (x.is_neg() or not holds(x)):
-            return general(x)
+            return general(x, *given)
+        scale, zero_point = (
+            [
+                t.expand(size) if own is None and t is not None else own
+                for t, own, size in zip(given, kept, shapes, strict=True)
+            ]
+            if given
+            else _NONE
+        )
         try:
-            buffers = compute(text, x, None, None, None, _ROWWISE)
+            buffers = compute(text, x, scale, zero_point, None, _ROWWISE)
         except RuntimeError:  # a memory error, which the general plan explains
-            return general(x)
+            return general(x, *given)
         if is_fresh:
             return fresh(names, buffers, q, shape, dtype)
         return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, shape, dtype)

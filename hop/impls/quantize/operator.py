@@ -14,7 +14,7 @@ from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
 from hop.impls.quantize import batching
-from hop.impls.quantize.arguments import checked, needless
+from hop.impls.quantize.arguments import SCALES, check_values, checked, needless
 from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
@@ -268,20 +268,31 @@ def quantize(
         TypeError: x is not a float tensor, or q is not a Quantizer.
         ValueError: arguments do not match x, q or each other.
     """
-    plain = scale is None and zero_point is None and noise is None and generator is None
-    if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
-        known = _key((q,), (x,))
+    plain = noise is None and generator is None and usages == _ROWWISE and gradient == "clipped"
+    if plain and type(q) is Quantizer:
+        scales = () if scale is None and zero_point is None else (scale, zero_point)
+        known = _key((q,), (x, *scales))
         if known is not None:
+            if scale is not None:
+                check_values("quantize", SCALES, q, scale, zero_point)  # type: ignore[arg-type]
             found = _find(known)
             if found is None:
-                fixed = (None, None, None, list(_ROWWISE), "clipped")
-                found = plan.remember(known, quantizing(q, x, lambda x: quantize_operator(str(q), x, *fixed)))
-            return found(x)
+                found = plan.remember(known, _planned(q, x, scales))
+            return found(x, *scales)
     given = {"scale": scale, "zero_point": zero_point, "noise": noise, "generator": generator}
     named: Any = given | {"usages": usages, "gradient": gradient}
     if (watched := observed(quantize, (q, x), named)) is not None:
         return watched
     return _traced_quantize(q, x, **named)
+
+
+def _planned(q: Quantizer, x: Any, scales: Sequence[Any]) -> plan.Plan:
+    """The plan of row-wise quantizing, with a scale and a zero point, or none."""
+    text, fixed = str(q), (None, list(_ROWWISE), "clipped")
+    if not scales:
+        return quantizing(q, x, lambda x: quantize_operator(text, x, None, None, *fixed))
+    (_, _, *fitted, _, _, _), _ = quantize_operator.check(text, x, *scales, *fixed)
+    return quantizing(q, x, lambda x, *scales: quantize_operator(text, x, *scales, *fixed), scales, fitted)
 
 
 def is_plain(q: Quantizer, x: Any) -> bool:

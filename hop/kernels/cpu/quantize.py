@@ -207,16 +207,27 @@ def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, 
 
 def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
     _check_quantize(call)
-    quantizer, x, *given, usages = call[:6]
-    if len(call) > 6 or any(t is not None for t in given) or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
+    _, x, _, zero_point, noise, usages = call[:6]
+    if len(call) > 6 or noise is not None or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
         return lambda *call: _quantize(call)
-    words, quantize, below = describe(quantizer).words, torch.ops.hop_native.quantize.default, eager.below_autograd
+    description, quantize, below = describe(call[0]), torch.ops.hop_native.quantize.default, eager.below_autograd
+    if zero_point is not None and not _is_code(zero_point, description.quantizer.format):
+        return lambda *call: _quantize(call)
+    words = description.words
 
-    def run(quantizer: str, x: Tensor, scale: None, zero_point: None, noise: None, usages: Any) -> list[Tensor]:
+    def run(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: None, usages: Any) -> list[Tensor]:
         with below():
-            return quantize(x, None, None, None, words)
+            return quantize(x, scale, zero_point, None, words)
 
     return run
+
+
+def _is_code(zero_point: Tensor, format: Format) -> bool:
+    """Whether every value of the zero point's dtype is a code of the format."""
+    if zero_point.dtype != format.dtype:
+        return False
+    info = torch.iinfo(format.dtype)
+    return (info.min, info.max) == (format.min, format.max)
 
 
 def _lies_last(x: Tensor) -> bool:
