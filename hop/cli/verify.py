@@ -10,7 +10,7 @@ from hop.cli.output import show, show_json, working
 from hop.export import Comparison, FileComparison
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
-from hop.export.golden.verify import file_kind
+from hop.export.verifying import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]

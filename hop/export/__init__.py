@@ -6,10 +6,7 @@ from hop.export.analysis.exactness import check_exact as check_exact
 from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
-from hop.export.golden.beside import FileComparison as FileComparison
-from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
-from hop.export.golden.verify import verify as verify
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
 from hop.export.rewrite.lowering import lower as lower
@@ -19,6 +16,8 @@ from hop.export.rewrite.scheme import to_scheme as to_scheme
 from hop.export.rewrite.stock import from_torch as from_torch
 from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets.executorch import to_executorch as to_executorch
+from hop.export.targets.integer.comparing import FileComparison as FileComparison
+from hop.export.targets.integer.trials import Trial as Trial
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
 from hop.export.targets.qoperator import to_qoperator as to_qoperator
@@ -27,6 +26,7 @@ from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
 from hop.export.targets.tosa import TosaModel as TosaModel
 from hop.export.targets.tosa import to_tosa as to_tosa
+from hop.export.verifying import verify as verify
 
 __all__ = [
     "Comparison",

@@ -31,11 +31,12 @@ from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.export.analysis.verify import Comparison
-from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
 from hop.export.rewrite.encodings import dequantizing, quantizing
 from hop.export.rewrite.program import constant
+from hop.export.rewrite.target import Target
 from hop.export.table import table
-from hop.export.targets.tflite.reading import FileGraph, FileTensor
+from hop.export.targets.integer.graph import FileGraph, FileTensor
+from hop.export.targets.integer.trials import Sample, Trial, can_be_tried, trials
 from hop.numerics.quantizer import Quantizer
 
 _MOST_DIMENSIONS = 5  # up to this number, all orders are tried
@@ -82,14 +83,14 @@ class FileComparison(Comparison):
 
 
 def run_comparison(
-    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]
+    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments], targets: Sequence[Target]
 ) -> FileComparison:
-    """Run a program and a runtime's file on each input, and compare them."""
+    """Run a program and a runtime's file on each input, and compare them; the conventions of `targets` are tried."""
     runner = FileRunner(program, runtime, caller)
     with torch.no_grad():
         for arguments in given:
             runner.run_both(arguments)
-    return runner.comparison(len(given))
+    return runner.comparison(len(given), targets)
 
 
 @dataclass(eq=False)
@@ -317,14 +318,14 @@ class FileRunner(Runner):
 
     # ---- the result
 
-    def comparison(self, count: int) -> FileComparison:
+    def comparison(self, count: int, targets: Sequence[Target]) -> FileComparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}
         pairs = [pair for own in (self.pairs or {}).values() for pair in own if pair.figures.elements is not None]
         pairs.sort(key=lambda pair: places[pair.node])
         first = min(self.first, key=lambda node: places[node], default=None)
         tried: tuple[Trial, ...] = ()
         if first is not None and can_be_tried(first):
-            tried = trials(first, self.first[first])
+            tried = trials(first, self.first[first], targets)
         units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
         nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
         written = {i for op in self.runtime.graph.operators for i in op.outputs}

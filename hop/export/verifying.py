@@ -8,21 +8,27 @@ from torch.fx import GraphModule
 
 from hop.export.analysis.arguments import Data, parse
 from hop.export.analysis.verify import Comparison, compare_programs
-from hop.export.golden.beside import FileComparison, Runtime, run_comparison
-from hop.export.golden.litert import LiteRT
-from hop.export.golden.micro import Micro
-from hop.export.golden.qoperator import OnnxRuntime
-from hop.export.golden.tosa import TosaRuntime
 from hop.export.rewrite.program import check_program
-from hop.export.targets.models import Model
+from hop.export.rewrite.pt2e import PT2E
+from hop.export.targets.integer.comparing import FileComparison, Runtime, run_comparison
+from hop.export.targets.integer.model import Model, content
+from hop.export.targets.onnx.arithmetic import ONNX_INTEGER, ONNX_QDQ
+from hop.export.targets.onnx.runner import OnnxRuntime
 from hop.export.targets.qoperator.model import QOperatorModel
+from hop.export.targets.tflite.arithmetic import TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8
 from hop.export.targets.tflite.model import TfliteModel
+from hop.export.targets.tflite.runner import LiteRT, Micro
+from hop.export.targets.tosa.arithmetic import TOSA_1_0, TOSA_1_0_INT16
 from hop.export.targets.tosa.model import TosaModel
+from hop.export.targets.tosa.runner import TosaRuntime
 from hop.numerics.spelling import shown
 
 Program: TypeAlias = ExportedProgram | GraphModule
 File: TypeAlias = Model | bytes | str | Path
 _CALLER = "verify"
+TARGETS = (
+    *(TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ, ONNX_INTEGER),
+)
 _KINDS: dict[str, type[Model]] = {".tflite": TfliteModel, ".tosa": TosaModel, ".onnx": QOperatorModel}
 _IDENTIFIERS = {b"TFL3": ".tflite", b"TOSA": ".tosa"}  # bytes 4 to 7 of a file; ONNX has none
 
@@ -81,7 +87,7 @@ def verify(program: Any, model: Any, inputs: Data, *, kernels: str = "reference"
             "torch.export.export, or a file with hop.export.to_tflite, to_tosa or to_qoperator"
         )
     given = parse(_CALLER, "inputs", inputs)
-    return run_comparison(program, _runtime(model, kernels), _CALLER, given)
+    return run_comparison(program, _runtime(model, kernels), _CALLER, given, TARGETS)
 
 
 def _runtime(model: File, kernels: str) -> Runtime:
@@ -94,7 +100,9 @@ def _runtime(model: File, kernels: str) -> Runtime:
     if kind == ".tflite":
         return Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
     _check_no_kernels(f"a {kind} file", kernels)
-    return TosaRuntime(_CALLER, model) if kind == ".tosa" else OnnxRuntime(_CALLER, model)
+    if kind == ".tosa":
+        return TosaRuntime(_CALLER, *content(_CALLER, model, TosaModel, "a .tosa file"))
+    return OnnxRuntime(_CALLER, *content(_CALLER, model, QOperatorModel, "an ONNX file"))
 
 
 def _check_no_kernels(what: str, kernels: str) -> None:

@@ -1,0 +1,5 @@
+"""to_executorch: convert programs to files for ExecuTorch's runtime."""
+
+from hop.export.targets.executorch.model import to_executorch as to_executorch
+
+__all__ = ["to_executorch"]
