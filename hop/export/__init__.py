@@ -1,11 +1,12 @@
 """Convert exported programs: to exact integers, to core ATen, and for other runtimes."""
 
 from hop.export.analysis.checking import check as check
+from hop.export.analysis.comparison import Comparison as Comparison
+from hop.export.analysis.comparison import Trial as Trial
 from hop.export.analysis.exactness import Exactness as Exactness
 from hop.export.analysis.exactness import check_exact as check_exact
 from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
-from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
@@ -16,8 +17,6 @@ from hop.export.rewrite.scheme import to_scheme as to_scheme
 from hop.export.rewrite.stock import from_torch as from_torch
 from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets.executorch import to_executorch as to_executorch
-from hop.export.targets.integer.comparing import FileComparison as FileComparison
-from hop.export.targets.integer.trials import Trial as Trial
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
 from hop.export.targets.qoperator import to_qoperator as to_qoperator
@@ -31,7 +30,6 @@ from hop.export.verifying import verify as verify
 __all__ = [
     "Comparison",
     "Exactness",
-    "FileComparison",
     "QOperatorModel",
     "Ranges",
     "TfliteModel",

@@ -9,7 +9,9 @@ from torch import Tensor
 
 DTYPES = {
     "FLOAT32": torch.float32,
+    "FLOAT64": torch.float64,
     "FLOAT16": torch.float16,
+    "BFLOAT16": torch.bfloat16,
     "INT8": torch.int8,
     "UINT8": torch.uint8,
     "INT16": torch.int16,
@@ -30,7 +32,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a file; constants have `data`."""
+    """A tensor of a file; constants have `data`. The sizes of one that `is_bound` are upper bounds."""
 
     index: int
     name: str
@@ -38,6 +40,7 @@ class FileTensor:
     kind: str  # the schema's name of the dtype
     quantization: Quantization | None
     data: Tensor | None
+    is_bound: bool = False
 
     @property
     def dtype(self) -> torch.dtype | None:

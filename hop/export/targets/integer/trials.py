@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
+from hop.export.analysis.comparison import Trial
 from hop.export.rewrite.target import Target
 from hop.numerics import requantization
 from hop.numerics.integer import functions as integers
@@ -25,20 +26,6 @@ _MULTIPLIERS = (
     requantization.WideFixedPoint(),
 )
 _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The outcome of one convention for a node.
-
-    convention: how codes are computed.
-    differing: number of codes that differ from the runtime's.
-    targets: names of the targets with this convention for the node's operator.
-    """
-
-    convention: requantization.Convention
-    differing: int
-    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
