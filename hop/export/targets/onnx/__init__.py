@@ -7,7 +7,7 @@ A program is lowered to core ATen, except for its integer products, which become
 
 on 8-bit codes with at most one zero point each. Such a program still runs in PyTorch, and torch.onnx translates it.
 
-arithmetic.py the targets ONNX_QDQ and ONNX_INTEGER
+arithmetic.py  the targets ONNX_QDQ and ONNX_INTEGER
 operators.py  these operators
 products.py   hop.out_dtype as products of 8- or 16-bit codes minus their zero points
 factors.py    these products as products of 8-bit codes

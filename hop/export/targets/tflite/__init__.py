@@ -1,6 +1,6 @@
 """to_tflite, from_tflite: convert integer programs to `.tflite` files of the public schema, and back.
 
-arithmetic.py the targets TFLITE and TFLITE_MICRO
+arithmetic.py  the targets TFLITE and TFLITE_MICRO
 file.py       a file under construction: tensors, operators, the signature
 views.py      conversion of views and padding
 operators.py  conversion of operator families

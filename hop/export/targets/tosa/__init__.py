@@ -1,6 +1,6 @@
 """to_tosa: convert integer programs to `.tosa` files, of the public schema of TOSA 1.0.
 
-arithmetic.py the targets TOSA_1_0 and TOSA_1_0_INT16
+arithmetic.py  the targets TOSA_1_0 and TOSA_1_0_INT16
 file.py       a file under construction: tensors, shapes, operators
 scales.py     RESCALE: multipliers and shifts of conventions
 views.py      conversion of views and padding
