@@ -1,4 +1,4 @@
-"""hop verify: compare two programs, or a program and a .tflite, .tosa or .onnx file, on the same inputs."""
+"""hop verify: compare two programs, or a program and a .tflite, .tosa, .onnx or .pte file, on the same inputs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,10 +7,10 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison, FileComparison
+from hop.export import Comparison
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
-from hop.export.golden.verify import file_kind
+from hop.export.verifying import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
@@ -20,14 +20,15 @@ Seed = Annotated[int, typer.Option(help="The seed of random inputs.")]
 def verify(
     a: Program,
     b: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite, .tosa or .onnx file.")
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="Another, or a .tflite, .tosa, .onnx or .pte file."),
     ],
     data: Data = None,
     seed: Seed = 0,
     at_least: Annotated[
         float | None, typer.Option(metavar="DB", help="Accept outputs with at least this SQNR.", show_default="equal")
     ] = None,
-    kernels: Annotated[str, typer.Option(help="LiteRT's kernels: reference or optimized.")] = "reference",
+    kernels: Annotated[str, typer.Option(help="Of a .tflite file: reference, optimized or micro.")] = "reference",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run two programs on the same inputs and show where they differ: in the outputs, and in corresponding nodes.
@@ -35,7 +36,7 @@ def verify(
     If B is a .tflite file (run by LiteRT), an .onnx file (run by onnxruntime) or a .tosa file (run by TOSA's reference
     model), codes are compared node by node, and for the first node that differs it is tried which convention reproduces
     the runtime's codes. The environment variable HOP_TOSA names the reference model, or the Python environment that has
-    it.
+    it. Of a .pte file (run by ExecuTorch), outputs are compared.
 
     Exit status: 0 if all outputs are equal or, with --at-least, if integers are equal and each float output reaches
     that SQNR in decibels; 1 if not, or if the two cannot be compared.
@@ -44,8 +45,8 @@ def verify(
     dimension has several inputs. Without it, inputs are random, in the sizes that A was exported with: floats are
     normal; integers of 8 and 16 bits cover their range; wider ones are 0 or 1, or any row of the table that they index.
 
-    Use this only on files that you trust: PyTorch unpickles parts of them, which can execute any code; LiteRT runs a
-    .tflite file in this process, onnxruntime an .onnx file.
+    Use this only on files that you trust: PyTorch unpickles parts of them, which can execute any code; LiteRT,
+    onnxruntime and ExecuTorch run a file in this process.
 
     Examples:
         hop verify model.pt2 lowered.pt2
@@ -79,12 +80,11 @@ def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
     ]
     first = None if comparison.first is None else comparison.first.a
     counts: dict[str, Any] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
-    if isinstance(comparison, FileComparison):
-        counts["trials"] = [
-            {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
-            for t in comparison.trials
-        ]
-        counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in comparison.units]
+    counts["trials"] = [
+        {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
+        for t in comparison.trials
+    ]
+    counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in comparison.units]
     return {"holds": is_met, "first": first, **counts, "rows": rows}
 
 

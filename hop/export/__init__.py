@@ -1,15 +1,13 @@
 """Convert exported programs: to exact integers, to core ATen, and for other runtimes."""
 
 from hop.export.analysis.checking import check as check
+from hop.export.analysis.comparison import Comparison as Comparison
+from hop.export.analysis.comparison import Trial as Trial
 from hop.export.analysis.exactness import Exactness as Exactness
 from hop.export.analysis.exactness import check_exact as check_exact
 from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
-from hop.export.analysis.verify import Comparison as Comparison
-from hop.export.golden.beside import FileComparison as FileComparison
-from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
-from hop.export.golden.verify import verify as verify
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
 from hop.export.rewrite.lowering import lower as lower
@@ -27,11 +25,11 @@ from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
 from hop.export.targets.tosa import TosaModel as TosaModel
 from hop.export.targets.tosa import to_tosa as to_tosa
+from hop.export.verifying import verify as verify
 
 __all__ = [
     "Comparison",
     "Exactness",
-    "FileComparison",
     "QOperatorModel",
     "Ranges",
     "TfliteModel",

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import hop
 from hop.export.targets import ONNX_INTEGER, PT2E, TFLITE, TFLITE_16X8, TFLITE_MICRO, TOSA_1_0, TOSA_1_0_INT16
-from hop.export.targets.tflite.operators import bias_codes
-from hop.export.targets.tflite.steps import Weight
-from hop.export.targets.tflite.values import Codes
+from hop.export.targets.integer.arguments import bias_codes
+from hop.export.targets.integer.steps import Weight
+from hop.export.targets.integer.values import Codes
 from tests.support.tflite_models import both, qd, wide
 
 INTEGERS = {t.name: t for t in (TFLITE, TFLITE_MICRO, TOSA_1_0, ONNX_INTEGER)}

@@ -1,7 +1,9 @@
 """Programs in ExecuTorch's runtime: the integers of eager mode, from the portable kernels; and what is refused."""
 
+import tempfile
 import unittest
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -351,3 +353,42 @@ class TestFolded(unittest.TestCase):
 
 def _is_double(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.float64
+
+
+class TestVerify(unittest.TestCase):
+    """verify runs a .pte file, as a manager, bytes or a path, and compares outputs."""
+
+    @classmethod
+    def setUpClass(cls):
+        torch.manual_seed(0)
+        module, x = linear(presets.INT8_ROW, presets.INT8_ROW)
+        rows = torch.export.Dim("rows", min=1, max=16)
+        cls.program = torch.export.export(module, (x,), dynamic_shapes={"inputs": ({0: rows},)})
+        cls.manager, cls.x = to_executorch(cls.program), x
+
+    def test_equal(self):
+        found = hop.export.verify(self.program, self.manager, [(self.x,), (self.x[:2],)])
+        assert found.first is None and found.inputs == 2 and [row.elements for row in found.outputs] == [16 * (5 + 2)]
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (path := Path(folder, "model.bin")).write_bytes(self.manager.buffer)
+            for model in (self.manager.buffer, path):
+                assert hop.export.verify(self.program, model, (self.x,)).first is None
+
+    def test_other_weights(self):
+        torch.manual_seed(1)
+        module, x = linear(presets.INT8_ROW, presets.INT8_ROW)
+        found = hop.export.verify(torch.export.export(module, (x,)), self.manager, (x,))
+        want = module(x) - run(self.manager, x)
+        assert found.first is not None and abs(found.outputs[0].largest - want.abs().max().item()) < 1e-5
+
+    def test_errors(self):
+        with self.assertRaisesRegex(ValueError, r"'inputs_0' is torch.float32 of \(17, 64\), but the file's 'input_0'"):
+            module, x = linear(presets.INT8_ROW, presets.INT8_ROW)
+            hop.export.verify(torch.export.export(module, (x := torch.cat([x] * 4)[:17],)), self.manager, (x,))
+        damaged = b"\0\0\0\0ET12" + bytes(200)
+        with self.assertRaisesRegex(ValueError, "verify: ExecuTorch does not accept model: .*; see stderr"):
+            hop.export.verify(self.program, damaged, (self.x,))
+        with self.assertRaisesRegex(ValueError, "verify: kernels must be 'reference' for a .pte file, got 'micro'"):
+            hop.export.verify(self.program, self.manager, (self.x,), kernels="micro")

@@ -14,8 +14,8 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
-from hop.export.rewrite.known_targets import TARGETS
 from hop.export.targets import TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, Limits, Target
+from hop.export.verifying import TARGETS
 from tests.support.tflite_models import both, qd, wide
 
 

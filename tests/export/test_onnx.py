@@ -452,6 +452,7 @@ class TestModel(WithRuntime):
         assert operators(model)["ConvInteger"] == 2, operators(model)
         for got, want in zip(run(session(model), *xs), program.module()(*xs), strict=True):
             np.testing.assert_array_equal(got, want.numpy())
+        assert hop.export.verify(program, model, xs).first is None
 
     @parameterized.expand([("affine", "choose_qparams"), ("symmetric", "choose_qparams_symmetric")])
     @pytest.mark.quick(2)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import hop
 from hop import cli
-from hop.export.golden.reference_model import PLACE, ReferenceModel
 from hop.export.targets import TFLITE, TOSA_1_0, TOSA_1_0_INT16
 from hop.export.targets.tosa.file import File, decode, encode
+from hop.export.targets.tosa.reference_model import PLACE, ReferenceModel
 from hop.export.targets.tosa.scales import Scale, rescaled
 from tests.support.tflite_chains import Chain
 from tests.support.tflite_models import Layer, Network, Point, Weights, both, networks, wide, widened

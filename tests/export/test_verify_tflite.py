@@ -178,7 +178,7 @@ class TestErrors(unittest.TestCase):
         given: Any = (self.model, (self.x,))
         with pytest.raises(TypeError, match=r"verify: program must be a torch.export.ExportedProgram"):
             hop.export.verify(self.model, *given)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"model must be an exported program or its module\(\), or a TfliteModel"):
+        with pytest.raises(TypeError, match=r"model must be an exported program or its module\(\), or what to_tflite"):
             hop.export.verify(self.program, 3, (self.x,))
         with pytest.raises(
             ValueError, match=r"kernels must be one of \('reference', 'optimized', 'micro'\), got 'fast'"
@@ -189,7 +189,7 @@ class TestErrors(unittest.TestCase):
             with pytest.raises(ValueError, match=r"bytes 4 to 7 are b'TFL3', got b''"):
                 hop.export.verify(self.program, path, (self.x,))
             (path := Path(folder, "x.bin")).touch()
-            with pytest.raises(ValueError, match=r"model must be a .tflite, .tosa or ONNX file, got .*x.bin"):
+            with pytest.raises(ValueError, match=r"model must be a .tflite, .tosa, .pte or ONNX file, got .*x.bin"):
                 hop.export.verify(self.program, path, (self.x,))
         with pytest.raises(ValueError, match="kernels must be 'reference' for a program, got 'micro'; omit it"):
             hop.export.verify(self.program, self.program, (self.x,), kernels="micro")  # type: ignore[call-overload]

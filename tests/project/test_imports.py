@@ -38,7 +38,17 @@ INNER = (
         ("hop.kernels.cpu", "hop.kernels.gpu"),
         ("hop.kernels.aten",),
     ),
-    (("hop.export.rewrite",), ("hop.export.targets", "hop.export.analysis"), ("hop.export.golden",)),
+    (
+        ("hop.export.rewrite",),
+        ("hop.export.analysis",),
+        ("hop.export.targets", "hop.export.golden"),
+        ("hop.export.verifying",),
+    ),
+    (
+        ("hop.export.targets.integer",),
+        ("hop.export.targets.tflite", "hop.export.targets.tosa", "hop.export.targets.onnx"),
+        ("hop.export.targets.qoperator", "hop.export.targets.executorch"),
+    ),
 )
 
 

@@ -21,7 +21,7 @@ import hop.interchange
 from hop.cli.bench import _write
 from hop.cli.export import ROUTES, ExportOptions
 from hop.compat.files import is_temporary
-from hop.export.targets.models import Model
+from hop.export.targets.integer.model import Model
 from hop.integrations import quantize_folder
 from hop.report.journal import Journal
 from hop.report.report import Report
@@ -248,7 +248,7 @@ class TestNoOtherWriters(unittest.TestCase):
             "hop/compat/files.py",
             "hop/report/journal.py",  # lines are added to it
             "hop/tensor/storage.py",  # in a temporary folder, as the next two
-            "hop/export/golden/reference_model.py",
+            "hop/export/targets/tosa/reference_model.py",
             "hop/export/targets/tosa/file.py",
         }
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hop.export.golden.reference_model import PLACE, tool
 from hop.export.targets.tosa.file import schema
+from hop.export.targets.tosa.reference_model import PLACE, tool
 
 _OURS = Path(__file__).parents[2] / ".venv-tosa"
 if _OURS.is_dir():

@@ -9,8 +9,8 @@ from torch.fx import Node
 
 from hop.dispatch.operators import CONVOLUTION, INTERPOLATE, LHS, MATRIX, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
-from hop.export.rewrite.known_targets import PT2E
 from hop.export.rewrite.program import value
+from hop.export.rewrite.pt2e import PT2E
 from hop.export.rewrite.target import Limits, Row, Target
 from hop.numerics.integer.functions import Pt2eAveragePool, Pt2eMean, Pt2eResizeBilinear
 from hop.numerics.requantization import Convention, Reciprocal, Requantization

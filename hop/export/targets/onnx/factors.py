@@ -15,7 +15,7 @@ from torch.fx import Node
 from hop.compat import tracing
 from hop.dispatch.operators import VIEW, aten, of
 from hop.export.rewrite.program import copy_graph, emit, with_graph
-from hop.export.targets.onnx.constants import Constants
+from hop.export.targets.integer.constants import Constants
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL, matmul, minus_zero_point
 from hop.export.targets.onnx.others import replace_others
 

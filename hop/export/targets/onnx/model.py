@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from hop.compat.export import as_decomposition
 from hop.export.rewrite.numbers import float64_numbers_as_constants
 from hop.export.rewrite.program import check_program
-from hop.export.targets.onnx.constants import INT4
+from hop.export.targets.integer.constants import INT4
 from hop.export.targets.onnx.factors import in_bytes
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
 from hop.export.targets.onnx.products import product

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.models import Names
+from hop.export.targets.integer.model import Names
 
 _OPSET, _IR = 21, 10
 CONTRIB = "com.microsoft"  # the domain of onnxruntime's additional operators

@@ -8,13 +8,13 @@ from torch.export import ExportedProgram
 
 from hop.dispatch.operators import Family
 from hop.export.rewrite.program import check_program
-from hop.export.targets.models import Model
+from hop.export.targets.integer.model import Model
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.writer import Writer
 from hop.export.targets.onnx.operators import BYTES
 from hop.export.targets.qoperator.file import File
 from hop.export.targets.qoperator.operators import WRITTEN
 from hop.export.targets.qoperator.views import padded
-from hop.export.targets.tflite.model import Writer
-from hop.export.targets.tflite.steps import Step
 from hop.numerics.formats import INT8, UINT8
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_requantized
+from hop.export.targets.integer.arguments import bias_codes
+from hop.export.targets.integer.steps import Index, Step, Weight
+from hop.export.targets.integer.values import Codes, new, tensor
 from hop.export.targets.qoperator.file import CONTRIB, kind
 from hop.export.targets.qoperator.results import check_convention, give, like, operand, sized, units
 from hop.export.targets.qoperator.views import viewed
-from hop.export.targets.tflite.operators import bias_codes
-from hop.export.targets.tflite.steps import Index, Step, Weight
-from hop.export.targets.tflite.values import Codes, new, tensor
 from hop.numerics.formats import INT8, UINT8
 from hop.numerics.integer.functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from hop.numerics.quantizer import Quantizer

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import Codes, new, tensor
 from hop.export.targets.qoperator.file import CONTRIB, File
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, new, tensor
 from hop.numerics.requantization import Convention
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
+from hop.export.targets.integer.arguments import permutation, slice_range
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import Codes, tensor
 from hop.export.targets.qoperator.results import check_convention, give, like
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, tensor
-from hop.export.targets.tflite.views import permutation, slice_range
 from hop.numerics.requantization import Division
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
 from hop.export.rewrite.target import Target
-from hop.export.targets.tflite.reading import FileOperator, FileTensor
+from hop.export.targets.integer.graph import FileOperator, FileTensor
 from hop.numerics.formats import INT8, INT16
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention

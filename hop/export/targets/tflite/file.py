@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.models import Names
+from hop.export.targets.integer.model import Names
 
 _IDENTIFIER = b"TFL3"
 _DTYPES = {

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from hop.export.rewrite.code_floats import run_dequantize
-from hop.export.rewrite.known_targets import TFLITE, TFLITE_16X8
 from hop.export.rewrite.program import copy_graph, share_numbers, simplify, with_graph, without_unused
 from hop.export.rewrite.target import Target
+from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor
+from hop.export.targets.tflite.arithmetic import TFLITE, TFLITE_16X8
 from hop.export.targets.tflite.calls import Call, Value, quantized
 from hop.export.targets.tflite.inputs import READ
-from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, enum_names, read_graph
+from hop.export.targets.tflite.reading import content, enum_names, read_graph
 from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
 

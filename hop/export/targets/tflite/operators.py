@@ -5,17 +5,16 @@ If TFLite's operator returns codes with its operand's scale, a QUANTIZE follows 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
-from hop.export.rewrite.biases import MOST, Channels, channel_rows
-from hop.export.targets.tflite.rows import TWO_DIMENSIONAL, write_as_two_dimensional
-from hop.export.targets.tflite.steps import Index, Step, Weight
-from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
+from hop.export.targets.integer.arguments import bias_codes, pair, window_of
+from hop.export.targets.integer.rows import TWO_DIMENSIONAL, write_as_two_dimensional
+from hop.export.targets.integer.steps import Index, Step, Weight
+from hop.export.targets.integer.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, reshaped, viewed
 from hop.numerics.integer.resize import sizes_of
 from hop.numerics.interpolation import BILINEAR
@@ -31,26 +30,6 @@ _LOWEST = -128
 
 
 # ---- products
-
-
-def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, dim: int = 0) -> Tensor:
-    """The bias in units of the sum: int32, or int64 with 16-bit activations. `dim` is the weight's channel dimension.
-
-    Raises NotImplementedError if a sum cannot represent it, which to_integer rules out.
-    """
-    dtype, count = torch.int64 if x.dtype == torch.int16 else torch.int32, weight.codes.shape[dim]
-    if bias is None:
-        return torch.zeros(count, dtype=dtype)
-    if bias.is_floating_point():
-        info, rows = torch.iinfo(x.dtype), channel_rows(weight.codes, dim).to(torch.int32)
-        reach = max(info.max - x.zero, x.zero - info.min)
-        try:
-            Channels(rows, weight.scales, bias, x.scale, reach, MOST[dtype]).check()
-        except ValueError as error:
-            raise NotImplementedError(str(error)) from error
-        units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
-        bias = (bias.to(torch.float64) / units).round()
-    return bias.to(dtype)
 
 
 def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None, dim: int = 0) -> int:
@@ -78,13 +57,6 @@ def _linear(step: Step) -> None:
     inputs = [tensor(step.file, x), _filter(step, weight, weight.codes, 0), _bias(step, x, weight, bias)]
     options = {"fusedActivationFunction": step.activation(), "keepNumDims": len(x.shape) != 2}
     step.write("FULLY_CONNECTED", inputs, step.result.plain, "FullyConnectedOptions", **options)
-
-
-def pair(x: Any, default: int = 1) -> tuple[int, int]:
-    if isinstance(x, int):
-        return x, x
-    sizes = list(x or [default, default])
-    return (sizes[0], sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
 def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
@@ -223,21 +195,6 @@ def _mean(step: Step) -> None:
     if (step.low, step.high) != (None, None):
         raise NotImplementedError("TFLite's MEAN has no fused activation")
     step.write("MEAN", [tensor(step.file, x, order), axes], result, "ReducerOptions", keepDims=keeps)
-
-
-def window_of(step: Step, runtime: str) -> tuple[bool, tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Whether a pool is a maximum pool, and its kernel, stride and padding. Raises if no runtime supports the pool."""
-    x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
-    if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("only batched one- or two-dimensional pools are supported")
-    is_maximum = name == "max_pool2d"
-    if name.startswith("adaptive"):
-        kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
-        return is_maximum, kernel, kernel, (0, 0)
-    kernel = pair(step.arg(1))
-    if step.arg(5 if is_maximum else 4, False) or (is_maximum and pair(step.arg(4, 1)) != (1, 1)):
-        raise NotImplementedError(f"{runtime}'s pools do not support dilation, nor ceil_mode")
-    return is_maximum, kernel, pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0)
 
 
 def _pool(step: Step) -> None:

@@ -10,86 +10,23 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from hop.export.targets import models
+from hop.export.targets.integer import model as models
+from hop.export.targets.integer.graph import DTYPES, FileGraph, FileOperator, FileTensor, Quantization
 from hop.export.targets.tflite.model import TfliteModel
 from hop.numerics.spelling import shown
 
 _IDENTIFIER = b"TFL3"  # at byte 4
-_DTYPES = {
-    "FLOAT32": torch.float32,
-    "FLOAT16": torch.float16,
-    "INT8": torch.int8,
-    "UINT8": torch.uint8,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-}
 _DAMAGED = (struct.error, IndexError, ValueError, TypeError, AttributeError, UnicodeDecodeError, OverflowError)
 _MOST_ELEMENTS = 2**40
 _MOST_DIMENSIONS = 64  # PyTorch's limit
 _LONGEST_CODE = 100  # characters of the name of a custom operator
 _TEXTS = 4  # limit of the total length of texts, which places may share, relative to the file
 _MOST_ITEMS = 2**17  # limit of tensors and of operators, which take a kilobyte each here and 4 bytes in a file
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """The scales and zero points of a tensor's codes, along a dimension if there are several."""
-
-    scales: tuple[float, ...]
-    zeros: tuple[int, ...]
-    dimension: int
-
-
-@dataclass(frozen=True)
-class FileTensor:
-    """A tensor of a file; constants have `data`."""
-
-    index: int
-    name: str
-    shape: tuple[int, ...]
-    kind: str  # the schema's name of the dtype
-    quantization: Quantization | None
-    data: Tensor | None
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The torch dtype; None if there is none."""
-        return _DTYPES.get(self.kind)
-
-    @property
-    def units(self) -> tuple[float, int] | None:
-        """The scale and zero point if there is exactly one."""
-        q = self.quantization
-        return (q.scales[0], q.zeros[0]) if q is not None and len(q.scales) == 1 else None
-
-
-@dataclass(frozen=True)
-class FileOperator:
-    """An operator of a file. An omitted input is None."""
-
-    index: int
-    name: str
-    inputs: tuple[int | None, ...]
-    outputs: tuple[int, ...]
-    option: Callable[[str, Any], Any]  # reads a field of its options, given a default
-
-
-@dataclass(frozen=True)
-class FileGraph:
-    """The first subgraph of a file. Inputs and outputs are tensors by their names in the signature, if there is one."""
-
-    tensors: tuple[FileTensor, ...]
-    operators: tuple[FileOperator, ...]
-    inputs: dict[str, int]
-    outputs: dict[str, int]
 
 
 def content(caller: str, model: Any) -> tuple[bytes, str]:
@@ -228,7 +165,7 @@ class _Reader:
             self.refuse("has data after the file's tables, as in files above 2 GB")
         if not buffer.DataLength():
             return None
-        dtype = _DTYPES.get(kind)
+        dtype = DTYPES.get(kind)
         if dtype is None:
             return torch.empty(0)  # no supported operator reads this kind
         wanted = math.prod(shape) * dtype.itemsize

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, Order, common_order, new, tensor
+from hop.export.targets.integer.arguments import permutation, slice_range
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import Codes, Order, common_order, new, tensor
 
 _MOST_PADDED = 5  # dimensions: kernels/internal/reference/pad.h, PadKernelMaxDimensionCount
 
@@ -43,12 +44,6 @@ def reshaped(file: Any, index: Any, codes: Codes, order: Order) -> Any:
     return file.operator("RESHAPE", inputs, new(file, codes, order), "ReshapeOptions", {"newShape": shape})
 
 
-def permutation(step: Step, x: Codes) -> list[int]:
-    """The permutation of dimensions that a step performs, found with distinct sizes."""
-    sizes = [2 + i for i in range(len(x.shape))]
-    return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]
-
-
 def _as_is(step: Step, x: Codes, order: Any) -> None:
     if x.is_alike(step.result) and (step.low, step.high) == (None, None):
         step.result.tensors.update(x.tensors)
@@ -58,17 +53,6 @@ def _as_is(step: Step, x: Codes, order: Any) -> None:
     if (step.low, step.high) != (None, None):
         output = step.bounded(output, order)
     step.result.tensors[order] = output
-
-
-def slice_range(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]:
-    """The dimension of a slice, narrow or select, its start, stop and stride."""
-    dim = step.arg(1, 0) % len(x.shape)
-    size = x.shape[dim]
-    if name == "slice":
-        start, stop = slice(step.arg(2) or 0, step.arg(3)).indices(size)[:2]
-        return dim, start, stop, step.arg(4, 1)
-    start = step.arg(2) % max(size, 1)
-    return dim, start, start + (step.arg(3) if name == "narrow" else 1), 1
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.models import Names
+from hop.export.targets.integer.model import Names
 from hop.numerics.spelling import from_json
 
 DTYPES = {

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import common_order, tensor
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import FORMATS, UNIT, Scale, clamped, plain, rescaled, result
 from hop.numerics import fixed_point as fp

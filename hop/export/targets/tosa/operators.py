@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
-from hop.export.targets.tflite.operators import bias_codes, pair, window_of
-from hop.export.targets.tflite.rows import TWO_DIMENSIONAL, write_as_two_dimensional
-from hop.export.targets.tflite.steps import Step, Weight
-from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
+from hop.export.targets.integer.arguments import bias_codes, pair, window_of
+from hop.export.targets.integer.rows import TWO_DIMENSIONAL, write_as_two_dimensional
+from hop.export.targets.integer.steps import Step, Weight
+from hop.export.targets.integer.values import LAST, Codes, Order, common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.functions import function, softmax
 from hop.export.targets.tosa.resizes import interpolated, repeated

@@ -3,8 +3,8 @@
 import torch
 
 from hop.dispatch.operators import aten
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import LAST, tensor
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import LAST, tensor
 from hop.export.targets.tosa.scales import Scale, clamped, rescaled, result, same, sums
 from hop.numerics.integer.resize import TosaResizeBilinear, TosaStep, sizes_of
 from hop.numerics.interpolation import BILINEAR

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, Order, new
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import Codes, Order, new
 from hop.export.targets.tosa.file import DTYPES, File, packed
 from hop.numerics.formats import INT8, INT16
 from hop.numerics.integer.convention import IntegerFunction

@@ -1,8 +1,8 @@
 """Views, copies and padding of codes in a .tosa file."""
 
-from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
-from hop.export.targets.tflite.views import permutation, slice_range
+from hop.export.targets.integer.arguments import permutation, slice_range
+from hop.export.targets.integer.steps import Step
+from hop.export.targets.integer.values import Codes, Order, common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import same
 

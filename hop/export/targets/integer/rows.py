@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from hop.dispatch.operators import aten
-from hop.export.targets.tflite.steps import Step, Weight
-from hop.export.targets.tflite.values import LAST, ROWS, Codes, Order, tensor
+from hop.export.targets.integer.steps import Step, Weight
+from hop.export.targets.integer.values import LAST, ROWS, Codes, Order, tensor
 
 TWO_DIMENSIONAL = {
     aten.conv1d.default: aten.conv2d.default,

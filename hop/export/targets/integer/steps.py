@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.values import Codes, new
+from hop.export.targets.integer.values import Codes, new
 from hop.numerics.requantization import Convention
 
 ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}

@@ -21,8 +21,23 @@ from hop.export.analysis.correspondence import corresponding_nodes, lone_calls, 
 from hop.export.analysis.metrics import Difference, Figures
 from hop.export.analysis.running import Runner, compare, figures_of_outputs
 from hop.export.table import table
+from hop.numerics.requantization import Convention
 
-_MAX_SHOWN = 12
+_MAX_SHOWN, _SHOWN_TRIALS = 12, 6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of one convention for a node.
+
+    convention: how codes are computed.
+    differing: number of codes that differ from the runtime's.
+    targets: names of the targets with this convention for the node's operator.
+    """
+
+    convention: Convention
+    differing: int
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,15 +45,23 @@ class Comparison:
     """The result of hop.export.verify.
 
     Attributes:
-        rows: one per pair, in the order of the first program, followed by outputs that are in no pair.
+        rows: one per pair of nodes, or of a node and a tensor of the file, in the order of the first program, followed
+            by outputs that are in no pair.
         only_a, only_b: number of calls with a tensor result that have no counterpart.
-        inputs: number of inputs that both programs ran on.
+        inputs: number of inputs that both ran on.
+        trials: for a file, the first node that differs, computed from its operands in the program by each convention
+            known for its operator, nearest to the runtime's codes first. Empty if nothing differs, or if that node has
+            no convention.
+        units: nodes whose codes have another scale or zero point in the file: name, the program's units, the file's
+            units. Empty for TOSA files, which have no scales.
     """
 
     rows: tuple[Difference, ...]
     only_a: int
     only_b: int
     inputs: int
+    trials: tuple[Trial, ...] = ()
+    units: tuple[tuple[str, tuple[float, int], tuple[float, int]], ...] = ()
 
     @property
     def first(self) -> Difference | None:
@@ -50,6 +73,11 @@ class Comparison:
         """The rows of the outputs, by position."""
         rows = [row for row in self.rows if row.output is not None]
         return tuple(sorted(rows, key=lambda row: row.output or 0))
+
+    @property
+    def equal_with(self) -> tuple[Trial, ...]:
+        """The trials that reproduce the runtime's codes."""
+        return tuple(t for t in self.trials if t.differing == 0)
 
     def __str__(self) -> str:
         different = [row for row in self.rows if row.differing]
@@ -73,6 +101,20 @@ class Comparison:
         text = [head, table(names, lines, right=5)]
         if hidden:
             text.append(f"{_count(hidden, 'pair')} more differ")
+        text += [
+            f"{name}: scale {own[0]:.9g} and zero point {own[1]}, in the file {its[0]:.9g} and {its[1]}"
+            for name, own, its in self.units
+        ]
+        if self.first is not None and self.trials:
+            equal = self.equal_with
+            text.append(
+                f"the first is {self.first.a}; " + ("equal by" if equal else "no convention makes it equal; nearest")
+            )
+            cells = [
+                (str(t.convention).partition(":")[2], ", ".join(t.targets), f"{t.differing:,}")
+                for t in (equal or self.trials)[:_SHOWN_TRIALS]
+            ]
+            text.append(table(("convention", "that of", "differ"), cells, right=2))
         return "\n".join(text)
 
 

@@ -1,24 +1,12 @@
-"""The predefined targets, each row with the source of its arithmetic."""
+"""TFLITE and TFLITE_MICRO, of int8 and of 16-bit activations, each row with the source of its arithmetic."""
 
 from dataclasses import replace
 
-from hop.dispatch import operators as families
+from hop.export.rewrite.pt2e import BILINEAR, POOLS, SAME, VIEWS, with_rows, without
 from hop.export.rewrite.target import Limits, Row, Target
 from hop.numerics import requantization
 from hop.numerics.integer import functions as integers
 
-_VIEWS = (
-    *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default"),
-    *("squeeze.default", "squeeze.dim", "squeeze.dims", "permute.default", "transpose.int", "t.default"),
-    *("slice.Tensor", "narrow.default", "select.int", "clone.default", "contiguous.default", "alias.default"),
-    *("movedim.int", "movedim.intlist"),
-)
-_SAME = (
-    *("max_pool1d.default", "max_pool2d.default", "relu.default", "embedding.default"),
-    *("upsample_nearest2d.vec", "upsample_nearest2d.default"),
-)  # operators that return codes of their operand
-_POOLS = tuple(f"{kind}avg_pool{n}d.default" for kind in ("", "adaptive_") for n in (1, 2))
-_BILINEAR = ("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
 
@@ -59,14 +47,14 @@ TFLITE = Target(
         ),
         Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
         Row(
-            _POOLS,
+            POOLS,
             integers.TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool",
         ),
         Row(("cat.default",), integers.TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
-        Row(_BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
+        Row(BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
         Row(
-            (*_SAME, *_VIEWS),
+            (*SAME, *VIEWS),
             requantization.GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -134,18 +122,18 @@ TFLITE_16X8 = Target(
             f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise",
         ),
         Row(
-            (*_SAME, *_VIEWS),
+            (*SAME, *VIEWS),
             requantization.GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
         Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
         Row(
-            _POOLS,
+            POOLS,
             integers.TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
         ),
         Row(("cat.default",), integers.TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
-        Row(_BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
+        Row(BILINEAR, integers.TfliteResizeBilinear(), _RESIZES),
         Row(
             ("softmax.int", "_softmax.default"),
             integers.TfliteSoftmax(),
@@ -175,17 +163,6 @@ TFLITE_16X8 = Target(
 bits; convolutions use 15-bit multipliers, fully connected layers float64."""
 
 
-def _without(target: Target, *names: str) -> Target:
-    """The target without some operators."""
-    kept = [(row, tuple(n for n in row.operators if n not in names)) for row in target.rows]
-    return replace(target, rows=tuple(replace(row, operators=own) for row, own in kept if own))
-
-
-def _with(target: Target, *rows: Row) -> Target:
-    """The target with other rows for some operators."""
-    return replace(target, rows=(*_without(target, *(n for row in rows for n in row.operators)).rows, *rows))
-
-
 _MICRO = "tflite-micro, tensorflow/lite/micro/kernels"
 
 _REQUANTIZED = "kernels/internal/reference/requantize.h Requantize, where the scale changes"
@@ -205,8 +182,8 @@ _MICRO_VIEWS = (
 )
 
 TFLITE_MICRO = replace(
-    _with(
-        _without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
+    with_rows(
+        without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
         Row(
             ("linear.default",),
             requantization.GEMMLOWP,
@@ -233,11 +210,11 @@ TFLITE_MICRO = replace(
 """TensorFlow Lite Micro's int8 kernels: all round twice, and multipliers of elementwise products are float64."""
 
 TFLITE_MICRO_16X8 = replace(
-    _with(
-        _without(
+    with_rows(
+        without(
             TFLITE_16X8,
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
-            *_BILINEAR,
+            *BILINEAR,
         ),
         Row(
             ("linear.default",),
@@ -257,157 +234,3 @@ TFLITE_MICRO_16X8 = replace(
     name="TFLITE_MICRO_16X8",
 )
 """TensorFlow Lite Micro's kernels for 16-bit activations and 8-bit weights, except softmax."""
-
-
-_SPECIFICATION = "TOSA specification 1.0"
-_TOSA_ROWS = (
-    Row(("add.Tensor", "sub.Tensor"), integers.TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
-    Row(("mul.Tensor",), requantization.TFLITE, f"{_SPECIFICATION}, RESCALE, MUL"),
-    Row(("mean.dim",), integers.TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
-    Row(_POOLS, integers.TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
-    Row(("cat.default",), integers.TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
-    Row(_BILINEAR, integers.TosaResizeBilinear(), f"{_SPECIFICATION}, RESIZE of mode BILINEAR, RESCALE"),
-    Row(
-        (
-            "max_pool1d.default",
-            "max_pool2d.default",
-            "relu.default",
-            "upsample_nearest2d.vec",
-            "upsample_nearest2d.default",
-            *_VIEWS,
-        ),
-        requantization.TFLITE,
-        f"{_SPECIFICATION}, RESCALE, where the scale changes",
-    ),
-)
-
-TOSA_1_0 = Target(
-    "TOSA_1_0",
-    (
-        Row(
-            ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
-            requantization.TFLITE,
-            f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL, RESCALE with SINGLE_ROUND",
-        ),
-        *_TOSA_ROWS,
-        Row(
-            ("softmax.int", "_softmax.default"),
-            integers.TosaSoftmax(),
-            "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp",
-        ),
-        *(
-            Row(
-                (f"{name}.default",),
-                integers.TfliteTable(function=name),
-                f"{_SPECIFICATION}, TABLE; its entries as TFLite's",
-            )
-            for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
-        ),
-    ),
-)
-"""TOSA's integer profile with int8 codes: each RESCALE rounds once, ties up, which needs no extension."""
-
-TOSA_1_0_INT16 = Target(
-    "TOSA_1_0_INT16",
-    (
-        Row(
-            ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
-            requantization.WideFixedPoint(),
-            f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
-            limits=Limits(multiplier=2.0**13),
-        ),
-        *_TOSA_ROWS,
-        Row(
-            ("softmax.int", "_softmax.default"),
-            integers.TfliteSoftmax(),
-            "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp, of int16",
-        ),
-        *(
-            Row(
-                (f"{name}.default",),
-                integers.TfliteTable(function=name),
-                f"{_SPECIFICATION}, TABLE of int16; its entries as TFLite's",
-            )
-            for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
-        ),
-    ),
-    dtypes=("int16",),
-)
-"""TOSA's extension EXT-INT16: 16-bit activations, without zero points, and 8-bit weights; 48-bit sums have 15-bit
-multipliers."""
-
-
-def _uniform_target(name: str, convention: requantization.Requantization, source: str) -> Target:
-    """A target with one convention for all operators of scaled but attention and transforms; others stay in floats."""
-    other = (families.ATTENTION, families.TRANSFORM)
-    every = dict.fromkeys(row.family for row in families.SCALED.values() if row.family not in other)
-    rows = tuple(Row(_names(family), convention, source) for family in every)
-    return Target(name, rows, False, ("int8", "uint8", "int16"))
-
-
-def _names(family: families.Family) -> tuple[str, ...]:
-    """The operators of a family."""
-    return tuple(sorted(str(o).removeprefix("aten.") for o, r in families.SCALED.items() if r.family is family))
-
-
-PT2E = _with(
-    _uniform_target(
-        "PT2E",
-        requantization.Reciprocal(),
-        "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even",
-    ),
-    Row(("mean.dim",), integers.Pt2eMean(), "aten/src/ATen/native/cpu/SumKernel.cpp cascade_sum, in float32"),
-    Row(
-        tuple(f"{'adaptive_' if adaptive else ''}avg_pool{n}d.default" for n in (1, 2, 3) for adaptive in (0, 1))[:-1],
-        integers.Pt2eAveragePool(),
-        "aten/src/ATen/native/cpu/AvgPoolKernel.cpp cpu_avg_pool2d, in float32",
-    ),
-    Row(_BILINEAR, integers.Pt2eResizeBilinear(), "aten/src/ATen/native/cpu/UpSampleKernel.cpp, in float32"),
-)
-"""PyTorch's quantize and dequantize nodes around float operators; the default of to_integer."""
-
-ONNX_QDQ = _uniform_target(
-    "ONNX_QDQ", requantization.Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even"
-)
-"""ONNX's QuantizeLinear and DequantizeLinear around float operators."""
-
-_MLAS, _CONTRIB = "onnxruntime/core/mlas/lib", "onnxruntime/contrib_ops/cpu/quantization"
-
-ONNX_INTEGER = Target(
-    "ONNX_INTEGER",
-    (
-        Row(
-            ("conv1d.default", "conv2d.default", "conv3d.default", "linear.default", "bmm.default"),
-            requantization.FloatMultiplier(),
-            f"{_MLAS}/quantize.cpp MlasRequantizeOutput; QLinearConv, QGemm, QLinearMatMul",
-        ),
-        Row(("add.Tensor",), integers.OrtAdd(), f"{_MLAS}/intrinsics/avx2/qladd_avx2.cpp; QLinearAdd"),
-        Row(("mul.Tensor",), integers.OrtMultiply(), f"{_MLAS}/qlmul.cpp; QLinearMul"),
-        Row(("mean.dim",), integers.OrtMean(), f"{_MLAS}/qlgavgpool.cpp; QLinearGlobalAveragePool"),
-        Row(
-            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
-            integers.OrtAveragePool(),
-            f"{_CONTRIB}/qlinear_pool.cc; QLinearAveragePool",
-        ),
-        Row(
-            ("softmax.int", "_softmax.default"), integers.OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"
-        ),
-        Row(
-            ("cat.default", *(name for name in _SAME if name not in ("relu.default", "max_pool1d.default")), *_VIEWS),
-            requantization.Division(),
-            f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
-        ),
-        Row(("sub.Tensor",), requantization.Division(), "ONNX operators, DequantizeLinear, Sub, QuantizeLinear"),
-        Row(
-            (*_names(families.FUNCTION), *_names(families.BOUND)),
-            requantization.Division(),
-            "ONNX operators, Gather from a table of all codes; Clip",
-        ),
-    ),
-    dtypes=("int8", "uint8"),
-)
-"""onnxruntime's integer operators on x86 CPUs with AVX2, such as QLinearConv, QGemm, QLinearMatMul and QLinearAdd, to
-which it converts ONNX_QDQ's graphs by default."""
-
-TARGETS = (TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ, ONNX_INTEGER)
-"""All predefined targets."""

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.models import content
-from hop.export.targets.qoperator.model import QOperatorModel
-from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
+from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
 
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's dtype names that differ from those of .tflite files
@@ -25,13 +23,12 @@ class OnnxRuntime:
         NotImplementedError: the file has dynamic sizes.
     """
 
-    def __init__(self, caller: str, model: Any) -> None:
+    def __init__(self, caller: str, data: bytes, what: str) -> None:
         try:
             import onnx
             import onnxruntime
         except ImportError as error:
             raise ImportError(f"{caller} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
-        data, what = content(caller, model, QOperatorModel, "an ONNX file")
         try:
             its = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
         except Exception as error:  # protobuf's exception classes depend on its version

@@ -28,68 +28,29 @@ from torch.fx import Node
 from hop.dispatch import compiled
 from hop.dispatch.operators import VIEW, of
 from hop.export.analysis.arguments import Arguments
+from hop.export.analysis.comparison import Comparison, Trial
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
-from hop.export.analysis.verify import Comparison
-from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
 from hop.export.rewrite.encodings import dequantizing, quantizing
 from hop.export.rewrite.program import constant
-from hop.export.table import table
-from hop.export.targets.tflite.reading import FileGraph, FileTensor
+from hop.export.rewrite.target import Target
+from hop.export.targets.integer.graph import FileGraph, FileTensor
+from hop.export.targets.integer.trials import Sample, can_be_tried, trials
 from hop.numerics.quantizer import Quantizer
 
 _MOST_DIMENSIONS = 5  # up to this number, all orders are tried
-_SHOWN_TRIALS = 6
 _CODES = (torch.int8, torch.uint8, torch.int16)
 
 
-@dataclass(frozen=True)
-class FileComparison(Comparison):
-    """The result of `hop.export.verify` for a file: rows of nodes (`a`) and of the file's tensors (`b`), and
-
-    Attributes:
-        trials: the first node that differs, computed from its operands in the program by each convention known for its
-            operator, nearest to the runtime's codes first. Empty if nothing differs, or if that node has no convention.
-        units: nodes whose codes have another scale or zero point in the file: name, the program's units, the file's
-            units. Empty for TOSA files, which have no scales.
-    """
-
-    trials: tuple[Trial, ...] = ()
-    units: tuple[tuple[str, tuple[float, int], tuple[float, int]], ...] = ()
-
-    @property
-    def equal_with(self) -> tuple[Trial, ...]:
-        """The trials that reproduce the runtime's codes."""
-        return tuple(t for t in self.trials if t.differing == 0)
-
-    def __str__(self) -> str:
-        text = [super().__str__()]
-        text += [
-            f"{name}: scale {own[0]:.9g} and zero point {own[1]}, in the file {its[0]:.9g} and {its[1]}"
-            for name, own, its in self.units
-        ]
-        if (first := self.first) is not None and self.trials:
-            equal = self.equal_with
-            text.append(
-                f"the first is {first.a}; " + ("equal by" if equal else "no convention makes it equal; nearest")
-            )
-            cells = [
-                (str(t.convention).partition(":")[2], ", ".join(t.targets), f"{t.differing:,}")
-                for t in (equal or self.trials)[:_SHOWN_TRIALS]
-            ]
-            text.append(table(("convention", "that of", "differ"), cells, right=2))
-        return "\n".join(text)
-
-
 def run_comparison(
-    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments]
-) -> FileComparison:
-    """Run a program and a runtime's file on each input, and compare them."""
+    program: ExportedProgram, runtime: "Runtime", caller: str, given: Sequence[Arguments], targets: Sequence[Target]
+) -> Comparison:
+    """Run a program and a runtime's file on each input, and compare them; the conventions of `targets` are tried."""
     runner = FileRunner(program, runtime, caller)
     with torch.no_grad():
         for arguments in given:
             runner.run_both(arguments)
-    return runner.comparison(len(given))
+    return runner.comparison(len(given), targets)
 
 
 @dataclass(eq=False)
@@ -209,6 +170,9 @@ class FileRunner(Runner):
             tensor, x = self.runtime.graph.tensors[index], wanted[node]
             assert isinstance(x, Tensor)
             fitting = [p for p in _orders(x.dim()) if [x.shape[d] for d in p] == list(tensor.shape)]
+            if tensor.is_bound and x.dim() == len(tensor.shape):
+                is_within = all(n <= m for n, m in zip(x.shape, tensor.shape, strict=True))
+                fitting = [tuple(range(x.dim()))] if is_within else []
             if not fitting or x.dtype != tensor.dtype:
                 raise ValueError(
                     f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, but the file's "
@@ -238,7 +202,7 @@ class FileRunner(Runner):
 
     def _compared_output(self, node: Node, tensor: FileTensor) -> Node:
         """The node to compare with an output of the file: the codes, or their dequantized values."""
-        if tensor.dtype == torch.float32:
+        if tensor.dtype is not None and tensor.dtype.is_floating_point:
             return node
         while True:
             if node.target is compiled.operators["hop_dequantize_buffers"]:
@@ -317,18 +281,18 @@ class FileRunner(Runner):
 
     # ---- the result
 
-    def comparison(self, count: int) -> FileComparison:
+    def comparison(self, count: int, targets: Sequence[Target]) -> Comparison:
         places = {node: i for i, node in enumerate(self.graph.nodes)}
         pairs = [pair for own in (self.pairs or {}).values() for pair in own if pair.figures.elements is not None]
         pairs.sort(key=lambda pair: places[pair.node])
         first = min(self.first, key=lambda node: places[node], default=None)
         tried: tuple[Trial, ...] = ()
         if first is not None and can_be_tried(first):
-            tried = trials(first, self.first[first])
+            tried = trials(first, self.first[first], targets)
         units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
         nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
         written = {i for op in self.runtime.graph.operators for i in op.outputs}
-        return FileComparison(
+        return Comparison(
             tuple(pair.figures.row() for pair in pairs),
             len([n for n in self.units if n not in nodes]),
             len(written - tensors),

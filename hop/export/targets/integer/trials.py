@@ -9,7 +9,8 @@ from torch.fx import Node
 
 from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
-from hop.export.rewrite.known_targets import TARGETS
+from hop.export.analysis.comparison import Trial
+from hop.export.rewrite.target import Target
 from hop.numerics import requantization
 from hop.numerics.integer import functions as integers
 from hop.numerics.integer.tables import FUNCTIONS
@@ -28,20 +29,6 @@ _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The outcome of one convention for a node.
-
-    convention: how codes are computed.
-    differing: number of codes that differ from the runtime's.
-    targets: names of the targets with this convention for the node's operator.
-    """
-
-    convention: requantization.Convention
-    differing: int
-    targets: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Sample:
     """A call of a program, and the runtime's codes for it, in the program's dimension order."""
 
@@ -55,8 +42,8 @@ def can_be_tried(node: Node) -> bool:
     return node.target is compiled.operators["hop_scaled_buffers"] and str(node.args[1]).startswith("hop1:")
 
 
-def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
-    """Compute a node with every convention known for its operator, nearest to the runtime's codes first.
+def trials(node: Node, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[Trial, ...]:
+    """Compute a node with the conventions of `targets` and all others of its operator, nearest to the codes first.
 
     The node's own activation bounds are tried first, and other bounds only if no convention reproduces the codes.
     """
@@ -64,7 +51,7 @@ def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
     own = quantizer.scale.requantization
     assert own is not None
     named: dict[requantization.Convention, list[str]] = {}
-    for name, convention in _conventions(node.args[0]):
+    for name, convention in _conventions(node.args[0], targets):
         named.setdefault(convention, []).extend([name] if name else [])
     given = own.low, own.high
     result = _run_trials(node, quantizer, named, given, samples)
@@ -91,9 +78,9 @@ def _run_trials(
     return results
 
 
-def _conventions(op: Any) -> Iterator[tuple[str, requantization.Convention]]:
+def _conventions(op: Any, targets: Sequence[Target]) -> Iterator[tuple[str, requantization.Convention]]:
     """Conventions for an operator, each with the name of a target that uses it, or ""."""
-    for target in TARGETS:
+    for target in targets:
         if op in target:
             row = target[op]
             yield target.name, row.convention

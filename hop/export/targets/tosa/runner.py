@@ -1,15 +1,12 @@
 """Run .tosa files in TOSA's reference model, and return the tensors of codes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop.export.golden.reference_model import ReferenceModel
-from hop.export.targets.models import content
-from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor
-from hop.export.targets.tosa.model import TosaModel
+from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor
+from hop.export.targets.tosa.reference_model import ReferenceModel
 
 _CODES = (torch.int8, torch.int16)
 
@@ -17,8 +14,8 @@ _CODES = (torch.int8, torch.int16)
 class TosaRuntime:
     """Runs a .tosa file and reads its tensors of codes; raises the errors of ReferenceModel."""
 
-    def __init__(self, caller: str, model: Any) -> None:
-        self.model = ReferenceModel(caller, *content(caller, model, TosaModel, "a .tosa file"))
+    def __init__(self, caller: str, data: bytes, what: str) -> None:
+        self.model = ReferenceModel(caller, data, what)
         names = list(self.model.tensors)
         places = {name: i for i, name in enumerate(names)}
         tensors = tuple(
