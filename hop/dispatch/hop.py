@@ -17,6 +17,7 @@ A call takes the first of these routes that applies:
 
 import abc
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -32,8 +33,11 @@ from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
 from hop.dispatch.kernel import Declined, Kernel
 
+_current = threading.local()
+"""`call`: the operator and arguments, as checked, that this thread dispatches."""
 hops: list["Hop"] = []
 PLAIN = memory.PLAIN
+_Call = tuple["Hop", tuple[Any, ...], dict[str, Any]]
 
 
 class Hop(HigherOrderOperator):
@@ -119,11 +123,18 @@ class Hop(HigherOrderOperator):
         if profiling.is_watched(is_eager):
             with profiling.ranged(self.name(), args):
                 return self(*args, **kwargs)
-        args, kwargs = self.check(*args, **kwargs)
+        outer = getattr(_current, "call", None)
+        # Each mode calls the operator again. Values can be read only in eager mode, so that call is checked once more.
+        if is_eager or outer is None or not _is_same(outer, (self, args, kwargs)):
+            args, kwargs = self.check(*args, **kwargs)
         if plan.is_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
-        return cast(Any, super().__call__(*args, **kwargs))
+        _current.call = (self, args, kwargs)
+        try:
+            return cast(Any, super().__call__(*args, **kwargs))
+        finally:
+            _current.call = outer
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
@@ -263,6 +274,18 @@ class Hop(HigherOrderOperator):
         with mode:
             self.reference(*described[0], **described[1])
         return self(*args, **kwargs)
+
+
+def _is_same(a: _Call, b: _Call) -> bool:
+    """Whether two calls are of one operator with the same arguments, by identity."""
+    (hop, args, kwargs), (other, others, named) = a, b
+    return (
+        hop is other
+        and len(args) == len(others)
+        and kwargs.keys() == named.keys()
+        and all(x is y for x, y in zip(args, others, strict=True))
+        and all(x is named[name] for name, x in kwargs.items())
+    )
 
 
 def _resolve(x: Tensor) -> Tensor:

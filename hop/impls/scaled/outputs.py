@@ -124,6 +124,7 @@ def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequen
         own = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
         (scale, dtype), *rest = list(q.buffers(shape).values())[1:]
         if [t.dtype for t in own] == [dtype, *(dtype for _, dtype in rest)]:
+            fitted(call, shape)  # raises unless they broadcast
             if not rest:
                 return lambda given: (given[-2].expand(scale), None)
             return lambda given: (given[-2].expand(scale), given[-1].expand(rest[0][0]))
