@@ -13,7 +13,6 @@ from hop.compat.files import move, temporary_folder
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are used without a copy
     "aot_inductor.compile_wrapper_opt_level": "O0",  # it only calls kernels, and optimizing it is slow
-    "aot_inductor.precompile_headers": True,  # a step has several programs
     "cpp.threads": 1,  # loops over the values of one token take less time than waking a thread
     "cpp.dynamic_threads": False,
 }
@@ -26,7 +25,9 @@ def cache_folder() -> Path:
     return Path(cache_dir())
 
 
-def compile_package(program: Any, path: Path, change: Callable[[torch.fx.Graph], None]) -> None:
+def compile_package(
+    program: Any, path: Path, change: Callable[[torch.fx.Graph], None], precompile_headers: bool = False
+) -> None:
     """Compile an ExportedProgram into a package at `path`, without the tensors that it reads.
 
     It uses operators of the native library for calls that its kernels support. The file is written completely or not at
@@ -36,8 +37,13 @@ def compile_package(program: Any, path: Path, change: Callable[[torch.fx.Graph],
         program: a program with our operators, not lowered, since lowering takes a quarter of the compile time.
         path: the package's file.
         change: a function that changes the graph of ATen and native operators, before it is fused.
+        precompile_headers: whether to precompile PyTorch's headers, which pays off from the second program on.
     """
-    options = {**_OPTIONS, "post_grad_custom_pre_pass": change}
+    options = {
+        **_OPTIONS,
+        "post_grad_custom_pre_pass": change,
+        "aot_inductor.precompile_headers": precompile_headers,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(path.parent) as folder, inductor.keeping_native():
         package = torch._inductor.aoti_compile_and_package(

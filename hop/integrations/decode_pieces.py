@@ -16,8 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from hop.compat.export import WithoutGradModes
 from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, traceable
 
-LEAST = 8
-"""The fewest layers of a step that is divided. Each program costs the compiler as much as a few layers do."""
+LEAST = 24
+"""The fewest layers of a step that is divided.
+
+Compiling an 18-layer step in parts takes 84 s of processor time, as a whole 104, which grows with the layers; but steps
+in parts take 5 % longer (Gemma-3-270M, AVX2).
+"""
 
 
 @dataclass(frozen=True)

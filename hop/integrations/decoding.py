@@ -219,10 +219,10 @@ def compile_decode(
     occasionally a code at a rounding tie; for models of hop.quantize_(model, ..., exact=True) they agree too. A step
     reads only the keys and values of tokens so far, whatever max_cache_len is.
 
-    Layers that differ only in their weights share a program. A model whose layers do not simply follow one another is
-    compiled as a whole, which takes longer. Programs are stored without the model's weights and reused by later
-    processes. The file name is a digest of the model's classes and their source files, settings, tensor forms, versions
-    and CPU. A model with hooks, or with instances that override forward, is always compiled.
+    In models of 24 layers and more that simply follow one another, layers that differ only in their weights share a
+    program, so that compiling takes no longer for more of them. Programs are stored without the model's weights and
+    reused by later processes. The file name is a digest of the model's classes and their source files, settings, tensor
+    forms, versions and CPU. A model with hooks, or with instances that override forward, is always compiled.
 
     Args:
         model: in eval mode, on the CPU, with attention "hop" as HopCache requires; weights quantized or in floats.

@@ -114,5 +114,5 @@ def _package(path: Path, module: nn.Module, program: Callable[[], Any]) -> Packa
                 f"compile_decode: the model creates constant tensors in its forward ({others}), which are not part of "
                 "a module; make them buffers"
             )
-        compile_package(made, path, share_codes)
+        compile_package(made, path, share_codes, precompile_headers=not isinstance(module, Step))
     return Package(path, tensors)
