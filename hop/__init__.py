@@ -13,6 +13,7 @@ from hop.impls.pack import unpack as unpack
 from hop.impls.quantize import dequantize as dequantize
 from hop.impls.quantize import fake_quantize as fake_quantize
 from hop.impls.quantize import quantize as quantize
+from hop.impls.quantize import quantize_weight as quantize_weight
 from hop.impls.quantized import Scales as Scales
 from hop.impls.quantized import quantized as quantized
 from hop.impls.scaled import scaled as scaled
@@ -58,6 +59,7 @@ __all__ = [
     "presets",
     "quantize",
     "quantize_",
+    "quantize_weight",
     "quantized",
     "recipes",
     "report",

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
-from hop.numerics import blocks, spelling
+from hop.numerics import blocks, spelling, weight_search
 from hop.numerics.blocks import Block
 from hop.numerics.formats import E4M3, E8M0, Float, Format, PowerOfTwo
 from hop.numerics.rule import LARGEST, Blocks, Found, Rule, nan_beyond
 from hop.numerics.spelling import shown
 from hop.numerics.tables import float32
+from hop.numerics.weight_search import Search
 
 RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 
@@ -208,6 +209,9 @@ class Microscaling(Rule):
         tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
         return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
+    def search(self, format: Format) -> Search | None:
+        return weight_search.codes(format, (0, -1), 2**self.exponent.bits - 2)
+
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         return self.exponent.decode(tensors[0])
 
@@ -292,6 +296,9 @@ class TwoLevel(Rule):
         inner = self.inner.encode(amax * (factor * float32(1 / format.max)))
         inverse = (self.inner.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
         return Found((inner, outer), parts.x * parts.once(inverse))
+
+    def search(self, format: Format) -> Search | None:
+        return weight_search.codes(format, (0, -1, 1, 4, 5), self.inner.largest)
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         inner, amax = tensors

@@ -24,6 +24,7 @@ from hop.numerics.blocks import Block
 from hop.numerics.formats import E8M0, Format
 from hop.numerics.requantization import Convention
 from hop.numerics.spelling import Value
+from hop.numerics.weight_search import Search
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -186,6 +187,10 @@ class Rule(Value):
     def find(self, parts: Blocks, format: Format) -> Found:
         """Find the scales of blocks, and scale the elements."""
         raise NotImplementedError
+
+    def search(self, format: Format) -> Search | None:
+        """How hop.quantize_weight searches for scales of less squared error; None if it keeps those of `find`."""
+        return None
 
     def missing(self, prefix: str = "") -> str | None:
         """The error text for a missing scale; None if the rule finds one."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hop.numerics import spelling
+from hop.numerics import spelling, weight_search
 from hop.numerics.blocks import Block
 from hop.numerics.float_rules import MX_ROUNDINGS as MX_ROUNDINGS
 from hop.numerics.float_rules import BlockScaling as BlockScaling
@@ -30,6 +30,7 @@ from hop.numerics.rule import Found as Found
 from hop.numerics.rule import Rule as Rule
 from hop.numerics.rule import nan_beyond
 from hop.numerics.stored_scales import StoredScales as StoredScales
+from hop.numerics.weight_search import Search
 
 __all__ = [
     "AbsMean",
@@ -122,6 +123,9 @@ class Amax(Rule):
         scale = parts.once(_no_zero(_quotient(amax, format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
+    def search(self, format: Format) -> Search | None:
+        return weight_search.symmetric(format) if self.floor == 0 else None
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MinMax(Rule):
@@ -148,6 +152,9 @@ class MinMax(Rule):
         zero_point = (format.min + (below / scale).round()).clamp(format.min, format.max)
         zero_point = torch.where(scale == scale, zero_point, format.min)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
+
+    def search(self, format: Format) -> Search | None:
+        return weight_search.affine(format)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -102,7 +102,7 @@ bool reorders_few_rows() { return reorders.load(std::memory_order_relaxed) != 0;
 
 }  // namespace hop
 
-int hop_version() { return 12; }
+int hop_version() { return 13; }
 int hop_best_level() { return hop::best_cpu(); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }
 int hop_reorder_few_rows(int yes) { return hop::reorders.exchange(yes != 0); }

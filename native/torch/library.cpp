@@ -58,6 +58,9 @@ const Operator kOperators[] = {
      "(Tensor x, Tensor codes, Tensor? high_codes, Tensor scale, Tensor? offset, Tensor? outer_scale, "
      "Tensor? outer_offset, Tensor? bias, str description, Tensor? x_scale=None) -> Tensor",
      boxed<group_product>},
+    {"search_scales",
+     "(Tensor x, Tensor scale, Tensor? zero_point, Tensor? outer, Tensor? values, str description) -> Tensor[]",
+     boxed<search_scales>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

@@ -16,5 +16,6 @@ void function(StableIValue* values, uint64_t count);
 void rows(StableIValue* values, uint64_t count);
 void attention(StableIValue* values, uint64_t count);
 void group_product(StableIValue* values, uint64_t count);
+void search_scales(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

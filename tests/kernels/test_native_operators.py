@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(native.library().missing is not None, reason=str
 
 SHIM = Path(__file__).parents[2] / "native/torch/shim.h"
 PRODUCT = "1 lhs int8 scale=1,-1 rhs int8 scale=1,-1 output float32"
+SEARCH = "1 scale block=32 bits=16 low=-8 high=7 candidates=1088421888,1090519040"
 OF_FLOATS = "1 lhs bfloat16 rhs int8 scale=1,-1 output float32"
 
 
@@ -54,6 +55,7 @@ def operators() -> dict[str, tuple[object, ...]]:
         "quantize": (torch.randn(5, 64), *none, described(presets.NVFP4).words),
         "quantize_product": (torch.randn(5, 64), torch.randn(1, 64), None, -1, described(presets.MXFP8).words),
         "dequantize": (t.codes, t.scale, None, [5, 64], described(presets.INT8_ROW).back(torch.bfloat16)),
+        "search_scales": (torch.randn(5, 64), torch.rand(5, 2), *none, SEARCH),
         "noise": (torch.tensor(5), [3, 7], 2, 24),
         "function": (torch.randn(5, 64), "gelu"),
         "attention": (*heads, None, 0.25, True, "1 result=bfloat16 per=token"),
@@ -184,6 +186,32 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
             ],
             "must hold",
         ),
+        "blocks that are searched": (
+            "search_scales",
+            [x, torch.ones(64, 3), None, None, None, SEARCH],
+            "scale must be contiguous, of shape",
+        ),
+        "a search for zero points": (
+            "search_scales",
+            [x, torch.ones(64, 2), None, None, None, SEARCH.replace("scale", "affine")],
+            "zero_point must be given",
+        ),
+        "a search without values": (
+            "search_scales",
+            [x, torch.ones(64, 2, dtype=torch.uint8), None, None, None, SEARCH.replace("scale", "code")],
+            "values, and outer",
+        ),
+        "a search without candidates": (
+            "search_scales",
+            [x, torch.ones(64, 2), None, None, None, "1 scale block=32 bits=16 candidates="],
+            "needs block, bits and candidates",
+        ),
+        "candidates": (
+            "search_scales",
+            [x, torch.ones(64, 2), None, None, None, "1 scale block=32 bits=16 candidates=2139095040"],
+            "within 512 of 0",
+        ),
+        "units": ("search_scales", [x, x[:, :2], None, None, None, SEARCH.replace("16", "21")], "is not understood"),
         "seed": ("noise", [torch.ones(2, dtype=torch.int64), [3], 0], "one int64"),
         "bits": ("noise", [torch.tensor(1), [3], 0, 16], "bits must be 8 or 24"),
     }
@@ -201,6 +229,7 @@ NAMES = (
     "rows",
     "attention",
     "group_product",
+    "search_scales",
 )
 
 

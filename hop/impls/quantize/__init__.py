@@ -13,3 +13,4 @@ from hop.impls.quantize.operator import is_plain as is_plain
 from hop.impls.quantize.operator import quantize as quantize
 from hop.impls.quantize.operator import quantize_operator as quantize_operator
 from hop.impls.quantize.operator import straight_through as straight_through
+from hop.impls.quantize.weights import quantize_weight as quantize_weight

@@ -39,7 +39,7 @@ from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 12  # of the C interface
+_VERSION = 13  # of the C interface
 LEVELS_OF = {
     "x86_64": ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),

@@ -124,6 +124,11 @@ def _group_product(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
     return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=spelling.dtype(_words(words)["result"]))
 
 
+def _search_scales(x: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: Any) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in (scale, zero_point) if t is not None]
+
+
+_FAKES["search_scales"] = _search_scales
 _FAKES |= {"attention": _attention, "step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
 _FAKES["group_product"] = _group_product
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
@@ -219,6 +224,10 @@ native/torch/attention.cpp.
 group_product: Callable[..., Tensor] = _missing
 """(x, codes, high_codes, scale, offset, outer_scale, outer_offset, bias, description): a product with a weight that has
 a scale per group of its rows; native/torch/groups.cpp.
+"""
+search_scales: Callable[..., list[Tensor]] = _missing
+"""(x, scale, zero_point, outer, values, description): scales of least squared error, and zero points in float32;
+native/torch/search.cpp.
 """
 pack: Callable[..., Tensor] = _missing
 """(codes, description): pack a matrix of codes as hop.layouts.Tiled does."""

@@ -1,11 +1,11 @@
 """freeze: replace the weights of quantized layers by codes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import nn
 
-from hop.impls.quantize import quantize
+from hop.impls.quantize import quantize, quantize_weight
 from hop.nn.contexts import WEIGHT
 from hop.nn.layers.base import Layer, check_unsharded, modules_of, not_a_model
 from hop.nn.scales.delayed import AmaxHistory
@@ -15,7 +15,7 @@ from hop.nn.weights.recomputed import check_plain, settle
 from hop.numerics.quantizer import Quantizer
 
 
-def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
+def freeze(model: nn.Module, pack: bool = False, *, trained: Collection[nn.Module] | None = None) -> nn.Module:
     """Replace the weights of quantized layers by QuantizedTensors without gradients, in place.
 
     The forward gives the same bits as in eval mode, with less memory. Each weight is quantized by the active scheme,
@@ -32,6 +32,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
             saves that conversion in each call. Layers that are frozen already are converted too. state_dicts contain
             the plain form in any case, and a layer packs what it loads for the machine it runs on. Embeddings stay
             plain, except those that share their weight with a product: they look up rows of the packed one.
+        trained: the layers whose weights get the scales of their rule; those of others have least squared error
+            (hop.quantize_weight), so the forward changes. None for all.
 
     Returns:
         model.
@@ -67,11 +69,12 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))
         key = (*identity, packs)
         if key not in frozen:
-            weight = layer.weight if layer.frozen else quantized_weight(layer)
+            searches = trained is not None and layer not in trained
+            weight = layer.weight if layer.frozen else quantized_weight(layer, searches)
             frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
         layer.take_frozen(frozen[key], packs)
     for holder in holders:
-        holder.freeze(pack)
+        holder.freeze(pack, trained is not None and holder.module not in trained)
     return model
 
 
@@ -112,8 +115,10 @@ def _identity(layer: Layer) -> tuple[Any, ...]:
     return id(layer.weight), str(_quantizer(layer)), *others
 
 
-def quantized_weight(layer: Layer) -> Any:
-    """The frozen weight of a layer: a QuantizedTensor, rounded to nearest."""
+def quantized_weight(layer: Layer, searches: bool = False) -> Any:
+    """The frozen weight of a layer: a QuantizedTensor, rounded to nearest, with scales of least squared error if it
+    `searches`.
+    """
     given: dict[str, Any] = {}
     state = _state(layer)
     if isinstance(state, AmaxHistory):
@@ -122,4 +127,6 @@ def quantized_weight(layer: Layer) -> Any:
         given = {"scale": state.scale.detach()}
         if state.zero_point is not None:
             given["zero_point"] = state.zero_point.detach()
+    if searches and not given:
+        return quantize_weight(_quantizer(layer), layer.folded_weight().detach())
     return quantize(_quantizer(layer), layer.folded_weight().detach(), **given)

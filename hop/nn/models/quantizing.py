@@ -26,6 +26,7 @@ from hop.nn.models.freezing import freeze
 from hop.nn.models.report import Report
 from hop.nn.models.requantizing import requantize_
 from hop.nn.models.selectors import Selector
+from hop.nn.weights.holders import holder_of
 from hop.numerics.schemes import Scheme
 
 log = logging.getLogger("hop")
@@ -42,6 +43,7 @@ def quantize_(
     attention: AttentionRules = None,
     exact: bool = False,
     requantize: bool = False,
+    search: bool = True,
 ) -> Any:
     """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
 
@@ -71,6 +73,9 @@ def quantize_(
         requantize: whether to quantize frozen weights again, such as those of a GGUF file, from the values of their
             codes. At most a few million elements, or the rows that share a scale, are in floats at a time. Without it,
             layers with frozen weights stay as they are, with the reason in the report.
+        search: whether the scales and zero points of weights of up to 6 bits in blocks are those of least squared error
+            (hop.quantize_weight), and not the rule's. Layers that were quantized before, and so may have been trained,
+            keep the rule's.
 
     Returns:
         The model; a new module if the model was itself a layer.
@@ -80,7 +85,9 @@ def quantize_(
             scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize)  # before anything is converted
+    _check_flags(
+        pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search
+    )  # before anything is converted
     rules = checked(scheme, filter)
     static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
@@ -95,13 +102,14 @@ def quantize_(
     attends = checked_attention(attention)
     settle_weights(model, scheme, filter)
     if requantize:
-        requantize_(list(layers_taken(model, rules)))
+        requantize_(list(layers_taken(model, rules)), search)
+    trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
     converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
         set_scales(converted, calibrate)
     report: Report = converted.hop_report
     if any(isinstance(row.scheme, Scheme) for row in report.rows):
-        freeze(converted, pack)
+        freeze(converted, pack, trained=set(trained) if search else None)
     if fuse:
         for module in converted.modules():
             if isinstance(module, Function):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hop.impls.pack import unpack
-from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantize import dequantize, quantize, quantize_weight
 from hop.nn.layers.base import Layer
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -18,8 +18,10 @@ from hop.tensor.units import of_buffers
 _AT_ONCE = 2**22  # elements that are in floats at a time, unless a row or a scale covers more
 
 
-def requantize_(layers: Sequence[tuple[Layer, Scheme]]) -> None:
+def requantize_(layers: Sequence[tuple[Layer, Scheme]], search: bool) -> None:
     """Quantize the weights of frozen layers by the schemes that the layers get, in place.
+
+    With `search`, the new scales have least squared error.
 
     Layers that share a weight and get the same quantizer share the new weight. The old weight of each group is released
     before the next one is quantized.
@@ -32,20 +34,22 @@ def requantize_(layers: Sequence[tuple[Layer, Scheme]]) -> None:
     for group in groups.values():
         first, scheme = group[0]
         assert scheme.rhs is not None
-        weight = nn.Parameter(requantized(first.weight_quantizer(scheme.rhs), first.weight), requires_grad=False)
+        q = first.weight_quantizer(scheme.rhs)
+        weight = nn.Parameter(requantized(q, first.weight, search), requires_grad=False)
         for layer, scheme in group:
             layer.weight, layer.packs = weight, False
             layer.scheme = scheme
 
 
 @torch.no_grad()
-def requantized(q: Quantizer, weight: QuantizedTensor) -> QuantizedTensor:
-    """hop.quantize(q, hop.dequantize(weight)), computed some rows at a time."""
+def requantized(q: Quantizer, weight: QuantizedTensor, search: bool) -> QuantizedTensor:
+    """hop.quantize(q, hop.dequantize(weight)), or hop.quantize_weight, computed some rows at a time."""
+    made = quantize_weight if search else quantize
     if weight.quantizer.is_tiled():
         weight = unpack(weight)
     rows = max(_AT_ONCE // max(weight[:1].numel(), 1), 1)
     if len(weight) <= rows or not (_has_own_rows(q, weight.dim()) and _has_own_rows(weight.quantizer, weight.dim())):
-        return quantize(q, dequantize(weight))  # type: ignore[return-value]
+        return made(q, dequantize(weight))  # type: ignore[return-value]
     described = q.buffers(tuple(weight.shape))
     buffers = {
         name: torch.empty(shape, dtype=dtype, device=weight.device) for name, (shape, dtype) in described.items()
@@ -55,7 +59,7 @@ def requantized(q: Quantizer, weight: QuantizedTensor) -> QuantizedTensor:
         cut = slice(start, min(start + rows, len(weight)))
         shape = (cut.stop - start, *weight.shape[1:])
         part = weight.rebuilt({name: b[cut] for name, b in old.items()}, shape=shape)
-        new: QuantizedTensor = quantize(q, dequantize(part))  # type: ignore[assignment]
+        new: QuantizedTensor = made(q, dequantize(part))  # type: ignore[assignment]
         for name, b in new.buffers().items():
             buffers[name][cut] = b
     return QuantizedTensor.fitting(buffers, q, tuple(weight.shape), weight.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hop.compat import dtensor
 from hop.impls.pack import layout_for, pack_operator
-from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantize import dequantize, quantize, quantize_weight
 from hop.nn.contexts import SchemeNeeds, active
 from hop.nn.weights.loading import check_loaded
 from hop.numerics.layouts import Stacked
@@ -108,15 +108,20 @@ class Holder:
         tiles = None if layout is None else layout.tiles
         return Stacked(self.columns) if tiles is not None and tiles.columns == self.columns else None
 
-    def freeze(self, packs: bool) -> None:
-        """Replace the weights by their codes, or convert codes to another layout."""
+    def freeze(self, packs: bool, searches: bool = False) -> None:
+        """Replace the weights by their codes, with scales of least squared error if it `searches`, or convert codes to
+        another layout.
+        """
         if self.frozen_quantizer() is None:
             return
         for name in self.names:
             q = self.frozen_quantizer(name)
             weight: Any = getattr(self.module, name)
             part = dtensor.own_part(weight).detach()
-            codes = part if isinstance(part, QuantizedTensor) else quantize(q, part)  # type: ignore[arg-type]
+            if isinstance(part, QuantizedTensor):
+                codes = part
+            else:
+                codes = quantize_weight(q, part) if searches else quantize(q, part)  # type: ignore[arg-type]
             self._put(name, weight, self.laid_out(name, codes, packs))  # type: ignore[arg-type]
         self.frozen, self.packs = True, packs
 

@@ -1,0 +1,32 @@
+// Scales of least squared error for the blocks of a weight, bit for bit as hop/numerics/weight_search.py.
+#pragma once
+#include <cstdint>
+
+#include "common/cpu.h"
+
+namespace hop {
+
+constexpr int kMostSearched = 1024;  // elements of a block
+constexpr int kMostSearchBits = 20;
+
+enum class Searched : int32_t { scale, affine, code };
+
+// Blocks of `block` elements of contiguous rows. The scales and zero points of the rule are replaced where others are
+// better: float32, or codes of the scale values[code] * outer * factor, up to `last`.
+struct Search {
+    Searched kind;
+    int32_t block, bits, count, last;
+    bool e2m1;  // or integers from low to high
+    float low, high, factor;
+    const float *candidates, *values, *outer;  // outer: one for each row with a stride of 1; nullptr for 1
+    int64_t rows, cols, outer_stride;
+    const float* x;
+    float *scale, *zero_point;
+    uint8_t* codes;
+};
+
+void search_scales(const Search& s, int threads);
+
+HOP_AT_EACH_LEVEL(void search(const Search& s, int threads);)
+
+}  // namespace hop
