@@ -16,7 +16,7 @@ from hop.nn.layers.base import Layer, modules_of, not_a_model
 from hop.nn.layers.convolutions import Conv2d
 from hop.nn.layers.linear import Linear
 from hop.nn.models.calibration import calibrate
-from hop.nn.models.conversion import Rules, checked, convert, has_static_scale, settle_weights
+from hop.nn.models.conversion import Rules, convert, has_static_scale, rules_of, settle_weights
 from hop.nn.models.freezing import freeze, quantized_weight
 from hop.nn.models.selectors import Selector
 from hop.tensor import QuantizedTensor
@@ -182,10 +182,10 @@ def _quantize(
     if not isinstance(model, nn.Module):
         raise not_a_model(function, model)
     data = list_batches(function, batches)
-    rules, filter = which
-    is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in checked(rules, filter))
-    settle_weights(model, rules, filter)
-    model = convert(model, rules, filter=filter)
+    rules = rules_of(model, *which)
+    is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in rules)
+    settle_weights(model, rules)
+    model = convert(model, rules)
     if is_static:
         calibrate(model, data, progress=False)
     with torch.no_grad():

@@ -163,8 +163,8 @@ class TestQuantize(unittest.TestCase):
 
         from hop.nn.models import freezing
 
-        quantize = freezing.quantize
-        with mock.patch.object(freezing, "quantize", watched):
+        quantize = freezing.quantize_weight
+        with mock.patch.object(freezing, "quantize_weight", watched):
             hop.quantize_(model, "int8")
         assert 0 < most <= 1.1 * floats
         assert sum(p.nbytes for p in model.parameters()) < 0.3 * floats
@@ -296,7 +296,7 @@ class TestPacked(unittest.TestCase):
     def test_weights_that_mean_something_else(self):
         """Floats and codes of other quantizers are refused, before anything is loaded; or quantized anew."""
         other = Net().eval()
-        states = {"floats of torch.float32": other.state_dict(), "codes of .*int4": saved(quantized("int4"))}
+        states = {"floats of torch.float32": other.state_dict(), "codes of .*int4": saved(quantized({"*": "int4"}))}
         for pack, (what, state), assign in itertools.product((True, False), states.items(), (True, False)):
             model = quantized("int8", pack=pack)
             before, was = saved(model), quantizers(model)
@@ -529,7 +529,7 @@ class TestRequantize:
     @pytest.mark.parametrize("first", ["int8_weight", "8da4w"])
     def test_equals_quantizing_the_values(self, first, scheme):
         """Packed weights, convolutions and embeddings too, and in parts of a few rows."""
-        ours = hop.quantize_(net().eval(), first)
+        ours = hop.quantize_(net().eval(), first, search=False)
         floats = net().eval()
         for name, p in floats.named_parameters():
             frozen = ours.get_parameter(name)
@@ -545,9 +545,35 @@ class TestRequantize:
 
     def test_shared_weights_stay_shared(self):
         model = hop.quantize_(Tied().eval(), "int8_weight")
-        hop.quantize_(model, "int4_weight_32", requantize=True)
+        hop.quantize_(model, {"*": "int4_weight_32"}, requantize=True)
         assert model.head.weight is model.embed.weight
         assert model.head.weight.quantizer.plain == presets.INT4_32
+
+    def test_single_schemes_of_few_bits_keep_tables_at_8(self):
+        """Embeddings, and layers that share their weights; not if a pattern says so, nor where there is none."""
+        for first in (None, "int8", {"*": "int4"}):
+            model = Tied().eval() if first is None else hop.quantize_(Tied().eval(), first)
+            hop.quantize_(model, "nvfp4", requantize=first is not None)
+            assert model.head.weight is model.embed.weight
+            assert model.head.weight.quantizer.plain == presets.INT8_ROW
+            assert model.embed.scheme == model.head.scheme == schemes.INT8_WEIGHT
+        model = hop.quantize_(nn.Sequential(nn.Embedding(8, 32), nn.Linear(32, 32)), "int4", filter=nn.Linear)
+        assert type(model[0]) is nn.Embedding and model[1].weight.quantizer.plain == presets.INT4_32
+        assert hop.quantize_(nn.Embedding(8, 32), presets.INT4_32).weight.quantizer == presets.INT8_ROW
+        with pytest.warns(UserWarning, match="no layer was converted"):
+            hop.quantize_(nn.Sequential(nn.ReLU()), "int4")
+
+    def test_weights_are_searched_unless_they_may_be_trained(self):
+        torch.manual_seed(0)
+        linear = nn.Linear(64, 48)
+        rule, searched = (f(presets.INT4_32, linear.weight) for f in (hop.quantize, hop.quantize_weight))
+        for options, want in (({}, searched), ({"search": False}, rule)):
+            got = hop.quantize_(copy.deepcopy(linear), "int4", pack=False, **options).weight
+            assert torch.equal(plain(got), plain(want))
+        converted = hop.nn.convert(copy.deepcopy(linear), "int4")
+        assert torch.equal(plain(hop.quantize_(converted, "int4", pack=False).weight), plain(rule))
+        with pytest.raises(TypeError, match="search must be True or False, got 1"):
+            hop.quantize_(linear, "int4", search=1)
 
     def test_holds_few_floats(self):
         """A table of many parts: the floats of one at a time."""

@@ -13,7 +13,7 @@ from hop.nn.contexts import WEIGHT
 from hop.nn.layers.base import Layer, check_unsharded, modules_of, not_a_model
 from hop.nn.layers.folded import FROZEN
 from hop.nn.layers.functions import Function
-from hop.nn.layers.linear import Linear
+from hop.nn.layers.linear import Embedding, Linear
 from hop.nn.models.attention_rules import AttentionRules, checked_attention, convert_attention
 from hop.nn.models.kinds import FUNCTION_OF, LAYERS, LEFT, function_of, layer_of
 from hop.nn.models.report import Conversion, Report, counted
@@ -22,7 +22,7 @@ from hop.nn.models.siblings import share_input, siblings
 from hop.nn.weights.holders import hold, kind_of
 from hop.nn.weights.recomputed import check_plain, recomputed, remedied, settle
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import Scheme, named
+from hop.numerics.schemes import INT8_WEIGHT, Scheme, named
 from hop.tensor import QuantizedTensor
 
 _NO_RULE = "no rule matches"
@@ -81,7 +81,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise not_a_model("convert", model)
     pairs, attends = checked(rules, filter), checked_attention(attention)
-    if len(pairs) > 1 or pairs[0][0] != "*":
+    if [s for s, _ in pairs if type(s) is not _Tables] != ["*"]:
         _check_matches(model, pairs, functions)
     check_unsharded("convert", model, (m for n, m in modules_of(model) if _is_replaced(pairs, n, m)))
     model, rows, matched = _walked(model, pairs, learn_scales)
@@ -91,7 +91,7 @@ def convert(
     _unfuse(model)
     _share_inputs(model)
     _check_before_loading(model)
-    unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
+    unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) not in _OPTIONAL)
     report = Report(counted(model, rows), unused)
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
     _warn(model, report, any(scheme is not None for _, scheme in pairs), learn_scales)
@@ -107,7 +107,7 @@ def settle_weights(model: nn.Module, rules: Rules, filter: Selector | None = Non
     if not isinstance(model, nn.Module):
         raise not_a_model("convert", model)
     pairs = checked(rules, filter)
-    if len(pairs) > 1 or pairs[0][0] != "*":
+    if [s for s, _ in pairs if type(s) is not _Tables] != ["*"]:
         _check_matches(model, pairs, False)
     check_unsharded("convert", model, (m for n, m in modules_of(model) if _is_replaced(pairs, n, m)))
     check_plain("convert", ((n, m) for n, m in modules_of(model) if isinstance(m, Layer)), unknown=True)
@@ -246,6 +246,18 @@ def checked(rules: Any, filter: Any = None) -> list[Rule]:
     return [(_Except(filter), None), *result]
 
 
+def rules_of(model: nn.Module, rules: Any, filter: Any = None) -> list[Rule]:
+    """The rules by which a float model is quantized for good: those of `checked`, but INT8_WEIGHT for embeddings and
+    layers that share their weights if `rules` is a single scheme of fewer than 8 bits.
+    """
+    pairs = checked(rules, filter)
+    weights = None if pairs[-1][1] is None else pairs[-1][1].rhs
+    is_single = isinstance(rules, Scheme | Quantizer | str) and isinstance(model, nn.Module)
+    if not is_single or weights is None or weights.format.bits >= 8:
+        return pairs
+    return [*pairs[:-1], (_Tables(model), INT8_WEIGHT), pairs[-1]]
+
+
 def _scheme(selector: Any, scheme: Any) -> Scheme | None:
     if isinstance(scheme, str):
         return named(scheme)
@@ -270,6 +282,27 @@ class _Except:
 
     def __repr__(self) -> str:
         return f"all but filter={self.filter!r}"
+
+
+class _Tables:
+    """Selects embeddings, and layers that share their weights, such as the head of a language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {id(m._parameters.get(WEIGHT)) for _, m in modules_of(model) if _is_table(m)} - {id(None)}
+
+    def __call__(self, name: str, module: nn.Module) -> bool:
+        return _is_table(module) or id(module._parameters.get(WEIGHT)) in self.weights
+
+    def __repr__(self) -> str:
+        return "embeddings"
+
+
+def _is_table(module: nn.Module) -> bool:
+    layer = type(module) if isinstance(module, Layer) else layer_of(module)
+    return layer is not None and issubclass(layer, Embedding)
+
+
+_OPTIONAL = (_Except, _Tables)  # selectors that may match nothing
 
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> None:
@@ -300,7 +333,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         selector
         for i, (selector, _) in enumerate(rules)
         if i not in matched
-        and type(selector) is not _Except  # a filter may exclude nothing
+        and type(selector) not in _OPTIONAL
         and (
             not any(matches(selector, *layer) for layer in layers)
             if isinstance(selector, str | type)

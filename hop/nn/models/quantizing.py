@@ -14,10 +14,10 @@ from hop.nn.models.attention_rules import AttentionRules, checked_attention
 from hop.nn.models.calibration import calibrate as set_scales
 from hop.nn.models.conversion import (
     Rules,
-    checked,
     convert,
     has_static_scale,
     layers_taken,
+    rules_of,
     settle_weights,
     takes,
 )
@@ -57,7 +57,8 @@ def quantize_(
             then loads the weights of a saved model that was quantized in the same way.
         scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
             for weights only; or several by selector, such as {"lm_head": "int8", "*": "int4"}, of which the first
-            match applies. None leaves layers in floats. See hop.nn.convert.
+            match applies. None leaves layers in floats. See hop.nn.convert. A single scheme of fewer than 8 bits
+            leaves embeddings, and layers that share their weights, at 8 bits ("int8_weight"); {"*": scheme} does not.
         filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
             all that hop.nn.convert supports.
         calibrate: batches of inputs, as for hop.nn.calibrate. Read only for schemes with static activation scales.
@@ -88,7 +89,7 @@ def quantize_(
     _check_flags(
         pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search
     )  # before anything is converted
-    rules = checked(scheme, filter)
+    rules = rules_of(model, scheme, filter)
     static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
@@ -100,11 +101,11 @@ def quantize_(
         check_schemes("quantize_", (s for _, s in rules), (s for _, s in checked_attention(attention)))
         check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
     attends = checked_attention(attention)
-    settle_weights(model, scheme, filter)
+    settle_weights(model, rules)
     if requantize:
         requantize_(list(layers_taken(model, rules)), search)
     trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
-    converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
+    converted: Any = convert(model, rules, functions=fuse, attention=attention)
     if static and calibrate is not None:
         set_scales(converted, calibrate)
     report: Report = converted.hop_report
