@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor, nn
 
 from hop.compat.files import is_temporary, naming, whole_file, write_whole
-from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantize import dequantize, quantize_weight
 from hop.integrations import model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.gguf_folders import GGUFModel, save_tokenizer
@@ -244,9 +244,9 @@ class _PlannedTensor:
             return
         for first, last in self._rows(self.quantizer):
             floats = header.rows(self.entry, first, last)
-            weight = quantize(self.quantizer, floats)
+            weight = quantize_weight(self.quantizer, floats)
             self._measure(floats, weight)
-            for name, data in weight.buffers().items():  # type: ignore[attr-defined]
+            for name, data in weight.buffers().items():
                 key = f"{self.entry.name}:{name}"
                 rows, whole = data.shape[0], self.written[key].shape[0]
                 at = 0 if rows == whole else first * whole // self.entry.shape[0]

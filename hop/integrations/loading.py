@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
-from hop.impls.quantize import quantize
+from hop.impls.quantize import quantize_weight
 from hop.integrations.places import weight_of
 from hop.numerics import layouts
 from hop.numerics.quantizer import Quantizer
@@ -53,7 +53,7 @@ class Quantize(_Operation):
             return value
         q = layer.frozen_quantizer()
         assert q is not None
-        return nn.Parameter(quantize(q, value), requires_grad=False)
+        return nn.Parameter(quantize_weight(q, value), requires_grad=False)
 
 
 class Assemble(_Operation):
