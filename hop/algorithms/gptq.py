@@ -34,23 +34,25 @@ class GPTQ:
         sequential: whether the inputs of a layer come from the already quantized layers before it. This takes one run
             over the data, up to that layer, for each set of layers with a common input. Otherwise one run of the float
             model serves all layers, and all Hessians are in memory at once.
+        search: whether scales have least squared error, as hop.quantize_weight finds them, and not the rule's.
 
     Raises:
         ValueError: damping is negative or not finite, or block is less than 1.
-        TypeError: order or sequential is not a bool.
+        TypeError: order, sequential or search is not a bool.
     """
 
     damping: float = 0.01
     order: bool = True
     block: int = 128
     sequential: bool = True
+    search: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.damping, int | float) or not 0 <= self.damping < float("inf"):
             raise ValueError(f"GPTQ: damping must be a finite number of 0 or more, got {self.damping!r}; give 0.01")
         if isinstance(self.block, bool) or not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"GPTQ: block must be an integer of 1 or more, got {self.block!r}; give 128")
-        for name in ("order", "sequential"):
+        for name in ("order", "sequential", "search"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"GPTQ: {name} must be True or False, got {getattr(self, name)!r}; give one of them")
 
@@ -79,6 +81,7 @@ class AdaRound:
     weighting: float = 10.0
     sequential: bool = True
     damping: ClassVar[float] = 0.0
+    search: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -191,8 +194,16 @@ def _quantize(
     with torch.no_grad():
         report = _choose_codes(function, model, data, settings, pack)
     if report:
-        freeze(model, pack)
+        freeze(model, pack, trained=() if settings.search else None)
     return model, report
+
+
+@torch.no_grad()
+def freeze_by_data(model: nn.Module, batches: Iterable[Any], pack: bool) -> tuple[LayerError, ...]:
+    """Freeze the Linear and Conv2d layers of a converted model with searched scales and codes chosen by GPTQ, for
+    `hop.quantize_`. Returns a row per layer.
+    """
+    return _choose_codes("quantize_", model, list_batches("quantize_", batches), GPTQ(search=True), pack)
 
 
 def _choose_codes(
@@ -254,7 +265,7 @@ def _freeze_layer(layer: Layer, row: LayerError, observed: Moments, settings: Se
     """Freeze a layer with the chosen codes, unless they are no better than the nearest ones."""
     if not bool(observed.sum.isfinite().all()):
         return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
-    rounded: Any = quantized_weight(layer)
+    rounded: Any = quantized_weight(layer, settings.search)
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)
     flat = weight.flatten(1)

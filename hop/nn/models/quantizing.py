@@ -44,6 +44,7 @@ def quantize_(
     exact: bool = False,
     requantize: bool = False,
     search: bool = True,
+    calibration: Iterable[Any] | None = None,
 ) -> Any:
     """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
 
@@ -77,6 +78,9 @@ def quantize_(
         search: whether the scales and zero points of weights of up to 6 bits in blocks are those of least squared error
             (hop.quantize_weight), and not the rule's. Layers that were quantized before, and so may have been trained,
             keep the rule's.
+        calibration: batches of inputs, as for hop.nn.calibrate; 32 samples are enough. The codes of Linear and Conv2d
+            weights are then chosen by GPTQ (hop.algorithms.gptq) for the least error of the layers' results on them,
+            and static scales are found from them. `model.gptq_report` has the error of each layer before and after.
 
     Returns:
         The model; a new module if the model was itself a layer.
@@ -90,6 +94,8 @@ def quantize_(
         pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search
     )  # before anything is converted
     rules = rules_of(model, scheme, filter)
+    data = None if calibration is None else list(calibration)
+    calibrate = data if calibrate is None else calibrate
     static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
@@ -109,6 +115,9 @@ def quantize_(
     if static and calibrate is not None:
         set_scales(converted, calibrate)
     report: Report = converted.hop_report
+    if data is not None:  # imported by name, because that package is on a higher level
+        algorithms = importlib.import_module("hop.algorithms.gptq")
+        converted.gptq_report = algorithms.freeze_by_data(converted, data, pack)
     if any(isinstance(row.scheme, Scheme) for row in report.rows):
         freeze(converted, pack, trained=set(trained) if search else None)
     if fuse:
