@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +193,9 @@ def megabytes(model: nn.Module) -> float:
     return megabytes(model)
 
 
-def measure(load: Callable[[], Loaded], only: list[str] | None) -> dict[str, dict[str, float]]:
+def measure(load: Callable[[], Loaded], only: list[str] | None) -> Iterator[tuple[str, dict[str, float]]]:
     """A row for each variant."""
     floats, score, data = load()
-    found: dict[str, dict[str, float]] = {}
     for name, quantize in variants(data).items():
         if only and name not in only:
             continue
@@ -207,10 +206,10 @@ def measure(load: Callable[[], Loaded], only: list[str] | None) -> dict[str, dic
             print(f"{name}: not measured: {error}", flush=True)
             continue
         seconds = time.process_time() - start
-        found[name] = {"megabytes": megabytes(model), "seconds": seconds, **score(model)}
-        print(f"{name:<32}" + "".join(f"{key} {value:.5g}  " for key, value in found[name].items()), flush=True)
+        row = {"megabytes": megabytes(model), "seconds": seconds, **score(model)}
+        print(f"{name:<32}" + "".join(f"{key} {value:.5g}  " for key, value in row.items()), flush=True)
+        yield name, row
         del model
-    return found
 
 
 def main() -> None:
@@ -227,9 +226,11 @@ def main() -> None:
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     rows = content.get("models", {})
     for name in given.models:
-        rows[name] = rows.get(name, {}) | measure(loads[name], given.only)
-        content = {"level": native.library().path, "torch": torch.__version__, "tokens": given.tokens, "models": rows}
-        RESULTS.write_text(json_rows(content))
+        for variant, row in measure(loads[name], given.only):
+            rows.setdefault(name, {})[variant] = row
+            content |= {"level": native.library().path, "torch": torch.__version__, "models": rows}
+            content |= {"tokens": given.tokens} if name == "gemma" else {}
+            RESULTS.write_text(json_rows(content))
 
 
 if __name__ == "__main__":
