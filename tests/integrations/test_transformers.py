@@ -87,7 +87,7 @@ class TestLoading(unittest.TestCase):
     def test_every_bit_comes_back(self, name):
         model = loaded(llama(), HopConfig(name))
         want = llama()
-        hop.quantize_(want, name, filter=lambda name, _: name != "lm_head")
+        hop.quantize_(want, {"*": name}, filter=lambda name, _: name != "lm_head")
         assert torch.equal(model(IDS).logits, want(IDS).logits)
         said = tokens(model)
         with saved(model) as folder:
