@@ -31,7 +31,9 @@ RESULTS = Path(__file__).parent / "results" / "which_scheme.json"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCHEMES = ("int8_weight", "int8", "fp8", "mxfp8", "8da4w", "int4", "nvfp4", "mxfp4")
 FEW_BITS = ("8da4w", "int4", "nvfp4", "mxfp4")
+AFFINE = "int4_weight_32_affine"
 WEIGHTS = {"nvfp4 weights": hop.schemes.NVFP4_WEIGHT, "mxfp4 weights": hop.schemes.MXFP4_WEIGHT}
+WEIGHTS |= {AFFINE: hop.schemes.named(AFFINE)}
 GGUF = {"llama.cpp Q4_0": 4.5, "llama.cpp Q4_1": 5.0, "llama.cpp MXFP4": 4.25}
 TORCHAO = {"torchao int4": 5.0, "torchao 8da4w": 5.0, "torchao nvfp4 weights": 4.5, "torchao mxfp4 weights": 4.25}
 

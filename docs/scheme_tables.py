@@ -8,7 +8,8 @@ from tests.support import pages
 # The scheme, with as many bits for each weight of a linear layer: our rows, then those of peers.
 COMPARED = {
     "5": ("int4", "int4, scales of the rule", "int4, 32 samples", "torchao int4", "llama.cpp Q4_1"),
-    "4.5, llama.cpp": ("llama.cpp Q4_0",),
+    "5.25": ("int4_weight_32_affine",),
+    "4.5, integers": ("llama.cpp Q4_0",),
     "5, int8 activations": ("8da4w", "8da4w, scales of the rule", "8da4w, 32 samples", "torchao 8da4w"),
     "4.5": ("nvfp4 weights", "torchao nvfp4 weights"),
     "4.25": ("mxfp4 weights", "torchao mxfp4 weights", "llama.cpp MXFP4"),
