@@ -90,7 +90,7 @@ def gemma(file: str | None, tokens: int) -> Loaded:
 def digits() -> Loaded:
     from sklearn.datasets import load_digits
 
-    data = load_digits()
+    data: Any = load_digits()
     x, y = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test = order[:1200], order[1200:]
@@ -146,9 +146,9 @@ def by_torchao(name: str, model: nn.Module) -> None:
     )
 
     config = Int8DynamicActivationIntxWeightConfig if "8da4w" in name else IntxWeightOnlyConfig
-    group = {"weight_granularity" if "8da4w" in name else "granularity": PerGroup(32)}
+    group: dict[str, Any] = {"weight_granularity" if "8da4w" in name else "granularity": PerGroup(32)}
     chosen = linears(model)
-    quantize_(model, config(weight_dtype=torch.int4, **group), lambda _, name: name in chosen)
+    quantize_(model, config(weight_dtype=torch.int4, **group), lambda _, name: name in chosen)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def torchao_fp4(name: str, weight: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def main() -> None:
             rows.setdefault(name, {})[variant] = row
             content |= {"level": native.library().path, "torch": torch.__version__, "models": rows}
             content |= {"tokens": given.tokens} if name == "gemma" else {}
-            RESULTS.write_text(json_rows(content))
+            RESULTS.write_text(json_rows(content) + "\n")
 
 
 if __name__ == "__main__":

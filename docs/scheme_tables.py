@@ -28,7 +28,9 @@ def label(name: str) -> str:
 
 
 def minilm() -> str:
-    rows = [["scheme", "parameters, MB", "cosine, mean", "cosine, worst", "same nearest sentence", "same in the nearest 10"]]
+    rows = [
+        ["scheme", "parameters, MB", "cosine, mean", "cosine, worst", "same nearest sentence", "same in the nearest 10"]
+    ]
     found = results("which_scheme")["models"]["minilm"]
     for name, row in found.items():
         if name in ("float32", "int8_weight", "int8", "fp8", "mxfp8", "8da4w", "int4", "nvfp4", "mxfp4"):

@@ -271,7 +271,7 @@ class TestCalibration:
         assert (model(x) - floats(x)).norm() < (without(x) - floats(x)).norm()
 
     def test_data(self):
-        with pytest.raises(ValueError, match="quantize_: .*batches"):
+        with pytest.raises(ValueError, match=r"quantize_: .*batches"):
             hop.quantize_(nn.Linear(32, 32), "int4", calibration=[])
         with pytest.raises(TypeError, match="search must be True or False"):
             GPTQ(search=1)  # type: ignore[arg-type]

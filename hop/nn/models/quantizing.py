@@ -3,7 +3,7 @@
 import importlib
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from hop.nn.layers.functions import Function
 from hop.nn.models.attention_rules import AttentionRules, checked_attention
 from hop.nn.models.calibration import calibrate as set_scales
 from hop.nn.models.conversion import (
+    Rule,
     Rules,
     convert,
     has_static_scale,
@@ -79,8 +80,8 @@ def quantize_(
             (hop.quantize_weight), and not the rule's. Layers that were quantized before, and so may have been trained,
             keep the rule's.
         calibration: batches of inputs, as for hop.nn.calibrate; 32 samples are enough. The codes of Linear and Conv2d
-            weights are then chosen by GPTQ (hop.algorithms.gptq) for the least error of the layers' results on them,
-            and static scales are found from them. `model.gptq_report` has the error of each layer before and after.
+            weights are chosen by GPTQ (hop.algorithms.gptq) for the layers' results on them, and static scales found;
+            `model.gptq_report` has the error of each layer before and after.
 
     Returns:
         The model; a new module if the model was itself a layer.
@@ -90,46 +91,62 @@ def quantize_(
             scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(
-        pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search
-    )  # before anything is converted
+    _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search)
     rules = rules_of(model, scheme, filter)
     data = None if calibration is None else list(calibration)
     calibrate = data if calibrate is None else calibrate
+    is_static = _needs_data(rules, calibrate)
+    attention = _attention(model, rules, attention, exact)
+    settle_weights(model, rules)
+    if requantize:
+        requantize_(list(layers_taken(model, rules)), search)
+    trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
+    converted: Any = convert(model, rules, functions=fuse, attention=attention)
+    if is_static and calibrate is not None:
+        set_scales(converted, calibrate)
+    report: Report = converted.hop_report
+    if any(isinstance(row.scheme, Scheme) for row in report.rows):
+        if data is not None:  # imported by name, because that package is on a higher level
+            algorithms = importlib.import_module("hop.algorithms.gptq")
+            converted.gptq_report = algorithms.freeze_by_data(converted, data, pack)
+        freeze(converted, pack, trained=set(trained) if search else None)
+    _finish(converted, checked_attention(attention), (pack, fuse, exact))
+    log.info("quantize_: %s layers; %s", report.converted, report.summary)
+    return converted
+
+
+def _attention(model: nn.Module, rules: Sequence[Rule], attention: AttentionRules, exact: bool) -> AttentionRules:
+    """The rules of attention, checked: "int8" unless given, if the model is `exact`."""
+    attention = "int8" if attention is None and exact else attention
+    attends = checked_attention(attention)
+    if exact:
+        check_schemes("quantize_", (s for _, s in rules), (s for _, s in attends))
+        check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
+    return attention
+
+
+def _needs_data(rules: Sequence[Rule], calibrate: Iterable[Any] | None) -> bool:
+    """Whether a scheme has static scales. Raises ValueError if there is no data for them."""
     static = [s for _, s in rules if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
             f"quantize_: calibrate=None, but the scheme {static[0]} has static scales, which are found from data; pass "
             "calibrate=batches of inputs, or use a dynamic scheme such as 'int8'"
         )
-    if exact:
-        attention = "int8" if attention is None else attention
-        check_schemes("quantize_", (s for _, s in rules), (s for _, s in checked_attention(attention)))
-        check_layers("quantize_", model, lambda name, module: takes(rules, name, module))
-    attends = checked_attention(attention)
-    settle_weights(model, rules)
-    if requantize:
-        requantize_(list(layers_taken(model, rules)), search)
-    trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
-    converted: Any = convert(model, rules, functions=fuse, attention=attention)
-    if static and calibrate is not None:
-        set_scales(converted, calibrate)
-    report: Report = converted.hop_report
-    if data is not None:  # imported by name, because that package is on a higher level
-        algorithms = importlib.import_module("hop.algorithms.gptq")
-        converted.gptq_report = algorithms.freeze_by_data(converted, data, pack)
-    if any(isinstance(row.scheme, Scheme) for row in report.rows):
-        freeze(converted, pack, trained=set(trained) if search else None)
+    return bool(static)
+
+
+def _finish(model: Any, attends: Any, options: tuple[bool, bool, bool]) -> None:
+    """Fuse functions, make the model exact, and let transformers save it, by `options`: pack, fuse and exact."""
+    pack, fuse, exact = options
     if fuse:
-        for module in converted.modules():
+        for module in model.modules():
             if isinstance(module, Function):
                 module.fuse()
-    if exact and not isinstance(converted, Layer):
-        make_exact(converted, next((s for _, s in attends), None))
-    if _is_of_transformers(converted):  # imported by name, because that package is on a higher level
-        importlib.import_module("hop.integrations.quantizer").make_serializable(converted, pack)
-    log.info("quantize_: %s layers; %s", report.converted, report.summary)
-    return converted
+    if exact and not isinstance(model, Layer):
+        make_exact(model, next((s for _, s in attends), None))
+    if _is_of_transformers(model):  # imported by name, because that package is on a higher level
+        importlib.import_module("hop.integrations.quantizer").make_serializable(model, pack)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
