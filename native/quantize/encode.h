@@ -14,13 +14,21 @@ struct Run {
     int32_t zero;  // the code of 0
 };
 
+// The last few of a run, by a small loop.
+template <class T, class Encode>
+static HOP_SELDOM void encode_rest(const typename T::Word* x, int64_t n, uint8_t* out, const Encode& encode) {
+    for (int64_t i = 0; i < n; ++i) out[i] = encode(T::widen(x[i]));
+}
+
 // out[i] = encode(x[i])
 template <class T, class Encode>
 HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__ out, const Encode encode) {
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
+    for (; i + kLanes <= n; i += kLanes) {
+        HOP_ONE_TURN;
         for (int j = 0; j < kLanes; ++j) out[i + j] = encode(T::widen(x[i + j]));
-    for (; i < n; ++i) out[i] = encode(T::widen(x[i]));
+    }
+    if (i < n) encode_rest<T>(x + i, n - i, out + i, encode);
 }
 
 // ---- integers
