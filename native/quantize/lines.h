@@ -1,11 +1,6 @@
 // Elements of any dtype to float32 and back, a line at a time, for loops that are compiled for float32 alone. Included in a
 // namespace (isa.h), after numbers.h.
 
-template <class T>
-static HOP_ALONE void widen_line(const typename T::Word* __restrict__ x, int64_t n, float* __restrict__ out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = T::widen(x[i]);
-}
-
 #if defined(HOP_IN_AVX2)
 // Eight words, rounded as BF16::narrow and F16::narrow do, in the lower halves of lanes.
 HOP_INLINE __m256i words_of(__m256 x, BF16) {
