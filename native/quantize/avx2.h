@@ -391,7 +391,8 @@ static HOP_ALONE float amax_of_run(const typename T::Word* x, int64_t n, bool& k
         top[k] = kHalf<T> ? _mm256_max_epu16(top[k], m) : _mm256_max_epu32(top[k], m);
     });
     const __m256i both = kHalf<T> ? _mm256_max_epu16(top[0], top[1]) : _mm256_max_epu32(top[0], top[1]);
-    Word most = Word(across<T>(both, [](__m128i a, __m128i b) HOP_INLINED { return kHalf<T> ? _mm_max_epu16(a, b) : _mm_max_epu32(a, b); }));
+    const auto larger = [](__m128i a, __m128i b) HOP_INLINED { return kHalf<T> ? _mm_max_epu16(a, b) : _mm_max_epu32(a, b); };
+    Word most = Word(across<T>(both, larger));
     if (most >= T::infinity) known = false, most = top_of_known<T>(x, n);
     return T::widen(most);
 }
