@@ -23,9 +23,30 @@ HOP_INLINE void fetch(const Word* x) {
     for (size_t at = 0; at < 32 * sizeof(Word); at += 64) _mm_prefetch(reinterpret_cast<const char*>(x) + at, _MM_HINT_T0);
 }
 
-// The number of the block of eight elements, the k-th of 32: of blocks of 16, or of larger ones.
-template <int size>
-HOP_INLINE __m256 of_block(const float* by, int k) { return _mm256_set1_ps(by[size == 16 ? k / 2 : 0]); }
+// n elements in float32, times a factor each, or nullptr; with the lines of the next strip.
+template <class T>
+static HOP_ALONE void widen_line(const typename T::Word* x, int64_t n, const float* factor, float* out) {
+    typename T::Word rest[32] = {};
+    float made[32], of_rest[32] = {};
+    for (int64_t i = 0; i < n; i += 32) {
+        const bool whole = n - i >= 32;
+        const int64_t count = whole ? 32 : n - i;
+        if (!whole) __builtin_memcpy(rest, x + i, size_t(count) * sizeof(rest[0]));
+        if (!whole && factor) __builtin_memcpy(of_rest, factor + i, size_t(count) * sizeof(float));
+        Four f;
+        load(whole ? x + i : rest, f, T{});
+        fetch(x + i + kColumns);
+        const float* by = whole ? factor + i : of_rest;
+        float* to = whole ? out + i : made;
+        for (int k = 0; factor && k < 4; ++k) f.v[k] = _mm256_mul_ps(f.v[k], _mm256_loadu_ps(by + 8 * k));
+        for (int k = 0; k < 4; ++k) _mm256_storeu_ps(to + 8 * k, f.v[k]);
+        if (!whole) __builtin_memcpy(out + i, made, size_t(count) * sizeof(float));
+    }
+}
+
+// The number of the block of eight elements, the k-th of 32, which are in two blocks if `halves`.
+template <bool halves>
+HOP_INLINE __m256 of_block(const float* by, int k) { return _mm256_set1_ps(by[halves ? k / 2 : 0]); }
 
 // What packing two vectors to one does to the order of eights of bytes.
 HOP_INLINE __m256i in_order(__m256i packed) {
@@ -47,7 +68,7 @@ HOP_INLINE void store_codes(__m256i codes, int32_t bits, uint8_t* out) {
 
 // ---- integers (encode.h): from products a little above and below the quotients
 
-template <class T, int size, bool affine>
+template <class T, bool halves, bool affine>
 struct IntegerCodes {
     const hop_quantizer& q;
     const Factors& f;
@@ -58,10 +79,10 @@ struct IntegerCodes {
         load(x, v, T{});
         __m256i n[4], differ = _mm256_setzero_si256();
         for (int k = 0; k < 4; ++k) {
-            const int64_t own = affine ? block + (size == 16 ? k / 2 : 0) : 0;
+            const int64_t own = affine ? block + (halves ? k / 2 : 0) : 0;
             const __m256 from = _mm256_set1_ps(kWhole + float(affine ? code_of_zero(q, f.zero[own]) : q.zero));
-            const __m256i a = _mm256_castps_si256(_mm256_fmadd_ps(v.v[k], of_block<size>(above + block, k), from));
-            const __m256i b = _mm256_castps_si256(_mm256_fmadd_ps(v.v[k], of_block<size>(below + block, k), from));
+            const __m256i a = _mm256_castps_si256(_mm256_fmadd_ps(v.v[k], of_block<halves>(above + block, k), from));
+            const __m256i b = _mm256_castps_si256(_mm256_fmadd_ps(v.v[k], of_block<halves>(below + block, k), from));
             differ = _mm256_or_si256(differ, _mm256_xor_si256(a, b));
             n[k] = _mm256_sub_epi32(a, _mm256_set1_epi32(int32_t(bits_of(kWhole))));
         }
@@ -75,7 +96,7 @@ struct IntegerCodes {
     HOP_ALONE __m256i exactly(const typename T::Word* x, int64_t block) const {
         uint8_t codes[32];
         for (int k = 0; k < 32; ++k) {
-            const int64_t own = block + (size == 16 ? k / 16 : 0);
+            const int64_t own = block + (halves ? k / 16 : 0);
             const int32_t zero = affine ? code_of_zero(q, f.zero[own]) : q.zero;
             codes[k] = uint8_t(encode_integer(T::widen(x[k]) / f.by[own], Bounds(q, zero), uint32_t(zero)));
         }
@@ -92,7 +113,7 @@ HOP_INLINE float raised_above(float x, float lowest) { return x > 0 && x < lowes
 
 // ---- floats (numbers.h); with `divides` as integers
 
-template <class T, int size, bool divides, bool raises = false>
+template <class T, bool halves, bool divides, bool raises = false>
 struct FloatCodes {
     FloatFormat f;
     const Factors& given;
@@ -110,7 +131,7 @@ struct FloatCodes {
         load(x, v, T{});
         __m256i n[4], differ = _mm256_setzero_si256();
         for (int k = 0; k < 4; ++k) {
-            const __m256 y = _mm256_mul_ps(v.v[k], of_block<size>(by + block, k));
+            const __m256 y = _mm256_mul_ps(v.v[k], of_block<halves>(by + block, k));
             __m256 m = _mm256_min_ps(_mm256_castsi256_ps(magnitude_of(y)), largest);
             if (raises) m = raised_to(m, v.v[k], raised);
             const __m256i e = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(m), infinity), least);
@@ -138,7 +159,7 @@ struct FloatCodes {
     HOP_ALONE __m256i exactly(const typename T::Word* x, int64_t block) const {
         uint8_t codes[32];
         for (int k = 0; k < 32; ++k) {
-            const float scale = given.by[block + (size == 16 ? k / 16 : 0)];
+            const float scale = given.by[block + (halves ? k / 16 : 0)];
             const float own = T::widen(x[k]), above = raises ? raised_above(own, scale * raised) : own;
             codes[k] = uint8_t(encode_float<false>(above / scale, f));
         }
@@ -167,7 +188,7 @@ HOP_INLINE __m256i entries(const uint8_t* table, __m256i index) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(half[0]), half[1], 1);
 }
 
-template <class T, int size, bool is_signed, bool raises = false>
+template <class T, bool halves, bool is_signed, bool raises = false>
 struct BinCodes {
     const hop_quantizer& q;
     const Factors& f;
@@ -181,7 +202,7 @@ struct BinCodes {
         load(x, v, T{});
         __m256i n[4];
         for (int k = 0; k < 4; ++k) {
-            const __m256 y = _mm256_mul_ps(v.v[k], of_block<size>(inverse + block, k));
+            const __m256 y = _mm256_mul_ps(v.v[k], of_block<halves>(inverse + block, k));
             __m256 m = _mm256_max_ps(is_signed ? _mm256_castsi256_ps(magnitude_of(y)) : y, tiny);
             if (raises) m = raised_to(m, v.v[k], raised);
             __m256i bits = _mm256_castps_si256(m), bin = _mm256_srli_epi32(bits, 16);
@@ -204,7 +225,7 @@ struct BinCodes {
     HOP_ALONE __m256i exactly(const typename T::Word* x, int64_t block) const {
         uint8_t codes[32];
         for (int k = 0; k < 32; k += 16) {
-            const Run run{f.by[block + (size == 16 ? k / 16 : 0)], true, true, 0};
+            const Run run{f.by[block + (halves ? k / 16 : 0)], true, true, 0};
             typename T::Word own[16];
             for (int i = 0; i < 16; ++i)
                 own[i] = raises ? T::narrow(raised_above(T::widen(x[k + i]), run.by * raised)) : x[k + i];
@@ -241,14 +262,14 @@ HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float by
     return even;
 }
 
-// Codes of all elements, 32 at a time, of blocks of 16, 32 (`size`) or, with 64, of multiples of 32.
-template <class T, int size, class Codes>
+// Codes of all elements, 32 at a time, of blocks of 16 or of a multiple of 32.
+template <class T, bool halves, class Codes>
 static HOP_ALONE bool encode_all(const RowOfBlocks<T>& r, const Codes& given) {
     const Codes codes = given;
     const int64_t blocks = r.size / 32;
     int64_t i = 0, block = 0, left = blocks;
     const auto next = [&]() HOP_INLINED {
-        if (size < 64) block += 32 / size;
+        if (halves) block += 2;
         else if (--left == 0) left = blocks, ++block;
     };
     uint8_t* out = r.out;
@@ -268,37 +289,37 @@ static HOP_ALONE bool encode_all(const RowOfBlocks<T>& r, const Codes& given) {
     return true;
 }
 
-template <class T, int size>
+template <class T, bool halves>
 static bool encode_integer_row(const RowOfBlocks<T>& r) {
     float above[kMostBlocks], below[kMostBlocks];
     const int64_t blocks = divide_up(r.n, r.size);
     if (!invert(r.by.by, blocks, kAbove, above) || !invert(r.by.by, blocks, kBelow, below)) return false;
-    if (r.by.zero) return encode_all<T, size>(r, IntegerCodes<T, size, true>{r.q, r.by, above, below});
-    return encode_all<T, size>(r, IntegerCodes<T, size, false>{r.q, r.by, above, below});
+    if (r.by.zero) return encode_all<T, halves>(r, IntegerCodes<T, halves, true>{r.q, r.by, above, below});
+    return encode_all<T, halves>(r, IntegerCodes<T, halves, false>{r.q, r.by, above, below});
 }
 
-template <class T, int size>
+template <class T, bool halves>
 static bool encode_float_row(const RowOfBlocks<T>& r) {
-    if (!r.by.divides) return encode_all<T, size>(r, FloatCodes<T, size, false>{r.f, r.by, r.by.by, 0});
+    if (!r.by.divides) return encode_all<T, halves>(r, FloatCodes<T, halves, false>{r.f, r.by, r.by.by, 0});
     float inverse[kMostBlocks];
     if (!invert(r.by.by, divide_up(r.n, r.size), 1, inverse)) return false;
-    return encode_all<T, size>(r, FloatCodes<T, size, true>{r.f, r.by, inverse, 0});
+    return encode_all<T, halves>(r, FloatCodes<T, halves, true>{r.f, r.by, inverse, 0});
 }
 
-template <class T, int size>
+template <class T, bool halves>
 static bool encode_book_row(const RowOfBlocks<T>& r) {
     float inverse[kMostBlocks];
     if (!r.q.tables || !r.q.tables[kHasBins] || r.q.rule != HOP_AMAX) return false;
     if (!invert(r.by.by, divide_up(r.n, r.size), 1, inverse)) return false;
-    if (r.q.numbers[0] < 0) return encode_all<T, size>(r, BinCodes<T, size, true>{r.q, r.by, inverse, 0});
-    return encode_all<T, size>(r, BinCodes<T, size, false>{r.q, r.by, inverse, 0});
+    if (r.q.numbers[0] < 0) return encode_all<T, halves>(r, BinCodes<T, halves, true>{r.q, r.by, inverse, 0});
+    return encode_all<T, halves>(r, BinCodes<T, halves, false>{r.q, r.by, inverse, 0});
 }
 
-template <class T, int size>
-static bool encode_row(const RowOfBlocks<T>& r) {
-    if (r.q.format == HOP_FLOAT) return encode_float_row<T, size>(r);
-    if (r.q.format == HOP_CODEBOOK) return encode_book_row<T, size>(r);
-    return encode_integer_row<T, size>(r);
+template <class T, bool halves>
+static HOP_ALONE bool encode_row(const RowOfBlocks<T>& r) {
+    if (r.q.format == HOP_FLOAT) return encode_float_row<T, halves>(r);
+    if (r.q.format == HOP_CODEBOOK) return encode_book_row<T, halves>(r);
+    return encode_integer_row<T, halves>(r);
 }
 
 // Packed codes of a row of blocks; false where the plain loops must make them.
@@ -310,14 +331,13 @@ static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const t
     const bool bounded = q.format != HOP_INTEGER || q.rule == HOP_AMAX || q.rule == HOP_MINMAX;
     if (!known || !bounded || (bits != 8 && bits != 4)) return false;
     if (q.format == HOP_FLOAT && !(f.sign == 7 || f.sign == 3)) return false;
-    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, bits, fetches, out});
-    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, bits, fetches, out});
-    if (size % 32 == 0) return encode_row<T, 64>({q, f, x, n, size, by, bits, fetches, out});
+    if (size == 16) return encode_row<T, true>({q, f, x, n, size, by, bits, fetches, out});
+    if (size % 32 == 0) return encode_row<T, false>({q, f, x, n, size, by, bits, fetches, out});
     if (size < 32 || (size % 2 != 0 && bits == 4 && size < n)) return false;
     for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
         const Factors own{by.divides, by.by + i, by.zero ? by.zero + i : nullptr};
         const int64_t count = least(size, n - at), blocks = divide_up(count, 32) * 32;
-        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, bits, fetches, out + at * bits / 8})) return false;
+        if (!encode_row<T, false>({q, f, x + at, count, blocks, own, bits, fetches, out + at * bits / 8})) return false;
     }
     return true;
 }
@@ -330,14 +350,83 @@ static bool encode_with_noise(const hop_quantizer&, const typename T::Word*, int
 
 // ---- what scale rules need to know of blocks
 
-template <class T, int size>
-HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float* low, float* high, bool& known) {
-    range_of_groups_plainly<T, size>(x, groups, low, high, known);
+// Words or lanes, by the size of an element.
+template <class T>
+constexpr bool kHalf = sizeof(typename T::Word) == 2;
+template <class T>
+HOP_INLINE __m256i all_of(typename T::Word x) {
+    return kHalf<T> ? _mm256_set1_epi16(int16_t(x)) : _mm256_set1_epi32(int32_t(x));
+}
+
+// Passes vectors of a run to take(vector, 0 or 1), the last ones filled with zeros.
+template <class T, class Take>
+HOP_INLINE void each_vector(const typename T::Word* x, int64_t n, const Take& take) {
+    constexpr int64_t words = 32 / int64_t(sizeof(typename T::Word));
+    int64_t i = 0;
+    for (; i + 4 * words <= n; i += 4 * words)
+        for (int k = 0; k < 4; ++k) take(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i + k * words)), k % 2);
+    if (i == n) return;
+    alignas(32) typename T::Word rest[4 * words] = {};
+    __builtin_memcpy(rest, x + i, size_t(n - i) * sizeof(rest[0]));
+    for (int k = 0; k < 4; ++k) take(_mm256_load_si256(reinterpret_cast<const __m256i*>(rest + k * words)), k % 2);
+}
+
+// The one element of a vector that `keep` keeps of any two; it may keep a 0 instead.
+template <class T, class Keep>
+HOP_INLINE uint32_t across(__m256i v, const Keep& keep) {
+    __m128i x = keep(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    x = keep(x, _mm_srli_si128(x, 8));
+    x = keep(x, _mm_srli_si128(x, 4));
+    if (kHalf<T>) x = keep(x, _mm_srli_si128(x, 2));
+    return uint32_t(_mm_cvtsi128_si32(x));
 }
 
 template <class T>
-HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
-    range_of<T>(x, n, low, high, known);
+static HOP_ALONE float amax_of_run(const typename T::Word* x, int64_t n, bool& known) {
+    using Word = typename T::Word;
+    const __m256i mask = all_of<T>(T::magnitude);
+    __m256i top[2] = {};
+    each_vector<T>(x, n, [&](__m256i v, int k) HOP_INLINED {
+        const __m256i m = _mm256_and_si256(v, mask);
+        top[k] = kHalf<T> ? _mm256_max_epu16(top[k], m) : _mm256_max_epu32(top[k], m);
+    });
+    const __m256i both = kHalf<T> ? _mm256_max_epu16(top[0], top[1]) : _mm256_max_epu32(top[0], top[1]);
+    const auto larger = [](__m128i a, __m128i b) HOP_INLINED { return kHalf<T> ? _mm_max_epu16(a, b) : _mm_max_epu32(a, b); };
+    Word most = Word(across<T>(both, larger));
+    if (most >= T::infinity) known = false, most = top_of_known<T>(x, n);
+    return T::widen(most);
+}
+
+template <class T>
+static HOP_ALONE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
+    using S = typename T::Signed;
+    const __m256i magnitude = all_of<T>(T::magnitude);
+    __m256i least[2] = {}, most[2] = {};
+    each_vector<T>(x, n, [&](__m256i own, int k) HOP_INLINED {
+        const __m256i negative = kHalf<T> ? _mm256_srai_epi16(own, 15) : _mm256_srai_epi32(own, 31);
+        const __m256i order = _mm256_xor_si256(own, _mm256_and_si256(negative, magnitude));
+        least[k] = kHalf<T> ? _mm256_min_epi16(least[k], order) : _mm256_min_epi32(least[k], order);
+        most[k] = kHalf<T> ? _mm256_max_epi16(most[k], order) : _mm256_max_epi32(most[k], order);
+    });
+    const auto lesser = [](__m128i a, __m128i b) HOP_INLINED { return kHalf<T> ? _mm_min_epi16(a, b) : _mm_min_epi32(a, b); };
+    const auto larger = [](__m128i a, __m128i b) HOP_INLINED { return kHalf<T> ? _mm_max_epi16(a, b) : _mm_max_epi32(a, b); };
+    const __m256i lows = kHalf<T> ? _mm256_min_epi16(least[0], least[1]) : _mm256_min_epi32(least[0], least[1]);
+    const __m256i highs = kHalf<T> ? _mm256_max_epi16(most[0], most[1]) : _mm256_max_epi32(most[0], most[1]);
+    const S bottom = S(across<T>(lows, lesser)), top = S(across<T>(highs, larger));
+    if (top >= S(T::infinity) || bottom <= S(~T::infinity)) {
+        known = false;
+        return range_of_any<T>(x, n, low, high);
+    }
+    const float lowest = bottom < 0 ? T::widen(typename T::Word(S(bottom ^ S(T::magnitude)))) : 0.0f;
+    const float highest = T::widen(typename T::Word(top));
+    low = lowest < low ? lowest : low;
+    high = highest > high ? highest : high;
+}
+
+template <class T, int size>
+HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float* low, float* high, bool& known) {
+    if (size <= 32) return range_of_groups_plainly<T, size>(x, groups, low, high, known);
+    for (int64_t i = 0; i < groups; ++i) range_of_run<T>(x + i * size, size, low[i], high[i], known);
 }
 
 template <class T, int size>

@@ -21,7 +21,7 @@ HOP_INLINE bool encode_all(const RowOfBlocks<T>& r, const Codes& codes) {
 }
 
 // 1 / scale of each block; false where those might not be near it.
-HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float* __restrict__ inverse) {
+static HOP_ALONE bool invert(const float* __restrict__ scale, int64_t blocks, float* __restrict__ inverse) {
     bool even = true;
     for (int64_t i = 0; i < blocks; ++i) {
         const float magnitude = float_of(bits_of(scale[i]) & kMagnitude);
@@ -33,38 +33,46 @@ HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float* _
 
 constexpr int kMostBlocks = kColumns / 16 + 16;
 
-template <class T, int size, bool affine>
-static bool encode_fixed_row(const RowOfBlocks<T>& r, float* inverse) {
-    float first[kMostBlocks], zero[kMostBlocks];
-    const int64_t blocks = divide_up(r.n, r.size);
-    for (int64_t i = 0; i < blocks; ++i) inverse[i] *= 0x1p16f;
-    for (int64_t i = 0; i < (affine ? blocks : 1); ++i) {
-        zero[i] = float(affine ? code_of_zero(r.q, r.by.zero[i]) : r.q.zero);
-        first[i] = zero[i] * 0x1p16f + (0x1p15f + kMargin);
+// What the codes of integers need to know of each block.
+struct IntegerBlocks {
+    float inverse[kMostBlocks], above[kMostBlocks], below[kMostBlocks], low[kMostBlocks], high[kMostBlocks];
+    int32_t zero[kMostBlocks];
+
+    // Of FixedCodes: inverse, low (where products begin) and high (the code of 0).
+    HOP_ALONE void fix(const hop_quantizer& q, const Factors& by, int64_t blocks) {
+        for (int64_t i = 0; i < blocks; ++i) inverse[i] *= 0x1p16f;
+        for (int64_t i = 0; i < (by.zero ? blocks : 1); ++i) {
+            high[i] = float(by.zero ? code_of_zero(q, by.zero[i]) : q.zero);
+            low[i] = high[i] * 0x1p16f + (0x1p15f + kMargin);
+        }
     }
-    const FixedCodes<T, size, affine> codes{
-        r.by.by, inverse, first, zero, _mm512_set1_epi16(int16_t(r.q.low)), _mm512_set1_epi16(int16_t(r.q.high))};
-    return encode_all<T, size>(r, codes);
-}
+    // Of IntegerCodes.
+    HOP_ALONE void bound(const hop_quantizer& q, const Factors& by, int64_t blocks) {
+        for (int64_t i = 0; i < blocks; ++i) {
+            above[i] = inverse[i] * kAbove;
+            below[i] = inverse[i] * kBelow;
+        }
+        for (int64_t i = 0; i < (by.zero ? blocks : 1); ++i) {
+            zero[i] = by.zero ? code_of_zero(q, by.zero[i]) : q.zero;
+            low[i] = float(q.low - zero[i]);
+            high[i] = float(q.high - zero[i]);
+        }
+    }
+};
 
 template <class T, int size, bool affine>
 static bool encode_integer_row(const RowOfBlocks<T>& r) {
-    float inverse[kMostBlocks], above[kMostBlocks], below[kMostBlocks], low[kMostBlocks], high[kMostBlocks];
-    int32_t zero[kMostBlocks];
+    IntegerBlocks b;
     const int64_t blocks = divide_up(r.n, r.size);
-    if (!invert(r.by.by, blocks, inverse)) return false;
+    if (!invert(r.by.by, blocks, b.inverse)) return false;
     const bool bounded = r.q.rule == HOP_AMAX || r.q.rule == HOP_MINMAX;  // quotients are no larger than codes
-    if (r.known && bounded) return encode_fixed_row<T, size, affine>(r, inverse);
-    for (int64_t i = 0; i < blocks; ++i) {
-        above[i] = inverse[i] * kAbove;
-        below[i] = inverse[i] * kBelow;
+    if (r.known && bounded) {
+        b.fix(r.q, r.by, blocks);
+        const __m512i low = _mm512_set1_epi16(int16_t(r.q.low)), high = _mm512_set1_epi16(int16_t(r.q.high));
+        return encode_all<T, size>(r, FixedCodes<T, size, affine>{r.by.by, b.inverse, b.low, b.high, low, high});
     }
-    for (int64_t i = 0; i < (affine ? blocks : 1); ++i) {
-        zero[i] = affine ? code_of_zero(r.q, r.by.zero[i]) : r.q.zero;
-        low[i] = float(r.q.low - zero[i]);
-        high[i] = float(r.q.high - zero[i]);
-    }
-    return encode_all<T, size>(r, IntegerCodes<T, size, affine>{r.by.by, above, below, low, high, zero});
+    b.bound(r.q, r.by, blocks);
+    return encode_all<T, size>(r, IntegerCodes<T, size, affine>{r.by.by, b.above, b.below, b.low, b.high, b.zero});
 }
 
 template <class T, int size, int mantissa>

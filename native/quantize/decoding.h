@@ -1,4 +1,5 @@
 // Numbers of codes, of a level; quantize/numbers.h and, with AVX-512, common/bytes_avx512.h come before.
+#include "quantize/lines.h"
 #include "quantize/dequantize_decode.h"
 #if defined(HOP_IN_NEON)
 #include "common/bytes_neon.h"

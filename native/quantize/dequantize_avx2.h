@@ -73,18 +73,20 @@ struct ByteFloatNumbers {
     }
 };
 
-// Blocks of a multiple of 32 elements.
+// Blocks of a multiple of 32 elements, or of 16, of which there are two in 32.
 template <class Decode>
 static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& given,
                                  uint32_t* out) {
     const Decode decode = given;
+    const int64_t second = size == 16 ? 1 : 0, each = size == 16 ? 32 : size;
     Numbers f;
-    for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
-        const __m256 step = _mm256_set1_ps(steps[i]);
-        const int64_t end = least(at + size, n);
+    for (int64_t at = 0; at < n; at += each, steps += 1 + second) {
+        const __m256 step[2] = {_mm256_set1_ps(steps[0]), _mm256_set1_ps(steps[second])};
+        const int64_t end = least(at + each, n);
         for (int64_t j = at; j + 32 <= end; j += 32) {
             decode.of(codes + j * Decode::bits / 8, f);
-            for (int k = 0; k < 4; ++k) _mm256_storeu_ps(reinterpret_cast<float*>(out) + j + 8 * k, _mm256_mul_ps(f.v[k], step));
+            for (int k = 0; k < 4; ++k)
+                _mm256_storeu_ps(reinterpret_cast<float*>(out) + j + 8 * k, _mm256_mul_ps(f.v[k], step[k / 2]));
         }
         if (end % 32 == 0) continue;
         const int64_t j = end / 32 * 32;
@@ -92,7 +94,7 @@ static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, 
         float made[32];
         __builtin_memcpy(rest, codes + j * Decode::bits / 8, size_t(divide_up((end - j) * Decode::bits, 8)));
         decode.of(rest, f);
-        for (int k = 0; k < 4; ++k) _mm256_storeu_ps(made + 8 * k, _mm256_mul_ps(f.v[k], step));
+        for (int k = 0; k < 4; ++k) _mm256_storeu_ps(made + 8 * k, _mm256_mul_ps(f.v[k], step[k / 2]));
         __builtin_memcpy(out + j, made, size_t(end - j) * sizeof(float));
     }
 }
@@ -104,9 +106,15 @@ static bool decode_quickly(const DequantizeCall& c, const uint8_t*, const uint8_
     if constexpr (std::is_same<T, F32>::value) {
         const hop_quantizer& q = c.q;
         const int64_t size = c.blocks.tile_cols >= n ? divide_up(n, 32) * 32 : c.blocks.tile_cols;
-        if (size % 32 != 0) return false;
+        if (size % 32 != 0 && size != 16) return false;
         if (q.format == HOP_CODEBOOK && q.bits == 8) return decode_32s(codes, n, size, steps, BookNumbers{q.numbers}, out), true;
         if (q.format == HOP_CODEBOOK && q.bits == 4) return decode_32s(codes, n, size, steps, FewNumbers(q.numbers), out), true;
+        if (q.format == HOP_FLOAT && q.bits == 4) {
+            const FloatFormat f = float_format(q);
+            float numbers[16];
+            for (uint32_t code = 0; code < 16; ++code) numbers[code] = decode_float(code, f);
+            return decode_32s(codes, n, size, steps, FewNumbers(numbers), out), true;
+        }
         if (q.format == HOP_FLOAT && q.bits == 8 && q.keeps_nan && q.mantissa_bits == 3 && q.bias == 7 && q.largest == 0x7e)
             return decode_32s(codes, n, size, steps, ByteFloatNumbers<true>(), out), true;
         if (q.format == HOP_FLOAT && q.bits == 8 && q.keeps_nan && q.mantissa_bits == 2 && q.bias == 15 && q.largest == 0x7b)

@@ -43,11 +43,21 @@ struct DecodeByBook {
     HOP_MEMBER float operator()(uint8_t code) const { return numbers[code]; }
 };
 
-template <class T, class Decode>
-HOP_INLINE void decode_run(const uint8_t* __restrict__ codes, int64_t n, float step, const Decode decode,
-                           typename T::Word* __restrict__ out) {
+// The last few of a run, by a small loop.
+template <class Decode>
+static HOP_SELDOM void decode_rest(const uint8_t* codes, int64_t n, const float* steps, int64_t each, const Decode decode, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = decode(codes[i]) * steps[each * i];
+}
+
+// out[i] = the numbers of codes times a step each, or one for all if `each` is 0.
+template <int each, class Decode>
+HOP_INLINE void decode_run(const uint8_t* __restrict__ codes, int64_t n, const float* __restrict__ steps, const Decode decode,
+                           float* __restrict__ out) {
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int j = 0; j < 16; ++j) out[i + j] = T::narrow(decode(codes[i + j]) * step);
-    for (; i < n; ++i) out[i] = T::narrow(decode(codes[i]) * step);
+    const float step = *steps;
+    for (; i + 16 <= n; i += 16) {
+        if constexpr (!std::is_same<Decode, DecodeInteger>::value) HOP_ONE_TURN;  // these widen in longer vectors
+        for (int j = 0; j < 16; ++j) out[i + j] = decode(codes[i + j]) * (each ? steps[i + j] : step);
+    }
+    if (i < n) decode_rest(codes + i, n - i, steps + each * i, each, decode, out + i);
 }

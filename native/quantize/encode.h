@@ -14,13 +14,21 @@ struct Run {
     int32_t zero;  // the code of 0
 };
 
+// The last few of a run, by a small loop.
+template <class T, class Encode>
+static HOP_SELDOM void encode_rest(const typename T::Word* x, int64_t n, uint8_t* out, const Encode& encode) {
+    for (int64_t i = 0; i < n; ++i) out[i] = encode(T::widen(x[i]));
+}
+
 // out[i] = encode(x[i])
 template <class T, class Encode>
 HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__ out, const Encode encode) {
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
+    for (; i + kLanes <= n; i += kLanes) {
+        HOP_ONE_TURN;
         for (int j = 0; j < kLanes; ++j) out[i + j] = encode(T::widen(x[i + j]));
-    for (; i < n; ++i) out[i] = encode(T::widen(x[i]));
+    }
+    if (i < n) encode_rest<T>(x + i, n - i, out + i, encode);
 }
 
 // ---- integers
@@ -37,19 +45,21 @@ HOP_INLINE int32_t code_of_zero(const hop_quantizer& q, uint8_t code) {
 
 // What products with reciprocals need, of blocks side by side.
 struct Columns {
-    float by[kColumns], above[kColumns], below[kColumns], low[kColumns], high[kColumns];
+    float above[kColumns], below[kColumns];
+    float low[kColumns], high[kColumns];  // and zero: of each block where it has a zero point, or the first for all
     int32_t zero[kColumns];
-    uint32_t odd[kColumns];  // whether the reciprocal is not to be used
     HOP_ALONE void set(const hop_quantizer& q, const Factors& f, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const float magnitude = float_of(bits_of(f.by[i]) & kMagnitude), inverse = 1.0f / f.by[i];
+            // Where the reciprocal is not to be used, all but 0 has two codes, and is divided.
+            const bool even = magnitude > 0x1p-100f && magnitude < 0x1p100f;
+            above[i] = even ? inverse * kAbove : 0.0f;
+            below[i] = even ? inverse * kBelow : float_of(kInfinity);
+        }
+        for (int64_t i = 0; i < (f.zero ? n : 1); ++i) {
             zero[i] = f.zero ? code_of_zero(q, f.zero[i]) : q.zero;
             low[i] = float(q.low - zero[i]);
             high[i] = float(q.high - zero[i]);
-            by[i] = f.by[i];
-            above[i] = inverse * kAbove;
-            below[i] = inverse * kBelow;
-            odd[i] = magnitude > 0x1p-100f && magnitude < 0x1p100f ? 0 : 1;
         }
     }
 };
@@ -223,30 +233,33 @@ static HOP_ALONE void encode_float_columns(const FloatFormat f, const typename T
 }
 
 template <class T>
-static HOP_ALONE void encode_integer_columns_exactly(const typename T::Word* x, int64_t begin, int64_t end, const Columns& c, uint8_t* out) {
-    for (int64_t k = begin; k < end; ++k)
-        out[k] = uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
+static HOP_ALONE void encode_integer_columns_exactly(const typename T::Word* x, int64_t begin, int64_t end, const float* by, bool affine,
+                                                     const Columns& c, uint8_t* out) {
+    for (int64_t k = begin; k < end; ++k) {
+        const int64_t at = affine ? k : 0;
+        out[k] = uint8_t(encode_integer(T::widen(x[k]) / by[k], Bounds{c.low[at], c.high[at]}, uint32_t(c.zero[at])));
+    }
 }
 
 // As encode_integers_by.
-template <class T>
-static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
+template <class T, bool affine>
+static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const float* by, const Columns& c,
                                              uint8_t* __restrict__ out) {
     constexpr int step = 2 * kLanes;
     int64_t i = 0;
     for (; i + step <= n; i += step) {
         uint32_t differ = 0;
         for (int j = 0; j < step; ++j) {
-            const int64_t k = i + j;
+            const int64_t k = i + j, at = affine ? k : 0;
             const float v = T::widen(x[k]);
-            const Bounds b{c.low[k], c.high[k]};
-            const uint32_t p = encode_integer(v * c.above[k], b, uint32_t(c.zero[k]));
-            differ |= (p ^ encode_integer(v * c.below[k], b, uint32_t(c.zero[k]))) | c.odd[k];
+            const Bounds b{c.low[at], c.high[at]};
+            const uint32_t p = encode_integer(v * c.above[k], b, uint32_t(c.zero[at]));
+            differ |= p ^ encode_integer(v * c.below[k], b, uint32_t(c.zero[at]));
             out[k] = uint8_t(p);
         }
-        if (differ) encode_integer_columns_exactly<T>(x, i, i + step, c, out);
+        if (differ) encode_integer_columns_exactly<T>(x, i, i + step, by, affine, c, out);
     }
-    encode_integer_columns_exactly<T>(x, i, n, c, out);
+    encode_integer_columns_exactly<T>(x, i, n, by, affine, c, out);
 }
 
 // ---- all
@@ -306,7 +319,8 @@ struct Encoder {
         if (q.format == HOP_CODEBOOK) {
             for (int64_t i = 0; i < n; ++i) encode_by_book<T>(q, x + i, 1, run_of(at, i, false), out + i);
         } else if (q.format == HOP_INTEGER) {
-            encode_integer_columns<T>(x, n, *c, out);
+            if (at.zero) encode_integer_columns<T, true>(x, n, at.by, *c, out);
+            else encode_integer_columns<T, false>(x, n, at.by, *c, out);
         } else if (at.divides) {
             encode_float_columns<T, true>(f, x, n, at.by, out);
         } else {

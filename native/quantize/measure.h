@@ -26,7 +26,7 @@ static void measure_row(const typename T::Word* x, int64_t cols, int64_t size, i
         } else if (rule == HOP_ABSMEAN) {
             sum_of<T>(x + at, n, s.sum[i], s.count[i], s.known);
         } else {
-            const float own = amax_of<T>(x + at, n, s.known);
+            const float own = amax_of_run<T>(x + at, n, s.known);
             s.high[i] = own > s.high[i] ? own : s.high[i];
         }
     }

@@ -65,18 +65,6 @@ HOP_INLINE uint32_t nan_mask(uint32_t magnitude) { return uint32_t(int32_t(kInfi
 
 // ---- float formats
 
-// A float format as its bits are in float32: exponents count up from that of its least normal number.
-struct FloatFormat {
-    uint32_t mantissa;  // bits
-    uint32_t largest;   // float32's bits of the largest number
-    uint32_t least;     // float32's bits of the least normal number
-    uint32_t base;      // of codes: what rounding adds
-    uint32_t sign;      // which bit
-    uint32_t nan;       // its code, without the sign
-    uint32_t infinity;  // its code, where it has one
-    bool keeps_nan;     // or NaN becomes the largest number
-};
-
 HOP_INLINE FloatFormat float_format(const hop_quantizer& q) {
     FloatFormat f;
     f.mantissa = uint32_t(q.mantissa_bits);

@@ -10,8 +10,27 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     range_of_groups_plainly<T, size>(x, groups, low, high, known);
 }
 
+// n elements in float32, times a factor each, or nullptr; with the lines of the next strip.
 template <class T>
-HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
+static HOP_ALONE void widen_line(const typename T::Word* __restrict__ x, int64_t n, const float* __restrict__ factor,
+                                 float* __restrict__ out) {
+    constexpr int64_t some = 64;
+    for (int64_t at = 0; at < n; at += some) {
+        __builtin_prefetch(x + at + kColumns);
+        const int64_t count = least(some, n - at);
+        for (int64_t i = at; i < at + count; ++i) out[i] = T::widen(x[i]);
+        if (!factor) continue;
+        for (int64_t i = at; i < at + count; ++i) out[i] = out[i] * factor[i];
+    }
+}
+
+template <class T>
+static HOP_ALONE float amax_of_run(const typename T::Word* x, int64_t n, bool& known) {
+    return amax_of<T>(x, n, known);
+}
+
+template <class T>
+static HOP_ALONE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
     range_of<T>(x, n, low, high, known);
 }
 

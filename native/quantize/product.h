@@ -2,35 +2,32 @@
 // gathered first, as many as a line of the cache holds. Included in a namespace (isa.h), after run.h.
 
 // A thread's memory.
-template <class T>
 struct ProductRoom {
-    using Word = typename T::Word;
-    static constexpr int64_t kSide = kLine / int64_t(sizeof(Word));  // rows at a time
+    int64_t side;  // rows at a time
     float* product;
     uint32_t* noise;
-    Word* rows;
-    char* rest;
+    char *rows, *rest;
 
+    static int64_t side_of(const Loops& loops) { return kLine / loops.bytes; }
     // Of `cols` of `all` columns at a time.
     static int64_t noise_bytes(int64_t cols) { return divide_up(cols + BLOCK, GROUP * BLOCK) * GROUP * BLOCK * 4; }
     static size_t bytes(int64_t cols, int64_t all, const Product& p) {
-        return size_t(divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0) +
-                      (p.turned ? kSide * all * int64_t(sizeof(Word)) : 0) + kLine);
+        return size_t(divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0) + (p.turned ? kLine * all : 0) + kLine);
     }
-    ProductRoom(char* memory, int64_t cols, int64_t all, const Product& p) {
+    ProductRoom(char* memory, const Loops& loops, int64_t cols, int64_t all, const Product& p) {
+        side = side_of(loops);
         product = reinterpret_cast<float*>(memory);
         noise = reinterpret_cast<uint32_t*>(memory + divide_up(cols, 16) * 64);
-        rows = reinterpret_cast<Word*>(memory + divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0));
-        rest = reinterpret_cast<char*>(rows + (p.turned ? kSide * all : 0));
+        rows = memory + divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0);
+        rest = rows + (p.turned ? kLine * all : 0);
         rest += kLine - reinterpret_cast<uintptr_t>(rest) % kLine;
     }
 };
 
 // rows[j * cols + i] = x[i * stride + j] for `count` j and all `cols` i.
-template <class T>
-static void gather_rows(const typename T::Word* x, int64_t stride, int64_t cols, int64_t count,
-                        typename T::Word* rows) {
-    constexpr int64_t side = ProductRoom<T>::kSide;
+template <class Word>
+static void gather_rows(const Word* x, int64_t stride, int64_t cols, int64_t count, Word* rows) {
+    constexpr int64_t side = kLine / int64_t(sizeof(Word));
     int64_t i = 0;
     for (; count == side && i + side <= cols; i += side) {
         for (int64_t k = 0; i + 2 * side <= cols && k < side; ++k) __builtin_prefetch(x + (i + side + k) * stride);
@@ -41,12 +38,11 @@ static void gather_rows(const typename T::Word* x, int64_t stride, int64_t cols,
 }
 
 // A strip, of which `x` are the elements.
-template <class T>
-static void quantize_strip_product(const QuantizeCall& c, const Product& p, const Strip& s, const typename T::Word* x,
-                                   ProductRoom<T>& own, Room& room) {
+static void quantize_strip_product(const QuantizeCall& c, const Loops& loops, const Product& p, const Strip& s, const void* x,
+                                   ProductRoom& own, Room& room) {
     const hop_blocks& g = c.blocks;
     const int64_t first = s.row * g.cols + s.col, per_byte = codes_per_byte(c.q);
-    for (int64_t i = 0; i < s.cols; ++i) own.product[i] = T::widen(x[i]) * p.factor[s.col + i];
+    loops.widen(x, s.cols, p.factor + s.col, own.product);
     const void* noise = nullptr;
     if (c.noise) noise = static_cast<const char*>(c.noise) + first * (c.noise_bits == 24 ? 4 : 1);
     if (p.seed) {
@@ -59,38 +55,42 @@ static void quantize_strip_product(const QuantizeCall& c, const Product& p, cons
     uint8_t* codes = c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte;
     const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, p.seed ? 24 : c.noise_bits,
                            codes, c.scale, c.second, 1, false};
-    quantize_f32(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
+    quantize_strip(one, loops_of<F32>(), Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
 }
 
-template <class T>
-static int quantize_rows_product(const QuantizeCall& c, const Product& p) {
-    using Own = ProductRoom<T>;
+static int quantize_rows_product(const QuantizeCall& c, const Loops& loops, const Product& p) {
     const hop_blocks& g = c.blocks;
     const Strips strips(g);
-    const int64_t groups = divide_up(g.rows, Own::kSide), width = least(g.cols, strips.width * g.tile_cols);
-    const auto* all = static_cast<const typename T::Word*>(c.x);
+    const int64_t side = ProductRoom::side_of(loops), bytes = loops.bytes;
+    const int64_t groups = divide_up(g.rows, side), width = least(g.cols, strips.width * g.tile_cols);
+    const auto* all = static_cast<const char*>(c.x);
     std::atomic<int> result{HOP_OK};
     Queue queue(g.batch * groups);
     parallel(worth(c.threads, g.batch * g.rows * g.cols, kLarge / 2), [&](int, int) {
-        char* memory = scratch(Own::bytes(width, g.cols, p) + Room::bytes(strips.width));
+        char* memory = scratch(ProductRoom::bytes(width, g.cols, p) + Room::bytes(strips.width));
         if (!memory) {
             result = HOP_NO_MEMORY;
             return;
         }
-        Own own(memory, width, g.cols, p);
+        ProductRoom own(memory, loops, width, g.cols, p);
         Room room(own.rest, strips.width, c.q.affine);
         for (int64_t i, end; queue.take(i, end);) {
-            const int64_t member = i / groups, first = i % groups * Own::kSide, count = least(Own::kSide, g.rows - first);
-            const auto* x = all + (member * g.rows + first) * g.row_stride;
+            const int64_t member = i / groups, first = i % groups * side, count = least(side, g.rows - first);
+            const char* x = all + (member * g.rows + first) * g.row_stride * bytes;
             int64_t stride = g.row_stride;
             if (p.turned) {
-                gather_rows<T>(all + member * g.rows * g.cols + first, g.rows, g.cols, count, own.rows);
+                const char* turned = all + (member * g.rows * g.cols + first) * bytes;
+                const auto gather = [&](auto word) {
+                    using Word = decltype(word);
+                    gather_rows(reinterpret_cast<const Word*>(turned), g.rows, g.cols, count, reinterpret_cast<Word*>(own.rows));
+                };
+                bytes == 4 ? gather(uint32_t{}) : gather(uint16_t{});
                 x = own.rows, stride = g.cols;
             }
             for (int64_t row = 0; row < count; ++row)
                 for (int64_t j = 0; j < strips.per_row; ++j) {
                     const Strip s = strips[(member * g.rows + first + row) * strips.per_row + j];
-                    quantize_strip_product<T>(c, p, s, x + row * stride + s.col, own, room);
+                    quantize_strip_product(c, loops, p, s, x + (row * stride + s.col) * bytes, own, room);
                 }
         }
     });

@@ -173,6 +173,31 @@ struct TwoLevel {
     float inverse[256];  // of the code of a scale
 };
 
+// A float format as its bits are in float32: exponents count up from that of its least normal number.
+struct FloatFormat {
+    uint32_t mantissa;  // bits
+    uint32_t largest;   // float32's bits of the largest number
+    uint32_t least;     // float32's bits of the least normal number
+    uint32_t base;      // of codes: what rounding adds
+    uint32_t sign;      // which bit
+    uint32_t nan;       // its code, without the sign
+    uint32_t infinity;  // its code, where it has one
+    bool keeps_nan;     // or NaN becomes the largest number
+};
+
+// What is compiled for each dtype of x. All else is compiled for float32, to which lines of x are widened.
+struct Loops {
+    int64_t bytes;  // of an element
+    float largest;
+    void (*measure)(const QuantizeCall& c, const Strip& strip, const Unit& u, Stats& s);
+    void (*mark_nan)(const QuantizeCall& c, const Strip& s, float* high);
+    float (*amax)(const void* x, int64_t n);
+    // The codes of a row of blocks from x as it is; nullptr, or false, where lines of float32 must do it.
+    bool (*encode)(const hop_quantizer& q, const FloatFormat& f, const void* x, int64_t n, int64_t size, const Factors& by,
+                   bool known, bool fetches, uint8_t* out);
+    void (*widen)(const void* x, int64_t n, const float* factor, float* out);  // factor: of each element, or nullptr
+};
+
 // What is known of a strip's blocks, and what follows.
 struct Room {
     Stats stats, part;
@@ -195,8 +220,7 @@ struct Room {
 HOP_AT_EACH_LEVEL(
     int quantize(const QuantizeCall& c, int32_t dtype);
     int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype);
-    int quantize_words(const QuantizeCall& c, int32_t dtype);  // of bfloat16 and float16
-    int quantize_words_product(const QuantizeCall& c, const Product& p, int32_t dtype);
+    const Loops* loops_of_words(int32_t dtype);  // of bfloat16 and float16; nullptr for others
     // A strip of float32, by one thread; and parts of that: a part of a strip's codes, and the scales of blocks.
     void quantize_f32(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room);
     void encode_f32(const QuantizeCall& c, const Strip& s, const Unit& u, const Factors& f, bool known);

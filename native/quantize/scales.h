@@ -18,10 +18,9 @@ static TwoLevel two_level(const hop_quantizer& q, float outer) {
     return t;
 }
 
-template <class T>
-HOP_INLINE float current_factor(const hop_quantizer& q, float amax) {
+HOP_INLINE float current_factor(const hop_quantizer& q, float amax, float largest) {
     const float bounded = amax < q.floor ? q.floor : amax;
-    const float most = q.most_of_dtype ? T::largest : kLargest;
+    const float most = q.most_of_dtype ? largest : kLargest;
     float factor = q.range / bounded;
     if (factor > kLargest) factor = most;
     if (bounded == 0) factor = 1.0f;
@@ -45,10 +44,9 @@ static void find_ranges(const QuantizeCall& c, const Stats& s, int64_t first, in
     __builtin_memcpy(f.zero, zero, size_t(count));
 }
 
-// Scales of `count` blocks, from block `first` of the tensor.
-template <class T>
-static void find_scales(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, const TwoLevel* outer,
-                        Factors& f) {
+// Scales of `count` blocks, from block `first` of the tensor, of elements of a dtype whose largest number is `largest`.
+static void find_scales(const QuantizeCall& c, float largest, const Stats& s, int64_t first, int64_t count,
+                        const TwoLevel* outer, Factors& f) {
     const hop_quantizer q = c.q;  // a copy, which no store to codes can change
     float* __restrict__ scale = static_cast<float*>(c.scale) + first;
     uint8_t* __restrict__ small = static_cast<uint8_t*>(c.scale) + first;
@@ -70,7 +68,7 @@ static void find_scales(const QuantizeCall& c, const Stats& s, int64_t first, in
             break;
         case HOP_CURRENT_SCALING:
             for (int64_t i = 0; i < count; ++i) {
-                by[i] = current_factor<T>(q, high[i]);
+                by[i] = current_factor(q, high[i], largest);
                 scale[i] = 1.0f / by[i];
             }
             break;

@@ -24,7 +24,7 @@ HOP_INLINE typename T::Word top_of(const typename T::Word* x, int64_t n) {
 
 // Of a block with a NaN.
 template <class T>
-__attribute__((noinline)) typename T::Word top_of_known(const typename T::Word* x, int64_t n) {
+static HOP_SELDOM typename T::Word top_of_known(const typename T::Word* x, int64_t n) {
     typename T::Word most = 0;
     for (int64_t i = 0; i < n; ++i) {
         const typename T::Word own = x[i] & T::magnitude, m = own > T::infinity ? 0 : own;
@@ -62,7 +62,7 @@ HOP_INLINE void range_of_known(const typename T::Word* x, int64_t n, float& low,
 
 // Of a block with a NaN or an infinity.
 template <class T>
-__attribute__((noinline)) void range_of_any(const typename T::Word* x, int64_t n, float& low, float& high) {
+static HOP_SELDOM void range_of_any(const typename T::Word* x, int64_t n, float& low, float& high) {
     for (int64_t i = 0; i < n; ++i) {
         const float own = T::widen(x[i]), known = own == own ? own : 0.0f;
         const float below = known < -kLargest ? -kLargest : known, above = known > kLargest ? kLargest : known;
@@ -89,7 +89,7 @@ HOP_INLINE double magnitude_of(typename T::Word word) {
 }
 
 template <class T>
-HOP_INLINE void sum_of(const typename T::Word* x, int64_t n, double& sum, int64_t& count, bool& known) {
+static HOP_ALONE void sum_of(const typename T::Word* x, int64_t n, double& sum, int64_t& count, bool& known) {
     double part[kSums] = {};
     const int64_t whole = n / kSums * kSums;
     count += n;

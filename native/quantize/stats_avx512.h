@@ -139,9 +139,33 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     range_of_few_groups<T, size>(x + i * size, groups - i, low + i, high + i, known);
 }
 
+// n elements in float32, times a factor each, or nullptr.
+template <class T>
+static HOP_ALONE void widen_line(const typename T::Word* __restrict__ x, int64_t n, const float* __restrict__ factor,
+                                 float* __restrict__ out) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const auto some = __mmask16(n - i < 16 ? (1 << (n - i)) - 1 : 0xffff);
+        __m512 v;
+        if (sizeof(typename T::Word) == 4) {
+            v = _mm512_maskz_loadu_ps(some, x + i);
+        } else {
+            _mm_prefetch(reinterpret_cast<const char*>(x + i + kColumns), _MM_HINT_T0);
+            const __m256i words = _mm256_maskz_loadu_epi16(some, x + i);
+            v = T::infinity == 0x7f80 ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16)) : _mm512_cvtph_ps(words);
+        }
+        if (factor) v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(some, factor + i));
+        _mm512_mask_storeu_ps(out + i, some, v);
+    }
+}
+
+template <class T>
+static HOP_ALONE float amax_of_run(const typename T::Word* x, int64_t n, bool& known) {
+    return amax_of<T>(x, n, known);
+}
+
 // As range_of: numbers are read once, as integers that count up with them.
 template <class T>
-HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
+static HOP_ALONE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
     using S = typename T::Signed;
     constexpr bool half = sizeof(S) == 2;
     constexpr int64_t words = 64 / int64_t(sizeof(S));

@@ -65,7 +65,7 @@ struct QuickState {
         const hop_quantizer& q = *s.quantizer;
         const auto* words = reinterpret_cast<const uint32_t*>(line);
         const FloatFormat none{};
-        encode_all<F32, 64>(RowOfBlocks<F32>{q, none, words, n, s.block, by, Decode::bits, false, codes(at)}, given);
+        encode_all<F32, false>(RowOfBlocks<F32>{q, none, words, n, s.block, by, Decode::bits, false, codes(at)}, given);
     }
     void write(int64_t at, int64_t n) {
         const hop_quantizer& q = *s.quantizer;
@@ -75,12 +75,12 @@ struct QuickState {
         const Factors by{true, scale, nullptr};
         if (q.format == HOP_FLOAT) {
             const FloatFormat f = float_format(q);
-            if (s.least > 0) return encode(at, n, by, FloatCodes<F32, 64, true, true>{f, by, inverse, raised});
-            return encode(at, n, by, FloatCodes<F32, 64, true>{f, by, inverse, 0});
+            if (s.least > 0) return encode(at, n, by, FloatCodes<F32, false, true, true>{f, by, inverse, raised});
+            return encode(at, n, by, FloatCodes<F32, false, true>{f, by, inverse, 0});
         }
-        if (q.numbers[0] < 0) return encode(at, n, by, BinCodes<F32, 64, true>{q, by, inverse, 0});
-        if (s.least > 0) return encode(at, n, by, BinCodes<F32, 64, false, true>{q, by, inverse, raised});
-        encode(at, n, by, BinCodes<F32, 64, false>{q, by, inverse, 0});
+        if (q.numbers[0] < 0) return encode(at, n, by, BinCodes<F32, false, true>{q, by, inverse, 0});
+        if (s.least > 0) return encode(at, n, by, BinCodes<F32, false, false, true>{q, by, inverse, raised});
+        encode(at, n, by, BinCodes<F32, false, false>{q, by, inverse, 0});
     }
 };
 
