@@ -204,7 +204,7 @@ def tile_for(m: int, n: int, multiprocessors: int, x: torch.dtype = torch.bfloat
     """The narrowest tile that takes all rows of x at once, or the widest; of 128 rows where there is one for each
     multiprocessor."""
     widest = 64 if x in INTEGERS else 128
-    columns = next((t.n for t in NIBBLE_TILES if t.n >= min(m, widest)), widest)
+    columns = next(t.n for t in NIBBLE_TILES if t.n >= min(m, widest))
     return Tile(128 if n >= 128 * multiprocessors else 64, columns, swap=True)
 
 

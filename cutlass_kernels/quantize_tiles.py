@@ -137,11 +137,11 @@ class QuantizeTiles:
                 here = select(row < tile.rows, left, Int32(0))
                 scale = own
                 if const_expr(not (v.square or v.reads)):
-                    per = v.across // CHUNK
+                    per = v.span // CHUNK
                     high, low = (None if e is None else chunks.over_lanes(e, per) for e in known[j][:2])
                     scale = find(v, scales.Known(high, low, common(v, at, numbers)))
                     chunk = tile.column // CHUNK + place
-                    index = row * cute.ceil_div(tile.columns, v.across) + chunk // per
+                    index = row * cute.ceil_div(tile.columns, v.span) + chunk // per
                     note(v, at, scale, index, (chunk % per == 0) & (here > 0))
                 self.encode_row(at, tile, (row, place, here), (raws[j], known[j].worst), scale)
         return own
@@ -191,11 +191,11 @@ class QuantizeTiles:
                 mine = known_of(v, raw)
                 column = word * per + c
                 found.append((raw, mine, column, piece))
-                if const_expr(v.down > CHUNK and not v.square):
+                if const_expr(v.span > CHUNK and not v.square):
                     stats[piece * v.width + column] = mine.high
                     if const_expr(v.is_affine):
                         stats[(PIECES + piece) * v.width + column] = mine.low
-        if const_expr(v.down > CHUNK and not v.square):
+        if const_expr(v.span > CHUNK and not v.square):
             cute.arch.sync_threads()
         for raw, mine, column, piece in found:
             scale = own
@@ -212,13 +212,13 @@ class QuantizeTiles:
         column, piece = where
         high, low = mine.high, mine.low
         inside = tile.column + column < tile.columns
-        if const_expr(v.down == 0):  # all of the column
+        if const_expr(v.span == 0):  # all of the column
             last = cutlass.min(Int64(tile.column + column), Int64(tile.columns - 1))
             high = codes.number(chunks.load(at.amax + last * 4, 4))
             if const_expr(v.is_affine):
                 low = codes.number(chunks.load(at.amax + (last + tile.columns) * 4, 4))
-        elif const_expr(v.down > CHUNK):
-            per = v.down // CHUNK
+        elif const_expr(v.span > CHUNK):
+            per = v.span // CHUNK
             first = piece // per * per
             bits = Uint32(0)
             for i in cutlass.range_constexpr(per):
@@ -229,12 +229,11 @@ class QuantizeTiles:
                     low = codes.larger(low, stats[(PIECES + first + i) * v.width + column])
         scale = find(v, scales.Known(high, low, common(v, at, numbers)))
         row = tile.row + piece * CHUNK
-        span = v.down if const_expr(v.down > 0) else 0
-        if const_expr(span == 0):
+        if const_expr(v.span == 0):
             note(v, at, scale, Int64(tile.column + column), inside & (row == 0))
         else:
-            index = Int64(tile.column + column) * cute.ceil_div(tile.rows, span) + row // span
-            note(v, at, scale, index, inside & (row < tile.rows) & (row % span == 0))
+            index = Int64(tile.column + column) * cute.ceil_div(tile.rows, v.span) + row // v.span
+            note(v, at, scale, index, inside & (row < tile.rows) & (row % v.span == 0))
         return scale
 
     @cute.jit

@@ -28,7 +28,7 @@ from tests.cli.test_command import needs_dsl
 from tests.support.files import InFolder
 
 ROOT = Path(__file__).parents[2]
-VARIANT = Variant(torch.int8, torch.int8, torch.bfloat16, Tile(64, 64), scales="vector")
+VARIANT = Variant(torch.int8, torch.int8, torch.bfloat16, Tile(128, 64), scales="vector")
 OTHER = Variant(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float32, Tile(64, 8, swap=True), tma=False)
 DSL = ("cutlass", "nvidia_cutlass", "tvm_ffi", "apache_tvm_ffi", "cuda", "__editable__")
 LOADS = """

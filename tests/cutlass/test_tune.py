@@ -87,9 +87,13 @@ class TestTune(InFolder):
         tune.tune(p, lambda calls: seen.append(len(calls)) or timer(0)(calls))
         assert seen == [len(fitting(p))] and 0 < seen[0] < len(tiles.TILES)
 
-    def test_no_tile_fits(self):
-        with self.assertRaisesRegex(NotImplementedError, "no Hopper kernel takes this product"):
-            tune.tune(product(out=torch.bfloat16), timer(0))
+    def test_no_kernel_takes_it(self):
+        for wrong, error, words in (
+            (product(out=torch.bfloat16), TypeError, "mm: out_dtype must be"),
+            (product(16, 16, 2**17), NotImplementedError, "no Hopper kernel takes this product: .* saturate"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                tune.tune(wrong, timer(0))
 
     def test_those_who_keep_plans_are_told(self):
         told = []
