@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import select
 from cutlass_kernels.frame_sm90 import follow
-from cutlass_kernels.quantize_rows import addresses, encode_values, find, known_of, note, row_stride
+from cutlass_kernels.quantize_rows import addresses, common_of, encode_values, find, known_of, note, row_stride
 from cutlass_kernels.quantizing import CHUNK, TILE, Tiles
 
 PIECES = TILE // CHUNK  # chunks of a column of a tile
@@ -28,13 +28,6 @@ class Tile(NamedTuple):
     stride: Any
     row: Any
     column: Any
-
-
-def common(v: Any, at: Any, numbers: Any) -> Any:
-    """The values that all blocks share: the least amax, or those computed from the outer amax."""
-    if v.rule != "two_level":
-        return numbers[0]
-    return scales.outer_of(v.format, codes.number(chunks.load(at.amax, 4)))
 
 
 def of_tensor(v: Any, at: Any, numbers: Any) -> Any:
@@ -139,7 +132,7 @@ class QuantizeTiles:
                 if const_expr(not (v.square or v.reads)):
                     per = v.span // CHUNK
                     high, low = (None if e is None else chunks.over_lanes(e, per) for e in known[j][:2])
-                    scale = find(v, scales.Known(high, low, common(v, at, numbers)))
+                    scale = find(v, scales.Known(high, low, common_of(v, at, numbers)))
                     chunk = tile.column // CHUNK + place
                     index = row * cute.ceil_div(tile.columns, v.span) + chunk // per
                     note(v, at, scale, index, (chunk % per == 0) & (here > 0))
@@ -161,7 +154,7 @@ class QuantizeTiles:
         v = self.variant
         high, low = known[0].high, known[0].low
         for own in known[1:]:
-            high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
+            high = codes.larger_bits(high, own.high)
             if const_expr(v.is_affine):
                 low = codes.larger(low, own.low)
         warps = Int32(v.threads // 32)
@@ -227,7 +220,7 @@ class QuantizeTiles:
             if const_expr(v.is_affine):
                 for i in cutlass.range_constexpr(per):
                     low = codes.larger(low, stats[(PIECES + first + i) * v.width + column])
-        scale = find(v, scales.Known(high, low, common(v, at, numbers)))
+        scale = find(v, scales.Known(high, low, common_of(v, at, numbers)))
         row = tile.row + piece * CHUNK
         if const_expr(v.span == 0):
             note(v, at, scale, Int64(tile.column + column), inside & (row == 0))

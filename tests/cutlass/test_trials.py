@@ -19,6 +19,7 @@ from cutlass_kernels.trials import Judged
 from hop.impls.scaled import trials as of_quantize
 from hop.kernels.gpu import step as gpu_step
 from hop.optim import trials as of_steps
+from tests.support.contexts import enter
 
 needs_dsl = pytest.mark.skipif(cutlass_kernels.missing() is not None, reason=str(cutlass_kernels.missing()))
 CPU = torch.device("cpu")
@@ -73,9 +74,7 @@ class TestQuantizing(unittest.TestCase):
             with emulated_quantize.here():
                 for module in (of_quantize.quantize, of_quantize.dequantize):
                     spoilt = wrong(module.compiled, place)
-                    patched = mock.patch.object(module, "compiled", spoilt)
-                    patched.start()
-                    self.addCleanup(patched.stop)
+                    enter(self, mock.patch.object(module, "compiled", spoilt))
                 with self.assertRaisesRegex(AssertionError, "elements .*differ"):
                     first(of_quantize.quantizing(kernels[name], CPU))
 
