@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 from unittest import mock
 
@@ -99,7 +98,3 @@ class TestKernels(KernelFolder):
             f"{sys.executable} -m hop kernels list | head -n 1", shell=True, capture_output=True, text=True, cwd=ROOT
         )
         assert listing.stdout.count("\n") == 1 and listing.stderr == ""
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -264,7 +264,3 @@ class TestChoice(unittest.TestCase):
                 torch.empty(4096, 4096, dtype=torch.int8), torch.empty(6144, 4096, dtype=torch.int8).mT, torch.int32
             )
             assert not hopper.variant_of(p).tile.swap
-
-
-if __name__ == "__main__":
-    unittest.main()

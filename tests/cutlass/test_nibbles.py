@@ -309,7 +309,3 @@ class TestChoice(unittest.TestCase):
         with mock.patch.object(nibble_kernel, "build", lambda v, options: (v, options)):
             form = next(f for f in FORMS if f.group)
             assert hopper.build(form, "--x") == (form, "--x")
-
-
-if __name__ == "__main__":
-    unittest.main()

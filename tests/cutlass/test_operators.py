@@ -344,7 +344,3 @@ class TestOnGpu(unittest.TestCase):
         with mock.patch("torch.cuda.get_device_capability", lambda *_: (8, 0)):
             reason = gpu.declines(Product(**scaled()))
         assert reason is not None and "compute capability 9.0" in reason and "public: fuses nothing" in reason
-
-
-if __name__ == "__main__":
-    unittest.main()

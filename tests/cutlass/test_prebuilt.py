@@ -352,7 +352,3 @@ class TestCommand(unittest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert command.main(["kernels", "build", *arguments]) == status
         assert words in said.getvalue() and said.getvalue().count("\n") == 1
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -488,7 +488,3 @@ class TestDeclines(unittest.TestCase):
             made = Request(**({"x": x, "format": "s8", "rule": "amax", "block": (1, -1)} | named))
             with self.assertRaisesRegex(error, words):
                 quantizing.check(made)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -293,7 +293,3 @@ class TestAsked(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 quantizing.check(replace(made, **named))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -214,7 +214,3 @@ def dequantized(p: Any) -> tuple[Tensor, Tensor]:
     from cutlass_kernels import plain
 
     return plain.dequantized(p, F32)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -470,7 +470,3 @@ class TestTrials(unittest.TestCase):
                 assert all(case.variant() == v for case in found)
                 rows = v.tile.n if v.tile.swap else v.tile.m
                 assert any(case.shape[0] % rows for case in found) and any(case.shape[0] > rows for case in found)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -215,7 +215,3 @@ class TestModel(unittest.TestCase):
             for m, n, k in ((1, 4096, 4096), (300, 200, 4096), (8192, 8192, 8192)):
                 self.assertGreater(tiles.cycles(v, m, n, k, 132), m * n * k / tiles.HOPPER.products / 132)
                 self.assertGreater(tiles.cycles(v, m, n, k, 132), (m * k + n * k) / tiles.HOPPER.memory)
-
-
-if __name__ == "__main__":
-    unittest.main()

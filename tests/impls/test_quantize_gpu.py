@@ -99,7 +99,3 @@ class TestPlans(unittest.TestCase):
 
 def _fp8(x: Tensor) -> Tensor:
     return presets.FP8_ROW.quantize(x)["codes"].view(torch.uint8)
-
-
-if __name__ == "__main__":
-    unittest.main()
