@@ -441,8 +441,10 @@ class TestInPrograms(unittest.TestCase):
 
     def test_packs_that_lack_a_kernel(self):
         pack = mock.Mock(has=lambda name, _: "tiles" not in name, folder="kernels")
+        missing = mock.Mock(return_value="the CuTe DSL is not installed")
         with (
-            mock.patch("cutlass_kernels.cache.missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch("cutlass_kernels.quantize_operators.missing", missing),
+            mock.patch("cutlass_kernels.cache.missing", missing),
             mock.patch("cutlass_kernels.prebuilt.pack", lambda: pack),
         ):
             x = torch.zeros(128, 256)
