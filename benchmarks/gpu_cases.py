@@ -94,7 +94,7 @@ class Case(own.Case):
             raise unittest.SkipTest(str(error)) from error
 
 
-FIRST = Case(BASIC[1], Tile(64, 64), (200, 256, 256))  # the first check to run: int8 by int8, scaled to bfloat16
+FIRST = Case(BASIC[1], Tile(128, 64), (200, 256, 256))  # the first check to run: int8 by int8, scaled to bfloat16
 
 
 def _emulated(p: Product, tile: Tile | None) -> Tensor:

@@ -86,11 +86,10 @@ def check(first: str) -> Cases:
 
 def emulated() -> Cases:
     """A few small cases on the CPU."""
-    tile = tiles.TILES
     for form, own, shape, values in (
-        (g.BASIC[0], tile[1], (9, 70, 130), "extreme"),
-        (g.BASIC[1], tile[5], (70, 144, 144), "random"),
-        (g.BASIC[4], tile[5], (33, 80, 300), "whole"),
+        (g.BASIC[0], tiles.TILES[1], (9, 70, 130), "extreme"),
+        (g.BASIC[1], g.FIRST.tile, (70, 144, 144), "random"),
+        (g.BASIC[4], g.FIRST.tile, (33, 80, 300), "whole"),
     ):
         case = g.Case(form, own, shape, values, "misaligned")
         yield str(case), lambda case=case: case.check("cpu")

@@ -61,7 +61,7 @@ def _products() -> Iterator[Variant]:
     seen = set()
     for v in forms.variants():
         kind = v.groups, v.batched, bool(v.group), v.is_integer, v.requantize, v.lhs_zero is not None
-        if kind not in seen and v.tile in (tiles.TILES[5], tiles.NIBBLE_TILES[5]):
+        if kind not in seen and v.tile in (g.FIRST.tile, tiles.NIBBLE_TILES[5]):
             seen.add(kind)
             yield v
 

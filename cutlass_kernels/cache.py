@@ -77,6 +77,17 @@ def kernel(name: str, target: str, build: Callable[[], Any]) -> Callable[..., No
     return found
 
 
+def declines(*kernels: Any) -> str | None:
+    """Why kernels can neither be compiled here nor were all built ahead, or None. A kernel has a name and a target."""
+    if (reason := missing()) is None:
+        return None
+    pack = prebuilt.pack()
+    if pack is None:
+        return reason
+    gone = [k.name for k in kernels if not pack.has(k.name, k.target)]
+    return f"{pack.folder} has no kernel {', '.join(gone)}, and it cannot be compiled here: {reason}" if gone else None
+
+
 def _made(name: str, target: str, build: Callable[[], Any]) -> Callable[..., None]:
     pack = prebuilt.pack()
     if pack is not None and pack.has(name, target):

@@ -55,6 +55,11 @@ def larger_or_nan(x: Any, y: Any) -> Any:
     return ptx("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32, x, y)
 
 
+def larger_bits(a: Any, b: Any) -> Any:
+    """The larger of numbers that are not negative; NaN counts most."""
+    return number(cutlass.max(bits(a), bits(b)))
+
+
 def magnitude(x: Any) -> Any:
     return ptx("abs.f32 {$w0}, {$r0};", Float32, x)
 

@@ -86,9 +86,7 @@ def declines(c: Codes) -> str | None:
 def variant_of(c: Codes) -> Numbers:
     down, span = (0 if b == -1 else b for b in c.block)
     kind = _SMALL[c.scale.dtype]
-    return Numbers(
-        c.dtype, c.elements, kind, down, span, c.second is not None and not kind, vector=c.columns % CHUNK == 0
-    )
+    return Numbers(c.dtype, c.elements, kind, down, span, c.second is not None and not kind, c.columns % CHUNK == 0)
 
 
 def compiled(variant: Numbers) -> Callable[..., None]:

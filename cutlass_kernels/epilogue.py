@@ -17,7 +17,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Uint8, Uint16, Uint32, Uint64, const_expr
 
-from cutlass_kernels.variants import BLOCK, WARPGROUP, Variant
+from cutlass_kernels.product import BLOCK
+from cutlass_kernels.variants import WARPGROUP, Variant
 
 BITS: dict[int, Any] = {1: Uint8, 2: Uint16, 4: Uint32}  # an element of the result, by its size in bytes
 PAIRS: dict[int, Any] = {1: Uint16, 2: Uint32, 4: Uint64}  # two neighbours

@@ -206,6 +206,13 @@ class Frame(Results):
             atom, place, cute.make_layout(copies), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
         )
 
+    def load(self, loaded: Any, state: Any, *copies: Any) -> None:
+        """Load a stage once it is free: of each factor what loads it, from where, to where, and for which blocks."""
+        loaded.producer_acquire(state)
+        barrier = loaded.producer_get_barrier(state)
+        for tma, tile, shared, mask in copies:
+            cute.copy(tma, tile, shared[(None, state.index)], tma_bar_ptr=barrier, mcast_mask=mask)
+
     def who(self) -> tuple[Any, Any]:
         """The consumer of a thread, and the thread's index in it."""
         return self.warpgroup() - 1, cute.arch.thread_idx()[0] % WARPGROUP

@@ -129,12 +129,8 @@ class Gemm(Frame):
             row, column, batch = schedule.at(counts, index)
             row, column = row * tile.cluster[0] + place[0], column * tile.cluster[1] + place[1]
             for step in range(steps):
-                loaded.producer_acquire(state)
-                barrier = loaded.producer_get_barrier(state)
                 at_a, at_b = (None, row, first + step, batch), (None, column, first + step, batch)
-                stage = (None, state.index)
-                cute.copy(tma_a, tAgA[at_a], tAsA[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
-                cute.copy(tma_b, tBgB[at_b], tBsB[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                self.load(loaded, state, (tma_a, tAgA[at_a], tAsA, a_mask), (tma_b, tBgB[at_b], tBsB, b_mask))
                 state.advance()
         loaded.producer_tail(state)  # no block ends while another may still signal it
 
@@ -178,7 +174,7 @@ class Gemm(Frame):
                 parts = self.store(sums, store, parts, 0)
             else:
                 split.send(v, at, tCrC, store.shared, phase)
-                for owner in cutlass.range_constexpr(v.owners):
+                for owner in cutlass.range_constexpr(tile.split):
                     if store.shared.rank == owner:
                         split.receive(v, at, tCrC, store.shared, phase, owner)
                         parts = self.store(sums, store, parts, owner)

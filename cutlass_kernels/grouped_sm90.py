@@ -116,12 +116,8 @@ class GroupedGemm(GroupSchedule, Gemm):
             tAsA, tAgA = self.partitioned(tma_a, sA, gA, place[1], tile.cluster[1])
             tBsB, tBgB = self.partitioned(tma_b, sB, gB, place[0], tile.cluster[0])
             for step in range(at.first, at.first + at.steps):
-                loaded.producer_acquire(state)
-                barrier = loaded.producer_get_barrier(state)
                 at_a, at_b = (None, at.row, step, a_batch), (None, at.column, step, b_batch)
-                stage = (None, state.index)
-                cute.copy(tma_a, tAgA[at_a], tAsA[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
-                cute.copy(tma_b, tBgB[at_b], tBsB[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
+                self.load(loaded, state, (tma_a, tAgA[at_a], tAsA, a_mask), (tma_b, tBgB[at_b], tBsB, b_mask))
                 state.advance()
         loaded.producer_tail(state)
 

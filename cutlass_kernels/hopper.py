@@ -34,9 +34,6 @@ def declines(p: Product) -> str | None:
         return f"1 to {MOST_GROUPS} groups, got {p.count}"
     if p.global_scale is not None or p.scaling == "group":
         return "Hopper multiplies no groups with scales of their own"
-    variant = variant_of(p, tiles.SMALLEST)
-    if isinstance(variant, str):
-        return variant
     if missing() is None or prebuilt.pack() is None:
         return None
     found = variant_of(p)  # of those that were built ahead, one must fit
@@ -72,8 +69,6 @@ def variant_of(p: Product, tile: Any = None, device: torch.device | None = None)
         found = made(tile)
         return found.declines() or found
     fitting = [v for v in map(made, tiles.TILES) if v.declines() is None]
-    if not fitting:
-        return made(tiles.SMALLEST).declines() or "no tile fits"
     there = available(fitting)
     if not there:
         wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)

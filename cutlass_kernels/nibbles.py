@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, hopper, missing, nibble_kernel, prebuilt, product, trust
+from cutlass_kernels import cache, hopper, nibble_kernel, product, trust
 from cutlass_kernels.devices import capability_of
 from cutlass_kernels.product import FLOATS, INTEGERS, REALS
 from cutlass_kernels.tiles import NIBBLE_TILES
@@ -204,7 +204,7 @@ def tile_for(m: int, n: int, multiprocessors: int, x: torch.dtype = torch.bfloat
     """The narrowest tile that takes all rows of x at once, or the widest; of 128 rows where there is one for each
     multiprocessor."""
     widest = 64 if x in INTEGERS else 128
-    columns = next((t.n for t in NIBBLE_TILES if t.n >= min(m, widest)), widest)
+    columns = next(t.n for t in NIBBLE_TILES if t.n >= min(m, widest))
     return Tile(128 if n >= 128 * multiprocessors else 64, columns, swap=True)
 
 
@@ -252,11 +252,7 @@ def declines(a: Asked) -> str | None:
     if 0 in (m, k, n):
         return "for products with elements"
     v = variant(a, tile_for(m, n, hopper.multiprocessors(a.x.device), a.x.dtype))
-    if (reason := missing()) is not None:
-        pack = prebuilt.pack()
-        if pack is None or not pack.has(v.name, TARGET):
-            return reason if pack is None else f"{pack.folder} has no kernel {v.name}, and it cannot be compiled here"
-    return trust.declines(v, a.x.device)
+    return cache.declines(v) or trust.declines(v, a.x.device)
 
 
 def _describe(*args: Any, group: int = 128, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -88,11 +88,8 @@ class NibbleGemm(Frame):
         for index in range(cute.arch.block_idx()[2], schedule.total(counts), cute.arch.grid_dim()[2]):
             row, column, _ = schedule.at(counts, index)
             for step in range(steps):
-                loaded.producer_acquire(state)
-                barrier = loaded.producer_get_barrier(state)
-                stage = (None, state.index)
-                cute.copy(tma_a, tAgA[(None, row, step, 0)], tAsA[stage], tma_bar_ptr=barrier)
-                cute.copy(tma_b, tBgB[(None, column, step, 0)], tBsB[stage], tma_bar_ptr=barrier)
+                a_tile, b_tile = tAgA[(None, row, step, 0)], tBgB[(None, column, step, 0)]
+                self.load(loaded, state, (tma_a, a_tile, tAsA, None), (tma_b, b_tile, tBsB, None))
                 state.advance()
         loaded.producer_tail(state)
 

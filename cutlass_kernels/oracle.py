@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import groups
-from cutlass_kernels.product import Product
-from cutlass_kernels.variants import BLOCK, INTEGERS
+from cutlass_kernels.product import BLOCK, INTEGERS, Product
 
 
 def compare(result: Tensor, p: Product, exact: bool) -> float:

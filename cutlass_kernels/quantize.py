@@ -64,31 +64,18 @@ def _declines_operation(r: Request) -> str | None:
 
 def tiles_of(r: Request) -> Tiles | None:
     """The kernel that makes the transposed copy of a request, or its blocks of 128 x 128; None without one."""
-    square, columns = r.block == (TILE, TILE), r.block[1]
+    square, whole, columns = r.block == (TILE, TILE), r.block == (-1, -1), r.block[1]
+    rules = {"power_of_two": r.power_of_two, "most_of_dtype": r.most_of_dtype, "rounding": r.rounding}
+    made = Tiles(r.x.dtype, r.elements, r.rule, square, vector=in_chunks(r.x), **rules)
     if r.block == _BY_COLUMN:
-        rules = (r.power_of_two, r.most_of_dtype, r.rounding)
-        return Tiles(r.x.dtype, r.elements, r.rule, False, 0, 0, False, True, False, True, in_chunks(r.x), *rules)
+        return replace(made, straight=True)
     if (r.copies == "rowwise" and not square) or columns not in (-1, 16, 32, 64, TILE):
         return None
-    whole, is_both = r.block == (-1, -1), r.copies == "both"
-    made = Tiles(
-        r.x.dtype,
-        r.elements,
-        r.rule,
-        square,
-        0 if square or whole else max(columns, 0),
-        0 if square or whole else max(columns, 0),
-        r.copies == "rowwise",
-        r.copies != "rowwise",
-        whole,
-        False,
-        in_chunks(r.x) and (r.copies == "rowwise" or r.x.shape[0] % CHUNK == 0),
-        r.power_of_two,
-        r.most_of_dtype,
-        r.rounding,
-    )
-    fits = square or whole or 0 < made.across <= made.width
-    return replace(made, row_wise=True) if is_both and fits else made
+    made = replace(made, span=0 if square else max(columns, 0), reads=whole)
+    if r.copies == "rowwise":
+        return replace(made, row_wise=True, transposed=False)
+    fits = square or whole or 0 < made.span <= made.width
+    return replace(made, row_wise=r.copies == "both" and fits, vector=made.vector and r.x.shape[0] % CHUNK == 0)
 
 
 def kernels_of(r: Request) -> list[Any]:

@@ -14,7 +14,17 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks
 from cutlass_kernels import doubles as d
-from cutlass_kernels.codes import INFINITY, WHOLE, WHOLE_BITS, bits, larger_or_nan, magnitude, number, widened
+from cutlass_kernels.codes import (
+    INFINITY,
+    WHOLE,
+    WHOLE_BITS,
+    bits,
+    larger_bits,
+    larger_or_nan,
+    magnitude,
+    number,
+    widened,
+)
 from cutlass_kernels.epilogue import add, fma, mul, ptx, select
 from cutlass_kernels.quantize_rows import Memory, Quantize
 from cutlass_kernels.quantizing import CHUNK
@@ -92,11 +102,6 @@ def vector_chunk(v: Memory, address: Any, place: Any, columns: Any) -> list[Any]
     words = cute.make_rmem_tensor(chunks.words_in(v.memory), Uint32)
     chunks.load_chunk(v, address + Int64(place) * (CHUNK * chunks.ITEM[v.memory]), columns - place * CHUNK, words)
     return widened(v.memory, [words[i] for i in range(cute.size(words))])
-
-
-def larger_bits(a: Any, b: Any) -> Any:
-    """The larger of numbers that are not negative; NaN counts most."""
-    return number(cutlass.max(bits(a), bits(b)))
 
 
 # ---- powers of two

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import dequantize, missing, prebuilt, quantize, trust
+from cutlass_kernels import cache, dequantize, missing, quantize, trust
 from cutlass_kernels.dequantize import Codes
 from cutlass_kernels.devices import capability_of
-from cutlass_kernels.hopper import TARGET
 from cutlass_kernels.product import number, without_data
 from cutlass_kernels.quantizing import Request, check
 
@@ -38,18 +37,14 @@ def declines(r: "Request | Codes", capability: tuple[int, int]) -> str | None:
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
     asked = quantize.declines(r) if isinstance(r, Request) else dequantize.declines(r)
-    if asked is not None or ((reason := missing()) is None and trust.mode() == "all"):
+    if asked is not None or (missing() is None and trust.mode() == "all"):
         return asked
-    pack = None if reason is None else prebuilt.pack()
-    if reason is not None and pack is None:
-        return reason
     try:
         kernels = _kernels(r)
     except ValueError as error:  # an unknown size, in a trace
         return str(error)
-    gone = [kernel.name for kernel in kernels if pack is not None and not pack.has(kernel.name, TARGET)]
-    if pack is not None and gone:
-        return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it"
+    if (reason := cache.declines(*kernels)) is not None:
+        return reason
     device = r.x.device if isinstance(r, Request) else r.codes.device
     untrusted = (trust.declines(kernel, device) for kernel in kernels)
     return next(filter(None, untrusted), None) if device.type == "cuda" else None

@@ -127,7 +127,7 @@ class Quantize:
             self.load(at, shape, row, places[j], columns, raws[j])
         raws = self.computed(at, shape, numbers, row, places, columns, raws, shared)
         known = [known_of(v.encoded, raw) for raw in raws]
-        common = self.common(at, numbers)
+        common = common_of(v, at, numbers)
         if const_expr(v.span == 0):
             if const_expr(v.rule == "given"):
                 own = self.given(at, Int64(0) if const_expr(v.reads) else cutlass.min(row, Int64(shape.rows - 1)))
@@ -171,10 +171,10 @@ class Quantize:
                 own = known_of(
                     v.encoded, self.computed(at, shape, numbers, row, [place + i], columns, [raw], shared)[0]
                 )
-                high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
+                high = codes.larger_bits(high, own.high)
                 if const_expr(own.low is not None):
                     low = codes.larger(low, own.low)
-        common = self.common(at, numbers)
+        common = common_of(v, at, numbers)
         whole = Chunk(high, low if const_expr(v.is_affine) else None, None)
         scale = find(v, self.of_row(at, [whole], common, shape, shared))
         self.note(at, scale, row, (place == 0) & (columns > 0))
@@ -202,15 +202,6 @@ class Quantize:
         chunks.load_chunk(self.variant, address, columns - place * CHUNK, raw)
 
     @cute.jit
-    def common(self, at: Any, numbers: Any) -> Any:
-        """The values that all blocks share: the least amax, or those computed from the outer amax."""
-        v = self.variant
-        found = numbers[0]
-        if const_expr(v.rule == "two_level"):
-            found = scales.outer_of(v.format, codes.number(chunks.load(at.amax, 4)))
-        return found
-
-    @cute.jit
     def of_row(self, at: Any, known: Any, common: Any, shape: Any, shared: Any) -> Any:
         """The statistics of a whole row, or of the tensor."""
         v = self.variant
@@ -223,7 +214,7 @@ class Quantize:
             warps = cutlass.max(Int32(1) << shape.shift, 32) >> 5
             high = known[0].high
             for own in known[1:]:
-                high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
+                high = codes.larger_bits(high, own.high)
             high = chunks.over_row(high, warps, shared)
             if const_expr(v.is_affine):
                 low = known[0].low
@@ -307,6 +298,13 @@ class FindLargest:
             most = chunks.over_row(own, Int32(v.threads // 32), shared + 32 * i)
             if thread == 0:
                 chunks.raise_to(at[1] + 4 * i, codes.bits(most))
+
+
+def common_of(v: Any, at: Any, numbers: Any) -> Any:
+    """The values that all blocks share: the least amax, or those computed from the outer amax."""
+    if v.rule != "two_level":
+        return numbers[0]
+    return scales.outer_of(v.format, codes.number(chunks.load(at.amax, 4)))
 
 
 class Chunk(NamedTuple):

@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import select
 from cutlass_kernels.frame_sm90 import follow
-from cutlass_kernels.quantize_rows import addresses, encode_values, find, known_of, note, row_stride
+from cutlass_kernels.quantize_rows import addresses, common_of, encode_values, find, known_of, note, row_stride
 from cutlass_kernels.quantizing import CHUNK, TILE, Tiles
 
 PIECES = TILE // CHUNK  # chunks of a column of a tile
@@ -28,13 +28,6 @@ class Tile(NamedTuple):
     stride: Any
     row: Any
     column: Any
-
-
-def common(v: Any, at: Any, numbers: Any) -> Any:
-    """The values that all blocks share: the least amax, or those computed from the outer amax."""
-    if v.rule != "two_level":
-        return numbers[0]
-    return scales.outer_of(v.format, codes.number(chunks.load(at.amax, 4)))
 
 
 def of_tensor(v: Any, at: Any, numbers: Any) -> Any:
@@ -137,11 +130,11 @@ class QuantizeTiles:
                 here = select(row < tile.rows, left, Int32(0))
                 scale = own
                 if const_expr(not (v.square or v.reads)):
-                    per = v.across // CHUNK
+                    per = v.span // CHUNK
                     high, low = (None if e is None else chunks.over_lanes(e, per) for e in known[j][:2])
-                    scale = find(v, scales.Known(high, low, common(v, at, numbers)))
+                    scale = find(v, scales.Known(high, low, common_of(v, at, numbers)))
                     chunk = tile.column // CHUNK + place
-                    index = row * cute.ceil_div(tile.columns, v.across) + chunk // per
+                    index = row * cute.ceil_div(tile.columns, v.span) + chunk // per
                     note(v, at, scale, index, (chunk % per == 0) & (here > 0))
                 self.encode_row(at, tile, (row, place, here), (raws[j], known[j].worst), scale)
         return own
@@ -161,7 +154,7 @@ class QuantizeTiles:
         v = self.variant
         high, low = known[0].high, known[0].low
         for own in known[1:]:
-            high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
+            high = codes.larger_bits(high, own.high)
             if const_expr(v.is_affine):
                 low = codes.larger(low, own.low)
         warps = Int32(v.threads // 32)
@@ -191,11 +184,11 @@ class QuantizeTiles:
                 mine = known_of(v, raw)
                 column = word * per + c
                 found.append((raw, mine, column, piece))
-                if const_expr(v.down > CHUNK and not v.square):
+                if const_expr(v.span > CHUNK and not v.square):
                     stats[piece * v.width + column] = mine.high
                     if const_expr(v.is_affine):
                         stats[(PIECES + piece) * v.width + column] = mine.low
-        if const_expr(v.down > CHUNK and not v.square):
+        if const_expr(v.span > CHUNK and not v.square):
             cute.arch.sync_threads()
         for raw, mine, column, piece in found:
             scale = own
@@ -212,13 +205,13 @@ class QuantizeTiles:
         column, piece = where
         high, low = mine.high, mine.low
         inside = tile.column + column < tile.columns
-        if const_expr(v.down == 0):  # all of the column
+        if const_expr(v.span == 0):  # all of the column
             last = cutlass.min(Int64(tile.column + column), Int64(tile.columns - 1))
             high = codes.number(chunks.load(at.amax + last * 4, 4))
             if const_expr(v.is_affine):
                 low = codes.number(chunks.load(at.amax + (last + tile.columns) * 4, 4))
-        elif const_expr(v.down > CHUNK):
-            per = v.down // CHUNK
+        elif const_expr(v.span > CHUNK):
+            per = v.span // CHUNK
             first = piece // per * per
             bits = Uint32(0)
             for i in cutlass.range_constexpr(per):
@@ -227,14 +220,13 @@ class QuantizeTiles:
             if const_expr(v.is_affine):
                 for i in cutlass.range_constexpr(per):
                     low = codes.larger(low, stats[(PIECES + first + i) * v.width + column])
-        scale = find(v, scales.Known(high, low, common(v, at, numbers)))
+        scale = find(v, scales.Known(high, low, common_of(v, at, numbers)))
         row = tile.row + piece * CHUNK
-        span = v.down if const_expr(v.down > 0) else 0
-        if const_expr(span == 0):
+        if const_expr(v.span == 0):
             note(v, at, scale, Int64(tile.column + column), inside & (row == 0))
         else:
-            index = Int64(tile.column + column) * cute.ceil_div(tile.rows, span) + row // span
-            note(v, at, scale, index, inside & (row < tile.rows) & (row % span == 0))
+            index = Int64(tile.column + column) * cute.ceil_div(tile.rows, v.span) + row // v.span
+            note(v, at, scale, index, inside & (row < tile.rows) & (row % v.span == 0))
         return scale
 
     @cute.jit

@@ -249,8 +249,7 @@ class Tiles:
     """A kernel that quantizes tiles of 128 rows.
 
     square          whether blocks are 128 x 128
-    across          elements of a row that share a scale in the row-wise copy
-    down            elements of a column that share one in the transposed copy; 0 for all, whose amax was found before
+    span            elements of a row of each copy that share a scale; 0 for whole columns, whose amax was found before
     row_wise, transposed   which copies are made
 
     straight        whether codes with the scales of columns are written as x lies, after all
@@ -264,8 +263,7 @@ class Tiles:
     format: Format
     rule: str
     square: bool = False
-    across: int = 0
-    down: int = 0
+    span: int = 0
     row_wise: bool = False
     transposed: bool = True
     reads: bool = False
@@ -274,7 +272,8 @@ class Tiles:
     power_of_two: bool = False
     most_of_dtype: bool = False
     rounding: str = ""
-    threads: int = THREADS
+
+    threads: ClassVar[int] = THREADS
 
     @property
     def memory(self) -> str:
@@ -297,7 +296,7 @@ class Tiles:
     @property
     def is_by_column(self) -> bool:
         """Whether each column of x has a scale, whose amax was found before."""
-        return self.transposed and self.down == 0 and not (self.square or self.reads)
+        return self.transposed and self.span == 0 and not (self.square or self.reads)
 
     @property
     def name(self) -> str:
@@ -313,10 +312,11 @@ class Largest:
 
     x: torch.dtype
     both: bool = False
-    held: int = 4
-    threads: int = THREADS
     vector: bool = True
     nan: bool = False
+
+    held: ClassVar[int] = 4
+    threads: ClassVar[int] = THREADS
 
     @property
     def memory(self) -> str:
@@ -336,9 +336,10 @@ class Columns:
     x: torch.dtype
     both: bool = False
     vector: bool = True
-    threads: int = THREADS
-    rows: int = 8  # that a thread reads
     nan: bool = False
+
+    threads: ClassVar[int] = THREADS
+    rows: ClassVar[int] = 8  # that a thread reads
 
     @property
     def memory(self) -> str:
@@ -367,9 +368,10 @@ class Numbers:
     down: int = 1
     span: int = 0
     zero: bool = False
-    held: int = 2
-    threads: int = THREADS
     vector: bool = True
+
+    held: ClassVar[int] = 2
+    threads: ClassVar[int] = THREADS
 
     @property
     def memory(self) -> str:

@@ -41,8 +41,7 @@ class Case:
     """One compiled kernel: dtypes, what is fused, and the tile; sizes are symbols in it.
 
     `group` is how many elements along K share a scale, 0 for none; `scaled` and `biased` say what the epilogue has.
-    A tile has `tile` rows and columns; a `cluster` of (rows, columns) blocks computes neighbours, and `pair` says
-    whether two of them share one instruction."""
+    A tile has `tile` rows and columns; `pair` says whether the blocks of two rows of tiles share each instruction."""
 
     lhs: torch.dtype
     rhs: torch.dtype
@@ -52,8 +51,12 @@ class Case:
     scaled: bool = False
     biased: bool = False
     tile: tuple[int, int] = (128, 128)
-    cluster: tuple[int, int] = (1, 1)
     pair: bool = False
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """Rows and columns of the blocks that compute neighbouring tiles together."""
+        return (2, 1) if self.pair else (1, 1)
 
     @property
     def name(self) -> str:
@@ -240,10 +243,10 @@ def _filled(vector: Tensor | None, size: int, length: int) -> Tensor:
 def tiled(case: Case, m: int, n: int, multiprocessors: int) -> Case:
     """The case with the largest tile of which there is one for each multiprocessor, or else a small one."""
     if case.group:  # these kernels come in clusters of two
-        tile, pair = ((256, 128), True) if -(-m // 256) * -(-n // 128) * 2 >= multiprocessors else ((128, 64), True)
-        return replace(case, tile=tile, cluster=(2, 1), pair=pair)
+        is_large = -(-m // 256) * -(-n // 128) * 2 >= multiprocessors
+        return replace(case, tile=(256, 128) if is_large else (128, 64), pair=True)
     if -(-m // 256) * -(-n // 256) * 2 >= multiprocessors:
-        return replace(case, tile=(256, 256), cluster=(2, 1), pair=True)
+        return replace(case, tile=(256, 256), pair=True)
     return replace(case, tile=(64, 64) if m <= 64 else (128, 128))
 
 

@@ -35,7 +35,7 @@ class Results:
         """Finish the sums of a tile in the columns of an owner, and write them; the count of parts after it."""
         v, tile = self.variant, self.tile
         rows, columns = v.part
-        count = tile.n // v.owners // columns
+        count = tile.n // tile.split // columns
         alike = v.tma and tile.rows // rows * count % v.part_stages == 0  # whether each tile begins at the same stage
         for m in cutlass.range_constexpr(tile.rows // rows):
             for n in cutlass.range_constexpr(owner * count, (owner + 1) * count):

@@ -1,12 +1,12 @@
 """Sums of integers that the blocks of a cluster share: each multiplies a part of K, and all add up.
 
-Columns of a tile are dealt out to owners (Variant.owners). Every block sends its sums of an owner's columns into the
-owner's shared memory, asynchronously, and the owner adds them to its own and finishes those columns. No memory beside
+Each block owns as many columns of the tile. Every other block sends its sums of those columns into the owner's shared
+memory, asynchronously, and the owner adds them to its own and finishes the columns. No memory beside
 that is needed, and none is left in a state: a launch may be captured, repeated, or killed. Sums of integers are exact
 in any order.
 
     gathered    an mbarrier of an owner: the bytes of all others have come
-    taken       one of each block: all owners have read what was sent, and the next tile's sums may follow
+    taken       one of each block: all have read what was sent, and the next tile's sums may follow
 """
 
 from typing import Any, NamedTuple
@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
 def fours(v: Variant) -> int:
     """How many times four sums of a thread belong to an owner."""
-    return v.tile.rows * v.tile.n // v.owners // WARPGROUP // 4
+    return v.tile.rows * v.tile.n // v.tile.split // WARPGROUP // 4
 
 
 def index(v: Variant, owner: int, i: int) -> int:
     """The first of a thread's four sums in the columns of an owner: those of 64 rows come after each other."""
-    of_64_rows = v.tile.n // 8 // v.owners
+    of_64_rows = v.tile.n // 8 // v.tile.split
     return i // of_64_rows * (v.tile.n // 2) + 4 * (owner * of_64_rows + i % of_64_rows)
 
 
@@ -58,14 +58,14 @@ def begin(v: cutlass.Constexpr, split: Any, warp: Any):
             with cute.arch.elect_one():
                 for consumer in range(v.tile.consumers):
                     cute.arch.mbarrier_init(split.gathered + consumer, 1)
-                    cute.arch.mbarrier_init(split.taken + consumer, WARPGROUP // v.tile.split * v.owners)
+                    cute.arch.mbarrier_init(split.taken + consumer, WARPGROUP)
 
 
 @cute.jit
 def send(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: Any):
     """Send each owner the sums of its columns, once it has read those of the previous tile."""
     cute.arch.mbarrier_wait(split.taken + at.consumer, phase ^ 1)
-    for owner in cutlass.range_constexpr(v.owners):
+    for owner in cutlass.range_constexpr(v.tile.split):
         if split.rank != owner:
             sender = cutlass.select_(split.rank < owner, split.rank, split.rank - 1)
             for i in cutlass.range_constexpr(fours(v)):

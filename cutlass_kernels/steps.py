@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import missing, prebuilt
 from cutlass_kernels.books import Book, joined
 from cutlass_kernels.hopper import multiprocessors
 from cutlass_kernels.updates import FIRST, NUMBERS, RECORD, UNIT, WARPS, Codes, Update
@@ -115,15 +114,7 @@ def build(update: Update, options: str = "") -> Any:
 
 def declines(update: Update) -> str | None:
     """Why there is no kernel for an update, or None."""
-    if (reason := update.declines()) is not None:
-        return reason
-    if (reason := missing()) is None:
-        return None
-    pack = prebuilt.pack()
-    if pack is None:
-        return reason
-    there = pack.has(update.name, update.target)
-    return None if there else f"{pack.folder} has no kernel {update.name}, and it cannot be compiled here: {reason}"
+    return update.declines() or kept.declines(update)
 
 
 def compiled(update: Update) -> Callable[..., None]:

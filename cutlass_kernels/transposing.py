@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, missing, prebuilt, trust
+from cutlass_kernels import cache, trust
 from cutlass_kernels.variants import TARGET
 
 
@@ -34,9 +34,7 @@ def declines(x: Tensor) -> str | None:
         return f"for an address of whole words, got {x.data_ptr()}"
     if max(math.prod(x.shape[:-2]), -(-x.shape[-1] // 128)) >= 2**16:
         return f"for fewer than 65,536 tiles in a row of them, got {tuple(x.shape)}"
-    if missing() is not None and not ((pack := prebuilt.pack()) and pack.has(KERNEL.name, TARGET)):
-        return "no kernel is there, and none can be compiled"
-    return trust.declines(KERNEL, x.device) if x.is_cuda else None
+    return cache.declines(KERNEL) or (trust.declines(KERNEL, x.device) if x.is_cuda else None)
 
 
 def run(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from cutlass_kernels import hopper, measured, tiles, trust
+from cutlass_kernels import checks, hopper, measured, tiles, trust
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 
@@ -26,16 +26,21 @@ def tune(p: Product, timer: Timer | None = None) -> Tile:
         timer: gives the microseconds of a call of each of several functions; CUDA events by default.
 
     Raises:
-        NotImplementedError: no tile computes it, or may be used (cutlass_kernels.trust), or, where nothing can be
+        TypeError, ValueError: an argument has a dtype, shape or device that Product does not describe.
+        NotImplementedError: no kernel computes it, or may be used (cutlass_kernels.trust), or, where nothing can be
             compiled, was built ahead.
     """
-    found = [hopper.variant_of(p, tile) for tile in tiles.TILES]
-    variants = hopper.available([v for v in found if isinstance(v, Variant)])
+    checks.check(p)
+    if (reason := hopper.declines(p)) is not None:
+        raise NotImplementedError(f"no Hopper kernel takes this product: {reason}")
+    fitting = [v for tile in tiles.TILES if isinstance(v := hopper.variant_of(p, tile), Variant)]
+    variants = hopper.available(fitting)
     if p.lhs.is_cuda and trust.mode() != "all":
         trust.check(variants, p.lhs.device)
         variants = [v for v in variants if trust.declines(v, p.lhs.device) is None]
     if not variants:
-        raise NotImplementedError(f"no Hopper kernel takes this product: {hopper.declines(p) or found[0]}")
+        reason = trust.declines(fitting[0], p.lhs.device)
+        raise NotImplementedError(f"no Hopper kernel of this product may be used: {reason}")
     fused = {f.name: value for f in fields(p)[3:] if (value := getattr(p, f.name)) != f.default}
     weights = in_turns(p.rhs)
     runs = [hopper.plan(p, v.tile) for v in variants]

@@ -17,14 +17,13 @@ from typing import ClassVar
 
 import torch
 
-from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
+from cutlass_kernels.product import BLOCK, INTEGERS
 
 TARGET = "sm_90a"  # the GPU that kernels are compiled for, but for steps of optimizers (cutlass_kernels.updates)
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
 MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
 MOST_ACCUMULATORS = 192  # registers of a thread that sums may take
-MOST_PIECES = 5  # of a tile's columns, with scales of their own
 _LARGEST = {torch.int8: 128, torch.uint8: 255}
 
 
@@ -32,13 +31,14 @@ _LARGEST = {torch.int8: 128, torch.uint8: 255}
 class Tile:
     """The tile that one block computes at a time: sizes in elements, and the cluster in blocks along m and n."""
 
+    k: ClassVar[int] = BLOCK
+
     m: int
     n: int
-    k: int = 128
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
     swap: bool = False
-    split: int = 1  # blocks that share the sum along K
+    split: int = 1  # blocks that share the sum along K, each of which finishes as many columns
 
     @property
     def consumers(self) -> int:
@@ -189,17 +189,12 @@ class Variant:
         """Columns of a tile that always share the scale of a block of rhs."""
         return math.gcd(self.tile.n, BLOCK)
 
-    @property
-    def owners(self) -> int:
-        """The number of blocks, among those that share a tile along K, that finish part of its columns."""
-        return math.gcd(self.tile.n // 8, self.tile.split)
-
     # ---- shared memory, in bytes
 
     @property
     def part(self) -> tuple[int, int]:
         """Rows and columns of the result that pass through shared memory at a time: 4 KiB."""
-        return 64, math.gcd(self.tile.n // self.owners, 64 // self.out.itemsize)
+        return 64, math.gcd(self.tile.n // self.tile.split, 64 // self.out.itemsize)
 
     @property
     def part_stages(self) -> int:
@@ -222,7 +217,7 @@ class Variant:
     @property
     def split_bytes(self) -> int:
         """Sums that other blocks of the cluster send."""
-        return (self.tile.split - 1) * self.tile.m * self.tile.n // self.owners * 4
+        return (self.tile.split - 1) * self.tile.m * self.tile.n // self.tile.split * 4
 
     @property
     def stages(self) -> int:
@@ -240,55 +235,27 @@ class Variant:
             return self.tile.k * (self.tile.m // 2 + self.tile.n * self.lhs.itemsize)
         return (self.tile.m + self.tile.n) * self.tile.k
 
-    # ---- what may be asked
+    # ---- which tiles it has
 
     def declines(self) -> str | None:
-        """Why no kernel can be made so, or None."""
+        """Why a form has no kernel with this tile of tiles.TILES or NIBBLE_TILES, or None."""
         t = self.tile
         if self.group:
-            return self._declines_nibbles()
-        if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
-            return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
-        if t.m not in (64, 128, 256) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
-            return f"a tile has 64, 128 or 256 rows, and 8 to 256 columns in steps of 8, of 16 for integers; got {t}"
+            return f"{t}: too many sums of integers for the registers" if self.is_integer and t.n > 64 else None
         if self.accumulators > MOST_ACCUMULATORS:
             return f"{t}: too many accumulators for the registers"
         if self.adds_up and t.pingpong and t.rows > 64:
             return f"{t}: sums in float32 of 128 rows are hidden by nothing while consumers take turns"
-        if self.scales == "block" and (self.is_integer or t.k != BLOCK or (t.swap and BLOCK % t.m)):
-            return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
-        if self.scales == "1x128" and (self.is_integer or t.k != BLOCK):
-            return f"block scales are for floats, and steps of {BLOCK}; got {t}"
+        if t.m > 128 and not self.adds_up and self.groups not in ("rows", "columns"):
+            return f"{t}: 128 rows and 256 columns read less shared memory"
         if self.groups and t.split > 1:
             return f"groups have no parts of K that blocks share; got {t}"
         if self.groups in ("rows", "columns") and t.cluster[(self.groups == "columns") != t.swap] > 1:
             return f"blocks of a cluster are beside each other where groups do not divide the result; got {t}"
-        if self.scales == "block" and not t.swap and t.n > MOST_PIECES * self.piece:
-            return f"{t}: too many columns with scales of their own"
-        if t.split > 1 and (not self.is_integer or t.cluster != (1, 1) or t.pingpong):
-            return f"blocks share sums of integers, by cooperative tiles in no other cluster; got {t}"
+        if t.split > 1 and not self.is_integer:
+            return f"blocks share sums of integers; got {t}"
         if self.requantize and t.split > 1 and t.m * t.n >= 128 * 256:
             return f"{t}: the sums and requantization take more registers than there are, where blocks share sums"
-        if t.swap and self.tma:
-            return "transposed tiles are written by threads"
-        if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):
-            return "requantized results are int8 or uint8, of integers with scales"
-        if not self.requantize and (
-            self.out in INTEGERS or (self.out == torch.int32) != (self.is_integer and not self.scales)
-        ):
-            return f"the result of a plain product of integers is int32, of any other float; got {self.out}"
-        return None if self.stages >= 2 else f"{t}: two stages do not fit in shared memory"
-
-    def _declines_nibbles(self) -> str | None:
-        t, widths = self.tile, (8, 16, 32, 64) if self.is_integer else (8, 16, 32, 64, 128)
-        if self.lhs not in (torch.bfloat16, *INTEGERS, *FLOATS) or self.rhs != torch.uint8:
-            return f"codes of 4 bits are multiplied by bfloat16 or 8 bits, got {self.lhs} and {self.rhs}"
-        if (self.scales == "rows") != (self.lhs != torch.bfloat16) or (
-            self.lhs_zero is not None and not self.is_integer
-        ):
-            return f"8 bits have a scale for each row, and integers zero points; got {self.scales!r}, {self.lhs_zero}"
-        if not t.swap or t.pingpong or t.split > 1 or t.cluster != (1, 1) or t.m not in (64, 128) or t.n not in widths:
-            return f"codes of 4 bits are the rows of a cooperative tile, of {widths} columns; got {t}"
         return None
 
     @property

@@ -726,7 +726,3 @@ class TestPage(unittest.TestCase):
             assert lines, command
             for line in lines:
                 assert line == "..." or line in (out + err).splitlines(), f"{command}: {line!r} not in {out + err}"
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +19,7 @@ from hop import cli as command
 from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[2]
-NAME = "s8_s8_s32_64x64x128"
+NAME = "s8_s8_s32_128x64x128"
 needs_dsl = pytest.mark.skipif(cutlass_kernels.missing() is not None, reason=str(cutlass_kernels.missing()))
 
 
@@ -50,7 +49,7 @@ class TestKernels(KernelFolder):
     @needs_dsl
     @pytest.mark.full
     def test_several_processes(self):
-        status, out, _ = self.run_it("kernels", "build", "s8_?8_s32_64x64x128", "--processes", "2")
+        status, out, _ = self.run_it("kernels", "build", "s8_?8_s32_128x64x128", "--processes", "2")
         assert status == 0 and out.count("\n") == 3 and len(list(self.folder.glob("*.o"))) == 2
 
     @needs_dsl
@@ -99,7 +98,3 @@ class TestKernels(KernelFolder):
             f"{sys.executable} -m hop kernels list | head -n 1", shell=True, capture_output=True, text=True, cwd=ROOT
         )
         assert listing.stdout.count("\n") == 1 and listing.stderr == ""
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -31,7 +31,3 @@ class TestVectors(unittest.TestCase):
         flat(x)
         x.fill_(3.0)
         self.assertTrue((flat(x) == 3).all())
-
-
-if __name__ == "__main__":
-    unittest.main()

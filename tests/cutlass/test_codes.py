@@ -170,7 +170,3 @@ class TestCodes(unittest.TestCase):
             codes = (codes ^ 8).to(torch.int8) - 8
         wanted = ours(f).decode(codes, int(zero)) if f.is_integer else ours(f).decode(codes)
         assert torch.equal(out.view(torch.float32).nan_to_num(7e7), wanted.nan_to_num(7e7))
-
-
-if __name__ == "__main__":
-    unittest.main()

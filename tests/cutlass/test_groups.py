@@ -198,7 +198,3 @@ class TestEmulated(unittest.TestCase):
 
 def _without_nan(x: Tensor) -> Tensor:
     return x.float().nan_to_num(1.0).to(x.dtype)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import cutlass_kernels
 import hop
-from cutlass_kernels import cache, checks, hopper, operators, plain, tiles
+from cutlass_kernels import cache, checks, hopper, operators, plain
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 from hop.dispatch.operand import Operand
@@ -31,6 +31,7 @@ from hop.impls.scaled import kernels
 from hop.impls.scaled.calls import Call
 from hop.kernels.gpu import product as gpu
 from tests.support import matching
+from tests.support.contexts import enter, trace_for_hopper
 from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[2]
@@ -175,9 +176,7 @@ class TestCall(unittest.TestCase):
 
     def setUp(self):
         self.launched: list[Any] = []
-        patched = mock.patch.object(hopper, "compiled", lambda _: lambda *args: self.launched.append(args))
-        patched.start()
-        self.addCleanup(patched.stop)
+        enter(self, mock.patch.object(hopper, "compiled", lambda _: lambda *args: self.launched.append(args)))
 
     def test_factors_in_form_go_straight_in(self):
         a, b = torch.ones(32, 64, dtype=S8), torch.ones(48, 64, dtype=S8).mT
@@ -209,21 +208,8 @@ class TestCall(unittest.TestCase):
         assert min(times) < 20e-6
 
 
-class TestTiles(unittest.TestCase):
-    def test_the_model_prefers_what_keeps_the_gpu_busy(self):
-        def time_of(tile: Tile, m: int, n: int, k: int = 4096) -> float:
-            return tiles.cycles(Variant(S8, S8, torch.int32, tile, tma=not tile.swap), m, n, k, 132)
-
-        assert time_of(Tile(128, 128), 8192, 8192) < time_of(Tile(64, 64), 8192, 8192)
-        assert time_of(Tile(64, 16, swap=True), 16, 4096) < time_of(Tile(128, 128), 16, 4096)
-        assert time_of(Tile(64, 64), 64, 8192) < time_of(Tile(128, 256), 64, 8192)
-        assert time_of(Tile(128, 128), 4096, 4096) > 4096**3 / (132 * 4096)  # no faster than the matrix units
-
-
 class TestCache(KernelFolder):
-    def setUp(self):
-        super().setUp()
-        self.variant = Variant(S8, S8, torch.int32, Tile(64, 64))
+    variant = Variant(S8, S8, torch.int32, Tile(64, 64))
 
     def test_the_folder_is_the_users_alone(self):
         assert cache.folder() == self.folder and stat.S_IMODE(self.folder.stat().st_mode) == 0o700
@@ -319,15 +305,8 @@ class TestOnGpu(unittest.TestCase):
     """What our operators ask a GPU for, traced with tensors that have no data."""
 
     def setUp(self):
-        for name, value in (
-            ("torch.cuda.is_available", lambda: True),
-            ("torch.cuda.get_device_capability", lambda *_: H200),
-            ("cutlass_kernels.operators.missing", lambda: None),
-            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
-        ):
-            patched = mock.patch(name, value)
-            patched.start()
-            self.addCleanup(patched.stop)
+        trace_for_hopper(self)
+        enter(self, mock.patch("cutlass_kernels.operators.missing", lambda: None))
 
     def nodes(self, function: Any, *args: Tensor) -> list[Any]:
         with FakeTensorMode():
@@ -365,7 +344,3 @@ class TestOnGpu(unittest.TestCase):
         with mock.patch("torch.cuda.get_device_capability", lambda *_: (8, 0)):
             reason = gpu.declines(Product(**scaled()))
         assert reason is not None and "compute capability 9.0" in reason and "public: fuses nothing" in reason
-
-
-if __name__ == "__main__":
-    unittest.main()

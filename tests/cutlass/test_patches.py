@@ -108,7 +108,3 @@ def root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -25,10 +25,11 @@ from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 from hop import cli as command
 from tests.cli.test_command import needs_dsl
+from tests.support.contexts import enter
 from tests.support.files import InFolder
 
 ROOT = Path(__file__).parents[2]
-VARIANT = Variant(torch.int8, torch.int8, torch.bfloat16, Tile(64, 64), scales="vector")
+VARIANT = Variant(torch.int8, torch.int8, torch.bfloat16, Tile(128, 64), scales="vector")
 OTHER = Variant(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float32, Tile(64, 8, swap=True), tma=False)
 DSL = ("cutlass", "nvidia_cutlass", "tvm_ffi", "apache_tvm_ffi", "cuda", "__editable__")
 LOADS = """
@@ -86,9 +87,7 @@ class Written(InFolder):
         self.write()
         for path in (self.folder, *self.folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        patched = mock.patch.dict(os.environ, {prebuilt.FOLDER: str(self.folder)})
-        patched.start()
-        self.addCleanup(patched.stop)
+        enter(self, mock.patch.dict(os.environ, {prebuilt.FOLDER: str(self.folder)}))
         self.addCleanup(prebuilt._opened.cache_clear)
 
     def write(self, **changed):
@@ -208,9 +207,7 @@ class TestWithoutTheCompiler(Written):
 
     def setUp(self):
         super().setUp()
-        for patch in without_dsl():
-            patch.start()
-            self.addCleanup(patch.stop)
+        enter(self, *without_dsl())
 
     def test_the_tile_is_one_that_is_there(self):
         p = product()
@@ -355,7 +352,3 @@ class TestCommand(unittest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert command.main(["kernels", "build", *arguments]) == status
         assert words in said.getvalue() and said.getvalue().count("\n") == 1
-
-
-if __name__ == "__main__":
-    unittest.main()

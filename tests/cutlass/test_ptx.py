@@ -600,7 +600,3 @@ def registry_gemm(dtype: torch.dtype, out_dtype: torch.dtype, tile: tuple[int, i
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch sm_90a --enable-tvm-ffi --keep-ptx --dump-dir {folder}"
         return Host(cute.compile(kernel, *arguments, options=options))
-
-
-if __name__ == "__main__":
-    unittest.main()

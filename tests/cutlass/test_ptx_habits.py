@@ -115,7 +115,3 @@ class Drawn(unittest.TestCase):
         for changes in HABITS.values():
             self.assertLessEqual(changes.keys(), known)
         self.assertEqual(len({habits(name) for name in HABITS}), len(HABITS))
-
-
-if __name__ == "__main__":
-    unittest.main()

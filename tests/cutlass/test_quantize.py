@@ -34,6 +34,7 @@ from tests.mutations.patterns import EARLY
 from tests.ptx import Fault, contractable
 from tests.support import cubin, matching
 from tests.support import emulated_quantize as emulated
+from tests.support.contexts import trace_for_hopper
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 ROWS = {
@@ -408,7 +409,7 @@ class TestInPrograms(unittest.TestCase):
     """What our operators ask a GPU for, traced with tensors that have no data."""
 
     def setUp(self):
-        emulated.trace_for_hopper(self)
+        trace_for_hopper(self)
 
     def test_the_leaves_stand_in_them(self):
         for q, usages in (
@@ -440,8 +441,10 @@ class TestInPrograms(unittest.TestCase):
 
     def test_packs_that_lack_a_kernel(self):
         pack = mock.Mock(has=lambda name, _: "tiles" not in name, folder="kernels")
+        missing = mock.Mock(return_value="the CuTe DSL is not installed")
         with (
-            mock.patch("cutlass_kernels.quantize_operators.missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch("cutlass_kernels.quantize_operators.missing", missing),
+            mock.patch("cutlass_kernels.cache.missing", missing),
             mock.patch("cutlass_kernels.prebuilt.pack", lambda: pack),
         ):
             x = torch.zeros(128, 256)
@@ -487,7 +490,3 @@ class TestDeclines(unittest.TestCase):
             made = Request(**({"x": x, "format": "s8", "rule": "amax", "block": (1, -1)} | named))
             with self.assertRaisesRegex(error, words):
                 quantizing.check(made)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -128,7 +128,3 @@ class TestCompile(unittest.TestCase):
         written = polynomials.GPU_FILE.read_text()
         assert polynomials.for_gpus(polynomials.FILE.read_text()) == written
         assert len(function_tables.POWERS) == 16
-
-
-if __name__ == "__main__":
-    unittest.main()

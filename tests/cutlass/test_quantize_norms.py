@@ -37,6 +37,7 @@ from tests.cutlass.test_quantize import code_of
 from tests.ptx import Fault, habits
 from tests.support import emulated_quantize as emulated
 from tests.support import matching
+from tests.support.contexts import trace_for_hopper
 
 aten = torch.ops.aten
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -228,7 +229,7 @@ class TestAsked(unittest.TestCase):
     """What hop.scaled asks a GPU for, with tensors that have no data."""
 
     def setUp(self):
-        emulated.trace_for_hopper(self)
+        trace_for_hopper(self)
 
     def test_the_leaf_stands_in_programs(self):
         for q in (presets.INT8_ROW, presets.MXFP8):
@@ -292,7 +293,3 @@ class TestAsked(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 quantizing.check(replace(made, **named))
-
-
-if __name__ == "__main__":
-    unittest.main()

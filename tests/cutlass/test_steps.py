@@ -236,7 +236,3 @@ class TestLaunches(unittest.TestCase):
         q = replace(optim.BITS8["exp_avg"], block=(1024,))  # type: ignore[type-var]
         with self.assertRaisesRegex(Declined, "at most 256"):
             gpu._described(str(q), 0.0)
-
-
-if __name__ == "__main__":
-    unittest.main()

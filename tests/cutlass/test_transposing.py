@@ -118,7 +118,3 @@ class TestChoice(unittest.TestCase):
         with mock.patch.object(Tensor, "is_cuda", True), mock.patch.object(transposing, "run", lambda x: "transposed"):
             assert hopper.ready(x) == "transposed"
         assert torch.equal(hopper.ready(x), x)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -36,6 +36,7 @@ from cutlass_kernels import (
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 from cutlass_kernels.verdicts import Kind, Verdict
+from tests.support.contexts import enter
 from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[2]
@@ -63,12 +64,8 @@ class OnStandIn(KernelFolder):
             (trust, "is_capturing", lambda: False),
             (trust, "SECONDS", 240.0),  # a busy machine needs many seconds to start a process
         ):
-            self.patch(mock.patch.object(where, name, value))
-        self.patch(mock.patch.dict(os.environ, {trust.VARIABLE: "verified"}))
-
-    def patch(self, patched: Any) -> None:
-        patched.start()
-        self.addCleanup(patched.stop)
+            enter(self, mock.patch.object(where, name, value))
+        enter(self, mock.patch.dict(os.environ, {trust.VARIABLE: "verified"}))
 
     def command(self) -> list[str]:
         self.spawned += 1
@@ -83,7 +80,7 @@ class OnStandIn(KernelFolder):
             self.spawned += 1
             return [sys.executable, "-S", "-c", program]
 
-        self.patch(mock.patch.object(trust, "_command", command))
+        enter(self, mock.patch.object(trust, "_command", command))
 
     def reason(self, kernel: Any = INT8) -> str | None:
         with warnings.catch_warnings():
@@ -221,7 +218,7 @@ class TestAnswers(OnStandIn):
         assert [v.state for v in found.values()] == ["right", "died"] and self.spawned == 1
 
     def test_no_interpreter(self) -> None:
-        self.patch(mock.patch.object(trust, "_command", lambda: ["/nowhere/python"]))
+        enter(self, mock.patch.object(trust, "_command", lambda: ["/nowhere/python"]))
         reason = self.reason()
         assert reason is not None and "did not start" in reason and not self.kept()
 
@@ -393,7 +390,7 @@ class TestRoutes(OnStandIn):
             ("torch.cuda.get_device_name", lambda *_: "a GPU"),
             ("cutlass_kernels.hopper.multiprocessors", lambda device: 132),
         ):
-            self.patch(mock.patch(name, value))
+            enter(self, mock.patch(name, value))
 
     def routes(self) -> list[tuple[str, str | None]]:
         with FakeTensorMode(), warnings.catch_warnings():
@@ -441,7 +438,7 @@ class TestRoutes(OnStandIn):
         with mock.patch.dict(os.environ, {trust.VARIABLE: "off"}), FakeTensorMode():
             x = torch.empty(64, 128, dtype=torch.uint8, device="cuda:0").mT
             with (
-                mock.patch.object(transposing, "missing", lambda: None),
+                mock.patch.object(cache, "missing", lambda: None),
                 mock.patch.object(torch.Tensor, "data_ptr", lambda _: 0),
             ):
                 assert transposing.declines(x) == "HOP_GPU_KERNELS=off"
@@ -473,7 +470,3 @@ class TestTrials(unittest.TestCase):
                 assert all(case.variant() == v for case in found)
                 rows = v.tile.n if v.tile.swap else v.tile.m
                 assert any(case.shape[0] % rows for case in found) and any(case.shape[0] > rows for case in found)
-
-
-if __name__ == "__main__":
-    unittest.main()

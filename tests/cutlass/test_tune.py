@@ -12,8 +12,10 @@ import torch
 from parameterized import parameterized
 
 from cutlass_kernels import cache, hopper, measured, missing, tiles, tune
+from cutlass_kernels.forms import FORMS, MAIN
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
+from tests.support.contexts import enter
 from tests.support.files import InFolder
 
 PLAN = hopper.plan
@@ -47,12 +49,11 @@ def tune_in_process(folder, favourite, m):
 class TestTune(InFolder):
     def setUp(self):
         super().setUp()
-        for patch in (
+        enter(
+            self,
             mock.patch.dict(os.environ, {cache.FOLDER: str(self.folder)}),
             mock.patch.object(hopper, "plan", lambda p, tile: lambda *args, **fused: None),  # nothing is compiled
-        ):
-            patch.start()
-            self.addCleanup(patch.stop)
+        )
 
     def test_the_fastest_is_kept(self):
         p = product()
@@ -87,9 +88,13 @@ class TestTune(InFolder):
         tune.tune(p, lambda calls: seen.append(len(calls)) or timer(0)(calls))
         assert seen == [len(fitting(p))] and 0 < seen[0] < len(tiles.TILES)
 
-    def test_no_tile_fits(self):
-        with self.assertRaisesRegex(NotImplementedError, "no Hopper kernel takes this product"):
-            tune.tune(product(out=torch.bfloat16), timer(0))
+    def test_no_kernel_takes_it(self):
+        for wrong, error, words in (
+            (product(out=torch.bfloat16), TypeError, "mm: out_dtype must be"),
+            (product(16, 16, 2**17), NotImplementedError, "no Hopper kernel takes this product: .* saturate"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                tune.tune(wrong, timer(0))
 
     def test_those_who_keep_plans_are_told(self):
         told = []
@@ -147,6 +152,36 @@ class TestTune(InFolder):
         assert not isinstance(variant, str) and variant.tile == tile
 
 
+GROUPED = tuple(next(f for f in FORMS if f.groups == groups and f.promoted) for groups in ("columns", "k"))
+# The tile of each form, and of N, K and M rows on an H200, that the model finds faster than every other one.
+FASTEST = (
+    (Tile(64, 8, swap=True), MAIN[4], 3328, 16384, 1),
+    (Tile(64, 16, swap=True), MAIN[4], 8704, 1152, 16),
+    (Tile(64, 32, swap=True), MAIN[3], 4480, 15872, 32),
+    (Tile(64, 64, swap=True), MAIN[4], 2176, 15488, 128),
+    (Tile(64, 16, swap=True, split=2), MAIN[1], 640, 4352, 16),
+    (Tile(64, 128, split=4), MAIN[1], 2688, 16000, 64),
+    (Tile(64, 128, pingpong=True), MAIN[2], 25984, 256, 192),
+    (Tile(64, 256, pingpong=True), MAIN[1], 10880, 1152, 192),
+    (Tile(128, 64), GROUPED[1], 672, 4864, 384),
+    (Tile(128, 128), GROUPED[0], 25376, 1152, 96),
+    (Tile(128, 128, split=2), MAIN[1], 3968, 3840, 256),
+    (Tile(128, 128, split=4), MAIN[1], 1408, 15104, 384),
+    (Tile(128, 128, cluster=(2, 1)), MAIN[2], 4224, 15232, 1024),
+    (Tile(128, 128, cluster=(1, 2)), MAIN[3], 5632, 16128, 384),
+    (Tile(128, 128, pingpong=True), MAIN[3], 13056, 640, 384),
+    (Tile(128, 128, cluster=(2, 1), pingpong=True), MAIN[0], 4224, 2048, 1024),
+    (Tile(128, 160), MAIN[2], 13568, 640, 384),
+    (Tile(128, 192), MAIN[4], 7296, 15744, 384),
+    (Tile(128, 192, cluster=(2, 1)), MAIN[2], 18944, 16128, 512),
+    (Tile(128, 192, cluster=(2, 1), pingpong=True), MAIN[3], 18816, 1408, 512),
+    (Tile(128, 256), MAIN[3], 8576, 16384, 384),
+    (Tile(128, 256, split=2), MAIN[0], 4736, 16128, 384),
+    (Tile(128, 256, cluster=(2, 1)), MAIN[3], 16768, 16256, 1024),
+    (Tile(256, 128, cluster=(1, 2)), MAIN[4], 8448, 16128, 512),
+)
+
+
 class TestModel(unittest.TestCase):
     FORM = Variant(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16, Tile(128, 192), scales="vector")
 
@@ -164,13 +199,19 @@ class TestModel(unittest.TestCase):
             times = [tiles.cycles(v, 8192, 8192, 8192, 132) for v in (small, large)]
             self.assertGreater(times[0], 1.1 * times[1])
 
+    def test_each_tile_is_the_fastest_somewhere(self):
+        self.assertEqual([tile for tile, *_ in FASTEST], list(tiles.TILES))
+        for tile, form, n, k, m in FASTEST:
+            with self.subTest(str(tile)):
+                made = [replace(form, tile=t, tma=not t.swap) for t in tiles.TILES]
+                batch = 4 if form.groups == "k" else 1
+                times = {v.tile: tiles.cycles(v, m, n, k, 132, batch) for v in made if v.declines() is None}
+                others = [time for own, time in times.items() if own != tile]
+                self.assertLess(times[tile], min(others))
+
     def test_no_product_is_faster_than_its_parts(self):
         for tile in tiles.TILES:
             v = replace(self.FORM, tile=tile, tma=not tile.swap)
             for m, n, k in ((1, 4096, 4096), (300, 200, 4096), (8192, 8192, 8192)):
                 self.assertGreater(tiles.cycles(v, m, n, k, 132), m * n * k / tiles.HOPPER.products / 132)
                 self.assertGreater(tiles.cycles(v, m, n, k, 132), (m * k + n * k) / tiles.HOPPER.memory)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -119,7 +119,3 @@ class TestKinds(unittest.TestCase):
         for target, copies in (("sm_90a", 32), ("sm_86", 8), ("sm_120a", 8), ("sm_100a", 32)):
             update = updates.Update("adam", (), layouts, target=target)
             assert update.copies == copies and update.shared_bytes <= 227 * 1024
-
-
-if __name__ == "__main__":
-    unittest.main()

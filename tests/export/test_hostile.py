@@ -202,7 +202,3 @@ class TestTosa(unittest.TestCase):
         found = decode("test", file.finish({}, {"codes": "codes"}), "model")
         (tensor,) = found["regions"][0]["blocks"][0]["tensors"]
         assert torch.equal(torch.tensor(tensor["data"], dtype=torch.uint8).view(torch.int8), codes.flatten())
-
-
-if __name__ == "__main__":
-    unittest.main()

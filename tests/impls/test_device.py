@@ -211,7 +211,3 @@ class TestSharded(unittest.TestCase):
     @pytest.mark.full
     def test_fsdp_in_one_process(self):
         run(one_process, 1, case.DEVICE)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -142,7 +142,3 @@ class TestScaled(unittest.TestCase):
             fake = tree_map_only(Tensor, mode.from_tensor, encode([x.operand]))
             made = scaled_buffers.fake(aten.relu.default, torch.float32, None, None, *fake)
         assert memory_format.is_channels_last(made)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -56,7 +56,3 @@ class TestOnDevice(unittest.TestCase):
             with self.assertRaisesRegex(AssertionError, "lies on cpu, and not on meta"):
                 moved.check(torch.ones(3))
         assert seen == []
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -17,6 +17,7 @@ from hop.kernels.cpu import native
 from hop.kernels.gpu import quantize as gpu
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
+from tests.support.contexts import enter
 
 
 class TestPlans(unittest.TestCase):
@@ -24,13 +25,12 @@ class TestPlans(unittest.TestCase):
         torch.manual_seed(0)
         self.asked = self.ran = 0
         self.reason: str | None = None
-        for patch in (
+        enter(
+            self,
             native.use("off"),
             mock.patch.object(gpu, "QUANTIZE", Kernel("GPU", lambda call: self.matched(self.quantize))),
             mock.patch.object(gpu, "DEQUANTIZE", Kernel("GPU", lambda call: self.matched(self.dequantize))),
-        ):
-            patch.__enter__()
-            self.addCleanup(patch.__exit__, None, None, None)
+        )
         plan.forget()
         self.addCleanup(plan.forget)
 
@@ -99,7 +99,3 @@ class TestPlans(unittest.TestCase):
 
 def _fp8(x: Tensor) -> Tensor:
     return presets.FP8_ROW.quantize(x)["codes"].view(torch.uint8)
-
-
-if __name__ == "__main__":
-    unittest.main()

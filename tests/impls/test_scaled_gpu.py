@@ -285,7 +285,3 @@ class TestDeclines(unittest.TestCase):
     def test_the_cpu_is_told_so(self):
         asked = call(aten.linear.default, torch.float32, *factors(presets.INT8_ROW, presets.INT8_ROW))
         assert matching.reason(gpu.GPU, asked) == "for GPUs, but the operands are on cpu"
-
-
-if __name__ == "__main__":
-    unittest.main()

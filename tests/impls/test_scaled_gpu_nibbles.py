@@ -92,7 +92,3 @@ class TestNibbles(unittest.TestCase):
                 gpu_nibbles.check_form(call(aten.linear.default, torch.bfloat16, *args))
         asked = call(aten.linear.default, torch.bfloat16, half, w)
         assert "for GPUs" in matching.reason(NIBBLES, asked)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -175,7 +175,3 @@ class TestTokens(unittest.TestCase):
             assert (found[..., :size] - want).norm() <= 0.05 * want.norm()
             with saved(model) as folder:
                 assert torch.equal(logits(type(model).from_pretrained(folder)), found)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 numbers; saved and loaded again; files that are no such models."""
 
 import json
-import unittest
 from typing import Any
 
 import numpy as np
@@ -458,7 +457,3 @@ class TestFolder(InFolder):
         ):
             load_model(self.folder)
         assert model.config.max_position_embeddings == 64
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -309,7 +309,3 @@ class TestProcesses(unittest.TestCase):
 
     def test_other_placements(self):
         run(refused, 2)
-
-
-if __name__ == "__main__":
-    unittest.main()

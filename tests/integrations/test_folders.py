@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -361,7 +360,3 @@ class TestFolders(InFolder):
             ends = {scheme: process.exitcode for scheme, process in zip(pair, running, strict=True)}
             assert sorted(ends.values()) == ([0] if len(ends) == 1 else [0, 3]), ends
             assert contents(out) == want[next(scheme for scheme, end in ends.items() if end == 0)]
-
-
-if __name__ == "__main__":
-    unittest.main()

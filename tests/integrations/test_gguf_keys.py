@@ -269,7 +269,3 @@ class TestYarn(InFolder):
         for head in range(2, 300):
             for size in range(2, head + 1, 2):
                 assert int(head * gguf_configs.fraction(size, head)) == size, (size, head)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,6 +1,5 @@
 """load_tokenizer: tokenizers of GGUF files against those that they were written from."""
 
-import unittest
 from typing import Any
 
 import pytest
@@ -118,7 +117,3 @@ class TestTokenizer(InFolder):
         path = self.written("bert", "bert", ["a", "b"], [1])
         with self.assertRaisesRegex(ValueError, r"model.gguf: .*token_type must have a number for each of 2 tokens"):
             load_tokenizer(path)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import unittest
 
 import numpy as np
 import torch
@@ -102,7 +101,3 @@ class TestFiles(InCheckpoint):
         (self.folder / "config.json").write_text("{")
         with self.assertRaisesRegex(ValueError, "is not JSON"):
             open_checkpoint(self.folder)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,7 +1,6 @@
 """What compressed-tensors writes, read with its bits."""
 
 import time
-import unittest
 from typing import Any
 
 import numpy as np
@@ -214,7 +213,3 @@ class TestCompressedTensors(InCheckpoint):
         self.fails(config, {k: v for k, v in tensors.items() if "shape" not in k}, "the file lacks its 'weight_shape'")
         for groups in (None, [], {"a": 3}, {"a": {"weights": {"num_bits": "4"}}}):
             self.fails({**config, "config_groups": groups}, tensors, "fits none of them")
-
-
-if __name__ == "__main__":
-    unittest.main()

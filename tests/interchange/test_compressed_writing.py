@@ -2,7 +2,6 @@
 
 import gc
 import json
-import unittest
 import warnings
 from typing import Any
 
@@ -242,7 +241,3 @@ class TestWriting(InCheckpoint):
         assert json.loads((self.folder / "config.json").read_text())["model_type"] == "x"
         with self.assertRaisesRegex(FileExistsError, "has safetensors already"):
             save_compressed_tensors(self.folder, {"a": x})
-
-
-if __name__ == "__main__":
-    unittest.main()

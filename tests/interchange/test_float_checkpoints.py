@@ -1,7 +1,6 @@
 """Checkpoints with fp8 in blocks, of ModelOpt, and of bitsandbytes, against the tools or their formulas."""
 
 import json
-import unittest
 from dataclasses import replace
 from typing import Any
 
@@ -207,7 +206,3 @@ class TestBitsAndBytes(InCheckpoint):
         ):
             self.fails(CONFIG, {**tensors, **change}, message)
             self.fails(CONFIG, {**tensors, **change}, "tensor 'a.weight'")
-
-
-if __name__ == "__main__":
-    unittest.main()

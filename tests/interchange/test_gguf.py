@@ -449,7 +449,3 @@ class TestDamaged(InFile):
             open_gguf(self.folder / "none.gguf")
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_gguf(3)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -76,7 +76,3 @@ class TestQuality(unittest.TestCase):
     @parameterized.expand([(t.name,) for t in TYPES.values()])
     def test_zeros(self, name):
         assert own_error(name, np.zeros((2, 512), np.float32)) == 0
-
-
-if __name__ == "__main__":
-    unittest.main()

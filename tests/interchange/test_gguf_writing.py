@@ -3,7 +3,6 @@
 import gc
 import importlib
 import struct
-import unittest
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -324,7 +323,3 @@ class TestFile(InFile):
         with self.assertRaisesRegex(TypeError, "like must be a GGUFFile or None"):
             save_gguf(self.path, {}, like=str(self.path))
         assert self.path.read_bytes() == small() and [p.name for p in self.folder.iterdir()] == ["model.gguf"]
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,6 +1,5 @@
 """GPTQ and AWQ, packed here by their specifications, against their formulas in numpy."""
 
-import unittest
 from typing import Any
 
 import numpy as np
@@ -211,7 +210,3 @@ class TestAWQ(InCheckpoint):
         want = (codes - 8).astype(np.float16) * scales.repeat(128, 0)
         found = self.written({"quant_method": "awq", "bits": 4, "group_size": 128}, tensors)
         assert_bits(found["a.weight"], torch.from_numpy(want.T.copy()))
-
-
-if __name__ == "__main__":
-    unittest.main()

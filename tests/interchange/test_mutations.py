@@ -2,7 +2,6 @@
 nothing else is raised, and nothing is allocated on a file's word."""
 
 import tracemalloc
-import unittest
 from typing import Any
 
 import pytest
@@ -80,7 +79,3 @@ class TestMutations(InFolder):
     @pytest.mark.exhaustive
     def test_many(self, _name, kind, part):
         self.mutated(kind, range(1000 * part, 1000 * (part + 1)))
-
-
-if __name__ == "__main__":
-    unittest.main()

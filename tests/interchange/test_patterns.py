@@ -65,7 +65,3 @@ class TestMatches(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, "the expression"):
                 matches(expression, "a")
-
-
-if __name__ == "__main__":
-    unittest.main()

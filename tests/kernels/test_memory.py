@@ -363,7 +363,3 @@ class TestConstructors(unittest.TestCase):
         assert torch.equal(hop.quantize(q, x, scale=1, zero_point=7.4).codes, found.codes)
         with self.assertRaisesRegex(TypeError, "zero_point must be a number or a tensor, got "):
             hop.quantize(q, x, scale=one, zero_point="7")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -90,131 +90,92 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
             " ".join(f"{name}={','.join([str(v)] * size)}" for name, v in values.items()) + " groups=1 output float32"
         )
 
+    def step(words: str, *states: Tensor, gradients: int = 1, numbers: int = 6) -> list[object]:
+        return [[x], [x] * gradients, list(states), [0.0] * numbers, 0, [0], words]
+
     wide, tall = torch.ones(1, 1, dtype=torch.int8).expand(2**31, 2**31), torch.ones(1, 100_000, dtype=torch.int8)
-    huge = torch.ones(1, dtype=torch.int8).expand(2**62)
+    huge, nothing = torch.ones(1, dtype=torch.int8).expand(2**62), [None] * 3
     taps, whole = torch.ones(4, 4, 1, dtype=torch.int8), 2**31
-    return {
-        "columns of lhs": (
-            "product",
-            product("1 lhs int8 columns rhs int8 output int32", tall),
-            "summed along its last dimension",
-        ),
-        "lhs of floats": (
-            "product",
-            product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]),
-            "a lhs of floats has no scales",
-        ),
-        "zero points without scales": (
-            "product",
-            product("1 lhs int8 rhs int8 zero=stored output float32"),
-            "lie as scales do",
-        ),
-        "zero": ("product", product("1 lhs int8 zero=4294967296 rhs int8 output int32"), "is not understood"),
-        "block scale": (
-            "product",
-            product("1 lhs e4m3 block_scale=int32:1,32 rhs int8 output float32"),
-            "is not understood",
-        ),
-        "n": ("product", product("1 lhs int8 rhs int8 tiled output int32", n=-1), "n must be a size"),
-        "size": ("product", product("1 lhs int8 rhs int8 output int32", wide), "lhs is too large"),
-        "a scale of each row of a batch": (
-            "product",
-            [
-                *[torch.ones(3, 4, 64, dtype=torch.int8), None, None, None, torch.ones(3, 4, 64, dtype=torch.int8)],
-                *[None, None, None, None, torch.ones(3, 1, 1), None, 4],
-                "1 lhs int8 rhs int8 output int8 requantize=0 low=-128 high=127 scale=1,-1,-1",
-            ],
-            "share the scale of codes",
-        ),
-        "tiles of floats": ("pack", [x, "1 lhs int8 rhs float32"], "tiles hold codes"),
-        "kernel": (
-            "convolution",
-            convolution(
-                f"1 x int8 weight int8 tiled {listed(3, whole, whole)}", torch.zeros(0, 1, 2, 16, 64).char(), 4
+    batch, row = torch.ones(3, 4, 64, dtype=torch.int8), "1 lhs int8 rhs int8 output int8 requantize=0"
+    of_batch = [batch, *nothing, batch, *[None] * 4, torch.ones(3, 1, 1), None, 4]
+    of_state, tiled = f"1 lion least=0;{flat.replace('-1', '64', 1)}amax", torch.zeros(0, 1, 2, 16, 64).char()
+    found: dict[str, dict[str, tuple[list[object], str]]] = {
+        "product": {
+            "columns of lhs": (product("1 lhs int8 columns rhs int8 output int32", tall), "along its last dimension"),
+            "lhs of floats": (product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]), "floats has no scales"),
+            "zero points without scales": (product("1 lhs int8 rhs int8 zero=stored output float32"), "as scales do"),
+            "zero": (product("1 lhs int8 zero=4294967296 rhs int8 output int32"), "is not understood"),
+            "block scale": (product("1 lhs e4m3 block_scale=int32:1,32 rhs int8 output float32"), "is not understood"),
+            "n": (product("1 lhs int8 rhs int8 tiled output int32", n=-1), "n must be a size"),
+            "size": (product("1 lhs int8 rhs int8 output int32", wide), "lhs is too large"),
+            "a scale of each row of a batch": (
+                [*of_batch, f"{row} low=-128 high=127 scale=1,-1,-1"],
+                "share the scale of codes",
             ),
-            "the kernel is too large",
-        ),
-        "zero points of a weight": (
-            "convolution",
-            convolution(f"1 x int8 weight int8 zero=5 {listed(1, 1)}", taps, 4),
-            "has no zero point",
-        ),
-        "minmax without zero points": (
-            "quantize",
-            [x, None, None, None, square + "minmax"],
-            "minmax finds zero points",
-        ),
-        "zero points of amax": (
-            "quantize",
-            [x, None, None, None, square + "amax affine=1"],
-            "minmax finds zero points",
-        ),
-        "outer": (
-            "quantize",
-            [x, None, None, None, e2m1 + "two_level scale=e4m3 outer=4,-1"],
-            "an amax is one of the tensor",
-        ),
-        "blocks of rows below an amax of a row": (
-            "quantize",
-            [x, None, None, None, e2m1 + "two_level scale=e4m3 outer=1,-1"],
-            "blocks lie within rows",
-        ),
-        "flat blocks of a product": (
-            "quantize_product",
-            [x, torch.ones(64), None, -1, flat + "amax"],
-            "not flat ones",
-        ),
-        "size of a result": ("dequantize", [huge, torch.ones(1), None, [2**62], flat + "amax"], "too large"),
-        "states": ("step_", [[x], [x], [], [0.0] * 6, 0, [0], "1 lion"], "lion 1"),
-        "numbers": ("step_", [[x], [x], [x.clone()], [0.0], 0, [0], "1 lion least=0;"], "6 numbers"),
-        "gradients": ("step_", [[x], [], [x.clone()], [0.0] * 6, 0, [0], "1 lion least=0;"], "gradient and a stream"),
-        "a buffer too many": (
-            "step_",
-            [[x], [x], [x.clone(), x.clone()], [0.0] * 6, 0, [0], "1 lion least=0;"],
-            "more buffers",
-        ),
-        "codes of a state": (
-            "step_",
-            [
-                [x],
-                [x],
-                [x.long(), torch.ones(64)],
-                [0.0] * 6,
-                0,
-                [0],
-                f"1 lion least=0;{flat.replace('-1', '64', 1)}amax",
-            ],
-            "must hold",
-        ),
-        "blocks that are searched": (
-            "search_scales",
-            [x, torch.ones(64, 3), None, None, None, SEARCH],
-            "scale must be contiguous, of shape",
-        ),
-        "a search for zero points": (
-            "search_scales",
-            [x, torch.ones(64, 2), None, None, None, SEARCH.replace("scale", "affine")],
-            "zero_point must be given",
-        ),
-        "a search without values": (
-            "search_scales",
-            [x, torch.ones(64, 2, dtype=torch.uint8), None, None, None, SEARCH.replace("scale", "code")],
-            "values, and outer",
-        ),
-        "a search without candidates": (
-            "search_scales",
-            [x, torch.ones(64, 2), None, None, None, "1 scale block=32 bits=16 candidates="],
-            "needs block, bits and candidates",
-        ),
-        "candidates": (
-            "search_scales",
-            [x, torch.ones(64, 2), None, None, None, "1 scale block=32 bits=16 candidates=2139095040"],
-            "within 512 of 0",
-        ),
-        "units": ("search_scales", [x, x[:, :2], None, None, None, SEARCH.replace("16", "21")], "is not understood"),
-        "seed": ("noise", [torch.ones(2, dtype=torch.int64), [3], 0], "one int64"),
-        "bits": ("noise", [torch.tensor(1), [3], 0, 16], "bits must be 8 or 24"),
+        },
+        "pack": {"tiles of floats": ([x, "1 lhs int8 rhs float32"], "tiles hold codes")},
+        "convolution": {
+            "kernel": (
+                convolution(f"1 x int8 weight int8 tiled {listed(3, whole, whole)}", tiled, 4),
+                "kernel is too large",
+            ),
+            "zero points of a weight": (
+                convolution(f"1 x int8 weight int8 zero=5 {listed(1, 1)}", taps, 4),
+                "has no zero point",
+            ),
+        },
+        "quantize": {
+            name: ([x, *nothing, words], said)
+            for name, words, said in (
+                ("minmax without zero points", square + "minmax", "minmax finds zero points"),
+                ("zero points of amax", square + "amax affine=1", "minmax finds zero points"),
+                ("outer", e2m1 + "two_level scale=e4m3 outer=4,-1", "an amax is one of the tensor"),
+                ("blocks of rows below an amax of a row", e2m1 + "two_level scale=e4m3 outer=1,-1", "lie within rows"),
+            )
+        },
+        "quantize_product": {
+            "flat blocks of a product": ([x, torch.ones(64), None, -1, flat + "amax"], "not flat ones")
+        },
+        "dequantize": {"size of a result": ([huge, torch.ones(1), None, [2**62], flat + "amax"], "too large")},
+        "step_": {
+            "states": (step("1 lion"), "lion 1"),
+            "numbers": (step("1 lion least=0;", x.clone(), numbers=1), "6 numbers"),
+            "gradients": (step("1 lion least=0;", x.clone(), gradients=0), "gradient and a stream"),
+            "a buffer too many": (step("1 lion least=0;", x.clone(), x.clone()), "more buffers"),
+            "codes of a state": (step(of_state, x.long(), torch.ones(64)), "must hold"),
+        },
+        "search_scales": {
+            name: ([x, scale, *nothing, words], said)
+            for name, scale, words, said in (
+                ("blocks that are searched", torch.ones(64, 3), SEARCH, "scale must be contiguous, of shape"),
+                (
+                    "a search for zero points",
+                    torch.ones(64, 2),
+                    SEARCH.replace("scale", "affine"),
+                    "zero_point must be given",
+                ),
+                (
+                    "a search without values",
+                    torch.ones(64, 2, dtype=torch.uint8),
+                    SEARCH.replace("scale", "code"),
+                    "values, and outer",
+                ),
+                (
+                    "a search without candidates",
+                    torch.ones(64, 2),
+                    "1 scale block=32 bits=16 candidates=",
+                    "needs block, bits and candidates",
+                ),
+                ("candidates", torch.ones(64, 2), "1 scale block=32 bits=16 candidates=2139095040", "within 512 of 0"),
+                ("units", x[:, :2], SEARCH.replace("16", "21"), "is not understood"),
+            )
+        },
+        "noise": {
+            "seed": ([torch.ones(2, dtype=torch.int64), [3], 0], "one int64"),
+            "bits": ([torch.tensor(1), [3], 0, 16], "bits must be 8 or 24"),
+        },
     }
+    return {name: (op, *row) for op, rows in found.items() for name, row in rows.items()}
 
 
 NAMES = (

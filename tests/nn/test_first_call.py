@@ -270,7 +270,3 @@ class TestFirstCall(unittest.TestCase):
                 torch.manual_seed(0)
                 options = {} if bias or name not in WITHOUT_BIAS else {"bias": False}
                 check(LAYERS[name](**options), form, scheme, route, inputs(name))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -91,7 +91,3 @@ class TestOperators(unittest.TestCase):
         for name, op in (("INT8_DYNAMIC", "_int_mm"), ("FP8_DYNAMIC_ROW", "mm"), ("MXFP8_DYNAMIC", "mm")):
             ((p, _),) = products(program(EVERY[name], (9, 0))[0])
             assert called_by(p, (0, 0)) == {op}
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -281,7 +281,3 @@ class TestEmulated(OnGpu):
     def test_the_same_as_group_by_group(self, name):
         x, rows, ends = torch.randn(20, 64), torch.randint(0, 20, (30,)), torch.tensor([7, 7, 25])
         self.compare(x, rows, ends, made(False, 3, (48, 64)), TRAINED[name], False)
-
-
-if __name__ == "__main__":
-    unittest.main()

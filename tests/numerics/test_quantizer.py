@@ -624,7 +624,6 @@ class TestGfloat(unittest.TestCase):
 
 TINY = 2.0**-149
 MAX32 = (2 - 2.0**-23) * 2.0**127
-MAX16 = (2 - 2.0**-7) * 2.0**127  # of bfloat16
 INF, NAN = math.inf, math.nan
 
 # A preset or quantizer, x, and what is stored; a float's codes are its bits. Shorter than a block: x ends there.

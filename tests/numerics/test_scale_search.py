@@ -309,7 +309,3 @@ def error(q: Quantizer, x: Tensor) -> float:
 
 def replace_search(q: Quantizer, search: int) -> Quantizer:
     return replace(q, scale=replace(rule_of(q), search=search))
-
-
-if __name__ == "__main__":
-    unittest.main()

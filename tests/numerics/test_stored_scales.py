@@ -316,7 +316,3 @@ class TestProducts(unittest.TestCase):
         w, rows = hop.quantize(q, torch.randn(9, 256, generator=generator())), torch.tensor([[3, 0], [8, 3]])
         got = hop.scaled(torch.ops.aten.embedding.default, torch.float32, w, rows)
         assert torch.equal(got, hop.dequantize(w)[rows])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -43,6 +43,7 @@ from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 from docs import gpu_tables
 from tests.support import stand_in_gpu
+from tests.support.contexts import enter
 from tests.support.files import InFolder
 
 pytestmark = pytest.mark.full
@@ -592,9 +593,7 @@ class TestOnTheMachine(InFolder):
 
     def setUp(self):
         super().setUp()
-        patched = mock.patch.dict(os.environ, {"PATH": f"{self.folder}:{os.environ['PATH']}"})
-        patched.start()
-        self.addCleanup(patched.stop)
+        enter(self, mock.patch.dict(os.environ, {"PATH": f"{self.folder}:{os.environ['PATH']}"}))
 
     def program(self, name, text):
         path = self.folder / name

@@ -2,7 +2,6 @@
 
 import functools
 import tempfile
-import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,15 +49,3 @@ def here(reports: list[Report] | None = None) -> Iterator[None]:
 
     with mock.patch.object(quantize, "compiled", kernel), mock.patch.object(dequantize, "compiled", kernel):
         yield
-
-
-def trace_for_hopper(test: unittest.TestCase) -> None:
-    """Until `test` is over, programs are traced as on a machine with a Hopper GPU."""
-    for name, value in (
-        ("torch.cuda.is_available", lambda: True),
-        ("torch.cuda.get_device_capability", lambda *_: (9, 0)),
-        ("hop.compat.inductor.is_compiling_for_here", lambda: True),
-    ):
-        patched = mock.patch(name, value)
-        patched.start()
-        test.addCleanup(patched.stop)

@@ -4,6 +4,7 @@ import os
 from unittest import mock
 
 from cutlass_kernels import cache
+from tests.support.contexts import enter
 from tests.support.files import InFolder
 
 
@@ -13,6 +14,4 @@ class KernelFolder(InFolder):
     def setUp(self):
         super().setUp()
         self.folder = self.folder / "kernels"
-        patched = mock.patch.dict(os.environ, {cache.FOLDER: str(self.folder)})
-        patched.start()
-        self.addCleanup(patched.stop)
+        enter(self, mock.patch.dict(os.environ, {cache.FOLDER: str(self.folder)}))

@@ -119,7 +119,7 @@ def _quantizer(kernel: Rows | Tiles) -> Quantizer:
     elif kernel.straight:
         block = (-1, 1)
     else:
-        block = (-1, -1) if kernel.reads and kernel.rule != "two_level" else (1, kernel.down or kernel.across or -1)
+        block = (-1, -1) if kernel.reads and kernel.rule != "two_level" else (1, kernel.span or -1)
     noisy = isinstance(kernel, Rows) and kernel.noise != ""
     return Quantizer(_FORMATS[kernel.format.name], block, _rule(kernel), stochastic=noisy)
 
