@@ -66,10 +66,9 @@ def load_model(
     differ. Keys and values of DeepSeek, whose blocks run along different dimensions, become one float weight.
 
     A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt, torchao or
-    bitsandbytes
-    (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted by group;
-    the layer stores the order as its buffer `input_order` and permutes its input by it. Scales of activations in the
-    file are ignored.
+    bitsandbytes (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted
+    by group; the layer stores the order as its buffer `input_order` and permutes its input by it. Scales of activations
+    in the file are ignored.
 
     Args:
         path: a GGUF file, or a folder.
@@ -165,7 +164,7 @@ def _source_from_folder(folder: Path) -> ModelSource:
             f"{', '.join(known)}"
         )
     model_folders.check_numbers("load_model", folder, described, len(checkpoint))
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = model_folders.transformers_config("load_model", folder)
     named: Any = (config.architectures or ["none"])[0]
     model_class = model_folders.model_class(config, named)
     if getattr(model_class, "config_class", None) is not type(config):
@@ -188,14 +187,7 @@ def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, T
 
 
 def _on_meta(place: Path, source: ModelSource) -> nn.Module:
-    """The model by its configuration, without memory."""
-    try:
-        with torch.device("meta"):
-            return source.model_class(source.config, **source.options)
-    except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        raise ValueError(
-            f"load_model: {place}: cannot create a model from its configuration: {shown(error)}"
-        ) from error
+    return model_folders.on_meta("load_model", place, source.model_class, source.config, source.options)
 
 
 def _check_layers(place: Path, source: ModelSource, quantizers: Mapping[str, Quantizer]) -> None:

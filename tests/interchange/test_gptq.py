@@ -199,7 +199,7 @@ class TestAWQ(InCheckpoint):
         want = (codes - zeros[:, of]).astype(np.float16) * scales[:, of]
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails(config, {**tensors, "a.scales": tensors["a.scales"][:, 1:]}, "'scales' has shape (40, 15)")
-        self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "must have 40 rows of")
+        self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "and must have elements")
 
     def test_large(self):
         """More than is unpacked at once, in parts that begin within a word."""

@@ -163,6 +163,7 @@ class TestTorchaoFiles(InCheckpoint):
             ("int8", tensor("act_pre_scale", torch.ones(64)), "multiplies the layer's input"),
             ("intx", tensor("qdata", torch.full((16, 64), 8, dtype=torch.int8)), "'_qdata' has values from 8 to 8"),
             ("intx", changed("target_dtype", "int9"), "its target_dtype is 'int9', and must be int1 to int8"),
+            ("intx", tensor("qdata", torch.empty((2**60, 0), dtype=torch.int8)), "and must have elements"),
             ("mx", changed("block_size", 2**40), "its block_size is 1099511627776, and must be 32"),
             ("mx", changed("elem_dtype", "float6"), "its elem_dtype is 'float6', and must be that of MXFP8"),
             ("mx", tensor("scale", torch.ones(4).to(torch.float8_e8m0fnu)), "'_scale' has 4 scales, and 16 rows of 2"),
