@@ -41,8 +41,8 @@ from hop.numerics.stored_scales import StoredScales
 _NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
 _NAMES = "tensor_names"
 TENSORS = "tensors"  # the key of the configuration that has the metadata of all weights
-OPTIONAL = ("_zero_point", "_per_tensor_scale", "_act_pre_scale", "_act_quant_scale", "_act_quant_zero_point")
-OPTIONAL += ("_act_per_tensor_scale",)
+OPTIONAL = ("_scale", "_scale_and_zero", "_zero_point", "_per_tensor_scale", "_act_pre_scale", "_act_quant_scale")
+OPTIONAL += ("_act_quant_zero_point", "_act_per_tensor_scale")
 """The suffixes of tensors that some weights have. Those of the activation's quantization have no effect."""
 
 
