@@ -23,6 +23,7 @@ _ORACLES = {
     "awq": "its formulas (gemm, gemv)",
     "modelopt": "its formulas",
     "bitsandbytes": "its formulas; int8 to two units in the last place",
+    "torchao": "the package torchao; Int4Tensor: its formula",
 }
 
 

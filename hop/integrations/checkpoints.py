@@ -50,7 +50,7 @@ def load_model(
     *,
     dtype: torch.dtype | None = None,
     pack: bool = True,
-    activations: Quantizer | None = None,
+    activations: Quantizer | str | None = None,
     exact: bool = False,
 ) -> Any:
     """Load a transformers model, in eval mode, whose quantized weights are the codes and scales of a file.
@@ -65,10 +65,9 @@ def load_model(
     transformers' stacks, each weight with its own codes; gate and up, one parameter there, become floats if their types
     differ. Keys and values of DeepSeek, whose blocks run along different dimensions, become one float weight.
 
-    A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt or bitsandbytes
-    (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted by group;
-    the layer stores the order as its buffer `input_order` and permutes its input by it. Scales of activations in the
-    file are ignored.
+    A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt, torchao or
+    bitsandbytes (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted
+    by group; the layer stores the order as its buffer `input_order` and permutes its input by it.
 
     Args:
         path: a GGUF file, or a folder.
@@ -77,8 +76,9 @@ def load_model(
         pack: whether to pack weights for this machine's kernels, see hop.nn.freeze.
         activations: a quantizer with dynamic scales, such as hop.presets.INT8_32, for the inputs of linear layers whose
             weights are integers times scales. Products are then integer products, which are faster, but the outputs
-            differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs.
-            Default: float inputs everywhere.
+            differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs. Or
+            "file": as a compressed-tensors folder says, if scales are dynamic. Default: float inputs everywhere, and
+            the file's scales of activations are ignored.
         exact: whether the model gives the same bits on every route and CPU level, as for hop.quantize_. It needs
             `activations` with a scale for each row or part of one, and attention runs in "int8".
 
@@ -86,7 +86,8 @@ def load_model(
         The model. `save_pretrained` writes a checkpoint that `from_pretrained` reads once hop.integrations is imported.
 
     Raises:
-        TypeError: path is not a path, dtype not a float dtype, pack not a bool, or activations not a Quantizer.
+        TypeError: path is not a path, dtype not a float dtype, pack not a bool, or activations neither a Quantizer nor
+            "file".
         FileNotFoundError: the file or folder does not exist.
         ImportError: transformers, or safetensors for a folder, is not installed.
         ValueError: activations are not integers with dynamic scales; the file is damaged; the architecture is not one
@@ -98,10 +99,11 @@ def load_model(
     _check_options(dtype, pack, activations, exact)
     source = _source_from_folder(place) if place.is_dir() else _source_from_gguf(place)
     state, quantizers = _state(place, source)
+    inputs = _file_inputs(place, quantizers) if isinstance(activations, str) else activations
     if exact:
         _check_layers(place, source, quantizers)
     if quantizers:
-        rules = _rules(place, source, state, quantizers, activations, exact)
+        rules = _rules(place, source, state, quantizers, inputs, exact)
         source.config.quantization_config = {
             **rules.to_dict(),
             "pack": False,
@@ -130,9 +132,11 @@ def _check_options(dtype: Any, pack: Any, activations: Any, exact: Any) -> None:
                 "on the kernel; give activations such as hop.presets.INT8_32"
             )
         return
+    if activations == "file":
+        return
     if not isinstance(activations, Quantizer):
         raise TypeError(
-            f"load_model: activations must be a Quantizer or None, got {shown(activations)}; give one such as "
+            f"load_model: activations must be a Quantizer, 'file' or None, got {shown(activations)}; give one such as "
             "hop.presets.INT8_32"
         )
     is_dynamic = activations.scale.missing() is None and not activations.scale.is_compound
@@ -164,7 +168,7 @@ def _source_from_folder(folder: Path) -> ModelSource:
             f"{', '.join(known)}"
         )
     model_folders.check_numbers("load_model", folder, described, len(checkpoint))
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = model_folders.transformers_config("load_model", folder)
     named: Any = (config.architectures or ["none"])[0]
     model_class = model_folders.model_class(config, named)
     if getattr(model_class, "config_class", None) is not type(config):
@@ -187,14 +191,7 @@ def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, T
 
 
 def _on_meta(place: Path, source: ModelSource) -> nn.Module:
-    """The model by its configuration, without memory."""
-    try:
-        with torch.device("meta"):
-            return source.model_class(source.config, **source.options)
-    except (RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        raise ValueError(
-            f"load_model: {place}: cannot create a model from its configuration: {shown(error)}"
-        ) from error
+    return model_folders.on_meta("load_model", place, source.model_class, source.config, source.options)
 
 
 def _check_layers(place: Path, source: ModelSource, quantizers: Mapping[str, Quantizer]) -> None:
@@ -248,6 +245,24 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
     return state, quantizers
 
 
+def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer]) -> dict[str, Quantizer]:
+    """The quantizers of inputs that a folder stores, by layer. Raises ValueError for static ones."""
+    if not place.is_dir():
+        raise ValueError(f"load_model: activations='file' is for folders, and {place} is a file; give a Quantizer")
+    checkpoint, result = open_checkpoint(place), dict[str, Quantizer]()
+    for name in quantizers:
+        activation = checkpoint.activation(f"{name}.weight")
+        if activation is None:
+            continue
+        if activation.quantizer.scale.is_static:
+            raise ValueError(
+                f"load_model: {place}: the input of {shown(name)} has a static scale, and a model of transformers "
+                "holds dynamic ones alone; give activations=None, and read it by open_checkpoint(folder).activation"
+            )
+        result[name] = activation.quantizer
+    return result
+
+
 def _stacks(model: nn.Module) -> dict[str, bool]:
     """The weights of experts by name, with whether products sum over their first dimension."""
     kinds = ((name, module, kind_of(module)) for name, module in model.named_modules())
@@ -282,7 +297,7 @@ def _rules(
     source: ModelSource,
     state: Mapping[str, Tensor],
     quantizers: dict[str, Quantizer],
-    activations: Quantizer | None,
+    inputs: Quantizer | Mapping[str, Quantizer] | None,
     exact: bool,
 ) -> HopConfig:
     """The schemes of layers by name, followed by the most frequent one as the default. Tied weights get the same
@@ -301,7 +316,10 @@ def _rules(
     schemes: dict[str, Scheme] = {}
     for name, q in modules.items():
         parts = [q, *(other for weight, other in different.items() if weight.rpartition(".")[0] == name)]
-        schemes[name] = Scheme(activations if all(part.format.is_whole for part in parts) else None, q)
+        if isinstance(inputs, Mapping):
+            schemes[name] = Scheme(inputs.get(name), q)
+        else:
+            schemes[name] = Scheme(inputs if all(part.format.is_whole for part in parts) else None, q)
     if exact:
         check_schemes("load_model", schemes.values(), [])
     ((most, _),) = Counter(schemes.values()).most_common(1)

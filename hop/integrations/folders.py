@@ -10,9 +10,10 @@ one writes hop_quantize.json; those with the same settings continue and write id
 """
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,15 +85,16 @@ def quantize_folder(
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert, exact=exact)
     if source.is_file():
         gguf = GGUFModel(source)
-        model = _on_meta(gguf.model_class, gguf.config, gguf.options)
+        model: Any = model_folders.on_meta("quantize_folder", source, gguf.model_class, gguf.config, gguf.options)
         headers: list[Any] = [gguf.header(model)]  # which checks the sizes before layers are converted
         model_config, files = gguf.described(), gguf.files
     else:
         model_config = _model_config(source)
         tensors = sum(len(read_header(file).entries) for file in source.glob("*.safetensors"))
         model_folders.check_numbers("quantize_folder", source, model_config, tensors)
-        model = _on_meta(*_class(source))
+        model = model_folders.on_meta("quantize_folder", source, *_class(source), {})
         headers = [read_header(file) for file in _files(source)]
+        _check_sizes(source, model, [entry for header in headers for entry in header.entries.values()])
         files = [header.path for header in headers]
     _convert(model, config)
     _begin(target, source, config, files)
@@ -144,7 +146,7 @@ def _model_config(source: Path) -> dict[str, Any]:
 
 def _class(source: Path) -> tuple[Any, Any]:
     """The class of a folder's model, and its configuration."""
-    own = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    own = model_folders.transformers_config("quantize_folder", source)
     named: Any = (own.architectures or ["none"])[0]
     model_class = model_folders.model_class(own, named)
     if model_class is None or not issubclass(model_class, transformers.PreTrainedModel):
@@ -155,10 +157,37 @@ def _class(source: Path) -> tuple[Any, Any]:
     return model_class, own
 
 
-def _on_meta(model_class: Any, own: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """The model on the meta device."""
-    with torch.device("meta"):
-        return model_class(own, **(options or {}))
+def _check_sizes(source: Path, model: Any, entries: Sequence[Entry]) -> None:
+    """Raise ValueError if the model's tensors that the files lack, or have in other shapes, are larger than the files:
+    the conversion of a layer takes time and memory by its size in the configuration.
+    """
+    tied = getattr(model, "all_tied_weights_keys", {})
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name not in tied}
+    for entry in entries:
+        for name in _names_in(model, entry.name):
+            if shapes.get(name) == entry.shape:
+                del shapes[name]
+    lacking = {name: math.prod(shape) for name, shape in shapes.items()}
+    given = sum(math.prod(entry.shape) for entry in entries)
+    for entry in entries:
+        if 0 in entry.shape:
+            raise ValueError(
+                f"quantize_folder: {source}: tensor {shown(entry.name)} has shape {entry.shape}, and must have elements"
+                "; download the folder again"
+            )
+    if sum(lacking.values()) > given:
+        name = max(lacking, key=lambda name: lacking[name])
+        raise ValueError(
+            f"quantize_folder: {source}: the files have {given} elements, and the model by config.json has "
+            f"{sum(lacking.values())} that are in none of them, such as {shown(name)} of shape {shapes[name]}; "
+            "download the folder again"
+        )
+
+
+def _names_in(model: Any, name: str) -> tuple[str, ...]:
+    """The names that a tensor of a file may have in the model."""
+    prefix = f"{model.base_model_prefix}."
+    return name, prefix + name, name.removeprefix(prefix)
 
 
 def _convert(model: Any, config: HopConfig) -> None:
@@ -275,8 +304,7 @@ class _PlannedTensor:
 
 def _quantizer(model: Any, entry: Entry) -> tuple[str, Quantizer | None]:
     """The name of a tensor in the model, and its quantizer; None if it stays in floats."""
-    prefix = f"{model.base_model_prefix}."
-    for name in (entry.name, prefix + entry.name, entry.name.removeprefix(prefix)):
+    for name in _names_in(model, entry.name):
         try:
             layer = weight_of(model, name)
         except AttributeError:  # no module of that name

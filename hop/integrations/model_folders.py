@@ -1,9 +1,16 @@
-"""The config.json of a transformers folder: the class that it names, and checks of the sizes that it implies."""
+"""The config.json of a transformers folder: the class that it names, its model without memory, and checks of the sizes
+that it implies.
+"""
 
 import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 
 from hop.numerics.spelling import from_json, shown
 
@@ -36,6 +43,23 @@ def check_numbers(caller: str, folder: Path, config: Mapping[str, Any], tensors:
             most = _MOST_LABELS if key == "num_labels" else tensors
             if type(value) is not int or not 0 <= value <= most:
                 raise _wrong(caller, folder, key, value, f"an integer up to {most}")
+
+
+def transformers_config(caller: str, folder: Path) -> Any:
+    """The configuration as transformers reads it. Raises ValueError if it refuses a value."""
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (StrictDataclassError, RuntimeError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        raise ValueError(f"{caller}: {folder}: transformers cannot read config.json: {shown(error)}") from error
+
+
+def on_meta(caller: str, place: Path, cls: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
+    """The model by its configuration, without memory. Raises ValueError if its sizes are impossible."""
+    try:
+        with torch.device("meta"):
+            return cls(config, **options)
+    except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, AssertionError) as error:
+        raise ValueError(f"{caller}: {place}: cannot create a model from its configuration: {shown(error)}") from error
 
 
 def model_class(config: Any, name: Any) -> Any:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from hop.interchange import compressed_tensors, float_checkpoints, gptq
+from hop.interchange import compressed_tensors, float_checkpoints, gptq, torchao_files
+from hop.interchange.compressed_activations import SCALE, ZERO_POINT, Activation, args_for, read_activation
 from hop.interchange.files import checked_path
 from hop.interchange.packed import Config, Parts, Weight
 from hop.numerics.spelling import from_json, shown
@@ -63,6 +64,7 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
         ),
         WeightKind(("weight", "SCB"), ("weight_format",), "weight", float_checkpoints.read_int8),
     ),
+    "torchao": (WeightKind(("_qdata",), torchao_files.OPTIONAL, "", torchao_files.read),),
 }
 """The kinds of each quant_method."""
 
@@ -98,10 +100,21 @@ class Checkpoint(Mapping[str, Tensor]):
                     f"{path}: the index lists tensor {shown(name)}, which no file has; download them again"
                 )
         self._indexed = compressed_tensors.with_target_sets(self.config, path)
+        if self.config.get("quant_method", "torchao") == "torchao":
+            self._add_torchao()
         self._kinds = _weights_of_kinds(self._files, self._methods(self.config))
+        if torchao_files.TENSORS in self._indexed:
+            self._kinds = {torchao_files.parameter_name(name): kind for name, kind in self._kinds.items()}
         taken = {name for _, parts in self._kinds.values() for name in parts.values()}
         self._sorted = sorted(self._files)
         self._names = dict.fromkeys([*self._kinds, *(name for name in self._files if name not in taken)])
+
+    def _add_torchao(self) -> None:
+        """Add torchao's metadata in the files, which name the method also without a config.json."""
+        tensors = torchao_files.metadata_of(dict.fromkeys(self._files.values()), self.path)
+        if tensors or self.config:
+            self.config = {"quant_method": "torchao", **self.config}
+            self._indexed = {**self.config, torchao_files.TENSORS: tensors}
 
     def _methods(self, config: Config) -> Iterable[WeightKind]:
         method: Any = config.get("quant_method")
@@ -150,6 +163,22 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         _, names = self._kinds.get(name, (None, {}))
         return self._read(name).permutation if any(end.endswith("g_idx") for end in names) else None
+
+    def activation(self, name: str) -> Activation | None:
+        """How the input of a weight's layer is quantized, by compressed-tensors' configuration; None if it is not.
+
+        Raises ValueError if this library has no such quantizer, or its static scale is missing.
+        """
+        if self.config.get("quant_method") != "compressed-tensors" or name not in self._kinds:
+            return None
+        start = name.removesuffix("weight")
+        names = {end: start + end for end in (SCALE, ZERO_POINT) if start + end in self._files}
+        parts = Parts(name, {end: self._plain(each) for end, each in names.items()})
+        try:
+            args = args_for(parts, compressed_tensors.groups_for(parts, self._indexed))
+            return None if args is None else read_activation(parts, args)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
 
     def _read(self, name: str) -> Weight:
         kind, names = self._kinds[name]

@@ -169,12 +169,8 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
 
     If groups name the weight's module, or have an expression that matches it, the first of them counts, as in vLLM.
     """
-    config_groups: Any = config.get("config_groups")
-    groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
-    name = parts.name.removesuffix(".weight")
-    named = [group for group in groups if isinstance(group, dict) and _is_target(parts, name, group)][:1]
     forms: set[tuple[int, Block]] = set()
-    for group in named or groups:
+    for group in groups_for(parts, config):
         args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
         if not isinstance(args, dict):
             continue
@@ -194,6 +190,14 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
             f"config_groups, and {many}"
         )
     return forms.pop()
+
+
+def groups_for(parts: Parts, config: Config) -> list[Any]:
+    """The groups of the configuration that may hold a weight: the first that names its module, otherwise all."""
+    config_groups: Any = config.get("config_groups")
+    groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
+    name = parts.name.removesuffix(".weight")
+    return [group for group in groups if isinstance(group, dict) and _is_target(parts, name, group)][:1] or groups
 
 
 def _is_target(parts: Parts, name: str, group: dict[str, Any]) -> bool:

@@ -8,13 +8,14 @@ not.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from hop.compat.files import whole_folder, write_whole
+from hop.interchange.compressed_activations import activations_of, input_args
 from hop.interchange.compressed_forms import INTEGERS, Form, iterate_rows, storage_form
 from hop.interchange.safetensors_files import NAMES, Entry, Writer, writer
 from hop.numerics.spelling import from_json, shown
@@ -33,6 +34,7 @@ class _PlannedTensor(NamedTuple):
     entries: tuple[Entry, ...]
     format: str | None = None  # None for a plain tensor
     args: Mapping[str, Any] = {}
+    input_args: Mapping[str, Any] | None = None  # of activations
 
     @property
     def bytes(self) -> int:
@@ -46,6 +48,7 @@ def save_compressed_tensors(
     *,
     integers: str | None = None,
     shard_size: int = 5 * 10**9,
+    activations: bool = False,
 ) -> None:
     """Write tensors to a folder in the compressed-tensors format. Codes are written as they are, never quantized again.
 
@@ -59,9 +62,8 @@ def save_compressed_tensors(
         NVFP4 whose scales are divided by a float   nvfp4-pack-quantized
 
     MX and NVFP4 weights are read back in bfloat16. Scales are written in the weight's dtype if it represents them
-    exactly, and otherwise in float32, which the weight then has when read. The quantization of activations is not
-    written. Each tensor is accessed twice, first to plan its storage, so that a lazy mapping has one of its tensors in
-    memory at a time.
+    exactly, and otherwise in float32, which the weight then has when read. Each tensor is accessed twice, first to plan
+    its storage, so that a lazy mapping has one of its tensors in memory at a time.
 
     The files are written to a temporary folder in `folder` and moved together, config.json and the index first. If
     writing fails or the process is killed, `folder` has none of them. If several processes write to one folder, the
@@ -76,6 +78,8 @@ def save_compressed_tensors(
         integers: "pack-quantized" or "int-quantized", for integers that both can store: symmetric codes, and affine
             ones per row or group. Default: int-quantized for 8 bits per row, tensor or block, pack-quantized otherwise.
         shard_size: the most bytes per file, unless a single tensor is larger.
+        activations: whether to write how the layers of a module quantize their inputs, with static scales:
+            input_activations of the configuration. Otherwise other tools leave them in floats.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -85,8 +89,11 @@ def save_compressed_tensors(
             not a weight's. Nothing is written then.
     """
     place, state = _checked(folder, tensors, config, integers, shard_size)
+    inputs = _inputs(tensors, state, activations)
     configuration = _config(place, tensors, config)
-    planned = [_plan_tensor(name, state[name], integers) for name in state]  # keeps one tensor alive at a time
+    planned = [  # keeps one tensor alive at a time
+        _plan_tensor(name, state[name], integers)._replace(input_args=inputs.get(name)) for name in state
+    ]
     _check_orders([p for p in planned if p.format], state)
     shards, places = _shards(planned, shard_size), dict[str, str]()
     with whole_folder(place, lambda: _check_folder(place), first=(_CONFIG, _INDEX)) as staged:
@@ -203,8 +210,33 @@ def _shards(planned: Sequence[_PlannedTensor], size: int) -> list[list[_PlannedT
     return shards
 
 
+def _inputs(tensors: Any, state: Any, activations: Any) -> dict[str, dict[str, Any]]:
+    """The arguments of activations by the weight's name; their static scales are renamed in `state`."""
+    if not isinstance(activations, bool) or (activations and not isinstance(tensors, nn.Module)):
+        raise TypeError(
+            f"{_CALLER}: activations must be True or False, and True for a module alone, got {shown(activations)}; "
+            "leave it out"
+        )
+    result: dict[str, dict[str, Any]] = {}
+    for name, activation in activations_of(tensors).items() if activations else ():
+        if name not in state:
+            continue  # a tied weight, written under its first name
+        start = name.removesuffix("weight")
+        try:
+            result[name], small = input_args(activation)
+        except ValueError as error:
+            raise ValueError(
+                f"{_CALLER}: the layer {start[:-1]!r} cannot be stored in compressed-tensors: {error}; quantize it "
+                "differently, or give activations=False"
+            ) from error
+        for end in ("scale", "zero_point"):
+            state.pop(f"{start}scales.input.{end}", None)
+        state |= {start + end: tensor for end, tensor in small.items()}
+    return result
+
+
 def _write(writer: Writer, each: _PlannedTensor, tensor: Tensor, integers: str | None) -> None:
-    if _plan_tensor(each.name, tensor, integers) != each:
+    if _plan_tensor(each.name, tensor, integers)._replace(input_args=each.input_args) != each:
         raise ValueError(f"{_CALLER}: tensors[{each.name!r}] changed between its first and its second access")
     if not isinstance(tensor, QuantizedTensor):
         writer.write_rows(each.name, 0, tensor)
@@ -216,19 +248,19 @@ def _write(writer: Writer, each: _PlannedTensor, tensor: Tensor, integers: str |
         writer.write_rows(start + form.end, first, part)
 
 
-def _groups(planned: Sequence[_PlannedTensor]) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
-    """The distinct formats and arguments, each with the modules that use it."""
-    groups: dict[str, tuple[str, Mapping[str, Any], list[str]]] = {}
+def _groups(planned: Sequence[_PlannedTensor]) -> list[tuple[_PlannedTensor, list[str]]]:
+    """A weight of each distinct format and arguments, with the modules that use them."""
+    groups: dict[str, tuple[_PlannedTensor, list[str]]] = {}
     for each in planned:
         if each.format is not None:
-            key = json.dumps([each.format, each.args])
-            groups.setdefault(key, (each.format, each.args, []))[2].append(each.name.rpartition(".")[0])
-    yield from groups.values()
+            key = json.dumps([each.format, each.args, each.input_args])
+            groups.setdefault(key, (each, []))[1].append(each.name.rpartition(".")[0])
+    return list(groups.values())
 
 
 def _quantization(planned: Sequence[_PlannedTensor]) -> dict[str, Any]:
-    groups = list(_groups(planned))
-    formats = {format for format, _, _ in groups}
+    groups = _groups(planned)
+    formats = {str(one.format) for one, _ in groups}
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision" if len(formats) > 1 else next(iter(formats), "dense"),
@@ -239,12 +271,12 @@ def _quantization(planned: Sequence[_PlannedTensor]) -> dict[str, Any]:
         "config_groups": {
             f"group_{i}": {
                 "targets": names,
-                "weights": dict(args),
-                "input_activations": None,
+                "weights": dict(one.args),
+                "input_activations": one.input_args,
                 "output_activations": None,
-                "format": format,
+                "format": one.format,
             }
-            for i, (format, args, names) in enumerate(groups)
+            for i, (one, names) in enumerate(groups)
         },
     }
 

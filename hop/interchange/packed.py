@@ -56,6 +56,8 @@ class Parts:
         if t.dtype not in dtypes or ndim not in (None, t.dim()):
             wanted = " or ".join(str(d) for d in dtypes) + ("" if ndim is None else f" of {ndim} dimensions")
             raise self.fail(f"{end!r} is {t.dtype} of {tuple(t.shape)}, and must be {wanted}")
+        if not t.numel():  # its other sizes would count rows to read, and no byte of the file backs them
+            raise self.fail(f"{end!r} has shape {tuple(t.shape)}, and must have elements")
         return t
 
     def fits(self, end: str, t: Tensor, *shapes: Sequence[int]) -> Tensor:

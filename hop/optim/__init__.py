@@ -1,15 +1,18 @@
 """Optimizers with quantized states and the arguments of torch.optim.
 
-states.py           which states are quantized, and by which quantizer
-updates.py          the update rules, as functions of float32 tensors
-rounding.py         stochastic rounding of float32 to bfloat16
-step.py             the operator that a step calls
-optimizer.py        the base class: states, steps, and state_dict
-optimizers.py       AdamW, Adam, SGD, Lion
-loading.py          checks of a state_dict before it is loaded
-torchao_states.py   import of states of torchao.optim
+states.py                which states are quantized, and by which quantizer
+updates.py               the update rules, as functions of float32 tensors
+rounding.py              stochastic rounding of float32 to bfloat16
+step.py                  the operator that a step calls
+optimizer.py             the base class: states, steps, and state_dict
+optimizers.py            AdamW, Adam, SGD, Lion
+loading.py               checks of a state_dict before it is loaded
+torchao_states.py        import of states of torchao.optim
+bitsandbytes_states.py   import and export of states of bitsandbytes.optim
 """
 
+from hop.optim.bitsandbytes_states import bitsandbytes_state as bitsandbytes_state
+from hop.optim.bitsandbytes_states import load_bitsandbytes_state as load_bitsandbytes_state
 from hop.optim.optimizers import SGD as SGD
 from hop.optim.optimizers import Adam as Adam
 from hop.optim.optimizers import AdamW as AdamW
@@ -35,5 +38,7 @@ __all__ = [
     "AdamW8bit",
     "AdamWFp8",
     "Lion",
+    "bitsandbytes_state",
+    "load_bitsandbytes_state",
     "load_torchao_state",
 ]

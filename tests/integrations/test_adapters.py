@@ -10,6 +10,7 @@ from parameterized import parameterized
 
 import hop
 from hop.nn.models.conversion import has_static_scale
+from hop.nn.scales.transforms import InputTransform
 from hop.numerics.schemes import SCHEMES as NAMED
 from tests.integrations.models import IDS, NEEDED, QUIET, llama, loaded, saved
 
@@ -46,7 +47,10 @@ MORE = [
 ]
 
 
-def base(scheme: Any) -> Any:
+def base(scheme: str) -> Any:
+    """A quantized model, with static scales calibrated if the scheme has them."""
+    if has_static_scale(hop.schemes.named(scheme)):
+        return hop.quantize_(llama(), scheme, calibrate=[IDS])
     return loaded(llama(), HopConfig(scheme))
 
 
@@ -100,6 +104,8 @@ def check(method: str, scheme: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(codes(model), before, strict=True))
     merged = model.merge_and_unload()
     assert (logits(merged) - want).norm() <= bound * want.norm()
+    if has_static_scale(hop.schemes.named(scheme)):  # which HopConfig does not hold
+        return
     with saved(merged) as folder:  # floats beside codes
         assert torch.equal(logits(type(merged).from_pretrained(folder)), logits(merged))
 
@@ -114,6 +120,23 @@ class TestAdapters(unittest.TestCase):
     @parameterized.expand([(f"{method} {scheme}", method, scheme) for method in METHODS for scheme in MORE])
     def test_other_schemes(self, _name, method, scheme):
         check(method, scheme)
+
+    @parameterized.expand(["LoRA", "IA3"])
+    def test_static_scales(self, method):
+        check(method, "int8_static")
+
+    def test_requantized_behind_a_transform(self):
+        """The weight of a layer that multiplies its input is not the weight that adapters change."""
+        model: Any = hop.nn.convert(llama(), "int8")
+        model.model.layers[0].mlp.down_proj.transform_input(InputTransform(torch.full((128,), 2.0)))
+        adapted = peft.get_peft_model(hop.nn.freeze(model), METHODS["LoRA"]())
+        want = logits(adapted)
+        refused = pytest.raises(RuntimeError, match="has a transformed input, and its weight cannot be quantized again")
+        with refused, requantized_merge():
+            adapted.merge_adapter()
+        with pytest.warns(UserWarning, match="Already unmerged"):  # the layers after it
+            adapted.unmerge_adapter()
+        assert torch.equal(logits(adapted), want)
 
     def test_requantized(self):
         """Merged weights by the scheme of their layers: the codes of the float weight that is merged otherwise."""

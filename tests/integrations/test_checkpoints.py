@@ -224,7 +224,7 @@ class TestGGUF(InFolder):
             (self.folder, {}, FileNotFoundError, "has no config.json"),
             (self.folder, {"dtype": torch.int8}, TypeError, "dtype must be a float dtype"),
             (self.folder, {"pack": 1}, TypeError, "pack must be True or False"),
-            (self.folder, {"activations": "int8"}, TypeError, "activations must be a Quantizer or None"),
+            (self.folder, {"activations": "int8"}, TypeError, "activations must be a Quantizer, 'file' or None"),
             (self.folder, {"activations": hop.presets.FP8_ROW}, ValueError, "activations must be integers in rows"),
             (self.folder, {"activations": hop.presets.INT8_TENSOR_STATIC}, ValueError, "with dynamic scales"),
             (self.folder, {"exact": 1}, TypeError, "exact must be True or False"),

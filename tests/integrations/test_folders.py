@@ -317,6 +317,20 @@ class TestFolders(InFolder):
                 ValueError, f"{key} of config.json must be an integer up to .*, got 1000000000"
             ):
                 quantize_folder(self.floats, self.other, "int8")
+        for key in ("hidden_size", "intermediate_size", "vocab_size", "head_dim"):  # which size layers
+            for number, message in (
+                (10**9, "the files have .* elements, and the model by"),
+                (10**15, "quantize_folder"),
+            ):
+                (self.floats / "config.json").write_text(json.dumps({**config, key: number}))
+                began = time.process_time()
+                with self.assertRaisesRegex(ValueError, message):
+                    quantize_folder(self.floats, self.other, "int8")
+                assert time.process_time() - began < 10, f"{key} of {number} took time"
+        for key, number in (("num_attention_heads", 10**9), ("rms_norm_eps", 10**9), ("hidden_size", "64")):
+            (self.floats / "config.json").write_text(json.dumps({**config, key: number}))
+            with self.assertRaisesRegex(ValueError, "transformers cannot read config.json"):
+                quantize_folder(self.floats, self.other, "int8")
         (self.floats / "config.json").write_text(json.dumps({**config, "architectures": ["Path"]}))
         with self.assertRaisesRegex(ValueError, "must name a model of transformers, got 'Path'"):
             quantize_folder(self.floats, self.other, "int8")

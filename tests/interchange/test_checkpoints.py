@@ -81,6 +81,20 @@ class TestFiles(InCheckpoint):
                 text = str(caught.exception)
                 assert message in text and str(self.folder) in text and len(text) < len(str(file)) + 300, text
 
+    def test_no_elements(self):
+        """A shape such as (2^57, 0) takes no byte of a file, and must not count rows to read."""
+        many, words = 2**57, torch.int32
+        gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+        packed = {"a.qweight": (0, many), "a.qzeros": (0, many // 8)}
+        rows = {"a.qweight": (many, 0), "a.qzeros": (many, 0)}
+        for config, shapes, scales in (
+            (gptq, packed, (0, many)),
+            ({"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}, packed, (0, 8 * many)),
+            ({"quant_method": "awq", "bits": 4, "version": "gemv", "group_size": 32}, rows, (many, 0)),
+        ):
+            tensors = {name: torch.empty(shape, dtype=words) for name, shape in shapes.items()}
+            self.fails(config, {**tensors, "a.scales": torch.empty(scales)}, "and must have elements")
+
     def test_refused(self):
         with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
             open_checkpoint(3)

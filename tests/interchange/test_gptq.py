@@ -171,6 +171,10 @@ class TestAWQ(InCheckpoint):
         config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": with_zeros}
         want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
+        rounded = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 8, "group_size": 8}
+        rounded["extra_config"] = {"a": {"bits": 4, "group_size": group, "sym": not with_zeros}}
+        assert_bits(self.written(rounded, tensors)["a.weight"], torch.from_numpy(want))
+        self.fails({**rounded, "extra_config": {}}, tensors, "bits is 8, and must be an integer from 4 to 4")
         self.fails({**config, "version": "marlin"}, tensors, "version is 'marlin', and must be 'gemm' or 'gemv'")
         message = "'qzeros' has others than 8" if with_zeros else "lacks its 'qzeros'"
         self.fails({**config, "zero_point": not with_zeros}, tensors, message)
@@ -198,7 +202,7 @@ class TestAWQ(InCheckpoint):
         want = (codes - zeros[:, of]).astype(np.float16) * scales[:, of]
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails(config, {**tensors, "a.scales": tensors["a.scales"][:, 1:]}, "'scales' has shape (40, 15)")
-        self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "must have 40 rows of")
+        self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "and must have elements")
 
     def test_large(self):
         """More than is unpacked at once, in parts that begin within a word."""

@@ -196,4 +196,11 @@ OPTIMIZERS = [
           "optimizer | SGD | must be one of hop.optim | create for example hop.optim.AdamW8bit"),
     wrong("torchao_state", ValueError, lambda: hop.optim.load_torchao_state(adamw(), {"x": 1}),
           "state_dict | ['x'] | must be an optimizer's | pass what an optimizer's state_dict() returns"),
+    wrong("bitsandbytes_optimizer", TypeError,
+          lambda: hop.optim.load_bitsandbytes_state(torch.optim.SGD(parameters(), lr=1), {}),
+          "optimizer | SGD | must be one of hop.optim | create for example hop.optim.AdamW8bit"),
+    wrong("bitsandbytes_state", ValueError, lambda: hop.optim.load_bitsandbytes_state(adamw(), {"x": 1}),
+          "state_dict | ['x'] | must have 'state' and 'param_groups' | pass what an optimizer's state_dict() returns"),
+    wrong("bitsandbytes_write", TypeError, lambda: hop.optim.bitsandbytes_state(torch.optim.SGD(parameters(), lr=1)),
+          "optimizer | SGD | must be one of hop.optim | create for example hop.optim.AdamW8bit"),
 ]  # fmt: skip
