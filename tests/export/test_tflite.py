@@ -176,7 +176,7 @@ FUNCTIONS: dict[str, Any] = {
 class TestPictures(unittest.TestCase):
     """Convolutions and pools of two dimensions with padding."""
 
-    @parameterized.expand(itertools.product(PICTURES, ("TFLITE", "TFLITE_16X8", "TFLITE_MICRO")))
+    @parameterized.expand(itertools.product(PICTURES, ("TFLITE", "TFLITE_MICRO")))
     def test_codes(self, name: str, target: str) -> None:
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"
         if kernels == "micro":
@@ -184,7 +184,7 @@ class TestPictures(unittest.TestCase):
         torch.manual_seed(5)
         weight, function = PICTURES[name]
         model, x = Step(function, (0.06, -9), weight and Weights(weight)), torch.randn(2, 6, 9, 8) * 2
-        program = exported(widened(model) if target == "TFLITE_16X8" else model, x, target=getattr(targets, target))
+        program = exported(model, x, target=getattr(targets, target))
         found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
         assert found.first is None and found.rows, str(found)
         assert len(torch.unique(program.module()(x))) > 2
