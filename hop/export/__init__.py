@@ -18,6 +18,7 @@ from hop.export.rewrite.stock import from_torch as from_torch
 from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
+from hop.export.targets.onnx_import import from_onnx as from_onnx
 from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
 from hop.export.targets.qoperator import to_qoperator as to_qoperator
 from hop.export.targets.tflite import TfliteModel as TfliteModel
@@ -38,6 +39,7 @@ __all__ = [
     "check",
     "check_exact",
     "follow_dtype",
+    "from_onnx",
     "from_tflite",
     "from_torch",
     "lower",

@@ -67,6 +67,8 @@ TRANSPOSED = {  # kernel, stride, padding, output_padding: those of SAME, and th
     "middle by sides": ((4, 5), (2, 3), (1, 2), (0, 2)),
     "stride 1": (3, 1, 1, 0),
     "gaps": (2, 3, 0, 0),
+    "beyond the last window": (3, 2, 0, 1),
+    "beyond, by sides": ((3, 2), (3, 2), (1, 0), (2, 1)),
 }
 
 
@@ -90,6 +92,8 @@ ROWS: dict[str, Any] = {
     "padded average": (None, lambda x: F.avg_pool1d(x, 3, 1, 1, False, False)),
     "maximum": (None, lambda x: F.max_pool1d(x, 3, 2, 1)),
     "adaptive": (None, lambda x: F.adaptive_avg_pool1d(x, 5)),
+    "same": ((6, 4, 4), lambda x, w, b: F.conv1d(x, w, b, padding="same", dilation=2)),
+    "counted padding": (None, lambda x: F.avg_pool1d(x, 3, 2, 1)),
     "sum": ((4, 4, 3), lambda x, w, b: both(F.conv1d(x, w, b, 1, 1), 0.05, 3) + x),
 }
 
@@ -149,6 +153,63 @@ class TestRows(unittest.TestCase):
             to_tflite(exported(Step(lambda x: F.avg_pool1d(x, 3), (0.06, -9)), x))
 
 
+PICTURES: dict[str, Any] = {
+    "same": ((4, 6, 3, 4), lambda x, w, b: F.conv2d(x, w, b, padding="same")),
+    "same, dilated": ((4, 6, 2, 3), lambda x, w, b: F.conv2d(x, w, b, padding="same", dilation=(3, 2)).relu()),
+    "same, depthwise": ((6, 1, 5, 3), lambda x, w, b: F.conv2d(x, w, b, padding="same", groups=6)),
+    "valid": ((4, 6, 3, 3), lambda x, w, b: F.conv2d(x, w, b, padding="valid")),
+    "counted padding": (None, lambda x: F.avg_pool2d(x, 3, 2, 1)),
+    "counted padding of one side": (None, lambda x: F.avg_pool2d(x, (3, 4), 1, (0, 2))),
+    "pool padded on one side": (None, lambda x: F.max_pool2d(F.pad(x, (0, 1, 1, 0)), 3, 2)),
+}
+FUNCTIONS: dict[str, Any] = {
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "log, bounded": lambda x: torch.log(x).relu(),
+}
+
+
+class TestPictures(unittest.TestCase):
+    """Convolutions and pools of two dimensions with padding."""
+
+    @parameterized.expand(itertools.product(PICTURES, ("TFLITE", "TFLITE_MICRO")))
+    def test_codes(self, name: str, target: str) -> None:
+        kernels = "micro" if target == "TFLITE_MICRO" else "reference"
+        if kernels == "micro":
+            pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
+        torch.manual_seed(5)
+        weight, function = PICTURES[name]
+        model, x = Step(function, (0.06, -9), weight and Weights(weight)), torch.randn(2, 6, 9, 8) * 2
+        program = exported(model, x, target=getattr(targets, target))
+        found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
+        assert found.first is None and found.rows, str(found)
+        assert len(torch.unique(program.module()(x))) > 2
+
+
+class TestTables(unittest.TestCase):
+    """Functions that LiteRT has no integer operator for."""
+
+    @parameterized.expand(FUNCTIONS)
+    def test_codes(self, name: str) -> None:
+        torch.manual_seed(5)
+        x = torch.randn(2, 3, 5, 7) * 3
+        program = exported(Step(FUNCTIONS[name], (0.03, -9)), x)
+        made, counts = compared(program, x)
+        assert_equal(counts)
+        names = [operator.name for operator in read_graph("test", made.buffer).operators]
+        assert "GATHER" in names, names
+        assert len(torch.unique(program.module()(x))) > 2
+
+    def test_refused(self) -> None:
+        x = torch.randn(2, 5)
+        with pytest.raises(ValueError, match=r"TFLITE_16X8 has no row for aten.silu.default"):
+            exported(widened(Step(F.silu, (0.03, 0))), x, target=targets.TFLITE_16X8)
+
+
 class Larger(nn.Module):
     """A function of a weight, between ranges that are found on the inputs."""
 
@@ -200,14 +261,12 @@ class TestLarger(unittest.TestCase):
             assert found.first is None and found.rows, str(found)
 
     def test_transposed_convolution_refused(self) -> None:
-        for more, why in (
-            ({"groups": 2}, "with groups or dilation"),
-            ({"output_padding": 1, "stride": 2}, "reduce it"),
+        weight = Weights((6, 2, 3, 3), channel=1)
+        weight.bias = None
+        with pytest.raises(
+            NotImplementedError, match=r"conv_transpose2d.input.* cannot be converted: .*with groups or"
         ):
-            weight = Weights((6, 2, 3, 3), channel=1)
-            weight.bias = None
-            with pytest.raises(NotImplementedError, match=f"conv_transpose2d.input.* cannot be converted: .*{why}"):
-                self.check(lambda x, w, b, m=more: F.conv_transpose2d(x, w, None, **m), weight)
+            self.check(lambda x, w, b: F.conv_transpose2d(x, w, None, groups=2), weight)
 
     def test_nearest(self) -> None:
         self.check(lambda x: F.interpolate(x, scale_factor=(3, 2)), out=(0.03, 5))

@@ -25,6 +25,7 @@ class Conventions:
 
     requantize: Requantization | None  # None with a target, and by default, which means PT2E's conventions
     target: Target | None = None
+    floats: Requantization = Reciprocal()  # by which nodes that are left quantize floats
 
     @classmethod
     def of(cls, requantize: Any, target: Any) -> "Conventions":

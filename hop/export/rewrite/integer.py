@@ -50,7 +50,6 @@ from hop.export.rewrite.limits import check_sizes, check_units
 from hop.export.rewrite.padding import fill_code, padding_of, run_pad
 from hop.export.rewrite.program import (
     check_program,
-    constant,
     copy_graph,
     emit,
     propagate,
@@ -65,7 +64,7 @@ from hop.export.rewrite.report import Change, RewriteReport, Rewritten
 from hop.export.rewrite.sums import product_of
 from hop.export.rewrite.target import Target
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Reciprocal, Requantization
+from hop.numerics.requantization import Requantization
 from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (families.MATRIX, families.CONVOLUTION)
@@ -103,7 +102,11 @@ def to_integer(
             integer-only target has no row for an operator that would otherwise stay in floats.
     """
     check_program(program, "to_integer")
-    conventions = Conventions.of(requantize, target)
+    return rewritten(program, Conventions.of(requantize, target))
+
+
+def rewritten(program: ExportedProgram, conventions: Conventions) -> Rewritten:
+    """Rewrite a program as `to_integer` does."""
     plain = program.run_decompositions({})  # makes it functional, and replaces subclasses by their inner tensors
     graph = copy_graph(plain)
     rewriter = _Rewriter(plain, graph, conventions)
@@ -186,7 +189,7 @@ class _Rewriter:
     def given(self, e: Encoding) -> list[Any]:
         """The scale, and the zero point if it differs from the format's own."""
         zero, own = 0 if e.zero_point is None else e.zero_point, FORMATS[e.codes].zero
-        known = constant(self.program, zero) if isinstance(zero, Node) else torch.tensor(zero)
+        known = self.known(zero)
         return [e.scale] if known is not None and bool((known == own).all()) else [e.scale, zero]
 
     def convert(self, node: Node) -> None:
@@ -261,7 +264,7 @@ class _Rewriter:
         args = self.arguments(node)
         check_units(node, args, rule, self.conventions.limits(node), e, self.known)
         if rule.exact and of(node.target).family in _PRODUCTS:
-            args = self.with_representable_bias(node, args, e)
+            args = self.with_integer_bias(node, self.with_representable_bias(node, args, e))
         operand = args[0] if of(node.target).family is families.VIEW else None
         if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
@@ -289,6 +292,22 @@ class _Rewriter:
             ]
         codes, scales = self.larger[node]
         return [rhs._replace(codes=codes, given=[scales, *rhs.given[1:]]) if x is rhs else x for x in args]
+
+    def with_integer_bias(self, node: Node, args: list[Any]) -> list[Any]:
+        """The arguments of a product, with the codes of an int32 bias that has the scale of its sums."""
+        roles = of(node.target)
+        bias = roles.find(BIAS, node.args)
+        e = encodings.dequantizing(bias) if isinstance(bias, Node) else None
+        lhs, rhs = (roles.find(role, tuple(args)) for role in (LHS, RHS))
+        if e is None or e.codes != torch.int32 or not isinstance(lhs, Held) or not isinstance(rhs, Held):
+            return args
+        own, zero, *units = (self.known(x) for x in (e.scale, e.zero_point or 0, lhs.given[0], rhs.given[0]))
+        if own is None or zero is None or bool(zero.any()) or any(x is None or x.numel() > own.numel() for x in units):
+            return args
+        a, b = (x.reshape(-1).to(torch.float32) for x in units)  # type: ignore[union-attr]
+        if not torch.equal((a * b).expand(own.numel()), own.reshape(-1).to(torch.float32)):
+            return args
+        return [e.tensor if x is bias else x for x in args]
 
     def is_alike(self, operand: Held, e: Encoding) -> bool:
         """Whether two encodings have the same scale and zero point for the whole tensor."""
@@ -435,7 +454,9 @@ class _Rewriter:
         if e.codes not in FORMATS:
             return emit(node, quantize_by_hand, *e[:4], bounds, e.codes)
         given = self.given(e)
-        quantizer = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=Reciprocal()))
+        quantizer = Quantizer(
+            FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=self.conventions.floats)
+        )
         return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:

@@ -89,17 +89,33 @@ def _log2(n: Tensor) -> Tensor:
 class TfliteAveragePool(families.AveragePool):
     """An average pool: the sum of the codes, including zero points, divided by the number of codes inside the tensor.
 
-    Rounded to nearest, ties away from zero. Padding is not counted. If the output has another scale, the codes are then
-    requantized by requantization.GEMMLOWP, as by a following operator.
+    Rounded to nearest, ties away from zero. Padding that is counted has the code of zero. If the output has another
+    scale, the codes are then requantized by requantization.GEMMLOWP, as by a following operator.
     """
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def reduced(self, x: Tensor, units: Units, call: families.Reduction) -> Tensor:
-        total, count = windows(x, call, type(self).__name__)
+        total, count = windows(*_explicitly_padded(x, units, call), type(self).__name__)
         half = floor_quotient(count, 2)
         y = torch.where(total > 0, floor_quotient(total + half, count), -floor_quotient(half - total, count))
         return families.requantized(y, units, GEMMLOWP)
+
+
+def _explicitly_padded(x: Tensor, units: Units, call: families.Reduction) -> tuple[Tensor, families.Reduction]:
+    """The codes of a pool that counts its padding, padded with the code of zero, and the pool without padding."""
+    op, rest, dims = call
+    if op in families.ADAPTIVE_POOLS:
+        return x, call
+    kernel, stride, padding, ceil, counts, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
+    sides = list(padding) if isinstance(padding, list | tuple) else [padding]
+    sides = sides * len(dims) if len(sides) == 1 else sides
+    if not any(sides) or not counts or ceil or divisor is not None:
+        return x, call
+    zero = units.zeros(x, torch.int64)[0]
+    flat = [side for n in reversed(sides) for side in (n, n)]
+    wide = torch.ops.aten.constant_pad_nd.default(x.to(torch.int64) - zero, flat) + zero
+    return wide, call._replace(arguments=(kernel, stride, 0, False, False, None))
 
 
 def windows(x: Tensor, call: families.Reduction, name: str) -> tuple[Tensor, Tensor]:

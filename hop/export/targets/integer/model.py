@@ -1,6 +1,8 @@
-"""Shared by targets that write files: the file in memory, and unique names."""
+"""Shared by targets that write or read files: the file in memory, and unique names."""
 
-from collections.abc import Mapping
+import keyword
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,13 @@ def content(caller: str, model: Any, kind: type[Model], file: str) -> tuple[byte
         f"{caller}: model must be a {name}, the path of {file}, or its bytes, got {shown(model)}; write one with "
         f"hop.export.to_{name.removesuffix('Model').lower()}"
     )
+
+
+def argument_names(names: Iterable[str]) -> list[str]:
+    """Unique argument names from the names in a file."""
+    unique, result = Names(["self"]), list[str]()
+    for name in names:
+        identifier = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
+        starts_badly = identifier[0].isdigit() or identifier[0] == "_" or keyword.iskeyword(identifier)
+        result.append(unique.free(f"x_{identifier}" if starts_badly else identifier))
+    return result

@@ -10,6 +10,7 @@ from hop.export.targets.integer.values import LAST, ROWS, Codes, Order, tensor
 
 TWO_DIMENSIONAL = {
     aten.conv1d.default: aten.conv2d.default,
+    aten.conv1d.padding: aten.conv2d.padding,
     aten.max_pool1d.default: aten.max_pool2d.default,
     aten.avg_pool1d.default: aten.avg_pool2d.default,
     aten.adaptive_avg_pool1d.default: aten.adaptive_avg_pool2d.default,
@@ -45,7 +46,7 @@ def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
     for argument, value in zip(op._schema.arguments[1:], given, strict=False):
         if isinstance(value, Weight):
             args.append(replace(value, codes=value.codes.unsqueeze(2)))
-        elif argument.name in _NOT_SPATIAL or value in (None, []):
+        elif argument.name in _NOT_SPATIAL or isinstance(value, str) or value in (None, []):
             args.append(value)
         else:
             (number,) = value if isinstance(value, list | tuple) else [value]

@@ -1,7 +1,9 @@
 """ONNX_QDQ and ONNX_INTEGER, each row with the source of its arithmetic."""
 
+from dataclasses import replace
+
 from hop.dispatch import operators as families
-from hop.export.rewrite.pt2e import SAME, VIEWS, operators_of, uniform_target
+from hop.export.rewrite.pt2e import SAME, VIEWS, operators_of, uniform_target, with_rows, without
 from hop.export.rewrite.target import Row, Target
 from hop.numerics import requantization
 from hop.numerics.integer import functions as integers
@@ -48,3 +50,17 @@ ONNX_INTEGER = Target(
 )
 """onnxruntime's integer operators on x86 CPUs with AVX2, such as QLinearConv, QGemm, QLinearMatMul and QLinearAdd, to
 which it converts ONNX_QDQ's graphs by default."""
+
+ONNXRUNTIME = replace(
+    with_rows(
+        ONNX_QDQ,
+        Row(
+            (*operators_of(families.MATRIX), *operators_of(families.CONVOLUTION)),
+            requantization.FloatMultiplier(),
+            f"{_MLAS}/quantize.cpp MlasRequantizeOutput; QLinearConv, QGemm, QLinearMatMul",
+        ),
+        *without(ONNX_INTEGER, *ONNX_INTEGER.rows[0].operators, "mean.dim").rows,
+    ),
+    name="ONNXRUNTIME",
+)
+"""ONNX_INTEGER where onnxruntime makes an integer operator of a group of ONNX_QDQ, else ONNX_QDQ; for from_onnx."""

@@ -2,13 +2,21 @@
 
 from dataclasses import replace
 
-from hop.export.rewrite.pt2e import BILINEAR, POOLS, SAME, VIEWS, with_rows, without
+from hop.dispatch import operators as families
+from hop.export.rewrite.pt2e import BILINEAR, POOLS, SAME, VIEWS, operators_of, with_rows, without
 from hop.export.rewrite.target import Limits, Row, Target
 from hop.numerics import requantization
 from hop.numerics.integer import functions as integers
 
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
+_CONVOLUTIONS = ("conv1d.default", "conv2d.default", "conv1d.padding", "conv2d.padding")
+_TABLES = tuple(
+    n
+    for n in operators_of(families.FUNCTION)
+    if n not in ("sigmoid.default", "tanh.default", "gelu.default", "exp.default")
+)
+"""Functions of int8 that LiteRT's file has as tables."""
 
 _LIMITS_SIGMOID = Limits(units=(1 / 256, -128))
 """TFLite's quantization specification, LOGISTIC of int8: its kernels ignore the result's scale."""
@@ -17,7 +25,7 @@ TFLITE = Target(
     "TFLITE",
     (
         Row(
-            ("conv1d.default", "conv2d.default"),
+            _CONVOLUTIONS,
             requantization.GEMMLOWP,
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
@@ -77,6 +85,7 @@ TFLITE = Target(
                 ("exp.default", "elementwise.cc"),
             )
         ),
+        Row(_TABLES, requantization.Division(), "kernels/gather.cc, of a table of all codes"),
     ),
 )
 """LiteRT's int8 reference kernels, as in wheel 2.3.0: fully connected layers round once, all other operators twice."""
@@ -89,7 +98,7 @@ TFLITE_16X8 = Target(
     "TFLITE_16X8",
     (
         Row(
-            ("conv1d.default", "conv2d.default"),
+            _CONVOLUTIONS,
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
             limits=_LIMITS_15_BITS,
@@ -183,7 +192,7 @@ _MICRO_VIEWS = (
 
 TFLITE_MICRO = replace(
     with_rows(
-        without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
+        without(TFLITE, "gelu.default", "exp.default", "embedding.default", *_TABLES),
         Row(
             ("linear.default",),
             requantization.GEMMLOWP,

@@ -2,9 +2,7 @@
 """from_tflite: convert files to integer programs, the reverse of model.py."""
 
 import inspect
-import keyword
 import math
-import re
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from hop.export.rewrite.code_floats import run_dequantize
 from hop.export.rewrite.program import copy_graph, share_numbers, simplify, with_graph, without_unused
 from hop.export.rewrite.target import Target
 from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor
+from hop.export.targets.integer.model import argument_names
 from hop.export.targets.tflite.arithmetic import TFLITE, TFLITE_16X8
 from hop.export.targets.tflite.calls import Call, Value, quantized
 from hop.export.targets.tflite.inputs import READ
@@ -119,7 +118,7 @@ class _Module(nn.Module):
         outputs = set(graph.outputs.values())
         for op in graph.operators:
             self._check(op, outputs)
-        names = _argument_names(graph.inputs)
+        names = argument_names(graph.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
         def forward(self: _Module, *inputs: Tensor) -> Any:
@@ -216,17 +215,3 @@ class _Module(nn.Module):
         if tensor.index in values:
             return values[tensor.index]
         return self._constant(tensor)
-
-
-def _argument_names(names: Any) -> list[str]:
-    """Unique argument names from the names in a file."""
-    unique: dict[str, None] = {}
-    for name in names:
-        identifier = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
-        identifier = (
-            f"x_{identifier}"
-            if identifier[0].isdigit() or identifier[0] == "_" or keyword.iskeyword(identifier) or identifier == "self"
-            else identifier
-        )
-        unique[identifier if identifier not in unique else f"{identifier}_{len(unique)}"] = None
-    return list(unique)

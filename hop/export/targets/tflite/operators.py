@@ -3,7 +3,7 @@
 If TFLite's operator returns codes with its operand's scale, a QUANTIZE follows that changes the scale.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,9 +15,11 @@ from hop.export.targets.integer.arguments import bias_codes, pair, window_of
 from hop.export.targets.integer.rows import TWO_DIMENSIONAL, write_as_two_dimensional
 from hop.export.targets.integer.steps import Index, Step, Weight
 from hop.export.targets.integer.values import LAST, Codes, common_order, new, tensor
+from hop.export.targets.tflite.tables import write_table
 from hop.export.targets.tflite.views import padded, reshaped, viewed
 from hop.numerics.integer.resize import sizes_of
 from hop.numerics.interpolation import BILINEAR
+from hop.numerics.requantization import Division
 
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
@@ -78,7 +80,16 @@ def _padded(
     if all(_is_same(*four) for four in zip(sizes, kernel, stride, pad, strict=True)):
         return index, step.file.padding("SAME")
     if fill is None:
-        raise NotImplementedError(f"TFLite's pools do not support a padding of {pad} on all sides for windows {kernel}")
+        raise NotImplementedError(
+            f"TFLite's average pools do not support a padding of {pad} on all sides for windows {kernel} unless it is "
+            "counted; use count_include_pad=True"
+        )
+    return _explicitly_padded(step, x, pad, fill)
+
+
+def _explicitly_padded(step: Step, x: Codes, pad: tuple[int, int], fill: int) -> tuple[int, int]:
+    """The padded tensor, and TFLite's padding mode VALID."""
+    sizes = x.shape[2:]
     shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True)))
     large = replace(x, name=f"{step.result.name}_padded", shape=shape, tensors={})
     padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], pad[1], pad[0], pad[0]], fill), {}, large))
@@ -94,8 +105,9 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     whole = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], stride, kernel, strict=True)]
     each = zip(x.shape[2:], sizes, whole, stride, pad, strict=True)
     is_same = all(out == n * s and max(full - out, 0) // 2 == p for n, out, full, s, p in each)
-    if not is_same and any(m > p for m, p in zip(more, pad, strict=True)):
-        raise NotImplementedError(f"an output_padding of {more} above the padding of {pad} is not supported; reduce it")
+    beyond = [max(m - p, 0) for m, p in zip(more, pad, strict=True)]
+    if not is_same and any(beyond):
+        x, whole = _longer(step, x, [-(-n // s) for n, s in zip(beyond, stride, strict=True)], stride, kernel)
     is_whole = is_same or list(sizes) == whole
     shape = result.shape if is_whole else (*result.shape[:2], *whole)
     output = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
@@ -120,6 +132,18 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     step.write("STRIDED_SLICE", [index, *places], LAST, "StridedSliceOptions")
 
 
+def _longer(
+    step: Step, x: Codes, rows: list[int], stride: tuple[int, int], kernel: Sequence[int]
+) -> tuple[Codes, list[int]]:
+    """The operand of a transposed convolution with zeros at the end of each dimension, and the sizes of its whole
+    result, which then reaches beyond the last window.
+    """
+    shape = (*x.shape[:2], *(n + r for n, r in zip(x.shape[2:], rows, strict=True)))
+    large = replace(x, name=f"{step.result.name}_longer", shape=shape, tensors={})
+    padded(Step(step.file, aten.constant_pad_nd.default, (x, [0, rows[1], 0, rows[0]], x.zero), {}, large))
+    return large, [(n - 1) * s + k for n, s, k in zip(shape[2:], stride, kernel, strict=True)]
+
+
 def _convolution(step: Step) -> None:
     if step.op in TWO_DIMENSIONAL:
         write_as_two_dimensional(step, _convolution, reshaped)
@@ -128,14 +152,18 @@ def _convolution(step: Step) -> None:
     if step.op is aten.conv_transpose2d.input and isinstance(weight, Weight) and len(x.shape) == 4:
         _transposed(step, x, weight)
         return
-    if step.op is not aten.conv2d.default or not isinstance(weight, Weight) or len(x.shape) != 4:
+    named = step.op is aten.conv2d.padding  # "same" or "valid", as TFLite has them
+    if not (named or step.op is aten.conv2d.default) or not isinstance(weight, Weight) or len(x.shape) != 4:
         raise NotImplementedError(
             "only batched one- or two-dimensional convolutions with a constant weight are supported"
         )
-    stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
+    stride, dilation = pair(step.arg(3)), pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
     reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
-    index, padding = _padded(step, x, reach, stride, pad, x.zero)
+    if named:
+        index, padding = tensor(step.file, x, LAST), step.file.padding(step.arg(4, "valid").upper())
+    else:
+        index, padding = _padded(step, x, reach, stride, pair(step.arg(4), 0), x.zero)
     options = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "dilationHFactor": dilation[0]}
     options |= {"dilationWFactor": dilation[1], "fusedActivationFunction": step.activation()}
     if groups > 1 and per_group == 1:
@@ -204,8 +232,11 @@ def _pool(step: Step) -> None:
         return
     x = step.arg(0)
     is_maximum, kernel, stride, pad = window_of(step, "TFLite")
-    fill = torch.iinfo(x.dtype).min if is_maximum else None  # the smallest code never changes a maximum
-    index, padding = _padded(step, x, kernel, stride, pad, fill)
+    if any(pad) and not is_maximum and step.arg(5, True):  # TFLite's own padding is not counted
+        index, padding = _explicitly_padded(step, x, pad, x.zero)
+    else:
+        fill = torch.iinfo(x.dtype).min if is_maximum else None  # the smallest code never changes a maximum
+        index, padding = _padded(step, x, kernel, stride, pad, fill)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}
     options |= {"padding": padding, "fusedActivationFunction": step.file.activation("NONE")}
     name = "MAX_POOL_2D" if is_maximum else "AVERAGE_POOL_2D"
@@ -244,6 +275,9 @@ def _softmax(step: Step) -> None:
 
 
 def _function(step: Step) -> None:
+    if isinstance(step.convention, Division):
+        write_table(step)
+        return
     x, order = step.arg(0), common_order([step.arg(0)])
     if step.op not in _FUNCTIONS:
         raise NotImplementedError(f"{step.op} is not supported")
