@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hop.compat.memory import PLAIN
 from hop.impls.quantize.operator import quantize
 from hop.kernels.cpu.search import search_scales
 from hop.numerics import blocks, copies, weight_search
@@ -27,7 +28,8 @@ def quantize_weight(quantizer: Quantizer, weight: Tensor) -> QuantizedTensor:
     uses the rule's formula. For integer formats and e2m1 of up to 6 bits in blocks of up to 1024 elements, it tries
     several scales for each block (hop.numerics.weight_search), in about the time of quantizing twice; other quantizers
     give what hop.quantize gives. It has no gradient, and takes float weights, as they are: use hop.quantize for
-    activations, and for weights that were trained with hop.fake_quantize.
+    activations, and for weights that were trained with hop.fake_quantize. Fake tensors and DTensors get the rule's
+    scales.
 
     Args:
         quantizer: a Quantizer that rounds to nearest.
@@ -35,7 +37,7 @@ def quantize_weight(quantizer: Quantizer, weight: Tensor) -> QuantizedTensor:
     """
     search, bits = _search_of(quantizer)
     result: QuantizedTensor = quantize(quantizer, weight)  # type: ignore[assignment]
-    if search is None or bits is None or weight.numel() == 0 or weight.dim() == 0:
+    if search is None or bits is None or not _has_values(weight):
         return result
     q, buffers = quantizer, dict(result.buffers())
     buffers |= _by_rows(q, search, bits, weight.detach(), {name: buffers[name] for name in q.stored_by_rule()})
@@ -48,6 +50,11 @@ def quantize_weight(quantizer: Quantizer, weight: Tensor) -> QuantizedTensor:
     zero = buffers["zero_point"] if search.kind == AFFINE else None
     codes, *_ = quantize_buffers(str(given), weight.detach(), scale, zero, None, (copies.ROWWISE,))
     return QuantizedTensor(buffers | {"codes": codes}, q, tuple(weight.shape), weight.dtype)
+
+
+def _has_values(weight: Tensor) -> bool:
+    """Whether there are values to search for: not in fake and meta tensors, nor in parts on other processes."""
+    return type(weight.detach()) in PLAIN and not weight.is_meta and weight.numel() > 0 and weight.dim() > 0
 
 
 def _search_of(q: Quantizer) -> tuple[Search | None, int | None]:
