@@ -6,6 +6,7 @@
 #include "functions/exact.h"
 #include "functions/polynomials.h"
 #include "hop.h"
+#include "quantize/quantize.h"
 
 namespace hop {
 namespace functions {
