@@ -204,9 +204,11 @@ class TestArithmetic(unittest.TestCase):
         )
         windows = self.x.to(torch.int64).unfold(1, 2, 2).unfold(2, 2, 2).sum((-1, -2))
         assert y.flatten().tolist() == [_divided(n, 2) for n in windows.flatten().tolist()]
-        with pytest.raises(ValueError, match="count_include_pad False"):
-            rest = ([2, 2], [2, 2], [1, 1])
-            TfliteAveragePool().codes(self.x, self.s, 3, self.s, 3, hop.formats.INT8, op=op, rest=rest, dims=[1, 2])
+        rest = ([2, 2], [2, 2], [1, 1])  # counted padding has the code of 0
+        y = TfliteAveragePool().codes(self.x, self.s, 3, self.s, 3, hop.formats.INT8, op=op, rest=rest, dims=[1, 2])
+        padded = torch.nn.functional.pad(self.x.to(torch.int64), (1, 1, 1, 1), value=3)
+        windows = padded.unfold(1, 2, 2).unfold(2, 2, 2).sum((-1, -2))
+        assert y.flatten().tolist() == [_divided(n, 2) for n in windows.flatten().tolist()]
 
     def test_concatenation(self) -> None:
         others = [(self.y, self.t, -9)]

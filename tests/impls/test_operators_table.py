@@ -42,7 +42,7 @@ from hop.dispatch.operators import (
 )
 from hop.export.analysis.intervals import rules
 from hop.export.rewrite import integer, scheme, sums
-from hop.export.targets import executorch
+from hop.export.targets.executorch import model as executorch
 from hop.export.targets.onnx import others
 from hop.impls.out_dtype import batching, forms, gradient, promotion
 from hop.impls.quantized import calls
