@@ -188,7 +188,7 @@ class Rule(Value):
         """Find the scales of blocks, and scale the elements."""
         raise NotImplementedError
 
-    def search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format) -> Search | None:
         """How hop.quantize_weight searches for scales of less squared error; None if it keeps those of `find`."""
         return None
 

@@ -123,7 +123,7 @@ class Amax(Rule):
         scale = parts.once(_no_zero(_quotient(amax, format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
-    def search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format) -> Search | None:
         return weight_search.symmetric(format) if self.floor == 0 else None
 
 
@@ -153,7 +153,7 @@ class MinMax(Rule):
         zero_point = torch.where(scale == scale, zero_point, format.min)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
 
-    def search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format) -> Search | None:
         return weight_search.affine(format)
 
 

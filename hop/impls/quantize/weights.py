@@ -63,7 +63,8 @@ def _search_of(q: Quantizer) -> tuple[Search | None, int | None]:
         raise TypeError(
             f"quantize_weight: quantizer must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT4_32"
         )
-    search = None if q.is_random() or q.flat or q.layout is not None or -1 in q.block else q.scale.search(q.format)
+    cannot = q.is_random() or q.flat or q.layout is not None or -1 in q.block
+    search = None if cannot else q.scale.weight_search(q.format)
     if search is None:
         return None, None
     steps = int(q.format.max - q.format.min) if search.kind == AFFINE else 0

@@ -207,10 +207,10 @@ def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, 
 
 def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
     _check_quantize(call)
-    _, x, _, zero_point, noise, usages = call[:6]
+    quantizer, x, _, zero_point, noise, usages = call[:6]
     if len(call) > 6 or noise is not None or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
         return lambda *call: _quantize(call)
-    description, quantize, below = describe(call[0]), torch.ops.hop_native.quantize.default, eager.below_autograd
+    description, quantize, below = describe(quantizer), torch.ops.hop_native.quantize.default, eager.below_autograd
     if zero_point is not None and not _is_code(zero_point, description.quantizer.format):
         return lambda *call: _quantize(call)
     words = description.words
