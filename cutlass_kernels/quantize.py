@@ -250,7 +250,7 @@ def run(r: Request) -> list[Tensor]:
 
 
 def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
-    """Of a row-wise copy. `amax` is that of the tensor, or the scale of "given"."""
+    """The buffers of a row-wise copy. `amax` is that of the tensor, or the scale of "given"."""
     v, buffers = variant_of(r), _buffers(r)
     if r.rule in ("given", "two_level"):  # these results are the caller's, or what was found
         for buffer, own in zip(buffers[2 if r.rule == "two_level" else 1 :], (amax, r.zero_point), strict=False):

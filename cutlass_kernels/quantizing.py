@@ -221,7 +221,7 @@ class Rows:
 
     @property
     def encoded(self) -> "Rows":
-        """The same for what is encoded: x, or float32 that is computed of it."""
+        """The same rows as the encoder reads them: x, or the float32 results of an operation on it."""
         return replace(self, x=torch.float32) if self.operation else self
 
     @property

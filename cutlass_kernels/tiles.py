@@ -52,7 +52,7 @@ RARE = (
 
 
 NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
-"""Those of weights of 4 bits."""
+"""The tiles for 4-bit weights."""
 
 
 class Model(NamedTuple):
@@ -119,7 +119,7 @@ _DECODES = {torch.bfloat16: (2, 4), torch.int8: (4, 7), torch.float8_e4m3fn: (4,
 
 
 def _step_of_nibbles(v: Variant, gpu: Model) -> Step:
-    """Of weights of 4 bits, each group of which a consumer multiplies, waits for, and adds up."""
+    """The step for 4-bit weights: a consumer multiplies each group, waits for it, and adds it up."""
     t, groups = v.tile, v.tile.k // v.group
     multiply = t.m * t.n * t.k * v.lhs.itemsize / gpu.products
     shared = (t.m * t.k + (1 + t.m // 64) * t.n * t.k * v.lhs.itemsize) / gpu.shared
@@ -133,7 +133,7 @@ def _step_of_nibbles(v: Variant, gpu: Model) -> Step:
 
 
 def bytes_of(v: Variant) -> tuple[float, float]:
-    """Of an element of both factors, as a tile's rows and columns; with the scales of groups."""
+    """Bytes per element of both factors, as a tile's rows and columns; including the scales of groups."""
     return (0.5 + (4 + v.affine) / v.group, v.lhs.itemsize) if v.group else (1, 1)
 
 

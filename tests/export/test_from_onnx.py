@@ -222,9 +222,6 @@ class TestModels(unittest.TestCase):
         own, (its,) = program.module()(x), run(file, x)
         if name == "encoder":  # layer norm and gelu are floats, whose last bits may differ
             assert (own - its).abs().max() <= 0.06 and ((own - its).abs() > 1e-6).float().mean() < 0.02
-        elif options.get("format") == "QOperator" and options.get("weights") == "QUInt8":
-            # Not understood: QLinearConv with weights in uint8 is a few codes apart, in a few places.
-            assert (own - its).norm() < 0.1 * its.norm()
         else:
             assert torch.equal(own, its), (own - its).abs().max()
         return program

@@ -1,4 +1,4 @@
-"""What GPU kernels that quantize and dequantize must compute to be trusted: a judge for cutlass_kernels.trials.
+"""Trials of GPU kernels that quantize and dequantize, for cutlass_kernels.trials.
 
 A kernel is tried on tensors for which the library would choose it, and compared with the reference in plain ATen on the
 CPU, bit for bit.

@@ -1,4 +1,4 @@
-"""What the runtimes of integers share.
+"""Code that the integer runtimes share.
 
 values.py     codes in the layouts of a file's tensors
 steps.py      a call while it is converted

@@ -148,7 +148,7 @@ def _examples(
 
 
 class _Found:
-    """What a run of the module has found. Not attributes of the module, which torch.export restores."""
+    """Results of a run of the module. They are not attributes of the module, because torch.export restores those."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None

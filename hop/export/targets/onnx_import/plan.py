@@ -19,7 +19,7 @@ _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
 class Plan:
-    """What has to run, of the graphs that `add` is called with.
+    """The nodes that must run, of the graphs given to `add`.
 
     Args:
         fold: computes the results of a node from constants.

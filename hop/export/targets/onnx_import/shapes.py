@@ -57,7 +57,7 @@ def _slice(call: Call) -> Numbers:
 
 
 def _reshaped(rank: int | None) -> Callable[[Call], Numbers]:
-    """The same elements with another rank; of a Reshape by default."""
+    """A rule that keeps the elements and gives them `rank`; None for the rank that a Reshape asks for."""
 
     def convert(call: Call) -> Numbers:
         values = call.numbers(0)
