@@ -175,6 +175,12 @@ struct FormOfFloats {
     void (*decode)(const GroupCall&, int64_t row, int64_t rows, const float* scales, float* to);
 };
 
+template <class F>
+FormOfFloats form_of() {
+    if constexpr (kFromRegisters) return {few_rows<F, 1>, few_rows<F, 2>, few_rows<F, kFewRows>, decode_rows<F>};
+    else return {nullptr, nullptr, nullptr, decode_rows<F>};
+}
+
 // Multiplies `rows` rows of x, from `first` on, by up to kTileColumns rows of the weight from `column` on.
 inline void strip(const GroupCall& call, const FormOfFloats& form, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
     const Weight weight(call);
@@ -192,7 +198,7 @@ inline int multiply(const GroupCall& call, const FormOfFloats& form) {
     const hop_group_product& p = call.p;
     const Weight weight(call);
     Scratch& of_x = memory_of_x();
-    const bool is_few = p.m <= kFewRows;
+    const bool is_few = kFromRegisters && p.m <= kFewRows;
     int64_t block = is_few ? p.m : kBlockBytes / (p.k * int64_t(sizeof(float))) / kTileRows * kTileRows;
     if (block < 4 * kTileRows && !is_few) block = 4 * kTileRows;
     if (block > p.m) block = p.m;

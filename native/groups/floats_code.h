@@ -7,8 +7,5 @@ namespace {
 }  // namespace
 
 int multiply_floats(const GroupCall& call) {
-    return multiply(call, by_form(call.p, [](auto form) {
-        using F = decltype(form);
-        return FormOfFloats{few_rows<F, 1>, few_rows<F, 2>, few_rows<F, kFewRows>, decode_rows<F>};
-    }));
+    return multiply(call, by_form(call.p, [](auto form) { return form_of<decltype(form)>(); }));
 }

@@ -41,8 +41,8 @@ struct Sixteen {
     HOP_INLINED void next() { low += kBytes, high += kHigh; }
 
     // Multiplies the bytes of the units by some rows of x, whose codes begin at `at`.
-    template <int Rows>
-    HOP_INLINED void sum(const Codes& codes, const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) const {
+    template <int Rows, class C>
+    HOP_INLINED void sum(const C& codes, const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) const {
         Ints e[Rows][kBlocks];
         fetch_ahead();
         HOP_UNROLL
@@ -209,9 +209,12 @@ struct FormOfIntegers {
 
 template <class F>
 FormOfIntegers form_of() {
-    using WithoutOffset = Form<F::kBits, F::kPairs, false>;
-    return {of_units<WithoutOffset, 1, false>, of_units<F, 1, true>, of_units<WithoutOffset, kIntegerFew, false>,
-            of_units<F, kIntegerFew, true>, decode_row<F::kBits>};
+    if constexpr (!kFromRegisters) return {nullptr, nullptr, nullptr, nullptr, decode_row<F::kBits>};
+    else {
+        using WithoutOffset = Form<F::kBits, F::kPairs, false>;
+        return {of_units<WithoutOffset, 1, false>, of_units<F, 1, true>, of_units<WithoutOffset, kIntegerFew, false>,
+                of_units<F, kIntegerFew, true>, decode_row<F::kBits>};
+    }
 }
 
 template <int M>
@@ -386,7 +389,7 @@ inline int multiply(const GroupCall& call, const FormOfIntegers& form) {
     const Codes codes(p);
     const Order order(p.bits);
     Scratch& of_x = memory_of_x();
-    const bool is_few = p.m <= kIntegerFew;
+    const bool is_few = kFromRegisters && p.m <= kIntegerFew;
     int64_t block = is_few ? p.m : kBlockBytes / steps.of_row() / kIntegerRows * kIntegerRows;
     if (block < 4 * kIntegerRows && !is_few) block = 4 * kIntegerRows;
     if (block > p.m) block = p.m;
@@ -415,16 +418,16 @@ inline int multiply(const GroupCall& call, const FormOfIntegers& form) {
                 for (int64_t i = begin; i < end; ++i) x.prepare(first + i, i, order);
             if (!is_few) prepared.wait(team);
             if (!memory) return;
-            if (is_few) {
+            if (!is_few) {
+                const StripOfIntegers strip(product, form, memory);
+                while (panels_left.take(begin, end))
+                    for (int64_t panel = begin; panel < end; ++panel) strip(panel * kColumns, first, rows);
+            } else if constexpr (kFromRegisters) {
                 while (panels_left.take(begin, end)) {
                     const int64_t last = end * kColumns < p.n ? end * kColumns : p.n;
                     if (p.m == 1) few_of_integers<1>(product, form, begin * kColumns, last, memory);
                     else few_of_integers<kIntegerFew>(product, form, begin * kColumns, last, memory);
                 }
-            } else {
-                const StripOfIntegers strip(product, form, memory);
-                while (panels_left.take(begin, end))
-                    for (int64_t panel = begin; panel < end; ++panel) strip(panel * kColumns, first, rows);
             }
             own.trim();
         });

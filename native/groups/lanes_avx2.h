@@ -3,6 +3,7 @@
 struct Lanes {
     __m256 lo, hi;
 };
+constexpr bool kFromRegisters = true;
 constexpr int kFewRows = 2, kFewColumns = 2;
 constexpr int kTileRows = 2, kTileColumns = 3;
 

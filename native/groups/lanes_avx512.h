@@ -1,6 +1,7 @@
 // Sixteen float32 numbers, and decoding of codes to them, with AVX-512. Included in a namespace (isa.h).
 
 using Lanes = __m512;
+constexpr bool kFromRegisters = true;
 constexpr int kFewRows = 4, kFewColumns = 4;    // of a product from registers
 constexpr int kTileRows = 4, kTileColumns = 6;  // of a product from a strip
 

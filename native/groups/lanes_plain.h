@@ -2,6 +2,11 @@
 // Included in a namespace (isa.h).
 
 using Lanes = float __attribute__((vector_size(64)));
+#if defined(__x86_64__)
+constexpr bool kFromRegisters = false;  // for CPUs before 2013: few rows take a strip too, a quarter slower, in a fifth of the code
+#else
+constexpr bool kFromRegisters = true;
+#endif
 constexpr int kFewRows = 2, kFewColumns = 2;
 constexpr int kTileRows = 2, kTileColumns = 2;
 
