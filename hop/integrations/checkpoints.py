@@ -161,7 +161,7 @@ def _source_from_gguf(place: Path) -> ModelSource:
 def _source_from_folder(folder: Path) -> ModelSource:
     described = model_folders.read_config("load_model", folder)
     checkpoint = open_checkpoint(folder)
-    known = [kind.model_type for kind in (*gguf_models.MODELS.values(), gguf_models.MIXTRAL)]
+    known = [kind.model_type for kind in gguf_models.ALL]
     if described.get("model_type") not in known:
         raise ValueError(
             f"load_model: {folder}: model_type is {shown(described.get('model_type'))}; those that are read are "

@@ -57,7 +57,7 @@ class TestTables(unittest.TestCase):
 # Tensors that gguf lists, and that its converters do not write, or that are read into the configuration.
 UNREAD = {
     "": {"blk.{}.attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"},
-    "deepseek2": {"blk.{}.exp_probs_b", "blk.{}.attn_k", "blk.{}.attn_v"},  # of V3, and of its first version
+    "deepseek2": {"blk.{}.attn_k", "blk.{}.attn_v"},  # of its first version
     "gptneox": {"blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"},
     "bert": {"cls", "cls.output", "output_norm", "blk.{}.attn_qkv", "blk.{}.layer_output_norm_2", "blk.{}.ffn_gate"},
 }
@@ -69,7 +69,7 @@ class TestNames(unittest.TestCase):
         """Each name that the package gguf has for an architecture is read, and no other."""
         (arch,) = (key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == named)
         known = {gguf.TENSOR_NAMES[t].replace("{bid}", "{}") for t in gguf.MODEL_TENSORS[arch]}
-        models = [gguf_models.MODELS[named], *([gguf_models.MIXTRAL] if named == "llama" else [])]
+        models = [gguf_models.MODELS[named], *(v[1] for n, v in gguf_models.VARIANTS.items() if n == named)]
         own = set[str]()
         for model in models:
             names = {*model.layout.names, *(part for parts in model.layout.joins for part in parts)}
