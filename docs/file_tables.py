@@ -20,7 +20,7 @@ _ORACLES = {
     "fp8": "transformers",
     "gptq": "its formula",
     "auto-round": "GPTQ's formula",
-    "awq": "its formulas (gemm, gemv)",
+    "awq": "its formulas (gemm, gemv, llm-awq)",
     "modelopt": "its formulas",
     "bitsandbytes": "its formulas; int8 to two units in the last place",
     "torchao": "the package torchao; Int4Tensor: its formula",

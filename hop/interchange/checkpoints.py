@@ -49,7 +49,10 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
     "fp8": (WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
     "gptq": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
     "auto-round": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_auto_round),),
-    "awq": (WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
+    "awq": (
+        WeightKind(("qweight", "scales", "scaled_zeros"), (), "weight", gptq.read_llm_awq),
+        WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),
+    ),
     "modelopt": (
         WeightKind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
         WeightKind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
@@ -68,7 +71,7 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
 }
 """The kinds of each quant_method."""
 
-_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")  # safetensors' names of the dtypes of codes
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32")  # safetensors' names of the dtypes of codes
 _SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
 _SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 

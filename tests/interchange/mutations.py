@@ -69,6 +69,15 @@ def _awq(folder: Path) -> None:
     _save(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, tensors)
 
 
+def _llm_awq(folder: Path) -> None:
+    tensors = {
+        "qweight": torch.randint(-(2**15), 2**15, (3, 64), dtype=torch.int16),
+        "scales": torch.rand(8, 12).half(),
+    }
+    tensors["scaled_zeros"] = -torch.rand(8, 12).half()
+    _save(folder, {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}, tensors)
+
+
 def _fp8(folder: Path) -> None:
     tensors = {"weight": torch.randn(40, 48).to(torch.float8_e4m3fn), "weight_scale_inv": torch.rand(3, 2)}
     _save(folder, {"quant_method": "fp8", "weight_block_size": [16, 32]}, tensors)
@@ -120,6 +129,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "gptq": _gptq,
     "gptq 3 bits": _gptq_3,
     "awq": _awq,
+    "llm-awq": _llm_awq,
     "fp8": _fp8,
     "modelopt": _modelopt,
     "nf4": _nf4,
