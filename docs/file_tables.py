@@ -22,6 +22,7 @@ _ORACLES = {
     "auto-round": "GPTQ's formula",
     "awq": "its formulas (gemm, gemv, llm-awq)",
     "modelopt": "its formulas",
+    "mxfp4": "transformers",
     "bitsandbytes": "its formulas; int8 to two units in the last place",
     "torchao": "the package torchao; Int4Tensor: its formula",
 }

@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.integrations import gguf_models, gguf_tensors, model_folders
 from hop.integrations.config import HopConfig
+from hop.integrations.folder_tensors import ModelTensor, folder_tensors
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
-from hop.interchange import Checkpoint, open_checkpoint, open_gguf
+from hop.interchange import open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
 from hop.nn.models.kinds import layer_of
 from hop.nn.weights.holders import kind_of
+from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
-# Scales of activations, which stay in floats here, and of keys and values; stored next to a weight.
-_ACTIVATION_SCALES = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
 _ORDER = ".input_order"
 
 
@@ -42,7 +42,7 @@ class ModelSource(NamedTuple):
     model_class: Any
     config: Any
     options: Mapping[str, Any]
-    tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, order of its columns
+    tensors: Iterator[ModelTensor]
 
 
 def load_model(
@@ -178,13 +178,7 @@ def _source_from_folder(folder: Path) -> ModelSource:
     vars(config).pop("quantization_config", None)
     is_bare = model_class is transformers.BertModel and not any("pooler." in name for name in checkpoint)
     options = {"add_pooling_layer": False} if is_bare else {}
-    return ModelSource(model_class, config, options, _checkpoint_tensors(checkpoint))
-
-
-def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    for name in checkpoint:
-        if name.rpartition(".")[2] not in _ACTIVATION_SCALES:
-            yield name, checkpoint[name], checkpoint.permutation(name)
+    return ModelSource(model_class, config, options, folder_tensors(folder, checkpoint, config.model_type))
 
 
 # ---- the model
@@ -213,8 +207,11 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
     stacks = _stacks(model)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing = set(shapes) - set(_tied(source))
+    found: set[str] = set()
     for name, tensor, order in source.tensors:
-        missing.discard(name)
+        if name in found:
+            raise ValueError(f"load_model: {place}: the tensor {shown(name)} of the model is there twice; remove one")
+        found.add(name)
         if name in shapes and tensor.shape != shapes[name]:
             raise ValueError(
                 f"load_model: {place}: tensor {shown(name)} has shape {tuple(tensor.shape)}, and the model by its "
@@ -224,8 +221,9 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
         if not isinstance(tensor, QuantizedTensor):
             state[name] = tensor
         elif name in stacks:
-            state[name] = tensor
-            quantizers[name] = tensor.quantizer.transposed(2).plain if stacks[name] else tensor.quantizer.plain
+            state[name], q = _by_matrix(tensor)
+            if q is not None:
+                quantizers[name] = (q.transposed(2) if stacks[name] else q).plain
         elif leaf != "weight":
             raise ValueError(
                 f"load_model: {place}: tensor {shown(name)} is quantized, and must be the weight of a layer"
@@ -237,7 +235,7 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
             state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
             if order is not None:
                 state[f"{layer}{_ORDER}"] = order
-    if missing:  # transformers would create them, with sizes from an untrusted configuration
+    if missing := missing - found:  # transformers would create them, with sizes from an untrusted configuration
         raise ValueError(
             f"load_model: {place}: missing tensors of the model: {shown(sorted(missing))}; download it again"
         )
@@ -274,13 +272,29 @@ def _stacks(model: nn.Module) -> dict[str, bool]:
     }
 
 
+def _by_matrix(stack: QuantizedTensor) -> tuple[Tensor, Quantizer | None]:
+    """The stack with scales for each matrix, and the quantizer of one; floats and None if matrices share other scales
+    than those of all.
+    """
+    q = stack.quantizer
+    if q.flat:
+        return stack, q
+    own = q.of_blocks(lambda block: blocks.per_dimension(block, 2))
+    shapes = own.of_batch(2).buffers(stack.shape)
+    try:
+        buffers = {name: b.expand(shapes[name][0]).contiguous() for name, b in stack.buffers().items()}
+    except RuntimeError:
+        return dequantize(stack, torch.float32), None
+    return stack.rebuilt(buffers, quantizer=own.of_batch(2)), own
+
+
 def _flatten_stacks(stacks: Mapping[str, bool], state: dict[str, Tensor], quantizers: dict[str, Quantizer]) -> None:
     """Replace quantized weights of experts by their buffers; by floats where another weight of them is in floats."""
     floats = {name.rpartition(".")[0] for name in stacks if name not in quantizers}
     for name in stacks.keys() & quantizers.keys():
         tensor: Any = state.pop(name)
         if name.rpartition(".")[0] in floats:
-            state[name] = dequantize(tensor)
+            state[name] = dequantize(tensor, torch.float32)
             del quantizers[name]
         else:
             state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}

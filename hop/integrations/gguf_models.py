@@ -122,7 +122,10 @@ _EXPERTS: Joins = {
         "model.layers.{}.mlp.experts.gate_up_proj", tensors.gate_and_up
     ),
 }
-_DOWN = {"blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.down_proj"}
+_STACKS = {
+    "blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.down_proj",
+    "blk.{}.ffn_gate_up_exps.weight": "model.layers.{}.mlp.experts.gate_up_proj",  # merged by llama.cpp's converter
+}
 _GPT_OSS_EXPERTS: Joins = {
     (f"blk.{{}}.ffn_gate_exps.{kind}", f"blk.{{}}.ffn_up_exps.{kind}"): Join(
         f"model.layers.{{}}.mlp.experts.gate_up_proj{end}", tensors.interleaved
@@ -159,7 +162,7 @@ MODELS = {
     "qwen3moe": _decoder(
         "qwen3_moe",
         "Qwen3Moe",
-        Layout(_DECODER | _SECOND_NORM | _NORMED | _ROUTER | _DOWN, joins=_EXPERTS),
+        Layout(_DECODER | _SECOND_NORM | _NORMED | _ROUTER | _STACKS, joins=_EXPERTS),
         gguf_configs.qwen3moe,
     ),
     "phi3": _decoder("phi3", "Phi3", Layout(_DECODER | _SECOND_NORM | _PHI3, joins=_QKV), gguf_configs.phi3),
@@ -175,7 +178,7 @@ MODELS = {
     "deepseek2": _decoder(
         "deepseek_v2",
         "DeepseekV2",
-        Layout(_LLAMA | _DEEPSEEK2 | _ROUTER | _DOWN, joins=_EXPERTS | _LATENT),
+        Layout(_LLAMA | _DEEPSEEK2 | _ROUTER | _STACKS, joins=_EXPERTS | _LATENT),
         gguf_configs.deepseek2,
         kv_heads=False,
     ),
@@ -201,13 +204,13 @@ MODELS = {
 _MIXTRAL = _decoder(
     "mixtral",
     "Mixtral",
-    Layout(_DECODER | _SECOND_NORM | _ROUTER | _DOWN, tensors.pairs, joins=_EXPERTS),
+    Layout(_DECODER | _SECOND_NORM | _ROUTER | _STACKS, tensors.pairs, joins=_EXPERTS),
     gguf_configs.mixtral,
 )
 _DEEPSEEK3 = _decoder(
     "deepseek_v3",
     "DeepseekV3",
-    Layout(_LLAMA | _DEEPSEEK2 | _CHOICE | _ROUTER | _DOWN, joins=_EXPERTS | _LATENT),
+    Layout(_LLAMA | _DEEPSEEK2 | _CHOICE | _ROUTER | _STACKS, joins=_EXPERTS | _LATENT),
     gguf_configs.deepseek3,
     kv_heads=False,
 )

@@ -56,8 +56,11 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
     "modelopt": (
         WeightKind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
         WeightKind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
+        WeightKind(("", "_weight_scale", "_weight_scale_2"), (), "", float_checkpoints.read_stacked_nvfp4),
+        WeightKind(("", "_weight_scale"), (), "", float_checkpoints.read_stacked_fp8),
         WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),
     ),
+    "mxfp4": (WeightKind(("_blocks", "_scales"), (), "", float_checkpoints.read_mxfp4),),
     "bitsandbytes": (
         WeightKind(
             ("", ".quant_state.bitsandbytes__nf4"),

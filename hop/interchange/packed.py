@@ -158,6 +158,18 @@ def assemble_rows(
     return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
 
 
+def transposed_stack(stack: Any) -> QuantizedTensor:
+    """The quantized stack (E, R, K), in the plain layout, as (E, K, R): with transposed codes and scales."""
+    q, format, (count, rows, size) = stack.quantizer, stack.quantizer.format, stack.shape
+    buffers = {name: b.transpose(1, 2).contiguous() for name, b in stack.buffers().items() if name != "codes"}
+    codes = stack.buffers()["codes"]
+    if q.per_byte() == 1:
+        codes = codes.transpose(1, 2).contiguous()
+    else:
+        codes = format.pack(format.unpack(codes, size).transpose(1, 2).contiguous())
+    return stack.rebuilt({"codes": codes, **buffers}, quantizer=q.transposed(3), shape=(count, size, rows))
+
+
 def sorting_permutation(parts: Parts, end: str, size: int, group: int) -> Tensor | None:
     """The permutation that sorts columns by group, given the group of each; None if they are sorted."""
     groups = parts.fits(end, parts.get(end, torch.int32, torch.int64), (size,)).to(torch.int64)

@@ -189,9 +189,9 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
     """The model as a file, with weights of one type.
 
     Args:
-        changes: keys of the metadata, to replace or add; and "architecture", what the file says it is; "leave" and
-            "add", a tensor to leave out or to add; "add_rows", tensors to add; "kinds", types of tensors by their names
-            in a block; "whole_latent", whether keys and values of DeepSeek are one tensor, as in older files."""
+        changes: keys of the metadata, to replace or add; and "architecture", what the file says it is; "leave", tensors
+            or one to leave out; "add", a tensor to add; "add_rows", tensors to add; "kinds", types of tensors by their
+            names in a block; "whole_latent", whether keys and values of DeepSeek are one tensor, as in older files."""
     gguf, config = package(), model.config
     named = ARCHITECTURES.get(config.model_type, config.model_type)
     said, leave, add = (changes.pop(key, None) for key in ("architecture", "leave", "add"))
@@ -218,7 +218,7 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
         for found, array in _pieces(named, name, tensor.numpy(), config, names, whole_latent):
             as_type = kinds.get(found.split(".", 2)[-1], kind) if is_quantized(name, tensor) else "F32"
             held = stored(array, as_type) if as_type != "F32" else array
-            if found == leave:
+            if found in (leave if isinstance(leave, list) else [leave]):
                 continue
             writer.add_tensor(found, held, raw_dtype=gguf.GGMLQuantizationType[as_type])
     for name, array in more.items():

@@ -90,6 +90,19 @@ def _modelopt(folder: Path) -> None:
     _save(folder, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, tensors)
 
 
+def _modelopt_experts(folder: Path) -> None:
+    tensors = {"up": torch.randint(0, 256, (2, 16, 12), dtype=torch.uint8), "up_weight_scale_2": torch.rand(2)}
+    tensors |= {"up_weight_scale": torch.rand(2, 2, 12).to(torch.float8_e4m3fn), "down_weight_scale": torch.rand(2)}
+    tensors["down"] = torch.randn(2, 12, 16).to(torch.float8_e4m3fn)
+    _save(folder, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, tensors)
+
+
+def _mxfp4(folder: Path) -> None:
+    tensors = {"up_blocks": torch.randint(0, 256, (2, 4, 3, 16), dtype=torch.uint8)}
+    tensors["up_scales"] = torch.randint(90, 130, (2, 4, 3), dtype=torch.uint8)
+    _save(folder, {"quant_method": "mxfp4"}, tensors)
+
+
 def _nf4(folder: Path) -> None:
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [8, 32], "nested_blocksize": 2}
     raw = json.dumps(state | {"nested_offset": 0.1, "nested_dtype": "float32"}).encode()
@@ -132,6 +145,8 @@ MADE: dict[str, Callable[[Path], None]] = {
     "llm-awq": _llm_awq,
     "fp8": _fp8,
     "modelopt": _modelopt,
+    "modelopt experts": _modelopt_experts,
+    "mxfp4": _mxfp4,
     "nf4": _nf4,
     "int8": _int8,
 }
