@@ -23,6 +23,7 @@ from hop.integrations.folder_tensors import ModelTensor, folder_tensors
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 from hop.interchange import open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
+from hop.nn.contexts import INPUT
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
 from hop.nn.models.kinds import layer_of
@@ -77,8 +78,8 @@ def load_model(
         activations: a quantizer with dynamic scales, such as hop.presets.INT8_32, for the inputs of linear layers whose
             weights are integers times scales. Products are then integer products, which are faster, but the outputs
             differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs. Or
-            "file": as a compressed-tensors folder says, if scales are dynamic. Default: float inputs everywhere, and
-            the file's scales of activations are ignored.
+            "file": as a folder of compressed-tensors, or of ModelOpt in fp8, says, with its static scales; inputs of
+            experts stay in floats. Default: float inputs everywhere, and the file's scales of activations are ignored.
         exact: whether the model gives the same bits on every route and CPU level, as for hop.quantize_. It needs
             `activations` with a scale for each row or part of one, and attention runs in "int8".
 
@@ -99,7 +100,7 @@ def load_model(
     _check_options(dtype, pack, activations, exact)
     source = _source_from_folder(place) if place.is_dir() else _source_from_gguf(place)
     state, quantizers = _state(place, source)
-    inputs = _file_inputs(place, quantizers) if isinstance(activations, str) else activations
+    inputs = _file_inputs(place, quantizers, state) if isinstance(activations, str) else activations
     if exact:
         _check_layers(place, source, quantizers)
     if quantizers:
@@ -243,8 +244,8 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
     return state, quantizers
 
 
-def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer]) -> dict[str, Quantizer]:
-    """The quantizers of inputs that a folder stores, by layer. Raises ValueError for static ones."""
+def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer], state: dict[str, Tensor]) -> dict[str, Quantizer]:
+    """The quantizers of inputs that a folder stores, by layer. Static scales are added to `state`."""
     if not place.is_dir():
         raise ValueError(f"load_model: activations='file' is for folders, and {place} is a file; give a Quantizer")
     checkpoint, result = open_checkpoint(place), dict[str, Quantizer]()
@@ -252,12 +253,11 @@ def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer]) -> dict[str, 
         activation = checkpoint.activation(f"{name}.weight")
         if activation is None:
             continue
-        if activation.quantizer.scale.is_static:
-            raise ValueError(
-                f"load_model: {place}: the input of {shown(name)} has a static scale, and a model of transformers "
-                "holds dynamic ones alone; give activations=None, and read it by open_checkpoint(folder).activation"
-            )
         result[name] = activation.quantizer
+        for part in ("scale", "zero_point"):
+            value: Tensor | None = getattr(activation, part)
+            if value is not None:
+                state[f"{name}.scales.{INPUT}.{part}"] = value.to(torch.float32).reshape(1)
     return result
 
 

@@ -1,6 +1,6 @@
 """HopConfig: the quantization of a transformers model, as stored in its config.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from transformers.quantizers import register_quantization_config
@@ -44,9 +44,10 @@ class HopConfig(QuantizationConfigMixin):
             Only for checkpoints with codes; stored in config.json as text.
 
     Raises:
-        ValueError: no scheme has this name; the text is not a scheme; or a scheme has static scales, which need
-            hop.quantize_(model, scheme, calibrate=...); or exact=True, and results in the scheme depend on more than
-            their inputs.
+        ValueError: no scheme has this name; the text is not a scheme; or a scheme has delayed scales, or static ones of
+            other operands than the input; or exact=True, and results in the scheme depend on more than their inputs.
+            `from_pretrained` raises it for static scales of inputs, which need hop.quantize_(model, scheme,
+            calibrate=...), unless the checkpoint has them.
         TypeError: an argument has the wrong type.
     """
 
@@ -148,12 +149,23 @@ def _read(scheme: Any, kind: type[Scheme | AttentionScheme] = Scheme) -> Any:
 def _check(scheme: Scheme) -> None:
     for role in ("lhs", "rhs", "output"):
         q = getattr(scheme, role)
-        if q is not None and q.scale.missing() is not None:
-            raise ValueError(
-                f"HopConfig: scheme={scheme}: {role} has scales that are computed from data (static or delayed), and "
-                "there are no data while weights are loaded; load the model in floats and call "
-                "hop.quantize_(model, scheme, calibrate=batches), or use a dynamic scheme such as 'int8'"
-            )
+        if q is not None and q.scale.missing() is not None and not (role == "lhs" and q.scale.is_static):
+            raise _no_data(scheme, role)
+
+
+def check_without_data(rules: Iterable[tuple[str, Scheme | None]]) -> None:
+    """Raise ValueError for a scheme with static scales, which a checkpoint in floats does not have."""
+    for _, scheme in rules:
+        if scheme is not None and scheme.lhs is not None and scheme.lhs.scale.is_static:
+            raise _no_data(scheme, "lhs")
+
+
+def _no_data(scheme: Scheme, role: str) -> ValueError:
+    return ValueError(
+        f"HopConfig: scheme={scheme}: {role} has scales that are computed from data (static or delayed), and "
+        "there are no data while weights are loaded; load the model in floats and call "
+        "hop.quantize_(model, scheme, calibrate=batches), or use a dynamic scheme such as 'int8'"
+    )
 
 
 def _quantizer_texts(given: Any) -> dict[str, str]:

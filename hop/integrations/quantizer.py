@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from hop.integrations.config import METHOD
+from hop.integrations.config import METHOD, check_without_data
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, weight_of
@@ -19,6 +19,7 @@ from hop.nn.models.conversion import convert, has_static_scale
 from hop.nn.models.exact import check_layers, is_exact, make_exact
 from hop.nn.models.freezing import freeze
 from hop.nn.models.report import Report
+from hop.nn.scales.static import StaticScale
 from hop.nn.weights.holders import Holder, Weight, holder_of
 from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
@@ -52,6 +53,8 @@ class HopQuantizer(_Base):
             raise ValueError(
                 "HopConfig: device_map has 'disk', which quantized weights do not support; give their modules a device"
             )
+        if not self.pre_quantized:
+            check_without_data(self.quantization_config.rules)
 
     # ---- loading
 
@@ -131,6 +134,9 @@ class HopQuantizer(_Base):
             weight: Any = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
+        for module in model.modules():
+            if isinstance(module, StaticScale):
+                module.update_ready()  # transformers loads tensors one by one
         if any(isinstance(layer, Holder) for layer in layers.values()):
             model._weight_conversions = []  # save unchanged: codes cannot be converted back to a tensor per expert
         floats = [name for name, layer in layers.items() if not layer.frozen]
@@ -202,11 +208,12 @@ register_quantizer(METHOD)(HopQuantizer)
 def make_serializable(model: Any, pack: bool) -> None:
     """Attach a HopQuantizer and a HopConfig to a model that hop.quantize_ quantized, so that `save_pretrained` works.
 
-    HopConfig does not support static scales: a model with such a scheme gets neither, and `save_pretrained` raises.
+    HopConfig supports static scales of inputs alone: a model with others gets neither, and `save_pretrained` raises.
     """
     layers = [(name, layer.scheme) for name, layer in HopQuantizer._layers(model).items()]  # includes earlier calls
     attention = {row.scheme for row in model.hop_report.rows if isinstance(row.scheme, AttentionScheme)}
-    if not layers or len(attention) > 1 or any(has_static_scale(scheme) for _, scheme in layers):
+    others = (replace(scheme, lhs=None) for _, scheme in layers)
+    if not layers or len(attention) > 1 or any(map(has_static_scale, others)):
         return
     schemes = {scheme for _, scheme in layers}
     # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.

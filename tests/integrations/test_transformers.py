@@ -17,6 +17,7 @@ from parameterized import parameterized
 from torch import nn
 
 import hop
+from hop.nn.scales.static import StaticScale
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama, loaded, saved, size, tokens, values
 
 for package in NEEDED:
@@ -275,6 +276,9 @@ class TestSavingAfterQuantize(unittest.TestCase):
         assert torch.equal(model.dequantize().model.norm.weight, model.model.norm.weight)
 
 
+STATIC_OUTPUT = hop.Scheme(hop.presets.INT8_ROW, hop.presets.INT8_ROW, output=hop.presets.INT8_TENSOR_STATIC)
+
+
 class TestConfig(unittest.TestCase):
     def test_as_json(self):
         for scheme in (
@@ -291,8 +295,8 @@ class TestConfig(unittest.TestCase):
         for error, match, arguments, options in (
             (ValueError, "no scheme is called 'int5'", ["int5"], {}),
             (ValueError, "hop1:Sch", ["hop1:Sch"], {}),
-            (ValueError, r"lhs has scales that are computed from data .*quantize_", ["int8_static"], {}),
-            (ValueError, "computed from data", [hop.recipes.FP8_DELAYED], {}),
+            (ValueError, r"lhs has scales that are computed from data .*quantize_", [hop.recipes.FP8_DELAYED], {}),
+            (ValueError, "output has scales that are computed from data", [STATIC_OUTPUT], {}),
             (TypeError, "must be a hop.Scheme, its name", [8], {}),
             (TypeError, "scheme=None would quantize nothing", [None], {}),
             (TypeError, "a selector must be a pattern of names", [{nn.Linear: "int8"}], {}),
@@ -305,6 +309,23 @@ class TestConfig(unittest.TestCase):
         for fields, match in (({"scheme": "int8", "bits": 4}, "has no field 'bits'"), ({}, "needs the field 'scheme'")):
             with pytest.raises(ValueError, match=match):
                 HopConfig.from_dict({"quant_method": "hop", **fields})
+
+    def test_static_scales(self):
+        """Those of inputs are in a checkpoint with codes, and a checkpoint in floats has none."""
+        with pytest.raises(ValueError, match="lhs has scales that are computed from data"):
+            loaded(llama(), HopConfig("int8_static"))
+        for dtype in (torch.float32, torch.bfloat16):
+            model = llama().to(dtype)
+            hop.quantize_(model, {"*.mlp.*": "int8_static", "*": "int8"}, calibrate=[IDS])
+            with saved(model) as folder:
+                again = type(model).from_pretrained(folder, dtype=dtype)
+            states = [[m for m in one.modules() if isinstance(m, StaticScale)] for one in (model, again)]
+            assert len(states[0]) == len(states[1]) == 6
+            for one, other in zip(*states, strict=True):
+                assert other.ready and torch.equal(one.scale, other.scale) and other.scale.dtype == torch.float32
+                assert torch.equal(one.zero_point, other.zero_point)
+            x = torch.randn(2, 64, dtype=dtype)
+            assert torch.equal(again.model.layers[1].mlp(x), model.model.layers[1].mlp(x))
 
     def test_refused_by_the_model(self):
         for config, match in (
