@@ -1,5 +1,6 @@
 """HopConfig: the quantization of a transformers model, as stored in its config.json."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ class HopConfig(QuantizationConfigMixin):
     Args:
         scheme: a name, such as "int8" (hop.schemes.named); a hop.Scheme or its text; a hop.Quantizer, for weights only;
             or several by name pattern, such as {"*.mlp.*": "int4", "*": "int8"}, where the first match counts and None
-            leaves layers in floats. config.json stores the text, so that a checkpoint does not depend on the meaning of
-            names.
+            leaves layers in floats. A single scheme of fewer than 8 bits leaves embeddings, and layers that share their
+            weights, at 8 bits, as for hop.quantize_; {"*": scheme} does not. config.json stores the text, so that a
+            checkpoint does not depend on the meaning of names.
         modules_to_not_convert: names to leave in floats, matched as in transformers: a module's name, or its beginning
             or end. Default: the output embeddings (lm_head), the last layer, such as a classifier, and modules tied to
             them; [] quantizes these too. Modules tied to one that stays in floats, and modules that the model keeps in
@@ -84,6 +86,12 @@ class HopConfig(QuantizationConfigMixin):
         """The schemes by name pattern, as for hop.nn.convert."""
         pairs: Any = [("*", self.scheme)] if isinstance(self.scheme, str) else self.scheme
         return [(pattern, None if text is None else Scheme.parse(text)) for pattern, text in pairs]
+
+    def with_rules(self, rules: Sequence[tuple[str, Scheme | None]]) -> "HopConfig":
+        """The same configuration with other schemes."""
+        result = copy.copy(self)
+        result.scheme = _scheme_text(rules)
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""

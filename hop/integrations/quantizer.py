@@ -11,20 +11,22 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from hop.integrations.config import METHOD, check_without_data
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
-from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, weight_of
+from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, tied, weight_of
 from hop.nn.layers.base import Layer, modules_of
 from hop.nn.layers.linear import Linear, ScaledEmbedding
 from hop.nn.models.attention_rules import checked_attention, convert_attention
-from hop.nn.models.conversion import convert, has_static_scale
+from hop.nn.models.conversion import convert, has_static_scale, rules_of
 from hop.nn.models.exact import check_layers, is_exact, make_exact
 from hop.nn.models.freezing import freeze
 from hop.nn.models.report import Report
+from hop.nn.models.selectors import matches
 from hop.nn.scales.static import StaticScale
 from hop.nn.weights.holders import Holder, Weight, holder_of
 from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -59,6 +61,8 @@ class HopQuantizer(_Base):
     # ---- loading
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if not self.pre_quantized:
+            self._keep_tables(model)
         rules: Any = self.quantization_config.rules
         if self.pre_quantized:  # the checkpoint determines which layers have codes
             rules = rules_with_any_prefix(model, rules)
@@ -75,6 +79,17 @@ class HopQuantizer(_Base):
                 known = self._buffers.setdefault(name, [])
                 q: Any = weight.frozen_quantizer()
                 known += [b for b in buffers_of(q, weight.weight.shape) if b not in known]
+
+    def _keep_tables(self, model: Any) -> None:
+        """Add rules of 8 bits for embeddings and layers tied to them, if there is a single scheme of fewer."""
+        config = self.quantization_config
+        if not isinstance(config.scheme, str):
+            return
+        (selector, scheme), *others = rules_of(model, Scheme.parse(config.scheme), exact=config.exact)
+        tables = [name for name, module in modules_of(model, every_name=True) if matches(selector, name, module)]
+        if others and tables:
+            rules: Any = [*((name, scheme) for name in sorted(tied(model, tables))), *others]
+            model.config.quantization_config = self.quantization_config = config.with_rules(rules)
 
     def _attend(self, model: Any) -> None:
         attention = self.quantization_config.attention

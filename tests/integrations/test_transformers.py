@@ -88,7 +88,7 @@ class TestLoading(unittest.TestCase):
     def test_every_bit_comes_back(self, name):
         model = loaded(llama(), HopConfig(name))
         want = llama()
-        hop.quantize_(want, {"*": name}, filter=lambda name, _: name != "lm_head")
+        hop.quantize_(want, name, filter=lambda name, _: name != "lm_head")
         assert torch.equal(model(IDS).logits, want(IDS).logits)
         said = tokens(model)
         with saved(model) as folder:
@@ -99,6 +99,24 @@ class TestLoading(unittest.TestCase):
                 one, two = (hop.storage.load_file(Path(f, "model.safetensors")) for f in (folder, other))
                 assert one.keys() == two.keys() and sum(isinstance(t, hop.QuantizedTensor) for t in one.values()) == 15
                 assert all(torch.equal(values(t), values(two[name])) for name, t in one.items())
+
+    @parameterized.expand([("int4", False), ("int4", True), ("nvfp4", True)])
+    def test_single_schemes_of_few_bits_keep_tables_at_8(self, scheme, tie):
+        """As quantize_ does, and in the saved checkpoint; not if a pattern says so."""
+        config = HopConfig(scheme, modules_to_not_convert=[])
+        model, want = loaded(llama(tie=tie), config), hop.quantize_(llama(tie=tie), scheme)
+        assert config.rules == HopConfig(scheme).rules  # which other models may use
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        for one in (model, again):
+            assert torch.equal(one(IDS).logits, want(IDS).logits)
+            assert one.model.embed_tokens.weight.quantizer.plain == hop.presets.INT8_ROW
+            assert (one.lm_head.weight.quantizer.plain == hop.presets.INT8_ROW) == tie
+            assert one.model.layers[0].mlp.up_proj.weight.quantizer.format.bits == 4
+            # from_pretrained counts what is tied twice
+            assert tie or one.hop_report.summary == want.hop_report.summary
+        few = loaded(llama(tie=tie), HopConfig({"*": scheme}, modules_to_not_convert=[]))
+        assert few.lm_head.weight.quantizer.format.bits == few.model.embed_tokens.weight.quantizer.format.bits == 4
 
     @parameterized.expand(itertools.product((False, True), (False, True)))
     def test_quantized_then_saved(self, tie, pack):

@@ -562,6 +562,8 @@ class TestRequantize:
         assert hop.quantize_(nn.Embedding(8, 32), presets.INT4_32).weight.quantizer == presets.INT8_ROW
         with pytest.warns(UserWarning, match="no layer was converted"):
             hop.quantize_(nn.Sequential(nn.ReLU()), "int4")
+        model = hop.quantize_(Tied().eval(), "8da4w", exact=True)  # in which the head multiplies integers
+        assert model.embed.scheme == model.head.scheme == schemes.INT8_DYNAMIC
 
     def test_weights_are_searched_unless_they_may_be_trained(self):
         torch.manual_seed(0)

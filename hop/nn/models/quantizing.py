@@ -61,7 +61,8 @@ def quantize_(
         scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
             for weights only; or several by selector, such as {"lm_head": "int8", "*": "int4"}, of which the first
             match applies. None leaves layers in floats. See hop.nn.convert. A single scheme of fewer than 8 bits
-            leaves embeddings, and layers that share their weights, at 8 bits ("int8_weight"); {"*": scheme} does not.
+            leaves embeddings, and layers that share their weights, at 8 bits ("int8_weight", or "int8" if `exact`);
+            {"*": scheme} does not.
         filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
             all that hop.nn.convert supports.
         calibrate: batches of inputs, as for hop.nn.calibrate, or a function that returns them. Read only for static
@@ -93,7 +94,7 @@ def quantize_(
         TypeError: as convert and calibrate.
     """
     _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize)
-    rules = rules_of(model, scheme, filter)
+    rules = rules_of(model, scheme, filter, exact)
     data = _data(rules, calibrate, weights)
     attention = _attention(model, rules, attention, exact)
     settle_weights(model, rules)
