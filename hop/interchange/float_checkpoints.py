@@ -25,23 +25,22 @@ from hop.interchange.packed import (
     AT_ONCE,
     FLOATS,
     FP8,
+    NVFP4_MULTIPLIED,
     Config,
     Parts,
     Weight,
     float_quantizer,
+    mx_quantizer,
     number,
     transposed_stack,
 )
 from hop.numerics import blocks, spelling
-from hop.numerics.float_rules import Microscaling
-from hop.numerics.formats import E2M1, E4M3, INT8, NF4
+from hop.numerics.formats import INT8, NF4
 from hop.numerics.presets import MXFP4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
-from hop.numerics.stored_scales import StoredScales
 
-_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
-_NVFP4_STACK = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(1, -1, -1), outer_dtype=torch.float32))
+_NVFP4_STACK = NVFP4_MULTIPLIED.of_batch(2)
 
 _MOST_DIMENSIONS = 64  # PyTorch's limit
 
@@ -72,7 +71,7 @@ def read_nvfp4(parts: Parts, config: Config) -> Weight:
     scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
     outer = parts.fits("weight_scale_2", parts.get("weight_scale_2", torch.float32), (1, 1), (1,), ())
     shape = (packed.shape[0], 2 * packed.shape[1])
-    return Weight(parts.assemble(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+    return Weight(parts.assemble(NVFP4_MULTIPLIED, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
 
 
 def read_fp8(parts: Parts, config: Config) -> Weight:
@@ -82,7 +81,7 @@ def read_fp8(parts: Parts, config: Config) -> Weight:
     weight = parts.get("weight", *FP8)
     scale = parts.get("weight_scale", *FLOATS, torch.uint8)
     if scale.dtype == torch.uint8:
-        mx = Quantizer(FP8[weight.dtype], (1, 32), Microscaling())
+        mx = mx_quantizer(weight.dtype)
         return Weight(parts.assemble(mx, weight.shape, torch.bfloat16, codes=weight, scale=scale))
     if weight.dim() < 2:
         raise parts.fail(f"'weight' has shape {tuple(weight.shape)}, and must have two dimensions or more")
@@ -127,7 +126,7 @@ def read_stacked_fp8(parts: Parts, config: Config) -> Weight:
     count, first, last = weight.shape
     if scale.dtype == torch.uint8:
         across = tuple(scale.shape) == (count, -(-first // 32), last)
-        mx = Quantizer(FP8[weight.dtype], (32, 1) if across else (1, 32), Microscaling())
+        mx = mx_quantizer(weight.dtype, (32, 1) if across else (1, 32))
         return Weight(parts.assemble(mx, weight.shape, torch.bfloat16, codes=weight, scale=scale))
     rows, columns = (count, first, 1), (count, 1, last)
     shape = tuple(scale.shape)

@@ -25,14 +25,12 @@ from hop.interchange.packed import (
     assemble_rows,
     integer_quantizer,
     number,
+    offset_quantizer,
     sorting_permutation,
     unpack_words,
 )
 from hop.interchange.patterns import matches
-from hop.numerics.formats import UINT4
-from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
-from hop.numerics.stored_scales import StoredScales
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
 _MOST_RULES = 256
@@ -248,8 +246,8 @@ def read_llm_awq(parts: Parts, config: Config) -> Weight:
         columns = nibbles.unflatten(3, (2, 4, 2, 4)).permute(0, 2, 1, 3, 6, 4, 5)
         return columns.reshape(-1, size)[start - _TILE[0] * first : stop - _TILE[0] * first]
 
-    q = Quantizer(UINT4, block, StoredScales(torch.float32, offset=True))
     scale, offset = scales[:count].t(), -zeros[:count].t()
+    q = offset_quantizer(block)
     return Weight(assemble_rows(q, (rows, size), scales.dtype, codes, scale=scale, offset=offset))
 
 
