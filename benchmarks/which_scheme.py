@@ -183,8 +183,8 @@ def variants(data: list[Any]) -> dict[str, Callable[[nn.Module], Any]]:
 
     made: dict[str, Callable[[nn.Module], Any]] = {"float32": lambda model: model}
     made |= {name: ours(name) for name in SCHEMES} | {name: ours(scheme) for name, scheme in WEIGHTS.items()}
-    made |= {f"{name}, scales of the rule": ours(name, search=False) for name in FEW_BITS}
-    made |= {f"{name}, 32 samples": ours(name, calibration=data) for name in FEW_BITS}
+    made |= {f"{name}, scales of the rule": ours(name, weights="rule") for name in FEW_BITS}
+    made |= {f"{name}, 32 samples": ours(name, calibrate=data, weights="gptq") for name in FEW_BITS}
     made |= {name: peer(by_gguf, name) for name in GGUF} | {name: peer(by_torchao, name) for name in TORCHAO}
     return made
 

@@ -20,8 +20,9 @@ _ORACLES = {
     "fp8": "transformers",
     "gptq": "its formula",
     "auto-round": "GPTQ's formula",
-    "awq": "its formulas (gemm, gemv)",
+    "awq": "its formulas (gemm, gemv, llm-awq)",
     "modelopt": "its formulas",
+    "mxfp4": "transformers",
     "bitsandbytes": "its formulas; int8 to two units in the last place",
     "torchao": "the package torchao; Int4Tensor: its formula",
 }
@@ -45,14 +46,14 @@ def architectures() -> str:
     """Architectures of GGUF files, and the models of tests/integrations/gguf_files.py that each is compared with."""
     header = ["general.architecture", "transformers", "what is undone", "compared"]
     rows = []
-    models = [*gguf_models.MODELS.items(), ("llama, with experts", gguf_models.MIXTRAL)]
-    for name, model in models:
+    models = [(name, name, model) for name, model in gguf_models.MODELS.items()]
+    models += [(f"{name}, {what}", model.model_type, model) for name, (what, model, _) in gguf_models.VARIANTS.items()]
+    for name, key, model in models:
         layout = model.layout
         undone = [] if layout.rows is Layout._field_defaults["rows"] else ["order of rows"]
         undone += ["norms stored as 1 + w"] if layout.shifted != "$^" else []
         parts = sorted({f"`{join.target.rpartition('}.')[2]}`" for join in layout.joins.values()})
         undone += [f"in parts or transposed: {', '.join(parts)}"] if parts else []
-        key = "mixtral" if model is gguf_models.MIXTRAL else name
         tested = [each for each in gguf_files.MODELS if each.split(" ")[0] == key]
         assert tested, f"no test writes a file of {name}"
         rows.append([f"`{name}`", f"`{model.model_class}`", "; ".join(undone) or NO, str(len(tested))])

@@ -14,6 +14,7 @@ Tuners are changed once they are imported.
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -152,24 +153,31 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_layer
 
 
-def _merged_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The table with trained tokens, which PEFT assembles in each call."""
+def _in_floats(attribute: str, floats: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A wrapper of methods, which run while `attribute` of their object is `floats` of it."""
 
-    @functools.wraps(original)
-    def get_merged_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        base = self.base_layer
-        if not _is_frozen(base):
-            return original(self, *args, **kwargs)
-        self.base_layer = base.to_float()
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.base_layer = base
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            own = getattr(self, attribute)
+            setattr(self, attribute, floats(own))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                setattr(self, attribute, own)
 
-    return get_merged_weights
+        return method
+
+    return wrapper
 
 
-_METHODS = {"merge": _merge, "unmerge": _unmerge, "update_layer": _update, "get_merged_weights": _merged_weights}
+_METHODS = {
+    "merge": _merge,
+    "unmerge": _unmerge,
+    "update_layer": _update,
+    # The table with trained tokens, which PEFT assembles in each call.
+    "get_merged_weights": _in_floats("base_layer", lambda base: base.to_float() if _is_frozen(base) else base),
+}
 _WRAPPED = "_hop_wrapped"
 
 
@@ -204,7 +212,7 @@ def _wrap_tuners() -> None:
 # ---- whole modules
 
 
-def _in_floats(module: nn.Module) -> nn.Module:
+def _float_module(module: nn.Module) -> nn.Module:
     """The module with float layers in the place of those with codes; itself if it has none."""
     if isinstance(module, Layer) and module.frozen:
         return module.to_float()
@@ -217,25 +225,6 @@ def _in_floats(module: nn.Module) -> nn.Module:
         elif isinstance(child, Layer) and child.frozen:
             result.set_submodule(name, child.to_float())
     return result
-
-
-def _update_saved(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self.original_module
-        self.original_module = _in_floats(own)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.original_module = own
-
-    return update
-
-
-def _wrap_saved_modules() -> None:
-    from peft.utils.other import ModulesToSaveWrapper  # type: ignore[import-not-found]  # optional
-
-    _wrap(ModulesToSaveWrapper, "update", _update_saved)
 
 
 def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,12 +248,10 @@ def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
     return _resize_token_embeddings
 
 
-def _wrap_models() -> None:
-    from transformers import PreTrainedModel
-
-    _wrap(PreTrainedModel, "_resize_token_embeddings", _resize)
+def _wrap_when_imported(module: str, owner: str, name: str, wrapper: Callable[..., Any]) -> None:
+    when_imported(module, lambda: _wrap(getattr(sys.modules[module], owner), name, wrapper))
 
 
 when_imported("peft.tuners.tuners_utils", _wrap_tuners)
-when_imported("peft.utils.other", _wrap_saved_modules)
-when_imported("transformers.modeling_utils", _wrap_models)
+_wrap_when_imported("peft.utils.other", "ModulesToSaveWrapper", "update", _in_floats("original_module", _float_module))
+_wrap_when_imported("transformers.modeling_utils", "PreTrainedModel", "_resize_token_embeddings", _resize)

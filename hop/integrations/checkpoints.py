@@ -19,20 +19,21 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.integrations import gguf_models, gguf_tensors, model_folders
 from hop.integrations.config import HopConfig
+from hop.integrations.folder_tensors import ModelTensor, folder_tensors
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
-from hop.interchange import Checkpoint, open_checkpoint, open_gguf
+from hop.interchange import open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
+from hop.nn.contexts import INPUT
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
 from hop.nn.models.kinds import layer_of
 from hop.nn.weights.holders import kind_of
+from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
-# Scales of activations, which stay in floats here, and of keys and values; stored next to a weight.
-_ACTIVATION_SCALES = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
 _ORDER = ".input_order"
 
 
@@ -42,7 +43,7 @@ class ModelSource(NamedTuple):
     model_class: Any
     config: Any
     options: Mapping[str, Any]
-    tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, order of its columns
+    tensors: Iterator[ModelTensor]
 
 
 def load_model(
@@ -77,8 +78,8 @@ def load_model(
         activations: a quantizer with dynamic scales, such as hop.presets.INT8_32, for the inputs of linear layers whose
             weights are integers times scales. Products are then integer products, which are faster, but the outputs
             differ from those of the file's values. Layers with other weights (NF4, fp8, ...) keep float inputs. Or
-            "file": as a compressed-tensors folder says, if scales are dynamic. Default: float inputs everywhere, and
-            the file's scales of activations are ignored.
+            "file": as a folder of compressed-tensors, or of ModelOpt in fp8, says, with its static scales; inputs of
+            experts stay in floats. Default: float inputs everywhere, and the file's scales of activations are ignored.
         exact: whether the model gives the same bits on every route and CPU level, as for hop.quantize_. It needs
             `activations` with a scale for each row or part of one, and attention runs in "int8".
 
@@ -99,7 +100,7 @@ def load_model(
     _check_options(dtype, pack, activations, exact)
     source = _source_from_folder(place) if place.is_dir() else _source_from_gguf(place)
     state, quantizers = _state(place, source)
-    inputs = _file_inputs(place, quantizers) if isinstance(activations, str) else activations
+    inputs = _file_inputs(place, quantizers, state) if isinstance(activations, str) else activations
     if exact:
         _check_layers(place, source, quantizers)
     if quantizers:
@@ -161,7 +162,7 @@ def _source_from_gguf(place: Path) -> ModelSource:
 def _source_from_folder(folder: Path) -> ModelSource:
     described = model_folders.read_config("load_model", folder)
     checkpoint = open_checkpoint(folder)
-    known = [kind.model_type for kind in (*gguf_models.MODELS.values(), gguf_models.MIXTRAL)]
+    known = [kind.model_type for kind in gguf_models.ALL]
     if described.get("model_type") not in known:
         raise ValueError(
             f"load_model: {folder}: model_type is {shown(described.get('model_type'))}; those that are read are "
@@ -178,13 +179,7 @@ def _source_from_folder(folder: Path) -> ModelSource:
     vars(config).pop("quantization_config", None)
     is_bare = model_class is transformers.BertModel and not any("pooler." in name for name in checkpoint)
     options = {"add_pooling_layer": False} if is_bare else {}
-    return ModelSource(model_class, config, options, _checkpoint_tensors(checkpoint))
-
-
-def _checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    for name in checkpoint:
-        if name.rpartition(".")[2] not in _ACTIVATION_SCALES:
-            yield name, checkpoint[name], checkpoint.permutation(name)
+    return ModelSource(model_class, config, options, folder_tensors(folder, checkpoint, config.model_type))
 
 
 # ---- the model
@@ -213,8 +208,11 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
     stacks = _stacks(model)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing = set(shapes) - set(_tied(source))
+    found: set[str] = set()
     for name, tensor, order in source.tensors:
-        missing.discard(name)
+        if name in found:
+            raise ValueError(f"load_model: {place}: the tensor {shown(name)} of the model is there twice; remove one")
+        found.add(name)
         if name in shapes and tensor.shape != shapes[name]:
             raise ValueError(
                 f"load_model: {place}: tensor {shown(name)} has shape {tuple(tensor.shape)}, and the model by its "
@@ -224,8 +222,9 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
         if not isinstance(tensor, QuantizedTensor):
             state[name] = tensor
         elif name in stacks:
-            state[name] = tensor
-            quantizers[name] = tensor.quantizer.transposed(2).plain if stacks[name] else tensor.quantizer.plain
+            state[name], q = _by_matrix(tensor)
+            if q is not None:
+                quantizers[name] = (q.transposed(2) if stacks[name] else q).plain
         elif leaf != "weight":
             raise ValueError(
                 f"load_model: {place}: tensor {shown(name)} is quantized, and must be the weight of a layer"
@@ -237,7 +236,7 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
             state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
             if order is not None:
                 state[f"{layer}{_ORDER}"] = order
-    if missing:  # transformers would create them, with sizes from an untrusted configuration
+    if missing := missing - found:  # transformers would create them, with sizes from an untrusted configuration
         raise ValueError(
             f"load_model: {place}: missing tensors of the model: {shown(sorted(missing))}; download it again"
         )
@@ -245,8 +244,8 @@ def _state(place: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[st
     return state, quantizers
 
 
-def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer]) -> dict[str, Quantizer]:
-    """The quantizers of inputs that a folder stores, by layer. Raises ValueError for static ones."""
+def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer], state: dict[str, Tensor]) -> dict[str, Quantizer]:
+    """The quantizers of inputs that a folder stores, by layer. Static scales are added to `state`."""
     if not place.is_dir():
         raise ValueError(f"load_model: activations='file' is for folders, and {place} is a file; give a Quantizer")
     checkpoint, result = open_checkpoint(place), dict[str, Quantizer]()
@@ -254,12 +253,11 @@ def _file_inputs(place: Path, quantizers: Mapping[str, Quantizer]) -> dict[str, 
         activation = checkpoint.activation(f"{name}.weight")
         if activation is None:
             continue
-        if activation.quantizer.scale.is_static:
-            raise ValueError(
-                f"load_model: {place}: the input of {shown(name)} has a static scale, and a model of transformers "
-                "holds dynamic ones alone; give activations=None, and read it by open_checkpoint(folder).activation"
-            )
         result[name] = activation.quantizer
+        for part in ("scale", "zero_point"):
+            value: Tensor | None = getattr(activation, part)
+            if value is not None:
+                state[f"{name}.scales.{INPUT}.{part}"] = value.to(torch.float32).reshape(1)
     return result
 
 
@@ -274,13 +272,29 @@ def _stacks(model: nn.Module) -> dict[str, bool]:
     }
 
 
+def _by_matrix(stack: QuantizedTensor) -> tuple[Tensor, Quantizer | None]:
+    """The stack with scales for each matrix, and the quantizer of one; floats and None if matrices share other scales
+    than those of all.
+    """
+    q = stack.quantizer
+    if q.flat:
+        return stack, q
+    own = q.of_blocks(lambda block: blocks.per_dimension(block, 2))
+    shapes = own.of_batch(2).buffers(stack.shape)
+    try:
+        buffers = {name: b.expand(shapes[name][0]).contiguous() for name, b in stack.buffers().items()}
+    except RuntimeError:
+        return dequantize(stack, torch.float32), None
+    return stack.rebuilt(buffers, quantizer=own.of_batch(2)), own
+
+
 def _flatten_stacks(stacks: Mapping[str, bool], state: dict[str, Tensor], quantizers: dict[str, Quantizer]) -> None:
     """Replace quantized weights of experts by their buffers; by floats where another weight of them is in floats."""
     floats = {name.rpartition(".")[0] for name in stacks if name not in quantizers}
     for name in stacks.keys() & quantizers.keys():
         tensor: Any = state.pop(name)
         if name.rpartition(".")[0] in floats:
-            state[name] = dequantize(tensor)
+            state[name] = dequantize(tensor, torch.float32)
             del quantizers[name]
         else:
             state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}

@@ -1,6 +1,7 @@
 """HopConfig: the quantization of a transformers model, as stored in its config.json."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from transformers.quantizers import register_quantization_config
@@ -26,8 +27,9 @@ class HopConfig(QuantizationConfigMixin):
     Args:
         scheme: a name, such as "int8" (hop.schemes.named); a hop.Scheme or its text; a hop.Quantizer, for weights only;
             or several by name pattern, such as {"*.mlp.*": "int4", "*": "int8"}, where the first match counts and None
-            leaves layers in floats. config.json stores the text, so that a checkpoint does not depend on the meaning of
-            names.
+            leaves layers in floats. A single scheme of fewer than 8 bits leaves embeddings, and layers that share their
+            weights, at 8 bits, as for hop.quantize_; {"*": scheme} does not. config.json stores the text, so that a
+            checkpoint does not depend on the meaning of names.
         modules_to_not_convert: names to leave in floats, matched as in transformers: a module's name, or its beginning
             or end. Default: the output embeddings (lm_head), the last layer, such as a classifier, and modules tied to
             them; [] quantizes these too. Modules tied to one that stays in floats, and modules that the model keeps in
@@ -44,9 +46,10 @@ class HopConfig(QuantizationConfigMixin):
             Only for checkpoints with codes; stored in config.json as text.
 
     Raises:
-        ValueError: no scheme has this name; the text is not a scheme; or a scheme has static scales, which need
-            hop.quantize_(model, scheme, calibrate=...); or exact=True, and results in the scheme depend on more than
-            their inputs.
+        ValueError: no scheme has this name; the text is not a scheme; or a scheme has delayed scales, or static ones of
+            other operands than the input; or exact=True, and results in the scheme depend on more than their inputs.
+            `from_pretrained` raises it for static scales of inputs, which need hop.quantize_(model, scheme,
+            calibrate=...), unless the checkpoint has them.
         TypeError: an argument has the wrong type.
     """
 
@@ -83,6 +86,12 @@ class HopConfig(QuantizationConfigMixin):
         """The schemes by name pattern, as for hop.nn.convert."""
         pairs: Any = [("*", self.scheme)] if isinstance(self.scheme, str) else self.scheme
         return [(pattern, None if text is None else Scheme.parse(text)) for pattern, text in pairs]
+
+    def with_rules(self, rules: Sequence[tuple[str, Scheme | None]]) -> "HopConfig":
+        """The same configuration with other schemes."""
+        result = copy.copy(self)
+        result.scheme = _scheme_text(rules)
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -148,12 +157,23 @@ def _read(scheme: Any, kind: type[Scheme | AttentionScheme] = Scheme) -> Any:
 def _check(scheme: Scheme) -> None:
     for role in ("lhs", "rhs", "output"):
         q = getattr(scheme, role)
-        if q is not None and q.scale.missing() is not None:
-            raise ValueError(
-                f"HopConfig: scheme={scheme}: {role} has scales that are computed from data (static or delayed), and "
-                "there are no data while weights are loaded; load the model in floats and call "
-                "hop.quantize_(model, scheme, calibrate=batches), or use a dynamic scheme such as 'int8'"
-            )
+        if q is not None and q.scale.missing() is not None and not (role == "lhs" and q.scale.is_static):
+            raise _no_data(scheme, role)
+
+
+def check_without_data(rules: Iterable[tuple[str, Scheme | None]]) -> None:
+    """Raise ValueError for a scheme with static scales, which a checkpoint in floats does not have."""
+    for _, scheme in rules:
+        if scheme is not None and scheme.lhs is not None and scheme.lhs.scale.is_static:
+            raise _no_data(scheme, "lhs")
+
+
+def _no_data(scheme: Scheme, role: str) -> ValueError:
+    return ValueError(
+        f"HopConfig: scheme={scheme}: {role} has scales that are computed from data (static or delayed), and "
+        "there are no data while weights are loaded; load the model in floats and call "
+        "hop.quantize_(model, scheme, calibrate=batches), or use a dynamic scheme such as 'int8'"
+    )
 
 
 def _quantizer_texts(given: Any) -> dict[str, str]:

@@ -96,7 +96,7 @@ def quantize_folder(
         headers = [read_header(file) for file in _files(source)]
         _check_sizes(source, model, [entry for header in headers for entry in header.entries.values()])
         files = [header.path for header in headers]
-    _convert(model, config)
+    config = _convert(model, config)
     _begin(target, source, config, files)
     total, done = sum(h.bytes for h in headers), 0
     places: dict[str, str] = {}
@@ -190,11 +190,15 @@ def _names_in(model: Any, name: str) -> tuple[str, ...]:
     return name, prefix + name, name.removeprefix(prefix)
 
 
-def _convert(model: Any, config: HopConfig) -> None:
-    HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
+def _convert(model: Any, config: HopConfig) -> HopConfig:
+    """Convert the model's layers. Returns the configuration with the rules that apply to it."""
+    quantizer = HopQuantizer(config, pre_quantized=False)
+    quantizer.validate_environment()
+    quantizer._process_model_before_weight_loading(model)
     if config.exact:
         remedy = "give them an integer scheme, and modules_to_not_convert=[]"
         check_layers("quantize_folder", model, lambda name, module: isinstance(module, Layer), remedy)
+    return quantizer.quantization_config
 
 
 def _files(source: Path) -> list[Path]:

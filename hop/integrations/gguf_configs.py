@@ -257,7 +257,30 @@ def gpt_oss(data: Metadata) -> dict[str, Any]:
 
 
 def deepseek2(data: Metadata) -> dict[str, Any]:
-    """The fields of DeepSeek V2, with latent keys and values."""
+    """The fields of DeepSeek V2, whose router is a softmax."""
+    if data.get("expert_gating_func", 1) not in (0, 1):
+        rule = "1, a softmax as in DeepSeek V2, or 2, a sigmoid as in V3"
+        raise data.wrong("expert_gating_func", data.get("expert_gating_func"), rule)
+    if data.get("expert_weights_norm", False):
+        raise data.wrong("expert_weights_norm", True, "false, as in DeepSeek V2")
+    groups = _expert_groups(data, 1)
+    return _deepseek(data) | (
+        {"topk_method": "group_limited_greedy", **groups} if groups else {"topk_method": "greedy"}
+    )
+
+
+def deepseek3(data: Metadata) -> dict[str, Any]:
+    """The fields of DeepSeek V3, whose router is a sigmoid with a bias for the choice of experts."""
+    data.get("expert_gating_func")
+    norm = data.get("expert_weights_norm", False)
+    if not isinstance(norm, bool):
+        raise data.wrong("expert_weights_norm", norm, "true or false")
+    groups = _expert_groups(data, 2)  # transformers, like llama.cpp, adds the two highest scores of a group
+    return _deepseek(data) | {"norm_topk_prob": norm, **(groups or {"n_group": 1, "topk_group": 1})}
+
+
+def _deepseek(data: Metadata) -> dict[str, Any]:
+    """The fields of DeepSeek V2 and V3, with latent keys and values."""
     heads, blocks = data.integer("attention.head_count"), data.integer("block_count")
     kv_heads = data.integer("attention.head_count_kv", heads)
     if kv_heads not in (1, heads):
@@ -282,28 +305,33 @@ def deepseek2(data: Metadata) -> dict[str, Any]:
         "moe_intermediate_size": data.integer("expert_feed_forward_length"),
         "rope_parameters": _deepseek_rope(data, rotated),
         **_experts(data, "n_routed_experts"),
-        **_routing(data),
+        "routed_scaling_factor": _expert_scale(data),
     }
 
 
-def _routing(data: Metadata) -> dict[str, Any]:
-    """How a token's experts are chosen and weighted."""
-    if data.get("expert_gating_func", 1) not in (0, 1):
-        rule = "1, a softmax, as in DeepSeek V2; V3 is not read"
-        raise data.wrong("expert_gating_func", data.get("expert_gating_func"), rule)
-    if data.get("expert_weights_norm", False):
-        raise data.wrong("expert_weights_norm", True, "false, as in DeepSeek V2")
+def _expert_scale(data: Metadata) -> float:
     scale = data.get("expert_weights_scale", 0.0) or 1.0  # 0 means no scale
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < 2**31:
         raise data.wrong("expert_weights_scale", scale, "a number, 0 or more")
+    return float(scale)
+
+
+def _expert_groups(data: Metadata, least: int) -> dict[str, Any]:
+    """The groups of at least `least` experts of which a token takes some; empty if there is one group."""
     count, groups = data.integer("expert_count"), data.integer("expert_group_count", 0, least=0)
     used = data.integer("expert_group_used_count", 0, least=0, most=groups)
     if groups <= 1:
-        return {"routed_scaling_factor": float(scale), "topk_method": "greedy"}
-    if count % groups or not used:
-        raise data.wrong("expert_group_count", groups, f"a divisor of {count} experts, of which 1 and more are used")
-    method = {"topk_method": "group_limited_greedy", "n_group": groups, "topk_group": used}
-    return {"routed_scaling_factor": float(scale), **method}
+        return {}
+    if count % groups or count // groups < least or not used:
+        raise data.wrong(
+            "expert_group_count",
+            groups,
+            f"a divisor of {count} experts, with {least} or more in a group, of which 1 and more are used",
+        )
+    taken = data.integer("expert_used_count", most=count)
+    if taken > used * (count // groups):
+        raise data.wrong("expert_used_count", taken, f"at most {used * (count // groups)}, those of the used groups")
+    return {"n_group": groups, "topk_group": used}
 
 
 def _deepseek_rope(data: Metadata, size: int) -> dict[str, Any]:
@@ -313,7 +341,7 @@ def _deepseek_rope(data: Metadata, size: int) -> dict[str, Any]:
         return rope
     attention = data.get("rope.scaling.attn_factor", 1.0)
     if attention != 1:
-        raise data.wrong("rope.scaling.attn_factor", attention, "1 for DeepSeek V2")
+        raise data.wrong("rope.scaling.attn_factor", attention, "1 for DeepSeek")
     scale = float(data.number("rope.scaling.yarn_log_multiplier")) / 0.1
     del rope["attention_factor"]
     return rope | {"mscale": scale, "mscale_all_dim": scale}

@@ -90,6 +90,7 @@ _DEEPSEEK2 = {
     "blk.{}.ffn_up_shexp": "model.layers.{}.mlp.shared_experts.up_proj",
     "blk.{}.ffn_down_shexp": "model.layers.{}.mlp.shared_experts.down_proj",
 }
+_CHOICE = {"blk.{}.exp_probs_b.bias": "model.layers.{}.mlp.gate.e_score_correction_bias"}  # of experts
 _GPT_NEOX = {
     "token_embd": "gpt_neox.embed_in",
     "output_norm": "gpt_neox.final_layer_norm",
@@ -121,7 +122,10 @@ _EXPERTS: Joins = {
         "model.layers.{}.mlp.experts.gate_up_proj", tensors.gate_and_up
     ),
 }
-_DOWN = {"blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.down_proj"}
+_STACKS = {
+    "blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.down_proj",
+    "blk.{}.ffn_gate_up_exps.weight": "model.layers.{}.mlp.experts.gate_up_proj",  # merged by llama.cpp's converter
+}
 _GPT_OSS_EXPERTS: Joins = {
     (f"blk.{{}}.ffn_gate_exps.{kind}", f"blk.{{}}.ffn_up_exps.{kind}"): Join(
         f"model.layers.{{}}.mlp.experts.gate_up_proj{end}", tensors.interleaved
@@ -141,6 +145,7 @@ _QKV: Joins = {
         "model.layers.{}.self_attn.qkv_proj.weight", tensors.rows_after_rows
     ),
 }
+_SIGMOID = 2  # expert_gating_func of DeepSeek V3
 _NORMS = r"norm\.weight$"  # of Gemma
 
 
@@ -157,7 +162,7 @@ MODELS = {
     "qwen3moe": _decoder(
         "qwen3_moe",
         "Qwen3Moe",
-        Layout(_DECODER | _SECOND_NORM | _NORMED | _ROUTER | _DOWN, joins=_EXPERTS),
+        Layout(_DECODER | _SECOND_NORM | _NORMED | _ROUTER | _STACKS, joins=_EXPERTS),
         gguf_configs.qwen3moe,
     ),
     "phi3": _decoder("phi3", "Phi3", Layout(_DECODER | _SECOND_NORM | _PHI3, joins=_QKV), gguf_configs.phi3),
@@ -173,7 +178,7 @@ MODELS = {
     "deepseek2": _decoder(
         "deepseek_v2",
         "DeepseekV2",
-        Layout(_LLAMA | _DEEPSEEK2 | _ROUTER | _DOWN, joins=_EXPERTS | _LATENT),
+        Layout(_LLAMA | _DEEPSEEK2 | _ROUTER | _STACKS, joins=_EXPERTS | _LATENT),
         gguf_configs.deepseek2,
         kv_heads=False,
     ),
@@ -196,14 +201,26 @@ MODELS = {
 }
 """Models by general.architecture."""
 
-MIXTRAL = _decoder(
+_MIXTRAL = _decoder(
     "mixtral",
     "Mixtral",
-    Layout(_DECODER | _SECOND_NORM | _ROUTER | _DOWN, tensors.pairs, joins=_EXPERTS),
+    Layout(_DECODER | _SECOND_NORM | _ROUTER | _STACKS, tensors.pairs, joins=_EXPERTS),
     gguf_configs.mixtral,
 )
-"""The model of the architecture llama if it has experts."""
+_DEEPSEEK3 = _decoder(
+    "deepseek_v3",
+    "DeepseekV3",
+    Layout(_LLAMA | _DEEPSEEK2 | _CHOICE | _ROUTER | _STACKS, joins=_EXPERTS | _LATENT),
+    gguf_configs.deepseek3,
+    kv_heads=False,
+)
+VARIANTS = {
+    "llama": ("with experts", _MIXTRAL, lambda get: bool(get("llama.expert_count"))),
+    "deepseek2": ("with a sigmoid", _DEEPSEEK3, lambda get: get("deepseek2.expert_gating_func") == _SIGMOID),
+}
+"""Other models of an architecture: a description, the model, and whether a file with these metadata has it."""
 
+ALL = [*MODELS.values(), *(model for _, model, _ in VARIANTS.values())]
 _TABLE = "token_embd.weight"
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
@@ -216,7 +233,8 @@ def model_of(file: GGUFFile) -> Model:
             f"load_model: {file.path}: general.architecture is {shown(named)}; those that are read are "
             f"{', '.join(MODELS)}"
         )
-    return MIXTRAL if named == "llama" and file.metadata.get("llama.expert_count") else MODELS[named]
+    _, variant, applies = VARIANTS.get(named, ("", MODELS[named], lambda get: True))
+    return variant if applies(file.metadata.get) else MODELS[named]
 
 
 def config_of(file: GGUFFile, model: Model) -> Any:

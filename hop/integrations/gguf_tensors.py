@@ -19,6 +19,7 @@ from torch import Tensor
 from hop.impls.pack import pack_operator
 from hop.impls.quantize import dequantize
 from hop.interchange import GGUFFile
+from hop.interchange.packed import transposed_stack
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.units import of_buffers
@@ -75,12 +76,14 @@ def permute_rows(tensor: Tensor, order: Tensor, dim: int = 0) -> Tensor:
 # ---- parameters from several tensors
 
 
-def joined(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """The tensors one after the other along `dim`: quantized if all are, by one quantizer; else floats."""
+def joined(tensors: Sequence[Tensor], dim: int | None) -> Tensor:
+    """The tensors one after the other along `dim`, or stacked if it is None: quantized if all are, by one quantizer;
+    else floats.
+    """
     quantizers = [t.quantizer if isinstance(t, QuantizedTensor) else None for t in tensors]
     if any(q != quantizers[0] for q in quantizers):
-        tensors = [dequantize(t) if isinstance(t, QuantizedTensor) else t.float() for t in tensors]
-    return torch.cat(list(tensors), dim)
+        tensors = [dequantize(t, torch.float32) if isinstance(t, QuantizedTensor) else t.float() for t in tensors]
+    return torch.stack(list(tensors)) if dim is None else torch.cat(list(tensors), dim)
 
 
 def rows_after_rows(tensors: list[Tensor], config: Any) -> Tensor:
@@ -107,15 +110,7 @@ def transposed(tensors: list[Tensor], config: Any) -> Tensor:
         return stack
     if not isinstance(stack, QuantizedTensor):
         return stack.transpose(1, 2).contiguous()
-    plain: Any = pack_operator(stack, "")
-    q, format = plain.quantizer, plain.quantizer.format
-    buffers = {name: b.transpose(1, 2).contiguous() for name, b in plain.buffers().items() if name != "codes"}
-    codes, shape = plain.buffers()["codes"], (stack.shape[0], stack.shape[2], stack.shape[1])
-    if q.per_byte() == 1:
-        codes = codes.transpose(1, 2).contiguous()
-    else:
-        codes = format.pack(format.unpack(codes, stack.shape[2]).transpose(1, 2).contiguous())
-    return plain.rebuilt({"codes": codes, **buffers}, quantizer=q.transposed(2), shape=shape)
+    return transposed_stack(pack_operator(stack, ""))
 
 
 def latent_keys_and_values(tensors: list[Tensor], config: Any) -> Tensor:

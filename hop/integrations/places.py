@@ -50,7 +50,7 @@ def conversion_filter(model: Any, names: Sequence[str] | None) -> Callable[[str,
     if names is None:
         floats |= _heads(model)
     floats |= {name for name, module in modules_of(model, every_name=True) if recomputed(module)}
-    floats |= _tied(model, floats)
+    floats |= tied(model, floats)
     return lambda name, module: not any(name == own or name.startswith(f"{own}.") for own in floats)
 
 
@@ -62,14 +62,14 @@ def _heads(model: Any) -> set[str]:
     return heads | {_module(name) for name in last} | {_module(name) for pair in _ties(model) for name in pair}
 
 
-def _tied(model: Any, names: Iterable[str]) -> set[str]:
+def tied(model: Any, names: Iterable[str]) -> set[str]:
     """`names`, and all modules that share a weight with one of them."""
     groups = [{_module(target), _module(source)} for target, source in _ties(model)]
-    tied = set(names)
+    found = set(names)
     for _ in groups:  # a source may itself be tied to another module
         for group in groups:
-            tied |= group if group & tied else set()
-    return tied
+            found |= group if group & found else set()
+    return found
 
 
 def _ties(model: Any) -> list[tuple[str, str]]:

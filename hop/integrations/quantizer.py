@@ -8,22 +8,25 @@ import torch
 from torch import Tensor, nn
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from hop.integrations.config import METHOD
+from hop.integrations.config import METHOD, check_without_data
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, buffers_of, converter
-from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, weight_of
+from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, tied, weight_of
 from hop.nn.layers.base import Layer, modules_of
 from hop.nn.layers.linear import Linear, ScaledEmbedding
 from hop.nn.models.attention_rules import checked_attention, convert_attention
-from hop.nn.models.conversion import convert, has_static_scale
+from hop.nn.models.conversion import convert, has_static_scale, rules_of
 from hop.nn.models.exact import check_layers, is_exact, make_exact
 from hop.nn.models.freezing import freeze
 from hop.nn.models.report import Report
+from hop.nn.models.selectors import matches
+from hop.nn.scales.static import StaticScale
 from hop.nn.weights.holders import Holder, Weight, holder_of
 from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -52,10 +55,14 @@ class HopQuantizer(_Base):
             raise ValueError(
                 "HopConfig: device_map has 'disk', which quantized weights do not support; give their modules a device"
             )
+        if not self.pre_quantized:
+            check_without_data(self.quantization_config.rules)
 
     # ---- loading
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if not self.pre_quantized:
+            self._keep_tables(model)
         rules: Any = self.quantization_config.rules
         if self.pre_quantized:  # the checkpoint determines which layers have codes
             rules = rules_with_any_prefix(model, rules)
@@ -72,6 +79,17 @@ class HopQuantizer(_Base):
                 known = self._buffers.setdefault(name, [])
                 q: Any = weight.frozen_quantizer()
                 known += [b for b in buffers_of(q, weight.weight.shape) if b not in known]
+
+    def _keep_tables(self, model: Any) -> None:
+        """Add rules of 8 bits for embeddings and layers tied to them, if there is a single scheme of fewer."""
+        config = self.quantization_config
+        if not isinstance(config.scheme, str):
+            return
+        (selector, scheme), *others = rules_of(model, Scheme.parse(config.scheme), exact=config.exact)
+        tables = [name for name, module in modules_of(model, every_name=True) if matches(selector, name, module)]
+        if others and tables:
+            rules: Any = [*((name, scheme) for name in sorted(tied(model, tables))), *others]
+            model.config.quantization_config = self.quantization_config = config.with_rules(rules)
 
     def _attend(self, model: Any) -> None:
         attention = self.quantization_config.attention
@@ -131,6 +149,9 @@ class HopQuantizer(_Base):
             weight: Any = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
+        for module in model.modules():
+            if isinstance(module, StaticScale):
+                module.update_ready()  # transformers loads tensors one by one
         if any(isinstance(layer, Holder) for layer in layers.values()):
             model._weight_conversions = []  # save unchanged: codes cannot be converted back to a tensor per expert
         floats = [name for name, layer in layers.items() if not layer.frozen]
@@ -202,11 +223,12 @@ register_quantizer(METHOD)(HopQuantizer)
 def make_serializable(model: Any, pack: bool) -> None:
     """Attach a HopQuantizer and a HopConfig to a model that hop.quantize_ quantized, so that `save_pretrained` works.
 
-    HopConfig does not support static scales: a model with such a scheme gets neither, and `save_pretrained` raises.
+    HopConfig supports static scales of inputs alone: a model with others gets neither, and `save_pretrained` raises.
     """
     layers = [(name, layer.scheme) for name, layer in HopQuantizer._layers(model).items()]  # includes earlier calls
     attention = {row.scheme for row in model.hop_report.rows if isinstance(row.scheme, AttentionScheme)}
-    if not layers or len(attention) > 1 or any(has_static_scale(scheme) for _, scheme in layers):
+    others = (replace(scheme, lhs=None) for _, scheme in layers)
+    if not layers or len(attention) > 1 or any(map(has_static_scale, others)):
         return
     schemes = {scheme for _, scheme in layers}
     # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from hop.interchange import compressed_tensors, float_checkpoints, gptq, torchao_files
-from hop.interchange.compressed_activations import SCALE, ZERO_POINT, Activation, args_for, read_activation
+from hop.interchange.compressed_activations import (
+    SCALE,
+    ZERO_POINT,
+    Activation,
+    args_for,
+    read_activation,
+    read_modelopt_activation,
+)
 from hop.interchange.files import checked_path
 from hop.interchange.packed import Config, Parts, Weight
 from hop.numerics.spelling import from_json, shown
@@ -49,12 +56,18 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
     "fp8": (WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
     "gptq": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
     "auto-round": (WeightKind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_auto_round),),
-    "awq": (WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
+    "awq": (
+        WeightKind(("qweight", "scales", "scaled_zeros"), (), "weight", gptq.read_llm_awq),
+        WeightKind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),
+    ),
     "modelopt": (
         WeightKind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
         WeightKind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
+        WeightKind(("", "_weight_scale", "_weight_scale_2"), (), "", float_checkpoints.read_stacked_nvfp4),
+        WeightKind(("", "_weight_scale"), (), "", float_checkpoints.read_stacked_fp8),
         WeightKind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),
     ),
+    "mxfp4": (WeightKind(("_blocks", "_scales"), (), "", float_checkpoints.read_mxfp4),),
     "bitsandbytes": (
         WeightKind(
             ("", ".quant_state.bitsandbytes__nf4"),
@@ -68,7 +81,8 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
 }
 """The kinds of each quant_method."""
 
-_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")  # safetensors' names of the dtypes of codes
+_MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_fp8")
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32")  # safetensors' names of the dtypes of codes
 _SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
 _SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 
@@ -120,7 +134,7 @@ class Checkpoint(Mapping[str, Tensor]):
         method: Any = config.get("quant_method")
         if not config:
             return ()
-        method = "modelopt" if method in ("modelopt_fp4", "modelopt_fp8") else method
+        method = "modelopt" if method in _MODELOPT else method
         if not isinstance(method, str) or method not in _METHODS:
             raise ValueError(
                 f"{self.path}: the quant_method of config.json is {shown(method)}; those that are read are "
@@ -165,16 +179,20 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._read(name).permutation if any(end.endswith("g_idx") for end in names) else None
 
     def activation(self, name: str) -> Activation | None:
-        """How the input of a weight's layer is quantized, by compressed-tensors' configuration; None if it is not.
+        """How the input of a weight's layer is quantized, by compressed-tensors' configuration or the input_scale of
+        ModelOpt's fp8; None if it is not.
 
         Raises ValueError if this library has no such quantizer, or its static scale is missing.
         """
-        if self.config.get("quant_method") != "compressed-tensors" or name not in self._kinds:
+        method: Any = self.config.get("quant_method")
+        if method not in ("compressed-tensors", *_MODELOPT) or name not in self._kinds:
             return None
         start = name.removesuffix("weight")
         names = {end: start + end for end in (SCALE, ZERO_POINT) if start + end in self._files}
         parts = Parts(name, {end: self._plain(each) for end, each in names.items()})
         try:
+            if method in _MODELOPT:
+                return read_modelopt_activation(parts, is_nvfp4="weight_scale_2" in self._kinds[name][1])
             args = args_for(parts, compressed_tensors.groups_for(parts, self._indexed))
             return None if args is None else read_activation(parts, args)
         except ValueError as error:

@@ -1,5 +1,5 @@
 """Quantization of activations in the compressed-tensors format: `input_activations` of the configuration, and the
-tensors input_scale and input_zero_point of static scales.
+tensors input_scale and input_zero_point of static scales, which ModelOpt has, too.
 
     strategy tensor, dynamic or not     one scale for the tensor
     strategy token, dynamic             one for each row
@@ -131,6 +131,17 @@ def read_activation(parts: Parts, args: Mapping[str, Any]) -> Activation:
     if not q.format.min <= int(zero) <= q.format.max:
         raise parts.fail(f"{ZERO_POINT!r} is {int(zero)}, and must be from {q.format.min} to {q.format.max}")
     return Activation(q, scale, zero)
+
+
+def read_modelopt_activation(parts: Parts, is_nvfp4: bool) -> Activation | None:
+    """The quantization of the input of a layer with ModelOpt's fp8 weight, by its input_scale; None if it has none."""
+    if not parts.has(SCALE):
+        return None
+    if is_nvfp4:
+        raise parts.fail(
+            f"{SCALE!r} is the outer scale of inputs in NVFP4, which are not read; leave the inputs in floats"
+        )
+    return read_activation(parts, {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False})
 
 
 def args_for(parts: Parts, groups: list[Any]) -> Mapping[str, Any] | None:

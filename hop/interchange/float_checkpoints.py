@@ -1,13 +1,18 @@
-"""Read fp8 weights in blocks, as DeepSeek and transformers write them; ModelOpt's NVFP4 and FP8; bitsandbytes' NF4 and
-int8.
+"""Read fp8 weights in blocks, as DeepSeek and transformers write them; ModelOpt's NVFP4 and FP8; GPT-OSS' MXFP4;
+bitsandbytes' NF4 and int8.
 
     fp8             weight (N, K), weight_scale_inv per block, a float or a power of two
     ModelOpt        weight (N, K / 2), weight_scale in e4m3 per 16 elements, times weight_scale_2; or fp8 weight (N, K),
                     weight_scale of the tensor, per row, per block (N / 128, 1, K / 128, 1), or exponents per 32
+    ... of experts  gate_up_proj (E, N, K) or transposed, (E, K, N), gate_up_proj_weight_scale and so on: by tensor,
+                    expert, row or group of the dimension that products sum over
+    MXFP4           gate_up_proj_blocks (E, N, K / 32, 16), gate_up_proj_scales (E, N, K / 32), exponents; the model
+                    has (E, K, N)
     NF4             codes of the flat tensor, the first in the high bits; absmax, or codes of it with a map per block
     int8            weight (N, K) and SCB, the amax of each row
 
-Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional.
+Sources: transformers' finegrained_fp8 and mxfp4, ModelOpt's nvfp4_tensor and unified_export_hf, bitsandbytes'
+functional.
 """
 
 import math
@@ -16,15 +21,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.interchange.packed import AT_ONCE, FLOATS, FP8, Config, Parts, Weight, float_quantizer, number
+from hop.interchange.packed import (
+    AT_ONCE,
+    FLOATS,
+    FP8,
+    NVFP4_MULTIPLIED,
+    Config,
+    Parts,
+    Weight,
+    float_quantizer,
+    mx_quantizer,
+    number,
+    transposed_stack,
+)
 from hop.numerics import blocks, spelling
-from hop.numerics.float_rules import Microscaling
-from hop.numerics.formats import E2M1, E4M3, INT8, NF4
+from hop.numerics.formats import INT8, NF4
+from hop.numerics.presets import MXFP4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
-from hop.numerics.stored_scales import StoredScales
 
-_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
+_NVFP4_STACK = NVFP4_MULTIPLIED.of_batch(2)
 
 _MOST_DIMENSIONS = 64  # PyTorch's limit
 
@@ -55,7 +71,7 @@ def read_nvfp4(parts: Parts, config: Config) -> Weight:
     scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
     outer = parts.fits("weight_scale_2", parts.get("weight_scale_2", torch.float32), (1, 1), (1,), ())
     shape = (packed.shape[0], 2 * packed.shape[1])
-    return Weight(parts.assemble(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+    return Weight(parts.assemble(NVFP4_MULTIPLIED, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
 
 
 def read_fp8(parts: Parts, config: Config) -> Weight:
@@ -65,7 +81,7 @@ def read_fp8(parts: Parts, config: Config) -> Weight:
     weight = parts.get("weight", *FP8)
     scale = parts.get("weight_scale", *FLOATS, torch.uint8)
     if scale.dtype == torch.uint8:
-        mx = Quantizer(FP8[weight.dtype], (1, 32), Microscaling())
+        mx = mx_quantizer(weight.dtype)
         return Weight(parts.assemble(mx, weight.shape, torch.bfloat16, codes=weight, scale=scale))
     if weight.dim() < 2:
         raise parts.fail(f"'weight' has shape {tuple(weight.shape)}, and must have two dimensions or more")
@@ -79,6 +95,72 @@ def read_fp8(parts: Parts, config: Config) -> Weight:
     scale = parts.fits("weight_scale", scale, blocks.counts(weight.shape, block), *shapes).to(torch.float32)
     q = float_quantizer(weight.dtype, block)
     return Weight(parts.assemble(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+
+
+def read_stacked_nvfp4(parts: Parts, config: Config) -> Weight:
+    """Read ModelOpt's NVFP4 weights of experts, whose groups of 16 run along the last dimension, or, if the stack is
+    transposed, along the one before it.
+    """
+    packed = parts.get("", torch.uint8, ndim=3)
+    scale = parts.get("_weight_scale", torch.float8_e4m3fn, ndim=3)
+    (count, first, last), shape = packed.shape, tuple(scale.shape)
+    transposed = shape == (count, first // 8, last) and not first % 8
+    if not transposed and (last % 8 or shape != (count, first, last // 8)):
+        raise parts.fail(
+            f"'_weight_scale' has shape {shape}, and must have a scale for 8 bytes of {tuple(packed.shape)}, along the "
+            "last dimension or the one before"
+        )
+    if transposed and last % 2:
+        raise parts.fail(f"it has {last} columns of transposed codes, and must have an even number")
+    if transposed:
+        packed, scale = packed.transpose(1, 2), scale.transpose(1, 2)
+    outer = _of_experts(parts, "_weight_scale_2", parts.get("_weight_scale_2", torch.float32), count)
+    shape = (*packed.shape[:2], 2 * packed.shape[2])
+    stack = parts.assemble(_NVFP4_STACK, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer)
+    return Weight(transposed_stack(stack) if transposed else stack)
+
+
+def read_stacked_fp8(parts: Parts, config: Config) -> Weight:
+    """Read ModelOpt's fp8 and MXFP8 weights of experts."""
+    weight, scale = parts.get("", *FP8, ndim=3), parts.get("_weight_scale", *FLOATS, torch.uint8)
+    count, first, last = weight.shape
+    if scale.dtype == torch.uint8:
+        across = tuple(scale.shape) == (count, -(-first // 32), last)
+        mx = mx_quantizer(weight.dtype, (32, 1) if across else (1, 32))
+        return Weight(parts.assemble(mx, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+    rows, columns = (count, first, 1), (count, 1, last)
+    shape = tuple(scale.shape)
+    if first == last != 1 and shape == (count, first):
+        raise parts.fail(
+            f"'_weight_scale' has shape {shape}, which may be of the rows or the columns of {tuple(weight.shape)}; "
+            f"reshape it to {rows} or {columns}"
+        )
+    if scale.numel() == 1 or shape in ((count,), (count, 1), (count, 1, 1)):
+        block, scale = (1, -1, -1), _of_experts(parts, "_weight_scale", scale, count)
+    elif shape in (columns, (count, last)):
+        block, scale = (1, -1, 1), scale.reshape(columns)
+    else:
+        block, scale = (1, -1), parts.fits("_weight_scale", scale, rows, rows[:2], columns, (count, last))
+    q = float_quantizer(weight.dtype, block)
+    return Weight(parts.assemble(q, weight.shape, torch.bfloat16, codes=weight, scale=scale.to(torch.float32)))
+
+
+def _of_experts(parts: Parts, end: str, scale: Tensor, count: int) -> Tensor:
+    """The scale of each expert, (E, 1, 1), which may be that of all."""
+    if scale.numel() == 1:
+        scale = scale.reshape(1).expand(count)
+    return parts.fits(end, scale, (count, 1, 1), (count, 1), (count,))
+
+
+def read_mxfp4(parts: Parts, config: Config) -> Weight:
+    """Read GPT-OSS' MXFP4 weights of experts, which the model has transposed."""
+    packed, scale = parts.get("_blocks", torch.uint8, ndim=4), parts.get("_scales", torch.uint8, ndim=3)
+    count, rows, groups, _ = packed.shape
+    packed = parts.fits("_blocks", packed, (count, rows, groups, 16)).flatten(2)
+    if rows % 2:
+        raise parts.fail(f"'_blocks' has {rows} rows, and must have an even number")
+    stack = parts.assemble(MXFP4, (count, rows, 32 * groups), torch.bfloat16, codes=packed, scale=scale)
+    return Weight(transposed_stack(stack))
 
 
 def read_nf4(parts: Parts, config: Config) -> Weight:

@@ -3,10 +3,12 @@
     GPTQ    qweight (K · bits / 32, N), qzeros (groups, N · bits / 32), scales (groups, N), g_idx (K,)
     AWQ     qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N): the packing of its gemm kernel
             qweight (N, K / 8), qzeros (N, words), scales (N, 8 words): that of its gemv kernel
+    llm-awq qweight int16 (N / 4, K), scales and scaled_zeros (groups and padding, N): tiles of 4 rows of 64 codes
 
-x ≈ (code - zero point) · scale, with the group from g_idx, or in the order of columns if there is none. Zero points in
-GPTQ's first form are stored minus 1; those of symmetric codes are 2^(bits - 1) in every form. Sources: AutoGPTQ's and
-GPTQModel's qlinear modules, AutoAWQ's packing_utils.
+x ≈ (code - zero point) · scale, with the group from g_idx, or in the order of columns if there is none; in llm-awq
+code · scale + scaled zero. Zero points in GPTQ's first form are stored minus 1; those of symmetric codes are
+2^(bits - 1) in every form. Sources: AutoGPTQ's and GPTQModel's qlinear modules, AutoAWQ's packing_utils, llm-awq's
+qmodule.
 """
 
 import json
@@ -23,6 +25,7 @@ from hop.interchange.packed import (
     assemble_rows,
     integer_quantizer,
     number,
+    offset_quantizer,
     sorting_permutation,
     unpack_words,
 )
@@ -32,6 +35,7 @@ from hop.numerics.spelling import shown
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
 _MOST_RULES = 256
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of AWQ's columns in a word
+_TILE = (4, 64)  # rows and columns of llm-awq that are stored together
 
 
 def read_gptq(parts: Parts, config: Config) -> Weight:
@@ -200,8 +204,7 @@ def _read_gemv(parts: Parts, config: Config) -> Weight:
     """Read AWQ's packing for its gemv kernel: rows of codes, and scales and zero points of each row, with padding."""
     words = parts.get("qweight", torch.int32, ndim=2)
     rows, size = words.shape[0], 8 * words.shape[1]
-    given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
-    group = size if given <= 0 else min(given, size)
+    group = _group(parts, config, size)
     count = -(-size // max(group, 1))
     zeros, scales = parts.get("qzeros", torch.int32, ndim=2), parts.get("scales", *FLOATS, ndim=2)
     width = zeros.shape[1]
@@ -216,6 +219,38 @@ def _read_gemv(parts: Parts, config: Config) -> Weight:
     return _built(4, group, codes, scales.t(), zero.t(), size, None)
 
 
+def read_llm_awq(parts: Parts, config: Config) -> Weight:
+    """Read llm-awq's packing: a tile of 4 rows and 64 columns has its rows one after the other, and each row 32 columns
+    at a time in the order of the kernel's registers.
+    """
+    number(parts, config, "w_bit" if "w_bit" in config else "bits", 4, 4, 4)
+    words = parts.get("qweight", torch.int16, ndim=2)
+    rows, size = _TILE[0] * words.shape[0], words.shape[1]
+    if size % _TILE[1]:
+        raise parts.fail(f"'qweight' has {size} columns, and must have a multiple of {_TILE[1]}")
+    group = _group(parts, config, size)
+    if size % group:
+        raise parts.fail(f"the configuration's group_size is {group}, and must divide the {size} columns")
+    scales, zeros = (parts.get(end, *FLOATS, ndim=2) for end in ("scales", "scaled_zeros"))
+    count = size // group
+    if scales.shape[0] < count or scales.shape[1] != rows:
+        raise parts.fail(f"'scales' has shape {tuple(scales.shape)}, and must have ({count} or more, {rows})")
+    zeros = parts.fits("scaled_zeros", zeros, scales.shape)
+    block = (1, -1 if group == size else group)
+
+    def codes(start: int, stop: int) -> Tensor:
+        first, last = start // _TILE[0], -(-stop // _TILE[0])
+        raw = words[first:last].contiguous().view(torch.uint8)
+        nibbles = torch.stack([raw & 15, raw >> 4], 2).view(last - first, -1, *_TILE)
+        # Column 8 b + 2 a + c of 32 is stored at 8 a + 4 c + b.
+        columns = nibbles.unflatten(3, (2, 4, 2, 4)).permute(0, 2, 1, 3, 6, 4, 5)
+        return columns.reshape(-1, size)[start - _TILE[0] * first : stop - _TILE[0] * first]
+
+    scale, offset = scales[:count].t(), -zeros[:count].t()
+    q = offset_quantizer(block)
+    return Weight(assemble_rows(q, (rows, size), scales.dtype, codes, scale=scale, offset=offset))
+
+
 def _columns(words: Tensor) -> Tensor:
     """Unpack (m, w) words into (m, 8 w) codes in the order of columns."""
     return unpack_words(words, 4, 8 * words.shape[1]).unflatten(1, (-1, 8))[:, :, _PLACES].flatten(1)
@@ -223,10 +258,15 @@ def _columns(words: Tensor) -> Tensor:
 
 def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Tensor]:
     """The group size and the scales, (groups, N)."""
-    given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
-    group = size if given <= 0 else min(given, size)
+    group = _group(parts, config, size)
     scales = parts.get("scales", *FLOATS, ndim=2)
     return group, parts.fits("scales", scales, (-(-size // max(group, 1)), rows))
+
+
+def _group(parts: Parts, config: Config, size: int) -> int:
+    """The columns of a group, of `size` in all."""
+    given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
+    return size if given <= 0 else min(given, size)
 
 
 def _built(bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None) -> Weight:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from hop.interchange.gguf import buffers_from_parts
 from hop.numerics.blocks import Block
-from hop.numerics.formats import E4M3, E5M2, INT4, INT8, UINT2, UINT4, UINT5, UINT6, UINT8, Integer
+from hop.numerics.float_rules import Microscaling
+from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT2, UINT4, UINT5, UINT6, UINT8, Integer
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, MinMax
 from hop.numerics.spelling import shown
+from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
 
 Config = Mapping[str, Any]
@@ -22,6 +24,9 @@ AT_ONCE = 2**20  # elements that are unpacked to bytes at a time
 FP8 = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+NVFP4_MULTIPLIED = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
+"""NVFP4 whose outer scale multiplies scales. That of compressed-tensors divides them."""
 
 
 class Weight(NamedTuple):
@@ -100,6 +105,16 @@ def float_quantizer(dtype: torch.dtype, block: Block, powers: bool = False) -> Q
     return Quantizer(FP8[dtype], block, rule)
 
 
+def mx_quantizer(dtype: torch.dtype, block: Block = (1, 32)) -> Quantizer:
+    """The quantizer of 8-bit floats whose scales are exponents."""
+    return Quantizer(FP8[dtype], block, Microscaling())
+
+
+def offset_quantizer(block: Block) -> Quantizer:
+    """The quantizer of 4-bit integers with a float scale and a float offset, which is subtracted."""
+    return Quantizer(UINT4, block, StoredScales(torch.float32, offset=True))
+
+
 def unpack_words(words: Tensor, bits: int, size: int) -> Tensor:
     """Unpack (n, w) int32 words into (n, size) uint8 integers of `bits` bits, from the lowest bit of the first word on.
 
@@ -156,6 +171,18 @@ def assemble_rows(
         for name, part in buffers_from_parts(quantizer, {"codes": codes(start, stop)}).items():
             buffers[name][start:stop] = part
     return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
+
+
+def transposed_stack(stack: Any) -> QuantizedTensor:
+    """The quantized stack (E, R, K), in the plain layout, as (E, K, R): with transposed codes and scales."""
+    q, format, (count, rows, size) = stack.quantizer, stack.quantizer.format, stack.shape
+    buffers = {name: b.transpose(1, 2).contiguous() for name, b in stack.buffers().items() if name != "codes"}
+    codes = stack.buffers()["codes"]
+    if q.per_byte() == 1:
+        codes = codes.transpose(1, 2).contiguous()
+    else:
+        codes = format.pack(format.unpack(codes, size).transpose(1, 2).contiguous())
+    return stack.rebuilt({"codes": codes, **buffers}, quantizer=q.transposed(3), shape=(count, size, rows))
 
 
 def sorting_permutation(parts: Parts, end: str, size: int, group: int) -> Tensor | None:

@@ -21,24 +21,24 @@ from torch import Tensor
 from hop.interchange.packed import (
     FLOATS,
     FP8,
+    NVFP4_MULTIPLIED,
     Config,
     Parts,
     Weight,
     assemble_rows,
     float_quantizer,
     integer_quantizer,
+    mx_quantizer,
+    offset_quantizer,
 )
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
-from hop.numerics.float_rules import Microscaling
-from hop.numerics.formats import E2M1, E4M3, INT8, UINT4
+from hop.numerics.formats import INT8
 from hop.numerics.presets import MXFP4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, MinMax
 from hop.numerics.spelling import from_json, shown
-from hop.numerics.stored_scales import StoredScales
 
-_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
 _NAMES = "tensor_names"
 TENSORS = "tensors"  # the key of the configuration that has the metadata of all weights
 OPTIONAL = ("_scale", "_scale_and_zero", "_zero_point", "_per_tensor_scale", "_act_pre_scale", "_act_quant_scale")
@@ -140,7 +140,7 @@ def _int4(parts: Parts, attributes: Config) -> Weight:
     scales, zeros = (
         parts.fits(end, x, groups).t().to(torch.float32) for end, x in (("_scale", scale), ("_zero_point", zero))
     )
-    q = Quantizer(UINT4, block, StoredScales(torch.float32, offset=True))
+    q = offset_quantizer(block)
     codes = packed.view(torch.uint8) ^ 0x88  # signed to unsigned, by adding 8
     return Weight(parts.assemble(q, shape, scale.dtype, codes=codes, scale=scales, offset=scales * 8 - zeros))
 
@@ -162,7 +162,7 @@ def _mx(parts: Parts, attributes: Config) -> Weight:
         shape, q = (codes.shape[0], 2 * codes.shape[1]), MXFP4
     elif element in ("float8_e4m3fn", "float8_e5m2"):
         codes = parts.get("_qdata", getattr(torch, element), ndim=2)
-        shape, q = (codes.shape[0], codes.shape[1]), Quantizer(FP8[codes.dtype], (1, 32), Microscaling())
+        shape, q = (codes.shape[0], codes.shape[1]), mx_quantizer(codes.dtype)
     else:
         raise parts.fail(f"its elem_dtype is {shown(element)}, and must be that of MXFP8 or MXFP4")
     scale = _ordered(parts, attributes, parts.get("_scale", torch.float8_e8m0fnu, torch.uint8), shape, 32)
@@ -180,7 +180,7 @@ def _nvfp4(parts: Parts, attributes: Config) -> Weight:
     if parts.has("_per_tensor_scale"):
         stored = parts.get("_per_tensor_scale", torch.float32)
         outer = parts.fits("_per_tensor_scale", stored, (1, 1), (1,), ())
-    return Weight(parts.assemble(_NVFP4, shape, dtype, codes=codes, scale=scale, outer_scale=outer))
+    return Weight(parts.assemble(NVFP4_MULTIPLIED, shape, dtype, codes=codes, scale=scale, outer_scale=outer))
 
 
 _READERS = {

@@ -66,7 +66,7 @@ class TestAdaRound(unittest.TestCase):
     @pytest.mark.quick(3)
     def test_any_quantizer(self, _name, q):
         """Scales stay, errors fall, and are what the report says."""
-        nearest = hop.quantize_(mlp(), q, pack=False, search=False)
+        nearest = hop.quantize_(mlp(), q, pack=False, weights="rule")
         model = adaround(mlp(), q, BATCHES, settings=AdaRound(steps=200), pack=False)
         x, float_model = torch.cat(BATCHES).double(), mlp()
         codes: Any = model[0].weight

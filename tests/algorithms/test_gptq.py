@@ -122,7 +122,7 @@ class TestModels(unittest.TestCase):
     def test_frozen_to_ordinary_tensors(self, _name, q):
         """Scales are those of freeze; each layer's error is less, and is what the report says."""
         float_model: Any = mlp()
-        nearest = hop.quantize_(copy.deepcopy(float_model), q, pack=False, search=False)
+        nearest = hop.quantize_(copy.deepcopy(float_model), q, pack=False, weights="rule")
         model = gptq(copy.deepcopy(float_model), q, BATCHES, pack=False)
         x = torch.cat(BATCHES)
         for i in (0, 2):
@@ -216,7 +216,7 @@ class TestFallbacks(unittest.TestCase):
     """What GPTQ cannot do is rounded to the nearest, and its row says why."""
 
     def check(self, model: nn.Module, batches: list, name: str, note: str, **settings: float) -> None:
-        wanted = hop.quantize_(copy.deepcopy(model), "int4", pack=False, search=False).get_submodule(name).weight
+        wanted = hop.quantize_(copy.deepcopy(model), "int4", pack=False, weights="rule").get_submodule(name).weight
         done = gptq(model, "int4", batches, settings=GPTQ(**settings), pack=False)
         row = next(row for row in done.gptq_report if row.name == name)
         assert row.note.startswith("rounded to the nearest") and note in row.note, row
@@ -258,21 +258,52 @@ class TestFallbacks(unittest.TestCase):
 class TestCalibration:
     @pytest.mark.parametrize("scheme", ["int4", "nvfp4", "8da4w", "int8_static"])
     def test_in_one_argument(self, scheme):
-        """quantize_(calibration=) is GPTQ with searched scales, and its results are nearer to the floats."""
+        """quantize_(weights="gptq") is GPTQ with searched scales, and its results are nearer to the floats."""
         torch.manual_seed(0)
         floats = nn.Sequential(nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 64)).eval()
         mixed = torch.randn(32, 128)
         batches, x = [torch.randn(32, 32) @ mixed for _ in range(2)], torch.randn(64, 32) @ mixed
-        model = hop.quantize_(copy.deepcopy(floats), scheme, calibration=iter(batches))
+        model = hop.quantize_(copy.deepcopy(floats), scheme, calibrate=iter(batches), weights="gptq")
         same = gptq(copy.deepcopy(floats), scheme, batches, settings=GPTQ(search=True))
         assert torch.equal(model(x), same(x)) and model.gptq_report == same.gptq_report
         assert [row.name for row in model.gptq_report] == ["0", "2"]
         without = hop.quantize_(copy.deepcopy(floats), scheme, calibrate=batches)
         assert (model(x) - floats(x)).norm() < (without(x) - floats(x)).norm()
 
+    def test_functions_that_return_batches(self):
+        """They are called only if the batches are needed."""
+        torch.manual_seed(0)
+        floats, batches, calls = (
+            nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8)),
+            [torch.randn(64, 32)],
+            [],
+        )
+
+        def load() -> Any:
+            calls.append(1)
+            return iter(batches)
+
+        for scheme, weights, count in (("int4", "search", 0), ("int8_static", "search", 1), ("int8_static", "gptq", 1)):
+            calls.clear()
+            model = hop.quantize_(copy.deepcopy(floats), scheme, calibrate=load, weights=weights)
+            same = hop.quantize_(copy.deepcopy(floats), scheme, calibrate=batches, weights=weights)
+            assert len(calls) == count and torch.equal(model(batches[0]), same(batches[0]))
+            assert hasattr(model, "gptq_report") == (weights == "gptq")
+
     def test_data(self):
+        for weights, error, match in (
+            ("gptq", ValueError, r"calibrate=None, but weights='gptq' chooses codes from data; pass calibrate=batches"),
+            ("awq", ValueError, "weights must be one of 'search', 'rule', 'gptq', got 'awq'"),
+            (True, TypeError, "weights must be one of 'search', 'rule', 'gptq', got True"),
+        ):
+            with pytest.raises(error, match=match):
+                hop.quantize_(nn.Linear(32, 32), "int4", weights=weights)  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"quantize_: batches must be an iterable of batches, got a tensor of \(4, 32"
+        ):
+            hop.quantize_(nn.Linear(32, 32), "int4", calibrate=torch.ones(4, 32), weights="gptq")
         with pytest.raises(ValueError, match=r"quantize_: .*batches"):
-            hop.quantize_(nn.Linear(32, 32), "int4", calibration=[])
+            hop.quantize_(nn.Linear(32, 32), "int4", calibrate=[], weights="gptq")
         with pytest.raises(TypeError, match="search must be True or False"):
             GPTQ(search=1)  # type: ignore[arg-type]
 

@@ -128,7 +128,7 @@ class TestRotate(unittest.TestCase):
             if settings:
                 model = rotate(model, scheme, BATCHES, settings=settings)
                 row = model.rotation_report[0]
-            done = hop.quantize_(model, scheme, calibrate=BATCHES, search=False)
+            done = hop.quantize_(model, scheme, calibrate=BATCHES, weights="rule")
             lost = float((done(x) - wanted).double().square().sum() / signal)
             assert (row.after if settings else row.before) == pytest.approx(lost, rel=0.02)
         (row,) = rotate(copy.deepcopy(layer), scheme, BATCHES).rotation_report

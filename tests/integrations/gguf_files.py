@@ -92,6 +92,23 @@ def _deepseek2_groups() -> Any:
     return _deepseek2(q_lora_rank=32, rope_parameters=scale, **groups)
 
 
+def _deepseek3(**changes: Any) -> Any:
+    """Biases are large enough to change the choice of experts."""
+    sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8, "v_head_dim": 32}
+    sizes |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 32}
+    sizes |= {"num_key_value_heads": 4, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
+    model = _decoder("DeepseekV3", **(sizes | changes))
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(2)))
+    return model
+
+
+def _deepseek3_yarn() -> Any:
+    scale = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+    scale |= {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    return _deepseek3(q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False, rope_parameters=scale)
+
+
 def _gpt_oss() -> Any:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 150000.0}
     yarn |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
@@ -118,12 +135,14 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: _decoder("Gemma2", head_dim=32, query_pre_attn_scalar=32, sliding_window=4),
     "deepseek2": _deepseek2,
     "deepseek2 groups": _deepseek2_groups,
+    "deepseek_v3": _deepseek3,
+    "deepseek_v3 yarn": _deepseek3_yarn,
     "gpt-oss": _gpt_oss,
     "mixtral": lambda: _decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2),
 }
 ARCHITECTURES = {
     "gpt_neox": "gptneox", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
-    "gpt_oss": "gpt-oss", "mixtral": "llama",
+    "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss", "mixtral": "llama",
 }  # fmt: skip
 
 
@@ -170,9 +189,9 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
     """The model as a file, with weights of one type.
 
     Args:
-        changes: keys of the metadata, to replace or add; and "architecture", what the file says it is; "leave" and
-            "add", a tensor to leave out or to add; "add_rows", tensors to add; "kinds", types of tensors by their names
-            in a block; "whole_latent", whether keys and values of DeepSeek are one tensor, as in older files."""
+        changes: keys of the metadata, to replace or add; and "architecture", what the file says it is; "leave", tensors
+            or one to leave out; "add", a tensor to add; "add_rows", tensors to add; "kinds", types of tensors by their
+            names in a block; "whole_latent", whether keys and values of DeepSeek are one tensor, as in older files."""
     gguf, config = package(), model.config
     named = ARCHITECTURES.get(config.model_type, config.model_type)
     said, leave, add = (changes.pop(key, None) for key in ("architecture", "leave", "add"))
@@ -199,7 +218,7 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
         for found, array in _pieces(named, name, tensor.numpy(), config, names, whole_latent):
             as_type = kinds.get(found.split(".", 2)[-1], kind) if is_quantized(name, tensor) else "F32"
             held = stored(array, as_type) if as_type != "F32" else array
-            if found == leave:
+            if found in (leave if isinstance(leave, list) else [leave]):
                 continue
             writer.add_tensor(found, held, raw_dtype=gguf.GGMLQuantizationType[as_type])
     for name, array in more.items():
@@ -269,9 +288,12 @@ def _own_keys(named: str, config: Any, rope: dict[str, Any], whole_latent: bool)
     keys |= {"attention.kv_lora_rank": rank, "attention.q_lora_rank": config.q_lora_rank}
     keys |= {"leading_dense_block_count": config.first_k_dense_replace, "rope.dimension_count": rotated}
     keys |= {"expert_shared_count": config.n_shared_experts, "expert_gating_func": 1, "expert_weights_norm": False}
+    if config.model_type == "deepseek_v3":
+        keys |= {"expert_gating_func": 2, "expert_weights_norm": config.norm_topk_prob}
     keys |= {"expert_feed_forward_length": config.moe_intermediate_size}
     keys["expert_weights_scale"] = config.routed_scaling_factor
     keys |= {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
+    keys |= {"expert_count": config.n_routed_experts, "expert_used_count": config.num_experts_per_tok}
     return keys | ({"rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]} if "mscale" in rope else {})
 
 
@@ -294,6 +316,7 @@ def _pieces(
         number = name.split(".")[2]
         keys, values = _latent(x, config)
         return [(f"blk.{number}.attn_k_b.weight", keys), (f"blk.{number}.attn_v_b.weight", values)]
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")  # as the converter renames it
     found = names.get_name(name, (".weight", ".bias"))
     if name.endswith("sinks"):
         found = f"blk.{name.split('.')[2]}.attn_sinks.weight"

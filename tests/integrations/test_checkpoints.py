@@ -1,6 +1,7 @@
 """load_model: small models written as GGUF and as checkpoints of others, against transformers' float models of the same
 numbers; saved and loaded again; files that are no such models."""
 
+import itertools
 import json
 from typing import Any
 
@@ -115,7 +116,13 @@ class TestGGUF(InFolder):
             ("keys", "deepseek2", {"attention.key_length": 41}, "key_length must be 40 next to a value_length of 32"),
             ("heads", "deepseek2", {"attention.head_count_kv": 2}, "head_count_kv must be 1 or 4, the attention.head_"),
             ("rotated", "deepseek2", {"rope.dimension_count": 40, "attention.key_length": 72}, "an even number below"),
-            ("sigmoid", "deepseek2", {"expert_gating_func": 2}, "1, a softmax, as in DeepSeek V2; V3 is not read"),
+            ("gating", "deepseek2", {"expert_gating_func": 3}, "1, a softmax as in DeepSeek V2, or 2, a sigmoid"),
+            ("sigmoid", "deepseek2", {"expert_gating_func": 2}, "['model.layers.1.mlp.gate.e_score_corr"),
+            ("softmax", "deepseek_v3", {"expert_gating_func": 1}, "expert_weights_norm must be false"),
+            ("bias", "deepseek_v3", {"leave": "blk.1.exp_probs_b.bias"}, "mlp.gate.e_score_correction_bias"),
+            ("norm", "deepseek_v3", {"expert_weights_norm": 2}, "expert_weights_norm must be true or false, got 2"),
+            ("small groups", "deepseek_v3", {"expert_group_count": 8}, "a divisor of 8 experts, with 2 or more in a"),
+            ("few", "deepseek_v3", {"expert_used_count": 5}, "expert_used_count must be at most 4, those of the used"),
             ("sum", "deepseek2", {"expert_weights_norm": True}, "expert_weights_norm must be false"),
             ("groups", "deepseek2 groups", {"expert_group_count": 3}, "a divisor of 4 experts"),
             ("yarn", "deepseek2 groups", {"rope.scaling.yarn_log_multiplier": None}, "lacks deepseek2.rope.scal"),
@@ -170,6 +177,18 @@ class TestGGUF(InFolder):
         codes = load_model(self.folder / "model.gguf", activations=hop.presets.INT8_32)
         a, b = result(codes), result(model)
         assert not torch.equal(a, b) and (a - b).square().mean() < 0.02 * b.square().mean()
+
+    @parameterized.expand([("mixtral",), ("qwen3moe",), ("deepseek2",), ("deepseek_v3",)])
+    def test_merged_experts(self, named):
+        """Gate and up in one tensor, which llama.cpp's converter can write."""
+        want = MODELS[named]()
+        stack = want.model.layers[1].mlp.experts.gate_up_proj.detach()
+        parts = {"leave": ["blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight"]}
+        assert_same(self.loaded(named, "F32", **parts, add_rows={"blk.1.ffn_gate_up_exps.weight": stack}), want)
+        with self.assertRaisesRegex(
+            ValueError, "'model.layers.1.mlp.experts.gate_up_proj' of the model is there twice"
+        ):
+            self.loaded(named, "F32", add_rows={"blk.1.ffn_gate_up_exps.weight": stack})
 
     def test_mxfp4_experts(self):
         assert_same(self.loaded("gpt-oss", "MXFP4"), rounded(MODELS["gpt-oss"](), "MXFP4"))
@@ -354,6 +373,54 @@ FOLDERS: dict[str, Any] = {
 }
 
 
+def fp8_of_tensor(weight: torch.Tensor) -> Any:
+    """Parts with one scale, which for gate and up may differ."""
+    scale = weight.abs().amax() / 448
+    codes = (weight / scale).to(torch.float8_e4m3fn)
+    parts = {"weight": codes, "weight_scale": scale, "input_scale": torch.ones(())}
+    return parts, codes.float() * scale
+
+
+def fp8_of_stack(stack: torch.Tensor) -> Any:
+    """A stack with a scale for each expert, as ModelOpt writes them."""
+    scale = stack.abs().amax((1, 2)) / 448
+    codes = (stack / scale[:, None, None]).to(torch.float8_e4m3fn)
+    parts = {"": codes, "_weight_scale": scale, "_input_scale": torch.ones(())}
+    return parts, codes.float() * scale[:, None, None]
+
+
+def mxfp4_of_stack(stack: torch.Tensor) -> Any:
+    """A stack as GPT-OSS has it in its files, with the numbers that transformers computes."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    weight = hop.quantize(hop.presets.MXFP4, stack.transpose(1, 2).contiguous())
+    parts = {"_blocks": weight.codes.unflatten(2, (-1, 16)), "_scales": weight.scale.view(torch.uint8)}
+    return parts, convert_moe_packed_tensors(parts["_blocks"], parts["_scales"]).float()
+
+
+def nvfp4_of_stack(stack: torch.Tensor) -> Any:
+    """A transposed stack, with one outer scale."""
+    scale = stack.unflatten(1, (-1, 16)).abs().amax(2) / 6
+    outer = scale.amax() / 448
+    scale = (scale / outer).to(torch.float8_e4m3fn)
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    x = stack.unflatten(1, (-1, 16)) / (scale.float() * outer)[:, :, None]
+    nearest = (x.abs().unsqueeze(-1) - numbers).abs().argmin(-1)
+    want = (numbers[nearest] * x.sign() * (scale.float() * outer)[:, :, None]).flatten(1, 2)
+    codes = (nearest + 8 * (x < 0)).flatten(1, 2).to(torch.uint8)
+    parts = {"": codes[:, ::2] | (codes[:, 1::2] << 4), "_weight_scale": scale, "_weight_scale_2": outer}
+    return parts, want
+
+
+TENSOR_SCALES = {"quant_method": "modelopt", "quant_algo": "FP8"}
+STACKS: dict[str, Any] = {
+    "modelopt per expert": (TENSOR_SCALES, fp8_of_tensor),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8_of_stack),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4_of_stack),
+    "mxfp4": ({"quant_method": "mxfp4"}, mxfp4_of_stack),
+}
+
+
 class TestFolder(InFolder):
     def written(self, model: Any, kind: str) -> Any:
         """The folder of a model whose layers but for the head are quantized; and the model of the same numbers."""
@@ -401,6 +468,88 @@ class TestFolder(InFolder):
         assert torch.equal(fresh(x), layer(x))
         assert (layer(x) - of(x)).abs().max() < 1e-5 * of(x).abs().max()
         assert_same(model.dequantize(), want)
+
+    @parameterized.expand(
+        [
+            (f"{name} {kind}", name, kind)
+            for name, kind in (
+                *itertools.product(("mixtral", "qwen3moe", "deepseek_v3"), ("gptq", "fp8")),
+                ("mixtral", "gptq ordered"),
+                ("qwen3moe", "modelopt per expert"),
+                ("mixtral", "compressed"),
+                ("gpt-oss", "mxfp4"),
+                ("gpt-oss", "modelopt"),
+                ("gpt-oss", "nvfp4"),
+            )
+        ]
+    )
+    def test_experts(self, _name, named, kind):
+        """Experts in matrices of their own, or in stacks, become the model's stacks, with the file's codes."""
+        want = self.written_experts(MODELS[named](), kind)
+        model = load_model(self.folder, dtype=torch.float32)
+        assert_same_parameters(model, want)
+        a, b = result(model), result(want)
+        assert (a - b).abs().max() < 1e-4 * b.abs().max(), (a - b).abs().max()
+        stacks = [m for m in model.modules() if hasattr(m, "gate_up_proj") and m.gate_up_proj.dim() == 3]
+        codes = [
+            isinstance(getattr(m, name), hop.QuantizedTensor) for m in stacks for name in ("gate_up_proj", "down_proj")
+        ]
+        assert codes and all(codes) == (kind != "gptq ordered") and any(codes) == all(codes)
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        assert_same_parameters(again, want)
+        assert torch.equal(result(again), result(model))
+
+    def written_experts(self, model: Any, kind: str) -> Any:
+        """The folder of a mixture whose experts alone are quantized; and the model of the same numbers."""
+        config, make = {**FOLDERS, **STACKS}[kind]
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        for name in [name for name in state if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            stack, parameter = state.pop(name), model.get_parameter(name)
+            if kind in STACKS and config is not TENSOR_SCALES:
+                parts, want = make(stack)
+                state |= {f"{name}{end}": part for end, part in parts.items()}
+                parameter.data.copy_(want)
+                continue
+            block, _, which = name.rpartition(".")
+            halves = stack.chunk(2, 1) if which == "gate_up_proj" else (stack,)
+            matrices = ("gate_proj", "up_proj") if which == "gate_up_proj" else ("down_proj",)
+            if model.config.model_type == "mixtral":
+                block = block.replace(".mlp.", ".block_sparse_moe.")
+                matrices = tuple({"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}[each] for each in matrices)
+            wanted = []
+            for half, matrix in zip(halves, matrices, strict=True):
+                each = [make(expert.contiguous()) for expert in half]
+                wanted.append(torch.stack([want for _, want in each]))
+                for i, (parts, _) in enumerate(each):
+                    ends = {f"{block}.{i}.{matrix}.{end}": torch.as_tensor(part) for end, part in parts.items()}
+                    state |= {end: part.contiguous() for end, part in ends.items()}
+            parameter.data.copy_(torch.cat(wanted, 1))
+        if model.config.model_type == "mixtral":
+            state = {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): t for name, t in state.items()}
+        model.config.save_pretrained(self.folder)
+        held = json.loads((self.folder / "config.json").read_text()) | {"architectures": [type(model).__name__]}
+        (self.folder / "config.json").write_text(json.dumps({**held, "quantization_config": config}))
+        safetensors.save_file(state, self.folder / "model.safetensors")
+        return model
+
+    def test_experts_missing(self):
+        self.written_experts(MODELS["mixtral"](), "fp8")
+        file = self.folder / "model.safetensors"
+        state = safetensors.load_file(file)
+        whole = "model.layers.1.block_sparse_moe.experts"
+        for change, message in (
+            ({f"{whole}.2.w3.weight": None, f"{whole}.2.w3.weight_scale_inv": None}, "lacks the up_proj of expert 2"),
+            ({f"{whole}.3.w1.weight": torch.ones(128, 32)}, "do not have the same shape"),
+            ({f"{whole}.99999.w2.weight": torch.ones(64, 128)}, "down_proj' lacks the down_proj of expert 4, and has"),
+        ):
+            changed = {name: t for name, t in (state | change).items() if t is not None}
+            safetensors.save_file(
+                {n: t for n, t in changed.items() if not n.startswith(f"{whole}.3.w1.weight_s")}, file
+            )
+            with self.assertRaises(ValueError) as caught:
+                load_model(self.folder)
+            assert message in str(caught.exception) and str(self.folder) in str(caught.exception), caught.exception
 
     @parameterized.expand(
         [

@@ -17,6 +17,7 @@ from parameterized import parameterized
 from torch import nn
 
 import hop
+from hop.nn.scales.static import StaticScale
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama, loaded, saved, size, tokens, values
 
 for package in NEEDED:
@@ -87,7 +88,7 @@ class TestLoading(unittest.TestCase):
     def test_every_bit_comes_back(self, name):
         model = loaded(llama(), HopConfig(name))
         want = llama()
-        hop.quantize_(want, {"*": name}, filter=lambda name, _: name != "lm_head")
+        hop.quantize_(want, name, filter=lambda name, _: name != "lm_head")
         assert torch.equal(model(IDS).logits, want(IDS).logits)
         said = tokens(model)
         with saved(model) as folder:
@@ -98,6 +99,24 @@ class TestLoading(unittest.TestCase):
                 one, two = (hop.storage.load_file(Path(f, "model.safetensors")) for f in (folder, other))
                 assert one.keys() == two.keys() and sum(isinstance(t, hop.QuantizedTensor) for t in one.values()) == 15
                 assert all(torch.equal(values(t), values(two[name])) for name, t in one.items())
+
+    @parameterized.expand([("int4", False), ("int4", True), ("nvfp4", True)])
+    def test_single_schemes_of_few_bits_keep_tables_at_8(self, scheme, tie):
+        """As quantize_ does, and in the saved checkpoint; not if a pattern says so."""
+        config = HopConfig(scheme, modules_to_not_convert=[])
+        model, want = loaded(llama(tie=tie), config), hop.quantize_(llama(tie=tie), scheme)
+        assert config.rules == HopConfig(scheme).rules  # which other models may use
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        for one in (model, again):
+            assert torch.equal(one(IDS).logits, want(IDS).logits)
+            assert one.model.embed_tokens.weight.quantizer.plain == hop.presets.INT8_ROW
+            assert (one.lm_head.weight.quantizer.plain == hop.presets.INT8_ROW) == tie
+            assert one.model.layers[0].mlp.up_proj.weight.quantizer.format.bits == 4
+            # from_pretrained counts what is tied twice
+            assert tie or one.hop_report.summary == want.hop_report.summary
+        few = loaded(llama(tie=tie), HopConfig({"*": scheme}, modules_to_not_convert=[]))
+        assert few.lm_head.weight.quantizer.format.bits == few.model.embed_tokens.weight.quantizer.format.bits == 4
 
     @parameterized.expand(itertools.product((False, True), (False, True)))
     def test_quantized_then_saved(self, tie, pack):
@@ -275,6 +294,9 @@ class TestSavingAfterQuantize(unittest.TestCase):
         assert torch.equal(model.dequantize().model.norm.weight, model.model.norm.weight)
 
 
+STATIC_OUTPUT = hop.Scheme(hop.presets.INT8_ROW, hop.presets.INT8_ROW, output=hop.presets.INT8_TENSOR_STATIC)
+
+
 class TestConfig(unittest.TestCase):
     def test_as_json(self):
         for scheme in (
@@ -291,8 +313,8 @@ class TestConfig(unittest.TestCase):
         for error, match, arguments, options in (
             (ValueError, "no scheme is called 'int5'", ["int5"], {}),
             (ValueError, "hop1:Sch", ["hop1:Sch"], {}),
-            (ValueError, r"lhs has scales that are computed from data .*quantize_", ["int8_static"], {}),
-            (ValueError, "computed from data", [hop.recipes.FP8_DELAYED], {}),
+            (ValueError, r"lhs has scales that are computed from data .*quantize_", [hop.recipes.FP8_DELAYED], {}),
+            (ValueError, "output has scales that are computed from data", [STATIC_OUTPUT], {}),
             (TypeError, "must be a hop.Scheme, its name", [8], {}),
             (TypeError, "scheme=None would quantize nothing", [None], {}),
             (TypeError, "a selector must be a pattern of names", [{nn.Linear: "int8"}], {}),
@@ -305,6 +327,23 @@ class TestConfig(unittest.TestCase):
         for fields, match in (({"scheme": "int8", "bits": 4}, "has no field 'bits'"), ({}, "needs the field 'scheme'")):
             with pytest.raises(ValueError, match=match):
                 HopConfig.from_dict({"quant_method": "hop", **fields})
+
+    def test_static_scales(self):
+        """Those of inputs are in a checkpoint with codes, and a checkpoint in floats has none."""
+        with pytest.raises(ValueError, match="lhs has scales that are computed from data"):
+            loaded(llama(), HopConfig("int8_static"))
+        for dtype in (torch.float32, torch.bfloat16):
+            model = llama().to(dtype)
+            hop.quantize_(model, {"*.mlp.*": "int8_static", "*": "int8"}, calibrate=[IDS])
+            with saved(model) as folder:
+                again = type(model).from_pretrained(folder, dtype=dtype)
+            states = [[m for m in one.modules() if isinstance(m, StaticScale)] for one in (model, again)]
+            assert len(states[0]) == len(states[1]) == 6
+            for one, other in zip(*states, strict=True):
+                assert other.ready and torch.equal(one.scale, other.scale) and other.scale.dtype == torch.float32
+                assert torch.equal(one.zero_point, other.zero_point)
+            x = torch.randn(2, 64, dtype=dtype)
+            assert torch.equal(again.model.layers[1].mlp(x), model.model.layers[1].mlp(x))
 
     def test_refused_by_the_model(self):
         for config, match in (

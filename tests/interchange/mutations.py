@@ -69,6 +69,15 @@ def _awq(folder: Path) -> None:
     _save(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, tensors)
 
 
+def _llm_awq(folder: Path) -> None:
+    tensors = {
+        "qweight": torch.randint(-(2**15), 2**15, (3, 64), dtype=torch.int16),
+        "scales": torch.rand(8, 12).half(),
+    }
+    tensors["scaled_zeros"] = -torch.rand(8, 12).half()
+    _save(folder, {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}, tensors)
+
+
 def _fp8(folder: Path) -> None:
     tensors = {"weight": torch.randn(40, 48).to(torch.float8_e4m3fn), "weight_scale_inv": torch.rand(3, 2)}
     _save(folder, {"quant_method": "fp8", "weight_block_size": [16, 32]}, tensors)
@@ -79,6 +88,19 @@ def _modelopt(folder: Path) -> None:
     weight = torch.randint(0, 256, (8, 32), dtype=torch.uint8)
     tensors = {"weight": weight, "weight_scale": scale, "weight_scale_2": torch.tensor(0.1)}
     _save(folder, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, tensors)
+
+
+def _modelopt_experts(folder: Path) -> None:
+    tensors = {"up": torch.randint(0, 256, (2, 16, 12), dtype=torch.uint8), "up_weight_scale_2": torch.rand(2)}
+    tensors |= {"up_weight_scale": torch.rand(2, 2, 12).to(torch.float8_e4m3fn), "down_weight_scale": torch.rand(2)}
+    tensors["down"] = torch.randn(2, 12, 16).to(torch.float8_e4m3fn)
+    _save(folder, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, tensors)
+
+
+def _mxfp4(folder: Path) -> None:
+    tensors = {"up_blocks": torch.randint(0, 256, (2, 4, 3, 16), dtype=torch.uint8)}
+    tensors["up_scales"] = torch.randint(90, 130, (2, 4, 3), dtype=torch.uint8)
+    _save(folder, {"quant_method": "mxfp4"}, tensors)
 
 
 def _nf4(folder: Path) -> None:
@@ -120,8 +142,11 @@ MADE: dict[str, Callable[[Path], None]] = {
     "gptq": _gptq,
     "gptq 3 bits": _gptq_3,
     "awq": _awq,
+    "llm-awq": _llm_awq,
     "fp8": _fp8,
     "modelopt": _modelopt,
+    "modelopt experts": _modelopt_experts,
+    "mxfp4": _mxfp4,
     "nf4": _nf4,
     "int8": _int8,
 }

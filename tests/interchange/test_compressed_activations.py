@@ -13,7 +13,7 @@ from torch import nn
 import hop
 from hop import formats, presets, scale_rules
 from hop.interchange import open_checkpoint, save_compressed_tensors
-from tests.interchange.checkpoint_files import InCheckpoint, random
+from tests.interchange.checkpoint_files import InCheckpoint, random, safetensors
 
 pytest.importorskip("safetensors", reason="safetensors is missing")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is missing")
@@ -133,7 +133,67 @@ class TestActivations(InCheckpoint):
         with torch.no_grad():
             assert torch.equal(loaded(IDS).logits, model(IDS).logits)
             assert not torch.equal(hop.load_model(self.folder)(IDS).logits, model(IDS).logits)
-        static = hop.quantize_(llama(), {"*.mlp.*": "int8_static", "*": None}, calibrate=[IDS])
-        save_compressed_tensors(self.folder / "static", static, activations=True)
-        with pytest.raises(ValueError, match=r"mlp\.\w+' has a static scale, and a model of transformers"):
-            hop.load_model(self.folder / "static", activations="file")
+
+    @parameterized.expand([("int8", "int8_static"), ("fp8", hop.Scheme(presets.FP8_TENSOR_STATIC, presets.FP8_ROW))])
+    def test_static_model(self, _name, scheme):
+        """Static scales of the file, which save_pretrained keeps."""
+        pytest.importorskip("transformers", reason="transformers is missing")
+        from tests.integrations.models import IDS, llama, saved
+
+        model = hop.quantize_(llama(), {"*.mlp.*": scheme, "*": None}, calibrate=[IDS])
+        save_compressed_tensors(self.folder, model, activations=True)
+        found = hop.load_model(self.folder, activations="file")
+        with torch.no_grad():
+            assert torch.equal(found(IDS).logits, model(IDS).logits)
+            assert not torch.equal(hop.load_model(self.folder)(IDS).logits, model(IDS).logits)
+        first, second = self.folder / "first", self.folder / "second"
+        with saved(found) as folder:
+            again = type(found).from_pretrained(folder)
+        with torch.no_grad():
+            assert torch.equal(again(IDS).logits, model(IDS).logits)
+        save_compressed_tensors(first, model, activations=True)
+        save_compressed_tensors(second, again, activations=True)  # the same file after two ways back
+        assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+        configs = [json.loads((each / "config.json").read_text()) for each in (first, second)]
+        assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
+
+    def test_static_fp8_of_modelopt(self):
+        """Inputs are divided by the file's scale, rounded to e4m3 and clamped; products by ATen in float64."""
+        pytest.importorskip("transformers", reason="transformers is missing")
+        from tests.integrations.models import IDS, llama, saved
+
+        model = llama()
+        state, folder = dict(model.state_dict()), self.folder
+        scales: dict[str, Any] = {}
+        for i, (name, layer) in enumerate((n, m) for n, m in model.named_modules() if n.endswith("_proj")):
+            scale, weight = layer.weight.abs().amax() / 448, state.pop(f"{name}.weight")
+            codes = (weight / scale).to(torch.float8_e4m3fn)
+            scales[name] = torch.tensor(0.003 * (i + 1))  # many inputs are clamped
+            state |= {f"{name}.weight": codes, f"{name}.weight_scale": scale, f"{name}.input_scale": scales[name]}
+        model.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        quantization = {"quant_method": "modelopt", "quant_algo": "FP8"}
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+        safetensors.save_file(state, folder / "model.safetensors")
+        found = hop.load_model(folder, activations="file")
+        with saved(found) as kept:
+            again = type(found).from_pretrained(kept)
+        for one in (found, again):
+            clamped = 0
+            for name, scale in scales.items():
+                layer, x = one.get_submodule(name), random(5, one.get_submodule(name).in_features)
+                rounded = (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
+                clamped += int((x.abs() > 448 * scale).sum())
+                weight = state[f"{name}.weight"].double() * state[f"{name}.weight_scale"].double()
+                want = torch.ops.aten.linear(rounded, weight)
+                assert (layer(x) - want).abs().max() < 1e-6 * want.abs().max()
+            assert clamped > 10
+        assert torch.equal(found(IDS).logits, again(IDS).logits)
+        assert open_checkpoint(folder).activation("model.layers.0.input_layernorm.weight") is None
+        held = {"a.weight": torch.zeros(8, 16, dtype=torch.uint8), "a.weight_scale_2": torch.ones(())}
+        held |= {"a.weight_scale": torch.ones(8, 2).to(torch.float8_e4m3fn), "a.input_scale": torch.ones(())}
+        with pytest.raises(ValueError, match="'input_scale' is the outer scale of inputs in NVFP4, which are not read"):
+            self.written({"quant_method": "modelopt"}, held).activation("a.weight")
+        held = {"a.weight": codes[:8, :16].clone(), "a.weight_scale": torch.ones(()), "a.input_scale": torch.zeros(())}
+        with pytest.raises(ValueError, match=r"'a\.weight': 'input_scale' is 0\.0, and must be finite and"):
+            self.written({"quant_method": "modelopt"}, held).activation("a.weight")

@@ -52,6 +52,9 @@ class TestFP8Blocks(InCheckpoint):
         self.fails(config, {**tensors, "a.weight": torch.ones(2, 2)}, "is torch.float32 of (2, 2)")
 
 
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+
+
 class TestModelOpt(InCheckpoint):
     def test_nvfp4(self):
         """The formula of its NVFP4QTensor.dequantize."""
@@ -100,6 +103,79 @@ class TestModelOpt(InCheckpoint):
         for scale in (torch.ones(191), torch.ones(2, 1, 3, 1), exponents[:, 1:]):
             tensors = {"a.weight": weight, "a.weight_scale": scale}
             self.fails({"quant_method": "modelopt"}, tensors, "tensor 'a.weight'")
+
+    @parameterized.expand([("rows", 1), ("transposed", 0)])
+    def test_nvfp4_of_experts(self, _name, first):
+        """The formula for each expert, whose groups run along the last dimension or the one before it."""
+        rng = np.random.default_rng(5)
+        packed = rng.integers(0, 256, (3, 12, 32), dtype=np.uint8)
+        scale = random(3, 12, 4).abs().to(torch.float8_e4m3fn)
+        outer = torch.tensor([0.01, 0.03, 0.05])
+        numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+        values = numbers[np.stack([packed & 15, packed >> 4], -1).reshape(3, 12, 64)]
+        codes = torch.from_numpy(packed)
+        parts = {"up": codes, "up_weight_scale": scale}
+        if not first:
+            parts = {name: t.transpose(1, 2).contiguous() for name, t in parts.items()}
+        for stored in (outer, outer[:1], outer[0], outer.reshape(3, 1)):
+            blocks = scale.float().numpy() * stored.reshape(-1, 1, 1).numpy()
+            want = torch.from_numpy(values * blocks.repeat(16, 2)).to(torch.bfloat16)
+            tensors = {**parts, "up_weight_scale_2": stored.clone(), "up_input_scale": torch.ones(3)}
+            found = self.written(MODELOPT, {f"e.{name}": t for name, t in tensors.items()})
+            assert set(found) == {"e.up", "e.up_input_scale"}
+            assert_bits(found["e.up"], want if first else want.transpose(1, 2))
+
+        def fails(message: str, **change: torch.Tensor) -> None:
+            changed = {**tensors, **change}
+            self.fails(MODELOPT, {f"e.{name}": t.clone() for name, t in changed.items()}, f"tensor 'e.up': {message}")
+
+        fails("'_weight_scale' has shape", up_weight_scale=parts["up_weight_scale"][:, :2])
+        fails("'_weight_scale_2' has shape (2,)", up_weight_scale_2=outer[:2])
+        fails("'_weight_scale_2' is torch.float64", up_weight_scale_2=outer.double())
+        fails("'' is torch.uint8 of (3, 12)", up=codes[:, :, 0])
+        if not first:
+            odd = {"up": parts["up"][:, :, :11], "up_weight_scale": parts["up_weight_scale"][:, :, :11]}
+            fails("it has 11 columns of transposed codes", **odd)
+
+    def test_fp8_of_experts(self):
+        """A scale for all, for each expert, row or column, and exponents along either dimension."""
+        weight, rng = random(3, 32, 64).to(torch.float8_e4m3fn), np.random.default_rng(0)
+        scales = [torch.tensor(0.03), random(1).abs(), random(3).abs(), random(3, 1, 1).abs(), random(3, 32).abs()]
+        scales += [random(3, 64).abs(), random(3, 1, 64).abs(), random(3, 32, 1).abs()]
+        scales += [torch.from_numpy(rng.integers(90, 140, shape, dtype=np.uint8)) for shape in ((3, 32, 2), (3, 1, 64))]
+        for scale in scales:
+            whole = torch.exp2(scale.float() - 127) if scale.dtype == torch.uint8 else scale
+            if scale.dim() == 2:
+                whole = scale[:, :, None] if scale.shape[1] == 32 else scale[:, None]
+            elif scale.shape == (3,):
+                whole = scale[:, None, None]
+            elif scale.dtype == torch.uint8:
+                whole = whole.repeat_interleave(32, 1 if scale.shape[1] == 1 else 2)
+            found = self.written(MODELOPT, {"e.up": weight, "e.up_weight_scale": scale})
+            assert_bits(found["e.up"], (weight.float() * whole).to(torch.bfloat16))
+        for scale in (random(3, 30), random(2), random(3, 2, 2), scales[-2][:, :, :1]):
+            self.fails(MODELOPT, {"e.up": weight, "e.up_weight_scale": scale.clone()}, "tensor 'e.up'")
+        square = {"e.up": weight[:, :, :32].clone(), "e.up_weight_scale": random(3, 32)}
+        self.fails(MODELOPT, square, "may be of the rows or the columns of (3, 32, 32); reshape it to (3, 32, 1)")
+
+    def test_mxfp4_of_gpt_oss(self):
+        """As transformers dequantizes it."""
+        module = pytest.importorskip("transformers.integrations.mxfp4", reason="transformers is missing")
+        rng = np.random.default_rng(6)
+        blocks = torch.from_numpy(rng.integers(0, 256, (3, 12, 2, 16), dtype=np.uint8))
+        scales = torch.from_numpy(rng.integers(100, 140, (3, 12, 2), dtype=np.uint8))
+        tensors = {"e.up_blocks": blocks, "e.up_scales": scales, "e.up_bias": torch.ones(3, 12)}
+        found = self.written({"quant_method": "mxfp4"}, tensors)
+        assert set(found) == {"e.up", "e.up_bias"}
+        assert_bits(found["e.up"], module.convert_moe_packed_tensors(blocks, scales))
+        for change, message in (
+            ({"e.up_blocks": blocks[..., :8]}, "'_blocks' has shape (3, 12, 2, 8), and must have (3, 12, 2, 16)"),
+            ({"e.up_scales": scales[:, :11]}, "'scale' has shape (3, 11, 2), and must have (3, 12, 2)"),
+            ({"e.up_blocks": blocks[:, :11]}, "'_blocks' has 11 rows, and must have an even number"),
+            ({"e.up_blocks": blocks[0]}, "'_blocks' is torch.uint8 of (12, 2, 16)"),
+        ):
+            change = {name: t.clone() for name, t in change.items()}
+            self.fails({"quant_method": "mxfp4"}, {**tensors, **change}, f"tensor 'e.up': {message}")
 
     def test_fp8_blocks(self):
         """Scales as DeepSeek names them, for blocks of 128×128 or those of the configuration."""

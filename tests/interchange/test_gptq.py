@@ -1,13 +1,36 @@
 """GPTQ and AWQ, packed here by their specifications, against their formulas in numpy."""
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from parameterized import parameterized
 
 import hop
+from hop.interchange import packed
 from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of, unpack_words
+
+
+def interleaved(codes: np.ndarray) -> np.ndarray:
+    """(N, K) codes as llm-awq stores them, (N / 4, K) int16, one code after the other.
+
+    Row r and column k are in tile (r // 4, k // 64), whose rows of 64 codes follow one another, 4 codes to an integer.
+    Within 32 columns a thread of the kernel has pairs that are 8 columns apart; it finds the even columns of its four
+    pairs first, then the odd ones.
+    """
+    rows, size = codes.shape
+    result = np.zeros((rows // 4, size), np.uint16)
+    for r in range(rows):
+        for k in range(size):
+            tile, within = divmod(k, 64)
+            half, column = divmod(within, 32)
+            pair, odd = divmod(column, 2)
+            thread, step = pair % 4, pair // 4
+            at = 64 * (r % 4) + 32 * half + 8 * thread + 4 * odd + step  # of the 256 codes of the tile
+            result[r // 4, 64 * tile + at // 4] |= codes[r, k] << (4 * (at % 4))
+    return result.view(np.int16)
+
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -203,6 +226,64 @@ class TestAWQ(InCheckpoint):
         assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
         self.fails(config, {**tensors, "a.scales": tensors["a.scales"][:, 1:]}, "'scales' has shape (40, 15)")
         self.fails(config, {**tensors, "a.qzeros": tensors["a.qzeros"][:, :0]}, "and must have elements")
+
+    def llm_awq(self, group: int, rows: int = 24, size: int = 128) -> Any:
+        """A configuration, tensors, and the numbers of the weight: a fused multiply-add in float16."""
+        rng = np.random.default_rng(4)
+        of = np.arange(size) // (size if group == -1 else group)
+        groups = int(of.max()) + 1
+        codes, zeros = rng.integers(0, 16, (rows, size)), rng.integers(0, 16, (rows, groups))
+        scales = rng.random((rows, groups)).astype(np.float16)
+        scaled = -(scales * zeros.astype(np.float32)).astype(np.float16)
+        padded = [np.pad(x, ((0, 0), (0, -groups % 8))).T for x in (scales, scaled)]
+        tensors = tensors_of("a.", qweight=interleaved(codes), scales=padded[0], scaled_zeros=padded[1])
+        config = {"quant_method": "awq", "bits": 4, "group_size": group, "backend": "llm-awq", "version": "gemv"}
+        want = codes * scales[:, of].astype(np.float64) + scaled[:, of].astype(np.float64)
+        return config, tensors, torch.from_numpy(want.astype(np.float16))
+
+    @parameterized.expand([("groups", 32), ("padded", 64), ("whole", -1)])
+    def test_llm_awq(self, _name, group):
+        config, tensors, want = self.llm_awq(group)
+        found = self.written(config, {**tensors, "a.bias": torch.ones(3)})
+        assert set(found) == {"a.weight", "a.bias"}
+        assert_bits(found["a.weight"], want)
+        older = {"quant_method": "awq", "w_bit": 4, "q_group_size": group}
+        assert_bits(self.written(older, tensors)["a.weight"], want)
+
+    def test_llm_awq_columns(self):
+        """The order of a row's first 32 columns, as the packer of llm-awq documents it."""
+        pairs = [[8 * step + 2 * thread + odd for odd in (0, 1) for step in range(4)] for thread in range(4)]
+        assert pairs[0] == [0, 8, 16, 24, 1, 9, 17, 25]  # 0, 1, 8, 9, 16, 17, 24, 25, even before odd places
+        for at, column in enumerate(column for of in pairs for column in of):
+            codes = np.zeros((4, 64), np.int64)
+            codes[0, column] = 15
+            words = interleaved(codes).view(np.uint16)
+            assert words[0, at // 4] == 15 << (4 * (at % 4)) and np.count_nonzero(words) == 1
+
+    def test_llm_awq_in_parts(self):
+        """More rows than are unpacked at once, in parts that begin within a tile."""
+        config, tensors, _ = self.llm_awq(128, rows=12, size=128)
+        _, _, want = self.llm_awq(128, rows=12, size=128)
+        with mock.patch.object(packed, "AT_ONCE", 5 * 128):
+            assert_bits(self.written(config, tensors)["a.weight"], want)
+
+    def test_llm_awq_wrong(self):
+        config, tensors, _ = self.llm_awq(32)
+        words, scales = tensors["a.qweight"], tensors["a.scales"]
+        for change, message in (
+            ({"a.qweight": words[:, :96]}, "'qweight' has 96 columns, and must have a multiple of 64"),
+            ({"a.qweight": words.int()}, "'qweight' is torch.int32 of (6, 128), and must be torch.int16"),
+            ({"a.scales": scales[:3]}, "'scales' has shape (3, 24), and must have (4 or more, 24)"),
+            ({"a.scales": scales[:, :20]}, "'scales' has shape (8, 20), and must have (4 or more, 24)"),
+            ({"a.scaled_zeros": scales[:4]}, "'scaled_zeros' has shape (4, 24), and must have (8, 24)"),
+        ):
+            self.fails(
+                config, {**tensors, **{n: t.clone() for n, t in change.items()}}, f"tensor 'a.weight': {message}"
+            )
+        self.fails({**config, "bits": 3}, tensors, "bits is 3, and must be an integer from 4 to 4")
+        self.fails({**config, "group_size": 48}, tensors, "group_size is 48, and must divide the 128 columns")
+        self.fails({**config, "group_size": "x"}, tensors, "group_size is 'x'")
+        self.fails(None, tensors, "'a.qweight' would be read as codes without their scale, 'a.scales'")
 
     def test_large(self):
         """More than is unpacked at once, in parts that begin within a word."""

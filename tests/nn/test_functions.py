@@ -79,7 +79,7 @@ def blocks(dtype: torch.dtype = torch.float32, scheme: Any = "int8") -> tuple[An
     torch.manual_seed(0)
     model = Block().to(dtype).eval()
     plain = hop.nn.freeze(hop.nn.convert(copy.deepcopy(model), scheme, functions=True), pack=True)
-    return plain, hop.quantize_(model, scheme, fuse=True, search=False)
+    return plain, hop.quantize_(model, scheme, fuse=True, weights="rule")
 
 
 def wanted(model: Any) -> list[Any]:

@@ -529,7 +529,7 @@ class TestRequantize:
     @pytest.mark.parametrize("first", ["int8_weight", "8da4w"])
     def test_equals_quantizing_the_values(self, first, scheme):
         """Packed weights, convolutions and embeddings too, and in parts of a few rows."""
-        ours = hop.quantize_(net().eval(), first, search=False)
+        ours = hop.quantize_(net().eval(), first, weights="rule")
         floats = net().eval()
         for name, p in floats.named_parameters():
             frozen = ours.get_parameter(name)
@@ -562,18 +562,18 @@ class TestRequantize:
         assert hop.quantize_(nn.Embedding(8, 32), presets.INT4_32).weight.quantizer == presets.INT8_ROW
         with pytest.warns(UserWarning, match="no layer was converted"):
             hop.quantize_(nn.Sequential(nn.ReLU()), "int4")
+        model = hop.quantize_(Tied().eval(), "8da4w", exact=True)  # in which the head multiplies integers
+        assert model.embed.scheme == model.head.scheme == schemes.INT8_DYNAMIC
 
     def test_weights_are_searched_unless_they_may_be_trained(self):
         torch.manual_seed(0)
         linear = nn.Linear(64, 48)
         rule, searched = (f(presets.INT4_32, linear.weight) for f in (hop.quantize, hop.quantize_weight))
-        for options, want in (({}, searched), ({"search": False}, rule)):
+        for options, want in (({}, searched), ({"weights": "rule"}, rule)):
             got = hop.quantize_(copy.deepcopy(linear), "int4", pack=False, **options).weight
             assert torch.equal(plain(got), plain(want))
         converted = hop.nn.convert(copy.deepcopy(linear), "int4")
         assert torch.equal(plain(hop.quantize_(converted, "int4", pack=False).weight), plain(rule))
-        with pytest.raises(TypeError, match="search must be True or False, got 1"):
-            hop.quantize_(linear, "int4", search=1)
 
     def test_holds_few_floats(self):
         """A table of many parts: the floats of one at a time."""

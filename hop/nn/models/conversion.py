@@ -22,7 +22,7 @@ from hop.nn.models.siblings import share_input, siblings
 from hop.nn.weights.holders import hold, kind_of
 from hop.nn.weights.recomputed import check_plain, recomputed, remedied, settle
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import INT8_WEIGHT, Scheme, named
+from hop.numerics.schemes import INT8_DYNAMIC, INT8_WEIGHT, Scheme, named
 from hop.tensor import QuantizedTensor
 
 _NO_RULE = "no rule matches"
@@ -246,16 +246,17 @@ def checked(rules: Any, filter: Any = None) -> list[Rule]:
     return [(_Except(filter), None), *result]
 
 
-def rules_of(model: nn.Module, rules: Any, filter: Any = None) -> list[Rule]:
+def rules_of(model: nn.Module, rules: Any, filter: Any = None, exact: bool = False) -> list[Rule]:
     """The rules by which a float model is quantized for good: those of `checked`, but INT8_WEIGHT for embeddings and
-    layers that share their weights if `rules` is a single scheme of fewer than 8 bits.
+    layers that share their weights if `rules` is a single scheme of fewer than 8 bits; INT8_DYNAMIC if the model shall
+    be `exact`.
     """
     pairs = checked(rules, filter)
     weights = None if pairs[-1][1] is None else pairs[-1][1].rhs
     is_single = isinstance(rules, Scheme | Quantizer | str) and isinstance(model, nn.Module)
     if not is_single or weights is None or weights.format.bits >= 8:
         return pairs
-    return [*pairs[:-1], (_Tables(model), INT8_WEIGHT), pairs[-1]]
+    return [*pairs[:-1], (_Tables(model), INT8_DYNAMIC if exact else INT8_WEIGHT), pairs[-1]]
 
 
 def _scheme(selector: Any, scheme: Any) -> Scheme | None:

@@ -3,10 +3,10 @@
 import importlib
 import logging
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from hop.nn.layers.base import Layer
 from hop.nn.layers.functions import Function
@@ -32,20 +32,21 @@ from hop.numerics.schemes import Scheme
 
 log = logging.getLogger("hop")
 
+_WEIGHTS = ("search", "rule", "gptq")
+
 
 def quantize_(
     model: nn.Module,
     scheme: Rules,
     *,
     filter: Selector | None = None,
-    calibrate: Iterable[Any] | None = None,
+    calibrate: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    weights: Literal["search", "rule", "gptq"] = "search",
     pack: bool = True,
     fuse: bool = False,
     attention: AttentionRules = None,
     exact: bool = False,
     requantize: bool = False,
-    search: bool = True,
-    calibration: Iterable[Any] | None = None,
 ) -> Any:
     """Quantize a model in place: convert its layers, calibrate static scales, and freeze the weights.
 
@@ -60,10 +61,17 @@ def quantize_(
         scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
             for weights only; or several by selector, such as {"lm_head": "int8", "*": "int4"}, of which the first
             match applies. None leaves layers in floats. See hop.nn.convert. A single scheme of fewer than 8 bits
-            leaves embeddings, and layers that share their weights, at 8 bits ("int8_weight"); {"*": scheme} does not.
+            leaves embeddings, and layers that share their weights, at 8 bits ("int8_weight", or "int8" if `exact`);
+            {"*": scheme} does not.
         filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
             all that hop.nn.convert supports.
-        calibrate: batches of inputs, as for hop.nn.calibrate. Read only for schemes with static activation scales.
+        calibrate: batches of inputs, as for hop.nn.calibrate, or a function that returns them. Read only for static
+            activation scales and weights="gptq", for which 32 samples are enough.
+        weights: how scales, zero points and codes of weights are chosen. "search": those of least squared error, for up
+            to 6 bits in blocks (hop.quantize_weight). "rule": those of the scheme's rule, which layers that were
+            quantized before, and so may have been trained, always keep. "gptq": by GPTQ (hop.algorithms.gptq), for the
+            results of Linear and Conv2d layers on `calibrate`, with searched scales; `model.gptq_report` has the error
+            of each layer before and after.
         pack: whether to store weights in the layout that this machine's kernels read fastest. Use False for programs
             that are exported for other machines. state_dicts are plain in any case.
         fuse: whether to convert norms and activations too (hop.nn.convert, functions=True), and let them quantize their
@@ -76,40 +84,32 @@ def quantize_(
         requantize: whether to quantize frozen weights again, such as those of a GGUF file, from the values of their
             codes. At most a few million elements, or the rows that share a scale, are in floats at a time. Without it,
             layers with frozen weights stay as they are, with the reason in the report.
-        search: whether the scales and zero points of weights of up to 6 bits in blocks are those of least squared error
-            (hop.quantize_weight), and not the rule's. Layers that were quantized before, and so may have been trained,
-            keep the rule's.
-        calibration: batches of inputs, as for hop.nn.calibrate; 32 samples are enough. The codes of Linear and Conv2d
-            weights are chosen by GPTQ (hop.algorithms.gptq) for the layers' results on them, and static scales found;
-            `model.gptq_report` has the error of each layer before and after.
 
     Returns:
         The model; a new module if the model was itself a layer.
 
     Raises:
-        ValueError: as convert; the scheme has static scales and calibrate is None; or exact=True, and the products of a
-            scheme, or of a layer that stays in floats, depend on more than their inputs.
+        ValueError: as convert; calibrate is None, and the scheme has static scales or weights="gptq"; or exact=True,
+            and the products of a scheme, or of a layer that stays in floats, depend on more than their inputs.
         TypeError: as convert and calibrate.
     """
-    _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize, search=search)
-    rules = rules_of(model, scheme, filter)
-    data = None if calibration is None else list(calibration)
-    calibrate = data if calibrate is None else calibrate
-    is_static = _needs_data(rules, calibrate)
+    _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize)
+    rules = rules_of(model, scheme, filter, exact)
+    data = _data(rules, calibrate, weights)
     attention = _attention(model, rules, attention, exact)
     settle_weights(model, rules)
     if requantize:
-        requantize_(list(layers_taken(model, rules)), search)
+        requantize_(list(layers_taken(model, rules)), weights != "rule")
     trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
     converted: Any = convert(model, rules, functions=fuse, attention=attention)
-    if is_static and calibrate is not None:
-        set_scales(converted, calibrate)
+    if data is not None and _static_scheme(rules) is not None:
+        set_scales(converted, data)
     report: Report = converted.hop_report
     if any(isinstance(row.scheme, Scheme) for row in report.rows):
-        if data is not None:  # imported by name, because that package is on a higher level
+        if weights == "gptq":  # imported by name, because that package is on a higher level
             algorithms = importlib.import_module("hop.algorithms.gptq")
             converted.gptq_report = algorithms.freeze_by_data(converted, data, pack)
-        freeze(converted, pack, trained=set(trained) if search else None)
+        freeze(converted, pack, trained=None if weights == "rule" else set(trained))
     _finish(converted, checked_attention(attention), (pack, fuse, exact))
     log.info("quantize_: %s layers; %s", report.converted, report.summary)
     return converted
@@ -125,15 +125,28 @@ def _attention(model: nn.Module, rules: Sequence[Rule], attention: AttentionRule
     return attention
 
 
-def _needs_data(rules: Sequence[Rule], calibrate: Iterable[Any] | None) -> bool:
-    """Whether a scheme has static scales. Raises ValueError if there is no data for them."""
-    static = [s for _, s in rules if s is not None and has_static_scale(s)]
-    if static and calibrate is None:
+def _static_scheme(rules: Sequence[Rule]) -> Scheme | None:
+    """The first scheme with static scales."""
+    return next((s for _, s in rules if s is not None and has_static_scale(s)), None)
+
+
+def _data(rules: Sequence[Rule], calibrate: Any, weights: Any) -> Iterable[Any] | None:
+    """The batches that the rules and `weights` need; None if they need none. Raises ValueError if there are none."""
+    if not isinstance(weights, str) or weights not in _WEIGHTS:
+        error = ValueError if isinstance(weights, str) else TypeError
+        raise error(f"quantize_: weights must be one of {', '.join(map(repr, _WEIGHTS))}, got {weights!r}; give one")
+    static, by_data = _static_scheme(rules), weights == "gptq"
+    if static is None and not by_data:
+        return None
+    if calibrate is None:
+        what = "weights='gptq' chooses codes" if by_data else f"the scheme {static} has static scales, which are found"
+        remedy = "weights='search'" if by_data else "a dynamic scheme such as 'int8'"
         raise ValueError(
-            f"quantize_: calibrate=None, but the scheme {static[0]} has static scales, which are found from data; pass "
-            "calibrate=batches of inputs, or use a dynamic scheme such as 'int8'"
+            f"quantize_: calibrate=None, but {what} from data; pass calibrate=batches of inputs, or use {remedy}"
         )
-    return bool(static)
+    batches: Any = calibrate() if callable(calibrate) else calibrate
+    is_kept = by_data and isinstance(batches, Iterable) and not isinstance(batches, Tensor)  # others are refused later
+    return list(batches) if is_kept else batches
 
 
 def _finish(model: Any, attends: Any, options: tuple[bool, bool, bool]) -> None:

@@ -47,7 +47,7 @@ class StaticScale(Float32State):
         self.by_layer = quantizer.gradient is None or quantizer.gradient.by_layer
         for name in ("scale", "zero_point"):
             is_stored = name == "scale" or quantizer.scale.has_zero_point()
-            value = torch.full(tuple(shape), math.nan, device=device) if is_stored else None
+            value = torch.full(tuple(shape), math.nan, dtype=torch.float32, device=device) if is_stored else None
             if learn:
                 self.register_parameter(name, None if value is None else nn.Parameter(value))
             else:
@@ -75,7 +75,7 @@ class StaticScale(Float32State):
                 ) from error
             with torch.no_grad():
                 own.copy_(dtensor.alike(given, own))
-        self._look()
+        self.update_ready()
 
     def become(self, quantizer: Quantizer) -> bool:
         """Convert scale and zero point for another quantizer with the same blocks and rule, and return whether that
@@ -109,12 +109,13 @@ class StaticScale(Float32State):
     def extra_repr(self) -> str:
         return f"{self.spelling}, shape={tuple(self.scale.shape)}, learn={self.learn}, ready={self.ready}"
 
-    def _look(self) -> None:
+    def update_ready(self) -> None:
+        """Set `ready` by whether the scale has been set."""
         self.ready = not self.scale.is_meta and not bool(self.scale.isnan().any())
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._look()
+        self.update_ready()
 
 
 def _scaled(t: Tensor, g: float) -> Tensor:
