@@ -58,8 +58,8 @@ def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
             f"{_CALLER}: target must be a hop.export.targets.Target or None, got {shown(target)}; give one such as "
             "hop.export.targets.TFLITE"
         )
-    graph = read_graph(_CALLER, model)
-    _, what = content(_CALLER, model)
+    data, what = content(_CALLER, model)
+    graph = read_graph(_CALLER, data, what)
     module = _Module(graph, target, what)
     inputs = _examples([graph.tensors[i] for i in graph.inputs.values()], what)
     try:
