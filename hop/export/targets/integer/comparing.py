@@ -254,7 +254,8 @@ class FileRunner(Runner):
         ends = {pair.tensor.index for pair in self.ends}
         written = [self.runtime.graph.tensors[i] for op in self.runtime.graph.operators for i in op.outputs]
         free = [t for t in written if t.index not in ends]
-        nodes = [n for n in self.units if n not in _taken(self.ends)[0]]
+        given = {*_taken(self.ends)[0], *self.read}  # the file's inputs are the codes of the latter
+        nodes = [n for n in self.units if n not in given]
         pairs = list(self.ends)
         by_name = {t.name: t for t in free}
         named = [

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class LiteRT:
 
     def value(self, tensor: FileTensor) -> Tensor:
         """The value of a tensor in the last run."""
-        return torch.from_numpy(self.interpreter.get_tensor(tensor.index).copy())
+        return torch.from_numpy(np.array(self.interpreter.get_tensor(tensor.index)))
 
 
 class Micro:
