@@ -35,7 +35,7 @@ INT8: dict[str, tuple[Callable[..., Tensor], Any, tuple[float, int], str]] = {
     "prelu": (by_channel, None, (0.025, -9), "PRELU"),
     "prelu of one slope": (lambda x: F.prelu(x, torch.tensor([0.2])), None, (0.025, -9), "PRELU"),
     "prelu of codes": (lambda x: F.prelu(x, codes_of_slopes(0.2, -0.1, 1.1, 0, 0.3, 1)), None, (0.04, 3), "PRELU"),
-    "prelu, bounded": (lambda x: by_channel(x).clamp(0, 6), None, (0.025, -9), "RELU6"),
+    "prelu, bounded": (lambda x: by_channel(x).clamp(0, 6), None, (0.03, -120), "RELU6"),
     "prelu of a matrix": (lambda x: by_channel(x.reshape(12, 72)), None, (0.03, 5), "PRELU"),
     "prelu of rows": (lambda x: by_channel(x.flatten(2)), None, (0.03, 5), "PRELU"),
     "log_softmax": (lambda x: x.log_softmax(-1), None, LOG, "LOG_SOFTMAX"),

@@ -256,6 +256,7 @@ TFLITE_MICRO_16X8 = replace(
         without(
             TFLITE_16X8,
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
+            *("amax.default", "amin.default"),
             *BILINEAR,
         ),
         Row(

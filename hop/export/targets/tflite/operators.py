@@ -378,7 +378,7 @@ def _relu(step: Step) -> None:
         index = step.file.operator("QUANTIZE", [index], new(step.file, like, order), "QuantizeOptions")
     if step.op is not aten.relu.default:
         raise NotImplementedError(f"a separate {step.op} is not supported; relu is")
-    step.write("RELU", [index], order)
+    step.result.tensors[order] = replace(step, low=max(step.low or 0.0, 0.0)).bounded(index, order)
 
 
 WRITTEN: dict[families.Family, Callable[[Step], None]] = {
