@@ -115,11 +115,12 @@ def _by_blocks(
             f"blocks of {block} along axis {axis} of {tuple(codes.shape)} with scales of {tuple(scale.shape)} are not "
             f"supported; the codes must be a matrix, and the scales have the shape {tuple(wanted)}"
         )
+    if size % block:  # hop has no block that is not full: the weight becomes floats
+        call.is_quantized = False
+        scale, zero = (x.repeat_interleave(block, axis).narrow(axis, 0, size) for x in given)
+        return (codes.to(torch.float32) - zero) * scale
     rows = [x.t() if axis == 0 else x for x in (codes, *given)]
-    if more := -size % block:
-        rows[0] = aten.constant_pad_nd.default(rows[0], [0, more], 0)
     values = quantized_decomposed("dequantize_per_channel_group")(*rows, *bounds, block, torch.float32)
-    values = values[:, :size] if more else values
     return values.t() if axis == 0 else values
 
 
