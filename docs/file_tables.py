@@ -37,7 +37,7 @@ def files() -> str:
         tensors = "; ".join(" ".join(f"`{end}`" for end in kind.needs if end) for kind in kinds)
         written = YES if method == "compressed-tensors" else NO
         rows.append([f"{method}: {tensors}", YES, written, _ORACLES[method]])
-    rows.append(["ONNX in the formats QDQ and QOperator, 8-bit activations", YES, YES, "onnxruntime"])
+    rows.append(["ONNX in the formats QDQ and QOperator, activations of 8 or 16 bits", YES, YES, "onnxruntime"])
     rows.append([".tflite with int8 codes, or int16 activations", YES, YES, "LiteRT"])
     return pages.table([["file", "read", "written", "same bits as"], *rows])
 

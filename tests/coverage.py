@@ -20,7 +20,8 @@ PROMISED_SCALED = (
     "linear_dynamic linear_static linear_fixed_point conv1d conv2d conv2d_same conv3d conv_transpose2d embedding add "
     "sub mul cat relu clamp relu6 hardtanh upsample_nearest2d max_pool2d avg_pool2d adaptive_avg_pool2d mean permute "
     "gelu gelu_tanh tanh exp hardswish leaky_relu silu_mul div maximum softmax log_softmax layer_norm rms_norm "
-    "hadamard attention attention_grouped attention_of_groups attention_floats upsample_bilinear2d linear_offsets"
+    "hadamard attention attention_grouped attention_of_groups attention_floats upsample_bilinear2d linear_offsets "
+    "prelu amax"
 ).split()
 PROMISED_QUANTIZED = (
     "mm bmm addmm linear linear_static linear_groups linear_weight_only linear_ternary linear_output linear_codes "

@@ -51,6 +51,7 @@ INTERPOLATE = Family("linear interpolation", file="mean")  # weighted means
 CONCATENATE = Family("concatenation", moves=True, file="choices")
 BOUND = Family("clamp", file="choices")
 MAXIMUM = Family("maximum pooling", file="choices")
+EXTREME = Family("largest or smallest element", file="choices")
 NEAREST = Family("nearest neighbor", file="choices")  # elements repeated along dimensions
 VIEW = Family("view", moves=True, file="choices")
 MOVE = Family("copy or reordering", moves=True)
@@ -58,6 +59,7 @@ SUM = Family("sum", is_linear=True, file="sums")  # and running sums
 LENGTH = Family("vector norm", file="sums")
 DIVIDE = Family("division", file="elementwise")
 CHOICE = Family("choice of two", file="elementwise")
+PRELU = Family("leaky relu by channel", file="elementwise")
 FUNCTION = Family("function of each element", file="functions")
 GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
@@ -120,6 +122,7 @@ TABLE: dict[OpOverload, Operator] = {
     aten.div.Scalar: Operator(DIVIDE, _ONE),
     **dict.fromkeys((aten.maximum.default, aten.minimum.default), Operator(CHOICE, _TWO)),
     aten.where.self: Operator(CHOICE, (CONDITION, OTHER, OTHER)),
+    aten.prelu.default: Operator(PRELU, _TWO),
     **dict.fromkeys(
         (
             *(aten.exp.default, aten.exp2.default, aten.log.default, aten.tanh.default, aten.erf.default),
@@ -167,6 +170,7 @@ TABLE: dict[OpOverload, Operator] = {
     aten.relu.default: Operator(BOUND, _ONE, bounds=(0.0, None)),
     aten.relu6.default: Operator(BOUND, _ONE, bounds=(0.0, 6.0)),
     **dict.fromkeys((aten.clamp.default, aten.hardtanh.default), Operator(BOUND, _ONE)),
+    **dict.fromkeys((aten.amax.default, aten.amin.default), Operator(EXTREME, _ONE)),
     aten.max_pool1d.default: Operator(MAXIMUM, _ONE, spatial=1),
     aten.max_pool2d.default: Operator(MAXIMUM, _ONE, spatial=2),
     aten.max_pool3d.default: Operator(MAXIMUM, _ONE, spatial=3),

@@ -4,8 +4,8 @@ A number with i integer bits is raw · 2^(i - 31). Products are rounded to neare
 to nearest, ties away from zero.
 
 Source: gemmlowp, fixedpoint/fixedpoint.h: SaturatingRoundingDoublingHighMul, RoundingDivideByPOT,
-exp_on_negative_values, one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros is that of TFLite,
-kernels/internal/common.h.
+exp_on_negative_values, one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros and
+log_x_for_x_greater_than_or_equal_to_1 are those of TFLite, kernels/internal/common.h.
 """
 
 import torch
@@ -78,3 +78,26 @@ def reciprocal_of_sum(x: Tensor) -> Tensor:
         rest = 2**29 - high_product(half, y)
         y = y + (high_product(y, rest) * 4).clamp(-(2**31), INT32_MAX)
     return (y * 2).clamp(max=INT32_MAX)
+
+
+LOG_2, SQRT_HALF, FOURTH_ROOT_HALF = 1488522236, 1518500250, 1805811301  # log 2, 2^-1/2, 2^-1/4; no integer bits
+# Coefficients of the rational function, with r = 2^1/4: 11/240 r, 1/20 r, 2/r - r, 1/4 r; no integer bits
+_NUMERATOR, _SQUARE, _CONSTANT, _SLOPE = 117049297, 127690142, 1057819769, 638450708
+
+
+def log_above_one(x: Tensor) -> Tensor:
+    """log(x) with five integer bits, for x from 1 on with twelve: x = r · 2^k with r near 2^-1/4, which k · log 2 and
+    a rational function of r give.
+    """
+    zeros = 32 - bit_length(x)
+    small = high_product(x * power_of_two((zeros - 1).clamp(min=0), 31), SQRT_HALF)
+    halves = high_product(x, SQRT_HALF)
+    room = 31 - bit_length(halves)
+    r = torch.minimum((small * 2).clamp(max=INT32_MAX), (x * power_of_two(room.clamp(min=0), 31)).clamp(max=INT32_MAX))
+    power = torch.maximum((12 - zeros) * 2**25 + 2**23, (12 - room) * 2**25 - 2**23)
+    p, q = floor_quotient(r + FOURTH_ROOT_HALF + 1, 2), (r - FOURTH_ROOT_HALF) * 2
+    square = high_product(q, q)
+    numerator = high_product(q, r) + high_product(high_product(q, square), _NUMERATOR)
+    denominator = high_product(p, _CONSTANT + q + high_product(square, _SQUARE)) + high_product(q, _SLOPE)
+    quotient = high_product(shifted_right(numerator, 6), reciprocal_of_sum(denominator))
+    return ((high_product(power, LOG_2) + quotient) * 2).clamp(-(2**31), INT32_MAX)

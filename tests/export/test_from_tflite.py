@@ -212,6 +212,50 @@ class TestOperators(unittest.TestCase):
         other = made.file.tensor("other", (4,), torch.int8, ([0.02], [5], 0), torch.tensor([3, -100, 77, 5]))
         self.check(made.add("MUL", (2, 4), other, kind="MulOptions", units=([0.1], [4], 0)), 2, 4)
 
+    def test_piecewise_and_extremes(self) -> None:
+        """Slopes by the last dimension of four, three and two, and one for all; HARD_SWISH, LEAKY_RELU, REDUCE_MAX."""
+        for shape in ((2, 3, 4, 5), (2, 3, 5), (4, 5)):
+            made = Made(*shape)
+            codes = torch.tensor([-90, 4, 30, 127, 60])
+            slopes = made.file.tensor("slopes", [1] * (len(shape) - 2) + [5], torch.int8, ([0.02], [4], 0), codes)
+            made.add("PRELU", shape, slopes, units=([0.06], [9], 0))
+            one = made.file.tensor("one", (1,), torch.int8, ([0.004], [0], 0), torch.tensor([77]))
+            made.add("PRELU", shape, one).add("HARD_SWISH", shape, units=([0.04], [-90], 0))
+            made.add("LEAKY_RELU", shape, kind="LeakyReluOptions", alpha=-0.3)
+            axes = made.file.integers("axes", [-1])
+            self.check(made.add("REDUCE_MAX", (*shape[:-1], 1), axes, kind="ReducerOptions", keepDims=True), *shape)
+
+    def test_slopes_along_two_dimensions(self) -> None:
+        made = Made(2, 3, 4)
+        slopes = made.file.tensor("slopes", (3, 4), torch.int8, ([0.02], [4], 0), torch.arange(12).reshape(3, 4))
+        with pytest.raises(NotImplementedError, match=r"PRELU .* may differ along one dimension only"):
+            hop.export.from_tflite(made.add("PRELU", (2, 3, 4), slopes).bytes())
+
+    def table(self, codes: Tensor, lowest: int = 128) -> bytes:
+        """A file that looks codes up in a table."""
+        made, types = Made(3, 40), File().schema.TensorType
+        table = made.file.tensor("table", codes.shape, torch.int8, UNITS, codes)
+        options = {"inDataType": types.INT8, "outDataType": types.INT32}
+        ends = made.file.tensor("codes", (3, 40), torch.int32), made.file.tensor("places", (3, 40), torch.int32)
+        x = made.file.operator("CAST", [made.x], ends[0], "CastOptions", options)
+        x = made.file.operator("ADD", [x, made.file.integers("lowest", [lowest])], ends[1], "AddOptions")
+        y = made.file.tensor("y", (3, 40), quantization=UNITS)
+        made.x = made.file.operator("GATHER", [table, x], y, "GatherOptions", {"axis": 0})
+        return made.bytes()
+
+    def test_tables(self) -> None:
+        """A table of a leaky relu, whose slope is found from it; not of any function, and not by all codes."""
+        n = torch.arange(-128, 128) + 3
+        data = self.table(torch.where(n > 0, n, (n * 0.3).round()).to(torch.int64) - 3)
+        program, x = hop.export.from_tflite(data), torch.randn(3, 40) * 3
+        assert hop.export.verify(program, data, (x,)).first is None
+        assert "aten.leaky_relu.default" in str(program.graph)
+        with pytest.raises(NotImplementedError, match=r"its table 'table' is not that of a function"):
+            hop.export.from_tflite(self.table(torch.arange(256) % 7))
+        for wrong in (self.table(n[:100]), self.table(n.clamp(-128, 127), 127)):
+            with pytest.raises(NotImplementedError, match=r"operator 0 CAST 'codes' is not supported"):
+                hop.export.from_tflite(wrong)
+
     def test_inner_product_of_wide_inputs(self) -> None:
         """Dimensions in front are joined where they are not kept."""
         made = Made(2, 3, 4)
@@ -233,7 +277,7 @@ class TestErrors(unittest.TestCase):
 
     @parameterized.expand(
         [
-            ("HARD_SWISH", r"operator 0 HARD_SWISH 'hard_swish_1' is not supported; supported are CONV_2D"),
+            ("ELU", r"operator 0 ELU 'elu_1' is not supported; supported are CONV_2D"),
             ("CUSTOM", r"operator 0 CUSTOM 'custom_1' is not supported"),
         ]
     )

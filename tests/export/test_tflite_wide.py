@@ -60,6 +60,13 @@ CONVOLUTIONS = {
     "dilated": ((5, 4, 3, 2), {"dilation": 2}),
     "depthwise": ((8, 1, 3, 3), {"groups": 4}),
     "pointwise": ((9, 4, 1, 1), {}),
+    "same": ((6, 4, 3, 2), {"padding": "same", "dilation": 2}),
+}
+TRANSPOSED: dict[str, Any] = {
+    "more rows": {"stride": 2, "padding": 1, "output_padding": 1},
+    "beyond the last window": {"stride": 3, "output_padding": (0, 2)},
+    "grouped": {"stride": 2, "groups": 2},
+    "dilated": {"stride": 2, "padding": 2, "dilation": (2, 1)},
 }
 PAIRS = {
     "add": lambda x: x + wide(x, 2.5e-4),
@@ -83,6 +90,18 @@ OTHERS: dict[str, Any] = {
     "exp": (lambda x: x.exp(), 1e-3, (40, 300)),
     "rsqrt of squares": (lambda x: wide(x * x, 1e-4).rsqrt(), 7e-4, (40, 300)),
     "product": (lambda x: torch.bmm(x, wide(x, 2e-4).transpose(1, 2)), 1e-3, (6, 20, 50)),
+    "amax": (lambda x: x.amax((1, 3)), 1.3e-4, (2, 5, 7, 6)),
+    "amin": (lambda x: x.amin(-1, True).relu(), 1e-4, (40, 3)),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), 1.1e-4, (40, 300)),
+    "leaky_relu, bounded": (lambda x: F.leaky_relu(x, -0.7).relu(), 1e-4, (40, 300)),
+    "maximum with ceil_mode": (lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), 1e-4, (2, 5, 8, 7)),
+    "maximum padded by -inf": (
+        lambda x: F.max_pool2d(F.pad(x, (0, 1, 1, 0), value=-torch.inf), 3, 2),
+        1e-4,
+        (2, 5, 8, 7),
+    ),
+    "counted padding": (lambda x: F.avg_pool2d(x, 3, 2, 1), 1e-4, (2, 5, 9, 8)),
+    "gelu, bounded": (lambda x: F.gelu(x).relu(), 1.1e-4, (40, 300)),
     "views": (lambda x: x.permute(0, 2, 1)[:, 1:4].reshape(-1, 12), 1.3e-4, (6, 4, 5)),
 }
 
@@ -94,6 +113,18 @@ class TestEqual(unittest.TestCase):
         shape, options = CONVOLUTIONS[name]
         weight = Weights(shape, not whole, bias)
         model = Step(lambda x, w, b: F.conv2d(x, w, b, **options), 2e-5, weight)
+        x = image(1, 2, 4, 9, 8)
+        program = exported(model, x)
+        compare(program, x, x * 3)
+        self.near(model, program, x)
+
+    @parameterized.expand(itertools.product(TRANSPOSED, (True, False)))
+    def test_transposed_convolution(self, name: str, whole: bool) -> None:
+        torch.manual_seed(4)
+        options = TRANSPOSED[name]
+        weight = Weights((4, 6, 3, 2), not whole, channel=1)
+        weight.bias = nn.Buffer(torch.randn(6 * options.get("groups", 1)))
+        model = Step(lambda x, w, b: F.conv_transpose2d(x, w, b, **options), 2e-5, weight)
         x = image(1, 2, 4, 9, 8)
         program = exported(model, x)
         compare(program, x, x * 3)

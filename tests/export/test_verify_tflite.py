@@ -59,6 +59,30 @@ class TestVerify(unittest.TestCase):
             rows = {row.a: row for row in found.rows}
             assert set(calls) <= set(rows) and all(rows[n].elements > 0 for n in calls)
 
+    def test_views_after_the_last_dequantize_node(self) -> None:
+        """Codes are compared with codes, and differences in them are found."""
+
+        class Viewed(nn.Module):
+            def __init__(self, start: int) -> None:
+                super().__init__()
+                self.start = start
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                y = both(x, 0.05, 3)
+                return y.reshape(2, 2, 16).transpose(1, 2)[:, self.start : self.start + 12], y[1]
+
+        x = torch.randn(4, 16)
+        program, other = (exported(Viewed(start), x) for start in (1, 2))
+        file = hop.export.to_tflite(hop.export.to_integer(program, target=TFLITE).program)
+        found = hop.export.verify(program, file, [(x,), (x * 3,)])
+        assert found.first is None, found
+        assert [(row.dtype, row.shape, row.differing) for row in found.outputs] == [
+            (torch.int8, (2, 12, 2), 0),
+            (torch.int8, (16,), 0),
+        ]
+        moved, same = hop.export.verify(other, file, (x,)).outputs
+        assert moved.differing > 24 and same.differing == 0
+
     def test_no_layout_is_mistaken(self) -> None:
         """Counts are those of the tensors, one by one, of a file whose other convention shows everywhere."""
         model, x = small()

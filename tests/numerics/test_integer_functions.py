@@ -18,6 +18,10 @@ from hop.numerics.formats import INT4, INT8, UINT8
 from hop.numerics.integer.functions import (
     IBertLayerNorm,
     IBertSoftmax,
+    TfliteHardSwish,
+    TfliteLeakyRelu,
+    TfliteLogSoftmax,
+    TflitePrelu,
     TfliteRsqrt,
     TfliteSigmoid,
     TfliteSoftmax,
@@ -243,7 +247,7 @@ def test_square_roots() -> None:
 VALUES = [
     *(TfliteSoftmax(), TfliteSoftmax(beta=0.5), TosaSoftmax(), IBertSoftmax(exp_max=0.9), IBertLayerNorm(shift=2)),
     *(TfliteTable(function="tanh"), TfliteTable(function="elu", low=-0.5, high=0.5), TfliteSigmoid(function="tanh")),
-    TfliteRsqrt(),
+    *(TfliteRsqrt(), TfliteHardSwish(), TfliteLeakyRelu(), TfliteLogSoftmax(), TflitePrelu()),
 ]
 
 
@@ -264,6 +268,7 @@ def programs() -> list[tuple[str, Callable[[Tensor], Tensor], torch.dtype]]:
         ("TfliteTable16", of(VALUES[5], torch.int16), torch.int16),
         ("TfliteSigmoid", of(VALUES[7], torch.int16), torch.int16),
         ("TfliteRsqrt", of(VALUES[8], torch.int16), torch.int16),
+        *((type(c).__name__, of(c, INT8), torch.int8) for c in VALUES[9:12]),
     ]
 
 

@@ -391,6 +391,8 @@ SCALED = [
     ScaledOperator("silu_mul", torch.ops.hop.silu_mul.default, (Q((4, 6)), P((4, 6))), output=_AFFINE, terms=1),
     ScaledOperator("div", aten.div.Scalar, (Q((4, 6), _AFFINE), 3.0), terms=1),
     ScaledOperator("maximum", aten.maximum.default, (Q((4, 6), _AFFINE), Q((6,), _TENSOR)), output=_ROW, terms=1),
+    ScaledOperator("prelu", aten.prelu.default, (Q((4, 6), _AFFINE), Q((6,), _TENSOR)), output=_STATIC, terms=1),
+    ScaledOperator("amax", aten.amax.default, (Q((4, 6), _AFFINE), [1]), output=_STATIC, terms=1),
     ScaledOperator("softmax", aten.softmax.int, (Q((3, 4, 6), _AFFINE), -1), output=_STATIC, terms=1),
     ScaledOperator("log_softmax", aten.log_softmax.int, (Q((3, 4, 6)), 1), terms=1),
     ScaledOperator(

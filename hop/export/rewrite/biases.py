@@ -165,3 +165,11 @@ def _is_transposed(node: Node) -> bool:
     """Whether a convolution is transposed, so that its weight has channels in the second dimension."""
     named = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
     return bool(named.get("transposed", "transpose" in node.target._schema.name))  # type: ignore[union-attr]
+
+
+def integer_slopes(slopes: Tensor) -> tuple[Tensor, float]:
+    """The slopes of a prelu as int8 codes, and their scale. Raises ValueError unless they are finite."""
+    if not bool(slopes.isfinite().all()):
+        raise ValueError("its slopes are not all finite")
+    scale = float(slopes.abs().amax().to(torch.float32) / 127) or 1.0
+    return (slopes.to(torch.float64) / scale).round().clamp(-127, 127).to(torch.int8), scale

@@ -27,7 +27,7 @@ from hop.dispatch import operators as families
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten, of
 from hop.export.rewrite import encodings
-from hop.export.rewrite.biases import with_larger_scale
+from hop.export.rewrite.biases import integer_slopes, with_larger_scale
 from hop.export.rewrite.code_floats import (
     Held,
     codes_within,
@@ -63,14 +63,17 @@ from hop.export.rewrite.program import (
 from hop.export.rewrite.report import Change, RewriteReport, Rewritten
 from hop.export.rewrite.sums import product_of
 from hop.export.rewrite.target import Target
+from hop.numerics.formats import INT8
+from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Requantization
+from hop.numerics.requantization import Convention, Requantization
 from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (families.MATRIX, families.CONVOLUTION)
 VALUES = (
     families.VIEW,
     families.BOUND,
+    families.EXTREME,
     families.MAXIMUM,
     families.NEAREST,
 )  # families whose results consist of elements of the operand, or bounds
@@ -125,6 +128,7 @@ class _Rewriter:
         self.held: dict[Node, Held] = {}
         self.cast: dict[Node, Node] = {}  # from casts to float or int32, to their codes
         self.larger: dict[Node, list[Node]] = {}  # codes and scales of weights with a larger scale, for the bias
+        self.slopes: dict[Node, Held] = {}  # by prelu with float slopes
         self.rows: list[Change] = []
         self.has_recognised = False  # whether any node indicates quantization
 
@@ -261,7 +265,7 @@ class _Rewriter:
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
-        args = self.arguments(node)
+        args = self.with_integer_slopes(node, rule)
         check_units(node, args, rule, self.conventions.limits(node), e, self.known)
         if rule.exact and of(node.target).family in _PRODUCTS:
             args = self.with_integer_bias(node, self.with_representable_bias(node, args, e))
@@ -270,6 +274,20 @@ class _Rewriter:
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
             return emit(end.node, codes_within, operand.codes, bounds, views)
         return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
+
+    def with_integer_slopes(self, node: Node, rule: Convention) -> list[Any]:
+        """The arguments of a node, with the float slopes of a prelu as int8 codes if its kernel needs integers."""
+        args = self.arguments(node)
+        if of(node.target).family is not families.PRELU or not isinstance(rule, IntegerFunction):
+            return args
+        if isinstance(args[1], Held) or (slopes := self.known(args[1])) is None:
+            return args
+        if node not in self.slopes:
+            codes, scale = integer_slopes(slopes)
+            fake = value(node).fake_mode.from_tensor(codes, static_shapes=True)
+            held = self.constants.hold(self.graph, f"slopes_{node.name}", codes, fake)
+            self.slopes[node] = Held(Quantizer(INT8, (-1,), Static()), held, [scale], torch.float32)
+        return [args[0], self.slopes[node], *args[2:]]
 
     def with_representable_bias(self, node: Node, args: list[Any], e: Encoding) -> list[Any]:
         """The arguments of a product whose integer sum includes its bias, with a larger weight scale if needed.
@@ -343,7 +361,7 @@ class _Rewriter:
     def pad(self, node: Node, x: Node, sides: list[int], number: float) -> None:
         operand = self.held[x]
         try:
-            codes = emit(node, run_pad, operand.codes, sides, fill_code(self.program, operand, number))
+            codes = emit(node, run_pad, operand.codes, sides, fill_code(self.program, operand, node, number))
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
@@ -470,6 +488,7 @@ class _Rewriter:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [kind_of(self.held.get(x, x)) for x in tensors]
         more = ", its weight with a larger scale, for the bias" if node in self.larger else ""
+        more += ", its slopes as int8" if node in self.slopes else ""
         return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}{more}", True)
 
 

@@ -1,5 +1,6 @@
 """Pad values represented by codes, with the code of the padding value."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.dispatch.operators import aten
+from hop.dispatch.operators import MAXIMUM, aten, of
 from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.program import constant
 
@@ -25,8 +26,12 @@ def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
     return None
 
 
-def fill_code(program: ExportedProgram, operand: Held, number: float) -> int:
-    """The code of a number. Raises NotImplementedError if no code has that value, or if the scale is dynamic."""
+def fill_code(program: ExportedProgram, operand: Held, node: Node, number: float) -> int:
+    """The code of the padding value of `node`: for -inf in front of maximum pools the lowest code, which never changes
+    a maximum. Raises NotImplementedError if no code has that value, or if the scale is dynamic.
+    """
+    if number == -math.inf and node.users and all(_is_maximum_within(user, node) for user in node.users):
+        return operand.quantizer.format.low  # type: ignore[attr-defined]
     given = [constant(program, x) if isinstance(x, Node) else torch.tensor(x) for x in operand.given]
     if not operand.is_whole() or any(x is None for x in given):
         raise NotImplementedError("padding needs a single static scale")
@@ -40,6 +45,15 @@ def fill_code(program: ExportedProgram, operand: Held, number: float) -> int:
             "or quantize after padding"
         )
     return code
+
+
+def _is_maximum_within(user: Node, node: Node) -> bool:
+    """Whether a node is a maximum pool of `node`, each of whose windows has more than its padding."""
+    if of(user.target).family is not MAXIMUM or user.args[0] is not node:
+        return False
+    _, sides, _ = padding_of(node) or (None, [0], 0)
+    kernel: Any = user.args[1]
+    return max(sides) < min(kernel if isinstance(kernel, list | tuple) else [kernel])
 
 
 def run_pad(codes: Tensor, sides: Sequence[int], fill: int) -> Tensor:

@@ -4,10 +4,12 @@ Every runtime has a different softmax, GELU and norm. Such a convention is a fro
 products in hop.requantization, and is used in the same way, as a field of hop.scale_rules.Static:
 
   TfliteSoftmax         TFLite's reference kernels: 8 bits in gemmlowp's fixed point, 16 bits by two tables
+  TfliteLogSoftmax      log_softmax of int8 in TFLite's reference kernel
   TosaSoftmax           TensorFlow's legalization to TOSA, 8 bits
   IBertSoftmax          I-BERT: a polynomial of degree two and shifts
   TfliteTable           any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
   TfliteSigmoid         sigmoid and tanh of 16 bits by TFLite's table of 256 entries
+  TfliteHardSwish, TfliteLeakyRelu, TflitePrelu   piecewise activations in TFLite's reference kernels
   TfliteRsqrt           1 / √x of 16 bits by TFLite's table of 513 entries
   TfliteAdd             a sum or difference in TFLite's reference kernels
   TfliteMean            a mean in TFLite's reference kernels, divided before it is multiplied
@@ -26,12 +28,13 @@ I-BERT), with one scale and zero point per tensor, and returns codes of `format`
 torch.int16 for its full range.
 """
 
+from hop.numerics.integer.activations import TfliteHardSwish, TfliteLeakyRelu, TflitePrelu
 from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.integer.norms import IBertLayerNorm
 from hop.numerics.integer.onnxruntime import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from hop.numerics.integer.pt2e import Pt2eAveragePool, Pt2eMean
 from hop.numerics.integer.resize import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
-from hop.numerics.integer.softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
+from hop.numerics.integer.softmax import IBertSoftmax, TfliteLogSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer.tables import TfliteRsqrt, TfliteSigmoid, TfliteTable
 from hop.numerics.integer.tflite import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
 from hop.numerics.integer.tosa import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
@@ -51,7 +54,11 @@ __all__ = [
     "TfliteAdd",
     "TfliteAveragePool",
     "TfliteConcatenation",
+    "TfliteHardSwish",
+    "TfliteLeakyRelu",
+    "TfliteLogSoftmax",
     "TfliteMean",
+    "TflitePrelu",
     "TfliteResizeBilinear",
     "TfliteRsqrt",
     "TfliteSigmoid",

@@ -1,8 +1,10 @@
 """softmax of codes, by three conventions. Sums are exact, so they do not depend on an order.
 
 Sources: TFLite, kernels/internal/reference/softmax.h (Softmax, SoftmaxInt16), kernels/internal/common.h
-(GetReciprocal), kernels/internal/quantization_util.cc (PreprocessSoftmaxScaling, CalculateInputRadius),
-kernels/activations.cc (SoftmaxPrepare). TensorFlow, compiler/mlir/tosa/transforms/legalize_common.cc
+(GetReciprocal), kernels/internal/quantization_util.cc (PreprocessSoftmaxScaling, PreprocessLogSoftmaxScalingExp,
+CalculateInputRadius), kernels/internal/reference/integer_ops/log_softmax.h (LogSoftmax) and
+kernels/internal/quantization_util.h (log_x_for_x_greater_than_or_equal_to_1_impl), kernels/activations.cc
+(SoftmaxPrepare, LogSoftmaxPrepare). TensorFlow, compiler/mlir/tosa/transforms/legalize_common.cc
 (convertSoftmaxOp), legalize_utils.cc (getTosaConst32bitSoftmaxExpTable), and the TOSA specification for MUL, TABLE and
 ARITHMETIC_RIGHT_SHIFT. Kim et al. 2021, "I-BERT: Integer-only BERT Quantization", and its code,
 quantization/utils/quant_modules.py (IntSoftmax).
@@ -23,6 +25,7 @@ from hop.numerics.integer import lookup_tables
 from hop.numerics.integer.convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two
 
+_LOG_OPERATORS = (torch.ops.aten.log_softmax.int, torch.ops.aten._log_softmax.default)
 _OPERATORS = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
 _BITS = {torch.int8: 8, torch.uint8: 8, torch.int16: 16}
 _LONGEST = 4096  # 8-bit rows: for longer ones TFLite's and TOSA's sums do not fit 32 bits
@@ -150,15 +153,54 @@ def tables_of_16_bits(like: Tensor) -> tuple[Tensor, Tensor]:
 
 def exponentials(scale: Tensor) -> Tensor:
     """exp(-n · scale) in fixed point without integer bits, for n from 0 to 255; 0 where n · scale is above 31."""
+    x, is_near = _steps(scale)
+    return torch.where(is_near, fp.exp_of_negative(x), 0)
+
+
+def _steps(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """-n · scale with five integer bits, for n from 0 to 255, and whether n · scale is at most 31."""
     mantissa, shift = fixed_point((scale * 2.0**26).clamp(1.0, 2.0**31 - 1))
     n = torch.arange(256, device=scale.device)
     largest = floor_quotient(torch.full_like(shift, 31 * 2**26), power_of_two(shift))
-    x = fp.high_product(-torch.minimum(n, largest) * power_of_two(shift), mantissa)
-    return torch.where(n <= largest, fp.exp_of_negative(x), 0)
+    return fp.high_product(-torch.minimum(n, largest) * power_of_two(shift), mantissa), n <= largest
 
 
 def _taken(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TfliteLogSoftmax(Softmax):
+    """log_softmax of int8 as in TFLite's reference kernel, with scale 1/16 and zero point 127.
+
+    The sum of exp is that of TfliteSoftmax; its logarithm is a rational function in fixed point.
+    """
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8,)
+    longest: ClassVar[int | None] = _LONGEST - 1
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op in _LOG_OPERATORS
+
+    def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
+        self.whole(codes, torch.int8)
+
+    def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
+        return 1 / 16, 127
+
+    def shares(self, steps: Tensor, scale: Tensor, dim: int, dtype: torch.dtype, out: torch.dtype) -> Tensor:
+        x, is_near = _steps(scale.to(torch.float64))
+        exp = _taken(torch.where(is_near, fp.shifted_right(fp.exp_of_negative(x), 12), 0), -steps)
+        log = fp.log_above_one(exp.sum(dim, keepdim=True))
+        # The least difference from the largest element that is not the lowest code.
+        mantissa, shift = fixed_point((scale.to(torch.float64) * 2.0**26).clamp(1.0, 2.0**31 - 1))
+        reverse, right = fixed_point(
+            torch.full_like(scale, 2.0**31, dtype=torch.float64) / (mantissa * power_of_two(shift))
+        )
+        least = fp.shifted_right(fp.high_product(log - 2**31, reverse), (-right).clamp(min=0))
+        least = torch.maximum(least, -is_near.to(torch.int64).sum())
+        y = fp.shifted_right(_taken(x, -steps) - log, 22) + 255
+        return torch.where(steps > least, y.clamp(0, 255), 0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

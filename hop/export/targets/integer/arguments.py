@@ -1,6 +1,6 @@
 """Arguments of calls in the form that file formats have: pairs, windows, slices, permutations, integer biases."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,19 +37,43 @@ def pair(x: Any, default: int = 1) -> tuple[int, int]:
     return (sizes[0], sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
-def window_of(step: Step, runtime: str) -> tuple[bool, tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Whether a pool is a maximum pool, and its kernel, stride and padding. Raises if no runtime supports the pool."""
+class Window(NamedTuple):
+    """The window of a pool. `more` is what ceil_mode adds to the padding at the end of each dimension."""
+
+    is_maximum: bool
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    more: tuple[int, int] = (0, 0)
+
+
+def no_ceil_mode(runtime: str, pools: str = "pools") -> str:
+    """The error message for a pool whose last windows reach beyond the padding."""
+    return (
+        f"{runtime}'s {pools} do not support ceil_mode where windows reach beyond the padding; pad before, or use "
+        "ceil_mode=False"
+    )
+
+
+def window_of(step: Step, runtime: str = "") -> Window:
+    """The window of a pool. Raises if no runtime supports the pool, or if `runtime` has no ceil_mode and needs it."""
     x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
     if not name.endswith("pool2d") or len(x.shape) != 4:
         raise NotImplementedError("only batched one- or two-dimensional pools are supported")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
         kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
-        return is_maximum, kernel, kernel, (0, 0)
+        return Window(is_maximum, kernel, kernel, (0, 0))
     kernel = pair(step.arg(1))
-    if step.arg(5 if is_maximum else 4, False) or (is_maximum and pair(step.arg(4, 1)) != (1, 1)):
-        raise NotImplementedError(f"{runtime}'s pools do not support dilation, nor ceil_mode")
-    return is_maximum, kernel, pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0)
+    if is_maximum and pair(step.arg(4, 1)) != (1, 1):
+        raise NotImplementedError("dilated pools are not supported; use dilation=1")
+    stride, pad, more = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), (0, 0)
+    if step.arg(5 if is_maximum else 4, False):
+        each = zip(x.shape[2:], step.result.shape[2:], kernel, stride, pad, strict=True)
+        more = pair([max((out - 1) * s + k - n - 2 * p, 0) for n, out, k, s, p in each])
+    if runtime and any(more):
+        raise NotImplementedError(no_ceil_mode(runtime))
+    return Window(is_maximum, kernel, stride, pad, more)
 
 
 def permutation(step: Step, x: Codes) -> list[int]:

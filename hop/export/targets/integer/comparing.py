@@ -31,8 +31,9 @@ from hop.export.analysis.arguments import Arguments
 from hop.export.analysis.comparison import Comparison, Trial
 from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
+from hop.export.rewrite.code_floats import codes_within
 from hop.export.rewrite.encodings import dequantizing, quantizing
-from hop.export.rewrite.program import constant
+from hop.export.rewrite.program import constant, value
 from hop.export.rewrite.target import Target
 from hop.export.targets.integer.graph import FileGraph, FileTensor
 from hop.export.targets.integer.trials import Sample, can_be_tried, trials
@@ -60,11 +61,17 @@ class _Pair:
     node: Node
     tensor: FileTensor
     caller: str
+    views: tuple[Node, ...] = ()  # views of the dequantized node, which the file has of the codes
     order: tuple[int, ...] | None = None
     figures: Figures = field(init=False)
 
     def __post_init__(self) -> None:
         self.figures = Figures(self.node, self.tensor, caller=self.caller)
+
+    def viewed(self, own: Any) -> Tensor:
+        """The codes that correspond to the tensor, from the node's result."""
+        codes = own[0] if isinstance(own, list | tuple) else own
+        return codes_within(codes, None, [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in self.views])
 
     def arranged(self, own: Tensor, theirs: Tensor) -> Tensor:
         """The runtime's tensor with its dimensions in the node's order."""
@@ -115,7 +122,9 @@ class FileRunner(Runner):
         self.read = self._input_codes()
         tensors = runtime.graph.tensors
         self.ends = [
-            _Pair(self._compared_output(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)
+            _Pair(node, tensors[i], caller, views)
+            for x, i in zip(own, its, strict=True)
+            for node, views in [self._compared_output(x, tensors[i])]
         ]
         for i, pair in enumerate(self.ends):
             pair.figures.output = i
@@ -149,13 +158,14 @@ class FileRunner(Runner):
 
     def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         for pair in (self.pairs or {}).get(node, ()):
-            result = output[0] if isinstance(output, list | tuple) else output
+            result = pair.viewed(output)
             theirs = pair.arranged(result, self.runtime.value(pair.tensor))
             before = pair.figures.differing
             pair.figures.add(result, theirs)
             if pair.figures.differing > before and self.equal_so_far:
                 self.equal_so_far = False
-                self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
+                if not pair.views:
+                    self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
 
     def _inputs(self, arguments: Arguments) -> list[Tensor]:
         """The inputs of the file, from the program's inputs."""
@@ -200,19 +210,22 @@ class FileRunner(Runner):
             nodes.append(node)
         return nodes
 
-    def _compared_output(self, node: Node, tensor: FileTensor) -> Node:
-        """The node to compare with an output of the file: the codes, or their dequantized values."""
+    def _compared_output(self, node: Node, tensor: FileTensor) -> tuple[Node, tuple[Node, ...]]:
+        """The node to compare with an output of the file, codes or their dequantized values, and the views of it."""
+        views: tuple[Node, ...] = ()
         if tensor.dtype is not None and tensor.dtype.is_floating_point:
-            return node
+            return node, views
         while True:
-            if node.target is compiled.operators["hop_dequantize_buffers"]:
+            if of(node.target).family is VIEW and value(node).dtype not in _CODES:
+                node, views = node.args[0], (node, *views)  # type: ignore[assignment]
+            elif node.target is compiled.operators["hop_dequantize_buffers"]:
                 node = node.args[1][0]  # type: ignore[index,assignment]
             elif (e := dequantizing(node)) is not None:
                 node = e.tensor
             elif getattr(node.target, "__name__", "") == "getitem" and can_be_tried(node.args[0]):  # type: ignore[arg-type]
                 node = node.args[0]  # type: ignore[assignment]
             else:
-                return node
+                return node, views
 
     def _note(self, node: Node, output: Any) -> None:
         """Record the scale and the zero point of codes."""
@@ -234,14 +247,15 @@ class FileRunner(Runner):
     def _number(self, x: Any) -> Any:
         if not isinstance(x, Node):
             return 0 if x is None else x
-        value = constant(self.exported, x)
-        return value.item() if value is not None and value.numel() == 1 else None
+        known = constant(self.exported, x)
+        return known.item() if known is not None and known.numel() == 1 else None
 
     def _match(self) -> None:
         ends = {pair.tensor.index for pair in self.ends}
         written = [self.runtime.graph.tensors[i] for op in self.runtime.graph.operators for i in op.outputs]
         free = [t for t in written if t.index not in ends]
-        nodes = [n for n in self.units if n not in {pair.node for pair in self.ends}]
+        given = {*_taken(self.ends)[0], *self.read}  # the file's inputs are the codes of the latter
+        nodes = [n for n in self.units if n not in given]
         pairs = list(self.ends)
         by_name = {t.name: t for t in free}
         named = [
@@ -255,7 +269,7 @@ class FileRunner(Runner):
         if {n for n in nodes if can_be_tried(n)} <= {
             pair.node for pair in (*named, *self.ends)
         }:  # to_tflite wrote the file
-            taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
+            taken = _taken(pairs)
             rest = [pair for pair in named if can_be_tried(pair.node)]
             pairs += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
         self.pairs = {}
@@ -264,7 +278,7 @@ class FileRunner(Runner):
 
     def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], pairs: Sequence[_Pair]) -> list[_Pair]:
         """Pair the remaining nodes and tensors with equal units and sizes."""
-        taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
+        taken = _taken(pairs)
         alike: dict[Any, tuple[list[Node], list[FileTensor]]] = defaultdict(lambda: ([], []))
         for node in own:
             if node not in taken[0]:
@@ -300,6 +314,11 @@ class FileRunner(Runner):
             tried,
             tuple((n, a, b) for n, a, b in units if a is not None and b is not None and a != b),
         )
+
+
+def _taken(pairs: Sequence[_Pair]) -> tuple[set[Node], set[int]]:
+    """The nodes and tensors that pairs compare; a node of which a view is compared may have another tensor."""
+    return {pair.node for pair in pairs if not pair.views}, {pair.tensor.index for pair in pairs}
 
 
 def _quantizes(node: Node) -> bool:

@@ -75,18 +75,18 @@ class Step:
         self, source: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
     ) -> None:
         """Add an operator whose codes have `source`'s scale, then convert to the result's and apply the activation."""
-        alike = source.is_alike(self.result)
-        same = (
-            self.result
-            if alike
-            else replace(source, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
-        )
-        index = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
+        alike, free = source.is_alike(self.result), (self.low, self.high) == (None, None)
+        names = [self.result.name + suffix for suffix in ("_same", "_free")]
+        same = replace(source, name=names[0], shape=self.result.shape, tensors={})
+        unbounded = self.result if free else replace(self.result, name=names[1], tensors={})
+        index = self.file.operator(name, inputs, new(self.file, unbounded if alike else same, order), kind, options)
         if not alike:
-            index = self.file.operator("QUANTIZE", [index], new(self.file, self.result, order), "QuantizeOptions")
-        if (self.low, self.high) != (None, None):
-            index = self.bounded(index, order)
-        self.result.tensors[order] = index
+            index = self.file.operator("QUANTIZE", [index], new(self.file, unbounded, order), "QuantizeOptions")
+        self.result.tensors[order] = index if free else self.bounded(index, order)
+
+    def write_own(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
+        """Add an operator that has no fused activation and returns the result's codes, then apply the activation."""
+        self.write_alike(self.result, name, inputs, order, kind, **options)
 
     def bounded(self, index: int, order: Any) -> int:
         """Apply the activation as a separate operator, on codes with the result's scale."""

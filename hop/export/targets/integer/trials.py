@@ -105,7 +105,8 @@ def _conventions(op: Any, targets: Sequence[Target]) -> Iterator[tuple[str, requ
         integers.TfliteSoftmax(),
         integers.TosaSoftmax(),
         integers.IBertSoftmax(),
-        integers.TfliteRsqrt(),
+        integers.TfliteLogSoftmax(),
+        *(integers.TfliteRsqrt(), integers.TfliteHardSwish(), integers.TfliteLeakyRelu(), integers.TflitePrelu()),
         *(integers.TfliteTable(function=name) for name in FUNCTIONS),
     ]
     yield from (("", f) for f in functions if f.takes(op))

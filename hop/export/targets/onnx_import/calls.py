@@ -30,6 +30,23 @@ class Numbers(NamedTuple):
         return x if self.rank else x.reshape(())
 
 
+class Shifted(NamedTuple):
+    """uint16 codes as int16 codes, which are 32768 less: a program computes with int16."""
+
+    codes: Tensor
+
+    def tensor(self) -> Tensor:
+        return (self.codes.to(torch.int32) + SHIFT).to(torch.uint16)
+
+    @classmethod
+    def of(cls, codes: Tensor) -> "Shifted":
+        """The codes of a uint16 tensor."""
+        return cls((codes.to(torch.int32) - SHIFT).to(torch.int16))
+
+
+SHIFT = 2**15
+
+
 def numbers_or(x: Constant, stored: Tensor) -> Numbers | Tensor:
     """A constant, whose tensor in the program is `stored`, as Numbers if it has few integers in one dimension."""
     if x.elements is None or x.data.dim() > 1 or x.data.dtype not in (torch.int32, torch.int64, torch.bool):
@@ -107,7 +124,7 @@ class Call:
         if not self.has(i):
             self.refuse(f"its input {i} is missing")
         x = self.inputs[i]
-        return x.tensor() if isinstance(x, Numbers) else x
+        return x.tensor() if isinstance(x, Numbers | Shifted) else x
 
     def optional(self, i: int) -> Tensor | None:
         return self.tensor(i) if self.has(i) else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from hop.compat.export import quantized_decomposed
 from hop.dispatch.operators import aten
 from hop.export.targets.onnx_import import products
-from hop.export.targets.onnx_import.calls import Call
+from hop.export.targets.onnx_import.calls import SHIFT, Call, Shifted
 from hop.export.targets.onnx_import.reading import DTYPES
 from hop.impls.out_dtype import out_dtype
 from hop.numerics.tables import float32
@@ -22,12 +22,15 @@ RANGES = {
     "INT8": (-128, 127),
     "UINT8": (0, 255),
     "INT16": (-(2**15), 2**15 - 1),
+    "UINT16": (0, 2**16 - 1),
     "INT32": (-(2**31), 2**31 - 1),
     "INT4": (-8, 7),
     "UINT4": (0, 15),
 }
-_QUANTIZED = ("INT8", "UINT8", "INT16")
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name in ("INT8", "UINT8", "INT16", "INT32")}
+_QUANTIZED = ("INT8", "UINT8", "INT16", "UINT16")
+_WIDE = ("INT16", "UINT16")
+_SCALES = ("FLOAT", "FLOAT16", "BFLOAT16")  # onnxruntime computes with the latter two in float32
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name in ("INT8", "UINT8", *_WIDE, "INT32")}
 
 # ---- quantize, dequantize
 
@@ -37,8 +40,10 @@ def _kind(call: Call, i: int) -> str:
     known = call.known[i] if i < len(call.known) else None
     if known is not None:
         return known.kind
+    if i < len(call.inputs) and isinstance(call.inputs[i], Shifted):
+        return "UINT16"
     dtype = call.tensor(i).dtype
-    return _NAMES.get(dtype) or call.refuse(f"its input {i} is {dtype}; codes are INT8, UINT8, INT16 or INT32")
+    return _NAMES.get(dtype) or call.refuse(f"its input {i} is {dtype}; codes are INT8, UINT8, INT16, UINT16 or INT32")
 
 
 def _bounds(kind: str, call: Call) -> tuple[int, int, torch.dtype]:
@@ -50,8 +55,8 @@ def _bounds(kind: str, call: Call) -> tuple[int, int, torch.dtype]:
 def _parameters(call: Call, scale: int, zero: int) -> tuple[Any, Any]:
     """A scale and a zero point: numbers if they are constants with one element, else tensors."""
     known = call.known[scale] if scale < len(call.known) else None
-    if known is not None and known.kind != "FLOAT":
-        call.refuse(f"its scale is {known.kind}; convert the model to float32")
+    if known is not None and known.kind not in _SCALES:
+        call.refuse(f"its scale is {known.kind}; use one of {', '.join(_SCALES)}")
     zeros = call.known[zero] if zero < len(call.known) else None
     if known is not None and known.elements is not None and len(known.elements) == 1:
         call.mark_read(scale, zero)
@@ -60,8 +65,9 @@ def _parameters(call: Call, scale: int, zero: int) -> tuple[Any, Any]:
         if not call.has(zero):
             return float(known.elements[0]), 0
     s, z = call.tensor(scale), call.optional(zero)
-    if s.dtype != torch.float32:
-        call.refuse(f"its scale is {s.dtype}; convert the model to float32")
+    if not s.dtype.is_floating_point or s.dtype == torch.float64:
+        call.refuse(f"its scale is {s.dtype}; use one of {', '.join(_SCALES)}")
+    s = s.to(torch.float32)
     if z is not None and z.shape != s.shape and z.numel() != 1:
         raise ValueError(f"its zero points have the shape {tuple(z.shape)}, its scales {tuple(s.shape)}")
     return s, torch.zeros_like(s, dtype=torch.int64) if z is None else z.to(torch.int64).expand(s.shape)
@@ -75,8 +81,15 @@ def _checked(call: Call, scale: Any) -> Any:
 
 def dequantized(call: Call, i: int, scale: int, zero: int, axis: int | None = None, block: int = 0) -> Tensor:
     """The values of an input of codes, whose scale and zero point are other inputs."""
-    codes, bounds = call.tensor(i), _bounds(_kind(call, i), call)
+    kind = _kind(call, i)
+    codes, bounds = call.tensor(i), _bounds(kind, call)
     s, z = _parameters(call, scale, zero)
+    if kind == "UINT16":
+        given = call.inputs[i]
+        codes, z = (given if isinstance(given, Shifted) else Shifted.of(codes)).codes, z - SHIFT
+        bounds = _bounds("INT16", call)
+    if kind in _WIDE and isinstance(s, float) and z:  # 16-bit codes with a zero point, which stay in floats
+        return (codes.to(torch.float32) - float(z)) * _checked(call, s)
     call.is_quantized = True
     if isinstance(s, float):
         return quantized_decomposed("dequantize_per_tensor")(codes, _checked(call, s), z, *bounds)
@@ -95,30 +108,46 @@ def _by_blocks(
 ) -> Tensor:
     """Dequantize with a scale for each block of elements along an axis of a matrix."""
     scale = given[0]
-    wanted = [-(-n // block) if d == axis else n for d, n in enumerate(codes.shape)]
-    if block < 1 or list(scale.shape) != wanted or codes.shape[axis] % block or codes.dim() != 2:
+    size = codes.shape[axis]
+    wanted = [-(-n // max(block, 1)) if d == axis else n for d, n in enumerate(codes.shape)]
+    if block < 1 or list(scale.shape) != wanted or codes.dim() != 2:
         call.refuse(
             f"blocks of {block} along axis {axis} of {tuple(codes.shape)} with scales of {tuple(scale.shape)} are not "
-            "supported; the codes must be a matrix whose size is a multiple of the block's"
+            f"supported; the codes must be a matrix, and the scales have the shape {tuple(wanted)}"
         )
+    if size % block:  # hop has no block that is not full: the weight becomes floats
+        call.is_quantized = False
+        scale, zero = (x.repeat_interleave(block, axis).narrow(axis, 0, size) for x in given)
+        return (codes.to(torch.float32) - zero) * scale
     rows = [x.t() if axis == 0 else x for x in (codes, *given)]
     values = quantized_decomposed("dequantize_per_channel_group")(*rows, *bounds, block, torch.float32)
     return values.t() if axis == 0 else values
 
 
-def quantized(call: Call, x: Tensor, scale: int, zero: int, axis: int = 1, kind: str | None = None) -> Tensor:
+def quantized(call: Call, x: Tensor, scale: int, zero: int, axis: int = 1, kind: str | None = None) -> Any:
     """The codes of x, with a scale and zero point that are inputs of the call; uint8 by default."""
     kind = kind or (_kind(call, zero) if call.has(zero) else "UINT8")
     if kind not in _QUANTIZED:
         call.refuse(f"quantizing to {kind} is not supported; use one of {', '.join(_QUANTIZED)}")
-    low, high, dtype = _bounds(kind, call)
+    low, high, dtype = _bounds("INT16" if kind == "UINT16" else kind, call)
     s, z = _parameters(call, scale, zero)
+    if kind == "UINT16":
+        codes = _quantized(call, x, (s, z - SHIFT), axis, (low, high, dtype))
+        return codes.to(torch.int32).add(SHIFT).to(torch.uint16) if call.folds else Shifted(codes)
+    return _quantized(call, x, (s, z), axis, (low, high, dtype))
+
+
+def _quantized(
+    call: Call, x: Tensor, units: tuple[Any, Any], axis: int, bounds: tuple[int, int, torch.dtype]
+) -> Tensor:
+    (s, z), (low, high, dtype) = units, bounds
     if not isinstance(s, float) and s.numel() == 1:
         s, z = s.reshape(()), z.reshape(())
-    call.is_quantized = True
     if isinstance(s, float):
         call.result_units = _checked(call, s), z
-    if call.folds:
+    stays = dtype == torch.int16 and isinstance(s, float) and z  # 16-bit codes with a zero point stay in floats
+    call.is_quantized = not stays
+    if call.folds or stays:
         if not isinstance(s, float) and s.dim():
             sizes = [-1 if d == call.axis(axis, x.dim()) else 1 for d in range(x.dim())]
             s, z = s.reshape(sizes), z.reshape(sizes)
@@ -144,10 +173,12 @@ def _quantize(call: Call) -> Tensor:
 
 def _dequantize(call: Call) -> Tensor:
     call.only("output_dtype", 0, 1)
-    return dequantized(call, 0, 1, 2, call.attribute("axis", 1), call.attribute("block_size", 0))
+    values = dequantized(call, 0, 1, 2, call.attribute("axis", 1), call.attribute("block_size", 0))
+    scale = call.tensor(1).dtype
+    return values if scale == torch.float32 or call.attribute("output_dtype", 0) else values.to(scale)
 
 
-_NUMBERS = {"UINT8": 2, "INT8": 3, "INT16": 5}
+_NUMBERS = {"UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5}
 
 
 def _dynamic(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -291,6 +322,15 @@ def _matmul_to_float(call: Call) -> Tensor:
     return y + call.tensor(6) if call.has(6) else y
 
 
+def _dynamic_matmul(call: Call) -> Tensor:
+    """A product of floats, quantized by their range, with a constant weight of codes."""
+    codes, scale, zero = _dynamic(call)
+    bounds = _bounds("UINT8", call)
+    x = quantized_decomposed("dequantize_per_tensor.tensor")(codes, scale, zero.to(torch.int64), *bounds)
+    y = products.matmul(x, dequantized(call, 1, 2, 3, -1))
+    return y + call.tensor(4) if call.has(4) else y
+
+
 CODES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("QuantizeLinear", "com.microsoft.QuantizeLinear"), _quantize),
     **dict.fromkeys(("DequantizeLinear", "com.microsoft.DequantizeLinear"), _dequantize),
@@ -311,5 +351,6 @@ CODES: dict[str, Callable[[Call], Any]] = {
     "com.microsoft.QLinearConcat": _concatenate,
     "com.microsoft.QLinearWhere": _where,
     "com.microsoft.MatMulIntegerToFloat": _matmul_to_float,
+    "com.microsoft.DynamicQuantizeMatMul": _dynamic_matmul,
 }
 """The converter of each operator; it raises NotImplementedError for an unsupported call."""

@@ -15,7 +15,8 @@ from hop.export.rewrite.program import copy_graph, share_numbers, simplify, with
 from hop.export.rewrite.target import Target
 from hop.export.targets.integer.model import Names, argument_names
 from hop.export.targets.onnx.arithmetic import ONNX_QDQ, ONNXRUNTIME
-from hop.export.targets.onnx_import.calls import Call, Numbers, Units, numbers_or
+from hop.export.targets.onnx_import import nibbles
+from hop.export.targets.onnx_import.calls import Call, Numbers, Shifted, Units, numbers_or
 from hop.export.targets.onnx_import.codes import CODES
 from hop.export.targets.onnx_import.floats import FLOATS
 from hop.export.targets.onnx_import.plan import Plan
@@ -31,7 +32,7 @@ _MOST_ELEMENTS = 2**26  # of all inputs together, because example inputs are all
 _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
 _EXAMPLES = (2, 16, 24, 32)  # sizes of dynamic dimensions in example inputs, by position
 _MOST_NUMBERS = 4096
-CONVERTED = {**CODES, **PRODUCTS, **FLOATS, **VIEWS}
+CONVERTED = {**CODES, nibbles.OP: nibbles.product, **PRODUCTS, **FLOATS, **VIEWS}
 
 
 def from_onnx(model: Any, *, target: Target | None = None, sizes: Mapping[str, int] | None = None) -> ExportedProgram:
@@ -195,7 +196,7 @@ class _Module(nn.Module):
             outputs = self.convert(node, given, units, False)
             values.update((name, v) for name, v in zip(node.outputs, outputs, strict=False) if name)
         results = [self.value(name, values) for name in self.outputs]
-        results = [x.tensor() if isinstance(x, Numbers) else x for x in results]
+        results = [x.tensor() if isinstance(x, Numbers | Shifted) else x for x in results]
         return results[0] if len(results) == 1 else tuple(results)
 
     def value(self, name: str, values: Mapping[str, Any]) -> Any:
@@ -213,6 +214,9 @@ class _Module(nn.Module):
 
     def convert(self, node: FileNode, given: list[Any], units: dict[str, Units], folds: bool) -> tuple[Any, ...]:
         """The results of a node, whose scale and zero point are added to `units` if they are codes."""
+        moves_shifted = node.op in KEEP_UNITS and bool(given) and isinstance(given[0], Shifted)
+        if moves_shifted:
+            given = [given[0].codes, *given[1:]]
         known = [self.plan.constants.get(name) for name in node.inputs]
         own = [units.get(name) for name in node.inputs]
         call = Call(node, given, known, own, self.opset, folds)
@@ -226,7 +230,8 @@ class _Module(nn.Module):
             raise NotImplementedError(f"{self.place(node)} is not supported: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"{self.place(node)} is invalid: {str(error).splitlines()[0]}") from error
-        outputs = output if isinstance(output, tuple) and not isinstance(output, Numbers) else (output,)
+        outputs = output if isinstance(output, tuple) and not isinstance(output, Numbers | Shifted) else (output,)
+        outputs = tuple(map(Shifted, outputs)) if moves_shifted else outputs
         if len([name for name in node.outputs if name]) > len(outputs):
             raise ValueError(f"{self.place(node)} has {len(node.outputs)} results, and its operator {len(outputs)}")
         self.found.is_quantized |= call.is_quantized and not folds
@@ -237,7 +242,7 @@ class _Module(nn.Module):
 
 
 def _is_wide(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.int16
+    return isinstance(x, Shifted) or (isinstance(x, Tensor) and x.dtype in (torch.int16, torch.uint16))
 
 
 def _are_sizes(given: Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.subclasses import FakeTensorMode
+from hop.export.targets.onnx_import import nibbles
 from hop.export.targets.onnx_import.calls import Numbers
 from hop.export.targets.onnx_import.reading import Constant, FileGraph, FileNode
 from hop.numerics.spelling import shown
@@ -69,8 +70,19 @@ class Plan:
                 f"{self.place(node)} is not supported: its operator is unknown here; rewrite the model without it, "
                 f"supported are {', '.join(sorted(self.known))}"
             )
+        elif node.op == nibbles.OP:
+            self.nodes.append(self.unpacked(node))
         elif not self.folded(node):
             self.nodes.append(node)
+
+    def unpacked(self, node: FileNode) -> FileNode:
+        """A product with a packed weight, with constants that have a byte per code."""
+        try:
+            return nibbles.unpacked(node, self.constants)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{self.place(node)} is not supported: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{self.place(node)} is invalid: {error}") from error
 
     def stored(self, node: FileNode) -> Constant:
         """The value of a Constant node."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from hop.export.targets.integer.model import Model
 from hop.numerics.spelling import shown
 
+LOOPS = ("Loop", "Scan", "SequenceMap")
 OPSETS = range(11, 26)
 CONTRIB = "com.microsoft"  # the domain of onnxruntime's additional operators
 DTYPES = {
@@ -276,6 +277,11 @@ class _Reader:
     def node(self, node: Any, index: int, known: _Scopes) -> FileNode:
         op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
         self.place = place = f"node {index} {op} {shown(node.name)}"
+        if op in LOOPS:
+            self.refuse(
+                "runs its body as often as its inputs say, and programs have no loops; unroll it, or export the "
+                "model without control flow"
+            )
         for name in node.input:
             if name and not _is_known(name, known):
                 self.wrong(f"reads {shown(name)}, which no node before it computes")

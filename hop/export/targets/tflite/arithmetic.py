@@ -14,10 +14,24 @@ _CONVOLUTIONS = ("conv1d.default", "conv2d.default", "conv1d.padding", "conv2d.p
 _TABLES = tuple(
     n
     for n in operators_of(families.FUNCTION)
-    if n not in ("sigmoid.default", "tanh.default", "gelu.default", "exp.default")
+    if n
+    not in (
+        *("sigmoid.default", "tanh.default", "gelu.default", "exp.default"),
+        *("hardswish.default", "leaky_relu.default"),
+    )
 )
 """Functions of int8 that LiteRT's file has as tables."""
 
+_EXTREMES = Row(
+    ("amax.default", "amin.default"),
+    requantization.GEMMLOWP,
+    "kernels/reduce.cc PrepareMinMax; kernels/internal/reference/requantize.h Requantize, where the scale changes",
+)
+_LEAKY_RELU = Row(
+    ("leaky_relu.default",),
+    integers.TfliteLeakyRelu(),
+    "kernels/activations.cc LeakyReluPrepare; kernels/internal/reference/leaky_relu.h QuantizeLeakyRelu",
+)
 _LIMITS_SIGMOID = Limits(units=(1 / 256, -128))
 """TFLite's quantization specification, LOGISTIC of int8: its kernels ignore the result's scale."""
 
@@ -70,6 +84,23 @@ TFLITE = Target(
             ("softmax.int", "_softmax.default"),
             integers.TfliteSoftmax(),
             "kernels/internal/reference/softmax.h Softmax",
+        ),
+        Row(
+            ("log_softmax.int", "_log_softmax.default"),
+            integers.TfliteLogSoftmax(),
+            f"{_INTEGER_OPS}/log_softmax.h LogSoftmax",
+        ),
+        _EXTREMES,
+        _LEAKY_RELU,
+        Row(
+            ("prelu.default",),
+            integers.TflitePrelu(),
+            "kernels/activations.cc PreluPrepare; kernels/internal/reference/prelu.h BroadcastPrelu4DSlow",
+        ),
+        Row(
+            ("hardswish.default",),
+            integers.TfliteHardSwish(),
+            "kernels/activations.cc HardSwishPrepare; kernels/internal/reference/hard_swish.h HardSwish",
         ),
         *(
             Row(
@@ -136,6 +167,8 @@ TFLITE_16X8 = Target(
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
         Row(("mean.dim",), integers.TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
+        _EXTREMES,
+        _LEAKY_RELU,
         Row(
             POOLS,
             integers.TfliteAveragePool(),
@@ -223,6 +256,7 @@ TFLITE_MICRO_16X8 = replace(
         without(
             TFLITE_16X8,
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
+            *("amax.default", "amin.default"),
             *BILINEAR,
         ),
         Row(

@@ -10,6 +10,7 @@ from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
 from hop.export.rewrite.target import Target
 from hop.export.targets.integer.graph import FileOperator, FileTensor
+from hop.export.targets.tflite.tables import Function
 from hop.numerics.formats import INT8, INT16
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention
@@ -51,6 +52,17 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of a file before it is converted: names in the schema's enumerations, by number; integer constants,
+    by tensor; and the functions that tables have, by operator.
+    """
+
+    names: dict[str, dict[int, str]]
+    lists: dict[int, list[int]]
+    functions: dict[int, Function]
+
+
+@dataclass(frozen=True)
 class Call:
     """An operator of the file while it is converted.
 
@@ -63,8 +75,7 @@ class Call:
     tensors: tuple[FileTensor | None, ...]
     result: FileTensor
     target: Target
-    names: dict[str, dict[int, str]]  # names in the schema's enumerations, by number
-    lists: dict[int, list[int]]  # integer constants, by tensor
+    known: Known
 
     def refuse(self, why: str) -> NoReturn:
         raise NotImplementedError(why)
@@ -79,9 +90,9 @@ class Call:
     def numbers(self, i: int) -> list[int]:
         """A constant input of integers."""
         tensor = self.tensors[i] if i < len(self.tensors) else None
-        if tensor is None or tensor.index not in self.lists:
+        if tensor is None or tensor.index not in self.known.lists:
             self.refuse(f"its input {i} is not an integer constant")
-        return self.lists[tensor.index]
+        return self.known.lists[tensor.index]
 
     def units(self) -> tuple[float, int]:
         """The scale and zero point of the result."""
@@ -97,7 +108,7 @@ class Call:
     def bounds(self) -> tuple[float | None, float | None]:
         """The range of the fused activation."""
         number = self.option("FusedActivationFunction")
-        name = self.names["ActivationFunctionType"].get(number, str(number))
+        name = self.known.names["ActivationFunctionType"].get(number, str(number))
         if name not in BOUNDS:
             self.refuse(f"its fused activation {name} is not supported")
         return self.between_codes(BOUNDS[name])
@@ -134,10 +145,14 @@ class Call:
         codes = run_requantized(op, output, args, kwargs or {}, given, None, [])
         return Value(scale, zero, {layout: codes})
 
-    def same(self, x: Value, codes: Tensor, layout: str = FILE) -> Value:
-        """Rearranged codes of x."""
+    def check_same(self, x: Value) -> None:
+        """Raise NotImplementedError unless the result has the scale and zero point of x."""
         if self.units() != (x.scale, x.zero):
             self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
+
+    def same(self, x: Value, codes: Tensor, layout: str = FILE) -> Value:
+        """Rearranged codes of x."""
+        self.check_same(x)
         return Value(x.scale, x.zero, {layout: codes})
 
 

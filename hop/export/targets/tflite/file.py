@@ -28,6 +28,8 @@ _VERSIONS = {  # the first version that supports int8, where it is not 2
     "RESHAPE": 1,
     "SQUEEZE": 1,
     "EXPAND_DIMS": 1,
+    "HARD_SWISH": 1,
+    "PRELU": 1,
 }
 
 

@@ -3,6 +3,7 @@
 
 import inspect
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from hop.export.rewrite.target import Target
 from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor
 from hop.export.targets.integer.model import argument_names
 from hop.export.targets.tflite.arithmetic import TFLITE, TFLITE_16X8
-from hop.export.targets.tflite.calls import Call, Value, quantized
+from hop.export.targets.tflite.calls import Call, Known, Value, quantized
 from hop.export.targets.tflite.inputs import READ
 from hop.export.targets.tflite.reading import content, enum_names, read_graph
+from hop.export.targets.tflite.tables import LOOKUP, Function, function_of_table, joined_lookups
 from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
 
@@ -58,8 +60,8 @@ def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
             f"{_CALLER}: target must be a hop.export.targets.Target or None, got {shown(target)}; give one such as "
             "hop.export.targets.TFLITE"
         )
-    graph = read_graph(_CALLER, model)
-    _, what = content(_CALLER, model)
+    data, what = content(_CALLER, model)
+    graph = read_graph(_CALLER, data, what)
     module = _Module(graph, target, what)
     inputs = _examples([graph.tensors[i] for i in graph.inputs.values()], what)
     try:
@@ -103,7 +105,8 @@ class _Module(nn.Module):
 
     def __init__(self, graph: FileGraph, target: Target | None, what: str) -> None:
         super().__init__()
-        self.graph, self.target, self.what = graph, target, what
+        operators = joined_lookups(graph.operators, graph.tensors, list(graph.outputs.values()))
+        self.graph, self.target, self.what = replace(graph, operators=operators), target, what
         self.failure: Exception | None = None
         self.numbers = {name: enum_names(name) for name in _ENUMS}
         self.held: dict[int, str] = {}
@@ -116,8 +119,9 @@ class _Module(nn.Module):
                 self.held[t.index] = f"tensor_{t.index}"
                 self.register_buffer(f"tensor_{t.index}", t.data)
         outputs = set(graph.outputs.values())
-        for op in graph.operators:
+        for op in self.graph.operators:
             self._check(op, outputs)
+        self.functions = {op.index: self._function(op) for op in self.graph.operators if op.name == LOOKUP}
         names = argument_names(graph.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
@@ -148,6 +152,19 @@ class _Module(nn.Module):
             raise NotImplementedError(f"{self.place(op)} has {len(op.outputs)} results, but must have one")
         if not is_last and (t := self.graph.tensors[op.outputs[0]]).kind not in _CODES:
             raise NotImplementedError(f"{self.place(op)} returns {t.kind}; supported are INT8 and INT16")
+
+    def _function(self, op: FileOperator) -> Function:
+        """The function whose codes a table has."""
+        x, table, result = (self.graph.tensors[i] for i in (*op.inputs, *op.outputs) if i is not None)
+        found = None
+        if x.units is not None and result.units is not None and table.data is not None:
+            found = function_of_table(table.data, x.units, result.units)
+        if found is None:
+            raise NotImplementedError(
+                f"{self.place(op)} is not supported: its table {shown(table.name)} is not that of a function which "
+                "hop.scaled has, by the scales and zero points of its input and result"
+            )
+        return found
 
     def run(self, inputs: tuple[Tensor, ...]) -> Any:
         try:
@@ -201,7 +218,8 @@ class _Module(nn.Module):
                 raise NotImplementedError(f"{self.place(op)} does not read int8 or int16 codes")
             return output
         try:
-            output = READ[op.name](Call(op, inputs, tensors, result, self.target_of(result), self.numbers, self.lists))
+            known = Known(self.numbers, self.lists, self.functions)
+            output = READ[op.name](Call(op, inputs, tensors, result, self.target_of(result), known))
         except NotImplementedError as error:
             raise NotImplementedError(f"{self.place(op)} is not supported: {error}") from error
         except _REFUSALS as error:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held
+from hop.export.targets.tflite.arithmetic import TFLITE
 from hop.export.targets.tflite.calls import BOUNDS, FILE, SECOND, TO, Call, Value, layout_of, quantized
+from hop.export.targets.tflite.tables import LOOKUP
 from hop.numerics.formats import INT8
 from hop.numerics.integer.functions import TfliteSoftmax, TfliteTable
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Division
+from hop.numerics.requantization import Convention, Division
 from hop.numerics.scale_rules import Static
 
 # ---- products
@@ -61,7 +63,7 @@ def _windows(call: Call, x: Value, kernel: list[int], stride: list[int], fill: i
     """The operand that windows slide over, and the padding of both sides; explicitly padded with `fill` if the sides
     differ.
     """
-    padding = call.names["Padding"].get(call.option("Padding"))
+    padding = call.known.names["Padding"].get(call.option("Padding"))
     if padding not in ("SAME", "VALID"):
         call.refuse(f"its padding {padding} is not supported")
     if padding == "VALID":
@@ -93,7 +95,7 @@ def _transposed(call: Call) -> Value:
     """A transposed convolution without padding; SAME takes the middle of its result."""
     weight, x = _Weight(call, 1, 0, (3, 0, 1, 2), channel=1), call.value(2)
     stride, sizes = [call.option("StrideH", 1), call.option("StrideW", 1)], call.numbers(0)[1:3]
-    padding = call.names["Padding"].get(call.option("Padding"))
+    padding = call.known.names["Padding"].get(call.option("Padding"))
     each = list(zip(x.at(SECOND).shape[2:], weight.codes.shape[2:], stride, sizes, strict=True))
     whole = [(n - 1) * s + k for n, k, s, _ in each]
     wanted = [n * s for n, _, s, _ in each] if padding == "SAME" else whole
@@ -129,7 +131,7 @@ def _bilinear(call: Call) -> Value:
 
 def _fully_connected(call: Call) -> Value:
     weight, x = _Weight(call, 1, 0, ()), call.value(0)
-    if call.names["FullyConnectedOptionsWeightsFormat"].get(call.option("WeightsFormat")) != "DEFAULT":
+    if call.known.names["FullyConnectedOptionsWeightsFormat"].get(call.option("WeightsFormat")) != "DEFAULT":
         call.refuse("its weight is shuffled")
     size = weight.codes.shape[1]
     if not call.option("KeepNumDims", False):
@@ -179,8 +181,7 @@ def _pool(call: Call) -> Value:
     is_maximum, x = call.op.name == "MAX_POOL_2D", call.value(0)
     stride = [call.option("StrideH", 1), call.option("StrideW", 1)]
     kernel = [call.option("FilterHeight", 1), call.option("FilterWidth", 1)]
-    if (x.scale, x.zero) != call.units():
-        call.refuse(f"its result has the scale and zero point {call.units()}, its input {(x.scale, x.zero)}")
+    call.check_same(x)
     lowest = torch.iinfo(x.at().dtype).min
     given, padding = _windows(call, x, kernel, stride, lowest if is_maximum else None)
     if is_maximum:
@@ -189,20 +190,53 @@ def _pool(call: Call) -> Value:
     return call.give(aten.avg_pool2d.default, args, SECOND)
 
 
-def _mean(call: Call) -> Value:
-    x, keeps = call.value(0), bool(call.option("KeepDims", False))
+def _reduction(call: Call) -> Value:
+    x, keeps, op = call.value(0), bool(call.option("KeepDims", False)), _REDUCTIONS[call.op.name]
     rank = x.at().dim()
     dims = sorted({d % rank for d in call.numbers(1)})
-    return call.give(aten.mean.dim, [x.held(), dims, keeps], bounds=(None, None))
+    if op is not aten.mean.dim:
+        call.check_same(x)
+    return call.give(op, [x.held(), dims, keeps], bounds=(None, None))
 
 
 def _function(call: Call) -> Value:
     op, x = _FUNCTIONS[call.op.name], call.value(0)
     layout, kwargs, rule = layout_of(x), {}, call.convention(op, (None, None))
+    args = [call.option("Alpha", 0.0)] if call.op.name == "LEAKY_RELU" else []
     if call.op.name == "GELU" and call.option("Approximate", False):
         kwargs = {"approximate": "tanh"}
         rule = replace(rule, function="gelu_tanh") if isinstance(rule, TfliteTable) else rule  # type: ignore[call-arg]
-    return call.give(op, [x.held(layout)], layout, (None, None), kwargs=kwargs, convention=rule)
+    return call.give(op, [x.held(layout), *args], layout, (None, None), kwargs=kwargs, convention=rule)
+
+
+def _lookup(call: Call) -> Value:
+    x, function = call.value(0), call.known.functions[call.op.index]
+    rule: Convention = Division(low=function.bounds[0], high=function.bounds[1])
+    if call.target is not TFLITE:
+        rule = call.convention(function.op, function.bounds)
+    args = [x.held(layout_of(x)), *function.args]
+    return call.give(function.op, args, layout_of(x), function.bounds, kwargs=dict(function.kwargs), convention=rule)
+
+
+def _prelu(call: Call) -> Value:
+    """Slopes by the last dimension, which becomes the second, or by the second one."""
+    x, slope = call.value(0), call.value(1)
+    rank, sizes = x.at().dim(), list(slope.at().shape)
+    sizes = [1] * (rank - len(sizes)) + sizes
+    along = [d for d, n in enumerate(sizes) if n != 1]
+    if len(sizes) != rank or len(along) > 1 or (along and along[0] not in (1, rank - 1)):
+        call.refuse(f"its slopes have the shape {tuple(slope.at().shape)}; they may differ along one dimension only")
+    slopes = replace(slope, tensors={FILE: aten.reshape.default(slope.at(), [-1])}).held()
+    if rank == 4 and along == [3]:
+        return call.give(aten.prelu.default, [x.held(SECOND), slopes], SECOND, (None, None))
+    if not along or along == [1]:
+        layout = layout_of(x) if not along else FILE
+        return call.give(aten.prelu.default, [x.held(layout), slopes], layout, (None, None))
+    by = [0, rank - 1, *range(1, rank - 1)]
+    moved = replace(x, tensors={FILE: aten.permute.default(x.at(), by)})
+    output = call.give(aten.prelu.default, [moved.held(), slopes], bounds=(None, None))
+    back = [by.index(d) for d in range(rank)]
+    return replace(output, tensors={FILE: aten.permute.default(output.at(), back)})
 
 
 def _gather(call: Call) -> Value:
@@ -215,6 +249,8 @@ def _gather(call: Call) -> Value:
 
 
 def _softmax(call: Call) -> Value:
+    if call.op.name == "LOG_SOFTMAX":
+        return call.give(aten.log_softmax.int, [call.value(0).held(), -1], bounds=(None, None))
     rule, beta = call.convention(aten.softmax.int, (None, None)), call.option("Beta", 1.0)
     if beta != 1.0:
         if not isinstance(rule, TfliteSoftmax):
@@ -253,9 +289,9 @@ def _pad(call: Call) -> Value:
     fill = x.zero
     if call.op.name == "PADV2":
         number, tensor = call.inputs[2], call.tensors[2]
-        if not isinstance(number, Value) or tensor is None or len(call.lists.get(tensor.index, ())) != 1:
+        if not isinstance(number, Value) or tensor is None or len(call.known.lists.get(tensor.index, ())) != 1:
             call.refuse("its padding value is not a constant code")
-        (fill,) = call.lists[tensor.index]
+        (fill,) = call.known.lists[tensor.index]
     if any(n < 0 for n in sides) or len(sides) != 2 * x.at().dim():
         call.refuse(f"its paddings are {sides}")
     pairs = list(zip(sides[::2], sides[1::2], strict=True))
@@ -291,7 +327,10 @@ _FUNCTIONS = {
     "GELU": aten.gelu.default,
     "EXP": aten.exp.default,
     "RSQRT": aten.rsqrt.default,
+    "HARD_SWISH": aten.hardswish.default,
+    "LEAKY_RELU": aten.leaky_relu.default,
 }
+_REDUCTIONS = {"MEAN": aten.mean.dim, "REDUCE_MAX": aten.amax.default, "REDUCE_MIN": aten.amin.default}
 READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), _convolution),
     "TRANSPOSE_CONV": _transposed,
@@ -300,12 +339,14 @@ READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("ADD", "SUB", "MUL"), _elementwise),
     "CONCATENATION": _concatenation,
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
-    "MEAN": _mean,
+    **dict.fromkeys(_REDUCTIONS, _reduction),
     "RESIZE_NEAREST_NEIGHBOR": _nearest,
     "RESIZE_BILINEAR": _bilinear,
     **dict.fromkeys(_FUNCTIONS, _function),
     "GATHER": _gather,
-    "SOFTMAX": _softmax,
+    LOOKUP: _lookup,
+    "PRELU": _prelu,
+    **dict.fromkeys(("SOFTMAX", "LOG_SOFTMAX"), _softmax),
     **dict.fromkeys(("RELU", "RELU6"), _bound),
     "QUANTIZE": _requantize,
     **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), _reshape),

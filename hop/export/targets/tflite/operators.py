@@ -5,13 +5,14 @@ If TFLite's operator returns codes with its operand's scale, a QUANTIZE follows 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
-from hop.export.targets.integer.arguments import bias_codes, pair, window_of
+from hop.export.targets.integer.arguments import bias_codes, no_ceil_mode, pair, window_of
 from hop.export.targets.integer.rows import TWO_DIMENSIONAL, write_as_two_dimensional
 from hop.export.targets.integer.steps import Index, Step, Weight
 from hop.export.targets.integer.values import LAST, Codes, common_order, new, tensor
@@ -27,6 +28,8 @@ _FUNCTIONS = {
     aten.gelu.default: ("GELU", "GeluOptions"),
     aten.exp.default: ("EXP", "ExpOptions"),
     aten.rsqrt.default: ("RSQRT", ""),
+    aten.hardswish.default: ("HARD_SWISH", ""),
+    aten.leaky_relu.default: ("LEAKY_RELU", "LeakyReluOptions"),
 }
 _LOWEST = -128
 
@@ -49,10 +52,8 @@ def _filter(step: Step, weight: Weight, codes: Tensor, along: int) -> int:
 def _linear(step: Step) -> None:
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
     if step.op is aten.bmm.default and isinstance(weight, Codes):
-        if (step.low, step.high) != (None, None):
-            raise NotImplementedError("TFLite's BATCH_MATMUL has no fused activation")
         inputs = [tensor(step.file, x), tensor(step.file, weight)]
-        step.write("BATCH_MATMUL", inputs, step.result.plain, "BatchMatMulOptions")
+        step.write_own("BATCH_MATMUL", inputs, step.result.plain, "BatchMatMulOptions")
         return
     if not isinstance(weight, Weight):
         raise NotImplementedError("a fully connected layer needs a constant weight; products of activations need bmm")
@@ -87,20 +88,20 @@ def _padded(
     return _explicitly_padded(step, x, pad, fill)
 
 
-def _explicitly_padded(step: Step, x: Codes, pad: tuple[int, int], fill: int) -> tuple[int, int]:
-    """The padded tensor, and TFLite's padding mode VALID."""
-    sizes = x.shape[2:]
-    shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True)))
+def _explicitly_padded(
+    step: Step, x: Codes, pad: tuple[int, int], fill: int, more: tuple[int, int] = (0, 0)
+) -> tuple[int, int]:
+    """The tensor padded on both sides, and with `more` at the end; and TFLite's padding mode VALID."""
+    after = [p + m for p, m in zip(pad, more, strict=True)]
+    shape = (*x.shape[:2], *(n + sum(sides) for n, *sides in zip(x.shape[2:], pad, after, strict=True)))
     large = replace(x, name=f"{step.result.name}_padded", shape=shape, tensors={})
-    padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], pad[1], pad[0], pad[0]], fill), {}, large))
+    padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], after[1], pad[0], after[0]], fill), {}, large))
     return tensor(step.file, large, LAST), step.file.padding("VALID")
 
 
 def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     """A transposed convolution: as SAME or VALID, or as VALID followed by a slice of the middle."""
     stride, pad, more = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5), 0)
-    if step.arg(6, 1) != 1 or pair(step.arg(7)) != (1, 1):
-        raise NotImplementedError("transposed convolutions with groups or dilation are not supported")
     file, result, sizes, kernel = step.file, step.result, step.result.shape[2:], weight.codes.shape[2:]
     whole = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], stride, kernel, strict=True)]
     each = zip(x.shape[2:], sizes, whole, stride, pad, strict=True)
@@ -132,6 +133,32 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     step.write("STRIDED_SLICE", [index, *places], LAST, "StridedSliceOptions")
 
 
+def _spread(weight: Weight, dilation: tuple[int, int]) -> Weight:
+    """A weight with zeros between its elements, whose convolution without dilation is the dilated one."""
+    sizes = [d * (k - 1) + 1 for d, k in zip(dilation, weight.codes.shape[2:], strict=True)]
+    codes = weight.codes.new_zeros([*weight.codes.shape[:2], *sizes])
+    codes[:, :, :: dilation[0], :: dilation[1]] = weight.codes
+    return replace(weight, codes=codes)
+
+
+def _by_groups(step: Step, x: Codes, weight: Weight, groups: int) -> None:
+    """A transposed convolution of each group of channels, and their concatenation."""
+    ends, result, parts = (x.shape[1] // groups, step.result.shape[1] // groups), step.result, list[Codes]()
+    tensor(step.file, x, LAST)
+    for g in range(groups):
+        own, its = (slice(g * n, (g + 1) * n) for n in ends)
+        part, output = (
+            replace(codes, name=f"{result.name}_{what}{g}", shape=(codes.shape[0], n, *codes.shape[2:]), tensors={})
+            for codes, what, n in zip((x, result), ("input", "group"), ends, strict=True)
+        )
+        viewed(Step(step.file, aten.slice.Tensor, (x, 1, own.start, own.stop), {}, part))
+        bias = None if step.arg(2) is None else step.arg(2)[its]
+        group = replace(weight, name=f"{weight.name}_{g}", codes=weight.codes[own])
+        _transposed(replace(step, args=(part, group, bias, *step.args[3:6]), result=output), part, group)
+        parts.append(output)
+    _concatenation(Step(step.file, aten.cat.default, (parts, 1), {}, result))
+
+
 def _longer(
     step: Step, x: Codes, rows: list[int], stride: tuple[int, int], kernel: Sequence[int]
 ) -> tuple[Codes, list[int]]:
@@ -150,7 +177,11 @@ def _convolution(step: Step) -> None:
         return
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
     if step.op is aten.conv_transpose2d.input and isinstance(weight, Weight) and len(x.shape) == 4:
-        _transposed(step, x, weight)
+        weight = weight if pair(step.arg(7)) == (1, 1) else _spread(weight, pair(step.arg(7)))
+        if step.arg(6, 1) == 1:
+            _transposed(step, x, weight)
+        else:
+            _by_groups(step, x, weight, step.arg(6))
         return
     named = step.op is aten.conv2d.padding  # "same" or "valid", as TFLite has them
     if not (named or step.op is aten.conv2d.default) or not isinstance(weight, Weight) or len(x.shape) != 4:
@@ -209,9 +240,13 @@ def _concatenation(step: Step) -> None:
 # ---- means and pools
 
 
-def _mean(step: Step) -> None:
+_REDUCED = {aten.mean.dim: "MEAN", aten.amax.default: "REDUCE_MAX", aten.amin.default: "REDUCE_MIN"}
+
+
+def _reduction(step: Step) -> None:
+    """A mean, maximum or minimum over dimensions, or a pool."""
     x = step.arg(0)
-    if step.op is not aten.mean.dim:
+    if step.op not in _REDUCED:
         _pool(step)
         return
     given = step.arg(1) or list(range(len(x.shape)))
@@ -220,9 +255,9 @@ def _mean(step: Step) -> None:
     order = LAST if keeps_order else x.plain
     axes = step.file.integers(f"{step.result.name}_axes", [order.index(d) for d in dims])
     result = order if keeps else step.result.plain
-    if (step.low, step.high) != (None, None):
-        raise NotImplementedError("TFLite's MEAN has no fused activation")
-    step.write("MEAN", [tensor(step.file, x, order), axes], result, "ReducerOptions", keepDims=keeps)
+    source = step.result if step.op is aten.mean.dim else x  # a maximum keeps the scale
+    inputs = [tensor(step.file, x, order), axes]
+    step.write_alike(source, _REDUCED[step.op], inputs, result, "ReducerOptions", keepDims=keeps)
 
 
 def _pool(step: Step) -> None:
@@ -231,8 +266,12 @@ def _pool(step: Step) -> None:
         write_as_two_dimensional(step, _pool, reshaped)
         return
     x = step.arg(0)
-    is_maximum, kernel, stride, pad = window_of(step, "TFLite")
-    if any(pad) and not is_maximum and step.arg(5, True):  # TFLite's own padding is not counted
+    is_maximum, kernel, stride, pad, more = window_of(step)
+    if any(more):
+        if not is_maximum:
+            raise NotImplementedError(no_ceil_mode("TFLite", "average pools"))
+        index, padding = _explicitly_padded(step, x, pad, torch.iinfo(x.dtype).min, more)
+    elif any(pad) and not is_maximum and step.arg(5, True):  # TFLite's own padding is not counted
         index, padding = _explicitly_padded(step, x, pad, x.zero)
     else:
         fill = torch.iinfo(x.dtype).min if is_maximum else None  # the smallest code never changes a maximum
@@ -268,10 +307,11 @@ def _bilinear(step: Step) -> None:
 
 
 def _softmax(step: Step) -> None:
-    x, dim = step.arg(0), step.arg(1)
+    x, dim, is_log = step.arg(0), step.arg(1), "log" in step.op._schema.name
+    name, kind, options = ("LOG_SOFTMAX", "LogSoftmax", {}) if is_log else ("SOFTMAX", "Softmax", {"beta": 1.0})
     if dim % len(x.shape) != len(x.shape) - 1:
-        raise NotImplementedError(f"TFLite's SOFTMAX needs the last dimension, got {dim}; transpose before it")
-    step.write("SOFTMAX", [tensor(step.file, x)], x.plain, "SoftmaxOptions", beta=1.0)
+        raise NotImplementedError(f"TFLite's {name} needs the last dimension, got {dim}; transpose before it")
+    step.write_own(name, [tensor(step.file, x)], x.plain, f"{kind}Options", **options)
 
 
 def _function(step: Step) -> None:
@@ -289,8 +329,32 @@ def _function(step: Step) -> None:
             f"TFLite's {name} returns codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize with "
             "these"
         )
-    options = {"approximate": step.kwargs.get("approximate") == "tanh"} if name == "GELU" else {}
-    step.write(name, [tensor(step.file, x, order)], order, kind, **options)
+    options: dict[str, Any] = {}
+    if name == "GELU":
+        options["approximate"] = step.kwargs.get("approximate") == "tanh"
+    elif name == "LEAKY_RELU":
+        options["alpha"] = float(step.arg(1, 0.01))
+    elif name == "HARD_SWISH" and step.result.scale <= x.scale / 128:
+        raise NotImplementedError(
+            f"TFLite's HARD_SWISH needs a scale of its result above {x.scale / 128:.6g}, got {step.result.scale:.6g}; "
+            "quantize the result with such a scale"
+        )
+    step.write_own(name, [tensor(step.file, x, order)], order, kind, **options)
+
+
+def _prelu(step: Step) -> None:
+    """Slopes are constant codes, with a dimension for each one of x but the first."""
+    x, slope = step.arg(0), step.arg(1)
+    if isinstance(slope, Weight) and slope.scales.numel() == 1:
+        slope = step.constant(slope)
+    if not isinstance(slope, Codes):
+        raise NotImplementedError("TFLite's PRELU needs slopes with one scale; quantize them with one")
+    order, sizes = common_order([x]), [*slope.shape, 1][:1]
+    shape = tuple(sizes[0] if d == 1 else 1 for d in order[1:])
+    flat = tensor(step.file, slope)
+    aligned = replace(slope, name=f"{step.result.name}_slope", shape=shape, tensors={})
+    inputs = [tensor(step.file, x, order), reshaped(step.file, flat, aligned, aligned.plain)]
+    step.write_own("PRELU", inputs, order)
 
 
 def _gather(step: Step) -> None:
@@ -314,7 +378,7 @@ def _relu(step: Step) -> None:
         index = step.file.operator("QUANTIZE", [index], new(step.file, like, order), "QuantizeOptions")
     if step.op is not aten.relu.default:
         raise NotImplementedError(f"a separate {step.op} is not supported; relu is")
-    step.write("RELU", [index], order)
+    step.result.tensors[order] = replace(step, low=max(step.low or 0.0, 0.0)).bounded(index, order)
 
 
 WRITTEN: dict[families.Family, Callable[[Step], None]] = {
@@ -323,7 +387,9 @@ WRITTEN: dict[families.Family, Callable[[Step], None]] = {
     families.ADD: _elementwise,
     families.MULTIPLY: _elementwise,
     families.CONCATENATE: _concatenation,
-    families.MEAN: _mean,
+    families.MEAN: _reduction,
+    families.EXTREME: _reduction,
+    families.PRELU: _prelu,
     families.MAXIMUM: _pool,
     families.INTERPOLATE: _bilinear,
     families.NEAREST: _nearest,

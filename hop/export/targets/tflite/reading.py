@@ -53,15 +53,14 @@ def enum_names(kind: str) -> dict[int, str]:
     return {v: n for n, v in vars(getattr(schema, kind)).items() if isinstance(v, int)}
 
 
-def read_graph(caller: str, model: Any) -> FileGraph:
-    """Read the content of a file.
+def read_graph(caller: str, data: bytes, what: str = "model") -> FileGraph:
+    """Read the content of a file from its bytes; `what` is a name for error messages.
 
-    Raises, in addition to `content`:
+    Raises:
         ImportError: LiteRT, which has the schema, is not installed.
         ValueError: the file is damaged; the message gives the place.
         NotImplementedError: the file has several subgraphs.
     """
-    data, what = content(caller, model)
     try:
         from ai_edge_litert import schema_py_generated as schema
     except ImportError as error:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,8 +34,8 @@ class LiteRT:
             raise ValueError(
                 f"{caller}: kernels must be one of {(*KERNELS, 'micro')}, got {kernels!r}; take one of them"
             )
-        self.graph = read_graph(caller, model)
         data, what = content(caller, model)
+        self.graph = read_graph(caller, data, what)
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         kind = getattr(OpResolverType, KERNELS[kernels])
@@ -54,7 +55,7 @@ class LiteRT:
 
     def value(self, tensor: FileTensor) -> Tensor:
         """The value of a tensor in the last run."""
-        return torch.from_numpy(self.interpreter.get_tensor(tensor.index).copy())
+        return torch.from_numpy(np.array(self.interpreter.get_tensor(tensor.index)))
 
 
 class Micro:
@@ -71,8 +72,8 @@ class Micro:
             runtime: Any = import_module("tflite_micro.python.tflite_micro.runtime")
         except ImportError as error:
             raise ImportError(f"{caller}: kernels='micro' needs TFLM: pip install 'torch-hop[litert,micro]'") from error
-        self.graph = read_graph(caller, model)
         data, what = content(caller, model)
+        self.graph = read_graph(caller, data, what)
         sizes = [torch.Size(t.shape).numel() * (t.dtype or torch.int64).itemsize for t in self.graph.tensors]
         try:
             self.interpreter: Any = runtime.Interpreter.from_bytes(

@@ -272,7 +272,7 @@ def _pool(step: Step) -> None:
         write_as_two_dimensional(step, _pool, _in_layout)
         return
     x, file = step.arg(0), step.file
-    is_maximum, kernel, stride, pad = window_of(step, "TOSA")
+    is_maximum, kernel, stride, pad, _ = window_of(step, "TOSA")
     image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
     attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
     shape, inputs = [step.result.shape[d] for d in LAST], [image]

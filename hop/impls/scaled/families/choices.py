@@ -1,4 +1,4 @@
-"""Operators that select elements: views, bounds, maxima, nearest neighbors and concatenation.
+"""Operators that select elements: views, bounds, maxima, minima, nearest neighbors and concatenation.
 
 If the operand has one scale, so has the result.
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat.export import is_lowering
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BOUND, CONCATENATE, MAXIMUM, NEAREST, VIEW
+from hop.dispatch.operators import BOUND, CONCATENATE, EXTREME, MAXIMUM, NEAREST, VIEW
 from hop.impls.scaled.calls import Call, compute_dtype, integer_function, tensors, values
 from hop.impls.scaled.family import Meaning, Places, elementwise, gathered
 from hop.impls.scaled.operands import centered, plain
@@ -63,5 +63,5 @@ MEANINGS = {
     VIEW: Meaning(_chosen, _exactly, _declines, _where_elements_stay),
     BOUND: Meaning(_chosen, _exactly, _declines_bound, elementwise),
     CONCATENATE: Meaning(_chosen, buffers=_joined_codes),
-    **dict.fromkeys((MAXIMUM, NEAREST), Meaning(_chosen, _exactly, _declines)),
+    **dict.fromkeys((EXTREME, MAXIMUM, NEAREST), Meaning(_chosen, _exactly, _declines)),
 }

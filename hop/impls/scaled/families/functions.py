@@ -83,7 +83,7 @@ def _gated(call: Call) -> Tensor:
 
 def _buffers(call: Call) -> list[Tensor] | None:
     """The codes of the result, computed in integers, or by a table if both sides have one scale; else None."""
-    if (buffers := by_integers(call)) is not None:
+    if (buffers := by_integers(call, **_slope(call))) is not None:
         return buffers
     q: Any = call.output
     small = _of_all_codes(call)
@@ -97,6 +97,13 @@ def _buffers(call: Call) -> list[Tensor] | None:
     codes = _taken(table, call)
     codes = memory_format.dense(codes) if q.keeps_memory_format() else codes.contiguous()
     return [codes, *given_buffers(call, list(codes.shape))]
+
+
+def _slope(call: Call) -> dict[str, Any]:
+    """The slope of a leaky relu below 0, for integer conventions."""
+    if call.op is not aten.leaky_relu.default:
+        return {}
+    return {"slope": float([*call.args, call.kwargs.get("negative_slope", 0.01)][1])}
 
 
 def _of_all_codes(call: Call) -> Call | None:

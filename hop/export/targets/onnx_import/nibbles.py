@@ -1,0 +1,102 @@
+"""MatMulNBits: a product with a constant weight in blocks of 2, 4 or 8 bits, which the file has packed.
+
+Before the program is traced, `unpacked` replaces the packed codes and zero points by signed ones with a byte each, less
+2^(bits - 1); `product` converts the node.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operators import aten
+from hop.export.targets.onnx_import.calls import Call
+from hop.export.targets.onnx_import.codes import dequantized
+from hop.export.targets.onnx_import.reading import Constant, FileNode
+from hop.numerics.spelling import shown
+
+OP = "com.microsoft.MatMulNBits"
+_KINDS = {2: "INT4", 4: "INT4", 8: "INT8"}
+_LEAST_BLOCK = 16
+
+
+def unpacked(node: FileNode, constants: MutableMapping[str, Constant]) -> FileNode:
+    """The node with constants that have a byte per code, which are added to `constants`.
+
+    Raises NotImplementedError for an unsupported node, and ValueError for one whose constants do not fit.
+    """
+    k, n, block, bits = (node.attributes.get(name, d) for name, d in zip(_SIZES, (0, 0, 0, 4), strict=True))
+    if not all(isinstance(v, int) for v in (k, n, block, bits)) or bits not in _KINDS:
+        _refuse(f"its K, N, block_size and bits are {shown((k, n, block, bits))}; bits may be 2, 4 or 8")
+    if k < 1 or n < 1 or block < _LEAST_BLOCK or block & (block - 1):
+        raise ValueError(f"its K, N and block_size are {k}, {n} and {block}; the block's size is a power of 2 from 16")
+    inputs = [*node.inputs, *[""] * 6][:6]
+    if inputs[4]:
+        _refuse("its input 4, g_idx, is not supported; quantize without reordered groups (actorder)")
+    known = [constants.get(name) for name in inputs[:4]]
+    if known[1] is None or known[2] is None or (inputs[3] and known[3] is None):
+        _refuse("its weight, scales or zero points are not constants")
+    blocks = -(-k // block)
+    codes = _codes(known[1], bits, n * blocks, block, "codes").reshape(n, blocks * block)
+    scales = known[2].data
+    if scales.numel() != n * blocks or not scales.is_floating_point():
+        raise ValueError(f"it has {scales.numel()} scales of {scales.dtype}, and needs {n * blocks} floats")
+    zeros = torch.zeros(n, blocks, dtype=torch.int8)
+    if known[3] is not None:
+        zeros = _zeros(known[3], bits, n, blocks)
+    added = {
+        "codes": Constant.of(codes, _KINDS[bits]),
+        "scales": Constant.of(scales.to(torch.float32).reshape(n, blocks)),
+        "zeros": Constant.of(zeros, _KINDS[bits]),
+    }
+    names = [f"{node.outputs[0]}/{name}" for name in added]
+    constants.update(zip(names, added.values(), strict=True))
+    return replace(node, inputs=(inputs[0], *names, inputs[5]))
+
+
+_SIZES = ("K", "N", "block_size", "bits")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise NotImplementedError(why)
+
+
+def _codes(packed: Constant, bits: int, rows: int, size: int, what: str) -> Tensor:
+    """Rows of `size` signed codes; each row starts at a byte, the first code in its lowest bits."""
+    each = 8 // bits
+    width = -(-size // each)
+    if packed.kind != "UINT8" or packed.data.numel() != rows * width:
+        raise ValueError(
+            f"its {what} are {packed.kind} with {packed.data.numel()} elements, and must be UINT8 with {rows * width}"
+        )
+    x = packed.data.reshape(rows, width, 1).to(torch.int16)
+    x = (x >> torch.arange(0, 8, bits, dtype=torch.int16)) & (2**bits - 1)
+    return (x.reshape(rows, width * each)[:, :size] - 2 ** (bits - 1)).to(torch.int8)
+
+
+def _zeros(given: Constant, bits: int, n: int, blocks: int) -> Tensor:
+    """Signed zero points, which the file has packed, or as floats."""
+    if not given.data.is_floating_point():
+        return _codes(given, bits, n, blocks, "zero points")
+    whole = given.data.to(torch.float32) - 2 ** (bits - 1)
+    if whole.numel() != n * blocks or not torch.equal(
+        whole, whole.round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    ):
+        _refuse("its zero points are floats that are no codes; quantize with whole zero points, or none")
+    return whole.to(torch.int8).reshape(n, blocks)
+
+
+def product(call: Call) -> Tensor:
+    """The product of floats with a weight in blocks; onnxruntime sums it in floats."""
+    x, k, block = call.tensor(0), call.attribute("K", 0), call.attribute("block_size", 0)
+    call.mark_read("N", "bits", "weight_prepacked")
+    call.only("accuracy_level", 0, 1, 2, 3, 4)  # the least: float32 sums are at every level
+    if x.shape[-1] != k:
+        raise ValueError(f"its input has the shape {tuple(x.shape)}, and its last dimension must be {k}")
+    weight, y = dequantized(call, 1, 2, 3, 1, block), x.to(torch.float32)
+    if more := weight.shape[1] - k:
+        y = aten.constant_pad_nd.default(y, [0, more], 0.0)
+    bias = call.optional(4)
+    return aten.linear.default(y, weight, None if bias is None else bias.to(torch.float32)).to(x.dtype)
