@@ -27,6 +27,7 @@ OWN_HERE = tuple(level for level in OWN if level in HERE)
 OTHERS = {
     "portable": ("default", "SSE41"),
     "avx2": ("avx2", "AVX2"),
+    "avx_vnni": ("avx2", "AVX2_VNNI"),
     "avx512": ("avx512", "AVX512_CORE"),
     "avx512_vnni": ("avx512", "AVX512_CORE_VNNI"),
     "avx512_bf16": ("avx512", "AVX512_CORE_BF16"),
