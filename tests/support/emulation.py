@@ -1,6 +1,6 @@
-"""An emulator of AVX-VNNI for tests on CPUs without it: native/tests/emulation/avx_vnni.cpp, compiled once for each user.
+"""An emulator of AVX-VNNI for tests on CPUs without it: native/tests/emulation/avx_vnni.cpp, compiled once per user.
 
-With it the native kernels of level avx_vnni run, each of its instructions in about two microseconds. Only a process
+With it the native kernels of level avx_vnni run, each of its instructions in about a microsecond. Only a process
 that loads the emulator before the native library has the level.
 """
 
