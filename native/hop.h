@@ -16,6 +16,7 @@ HOP_API int hop_version();
 
 // Levels of instructions, as in cpu.h. hop_use_level returns the previous one.
 HOP_API int hop_best_level();
+HOP_API int hop_has_level(int level);  // a level below the best may be missing: AVX-VNNI
 HOP_API int hop_use_level(int level);
 
 // Whether one or two rows of floats may be summed in another order than more rows, where that is faster: with matrix

@@ -23,16 +23,17 @@ OWN = tuple(level for level in native.LEVELS if level != "avx512")
 """The levels with kernels of their own."""
 OWN_HERE = tuple(level for level in OWN if level in HERE)
 
-# What makes PyTorch and oneDNN take the CPU for one of a level.
+# What makes PyTorch, oneDNN and MKL (on CPUs of Intel) take the CPU for one of a level.
 OTHERS = {
-    "portable": ("default", "SSE41"),
-    "avx2": ("avx2", "AVX2"),
-    "avx512": ("avx512", "AVX512_CORE"),
-    "avx512_vnni": ("avx512", "AVX512_CORE_VNNI"),
-    "avx512_bf16": ("avx512", "AVX512_CORE_BF16"),
-    "amx": ("avx512", "AVX512_CORE_AMX"),
+    "portable": ("default", "SSE41", "SSE4_2"),
+    "avx2": ("avx2", "AVX2", "AVX2"),
+    "avx_vnni": ("avx2", "AVX2_VNNI", "AVX2"),
+    "avx512": ("avx512", "AVX512_CORE", "AVX512"),
+    "avx512_vnni": ("avx512", "AVX512_CORE_VNNI", "AVX512"),
+    "avx512_bf16": ("avx512", "AVX512_CORE_BF16", "AVX512"),
+    "amx": ("avx512", "AVX512_CORE_AMX", "AVX512"),
     # there they have no such switch
-    **dict.fromkeys(native.LEVELS_OF["aarch64"][1:], ("default", "DEFAULT")),
+    **dict.fromkeys(native.LEVELS_OF["aarch64"][1:], ("default", "DEFAULT", "")),
 }
 FILES = (
     *("kernels/test_native.py", "kernels/test_native_quantize.py", "kernels/test_native_convolution.py"),
@@ -56,10 +57,12 @@ def at(level: str) -> Iterator[None]:
 
 def environment(level: str) -> dict[str, str]:
     """The variables under which a process takes this CPU for one of `level`."""
-    aten, onednn = OTHERS[level]
+    aten, onednn, mkl = OTHERS[level]
     # Inductor keeps generated code by the graph, not by the level for which it was generated.
     cache = os.path.join(tempfile.gettempdir(), f"hop_inductor_{getpass.getuser()}_{level}")
     own = {"HOP_NATIVE": level, "ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
+    if mkl:
+        own["MKL_ENABLE_INSTRUCTIONS"] = mkl
     return {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": cache}
 
 

@@ -7,6 +7,8 @@ namespace {
 #include "attention/pack.h"
 #if defined(HOP_IN_AVX2)
 #include "attention/few_avx2.h"
+#elif defined(HOP_IN_AVX_VNNI)
+using avx2::evaluate;
 #endif
 #include "attention/probabilities.h"
 #include "attention/run.h"

@@ -39,7 +39,4 @@ static HOP_ALONE void add_tokens(const RowCode* weights, const int8_t* v, int64_
     for (int p = 0; p < 2 * N; ++p) store_as(out + 8 * p, sums[p]);
 }
 
-static bool is_few(const hop_attention& a) {
-    constexpr int64_t most = 4;  // rows for each head of keys
-    return a.queries * (a.heads / a.key_heads) <= most && a.width % 16 == 0 && a.value_width % 16 == 0;
-}
+static bool is_few(const hop_attention& a) { return has_few_rows(a); }

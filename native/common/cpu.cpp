@@ -16,16 +16,26 @@
 #endif
 #endif
 
+#if defined(__linux__) && defined(__x86_64__)
+// Whether instructions of AVX-VNNI that trap are emulated. Only tests load a library that defines this
+// (native/tests/emulation/avx_vnni.cpp).
+extern "C" __attribute__((weak, visibility("default"))) int hop_emulates_avx_vnni();
+#endif
+
 namespace hop {
 namespace {
 
 #if defined(__x86_64__)
+// What CPUID returns for leaf 7, which CPUs with AVX2 have.
+struct Features {
+    unsigned a, b, c, d;
+    explicit Features(unsigned subleaf) { __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(subleaf)); }
+};
+
 bool has_amx() {
 #if defined(__linux__)
-    unsigned a, b, c, d;
-    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
     const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tile, int8
-    if ((d & wanted) != wanted) return false;
+    if ((Features(0).d & wanted) != wanted) return false;
     constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
     return syscall(SYS_arch_prctl, request, tile_data) == 0;
 #else
@@ -33,18 +43,31 @@ bool has_amx() {
 #endif
 }
 
+// Of a CPU with AVX2; its registers are all that the operating system must support.
+bool has_avx_vnni() {
+#if defined(__linux__)
+    if (hop_emulates_avx_vnni && hop_emulates_avx_vnni()) return true;
+#endif
+    return Features(0).a >= 1 && (Features(1).a >> 4 & 1) != 0;  // subleaf 0: the number of the last one
+}
+
 Cpu detect() {
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return HOP_PORTABLE;
     const bool plain = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (!plain) return HOP_AVX2;
+    if (!plain) return has_avx_vnni() ? HOP_AVX_VNNI : HOP_AVX2;
     if (!(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"))) return HOP_AVX512_PLAIN;
     if (!__builtin_cpu_supports("avx512bf16")) return HOP_AVX512_VNNI;
     return has_amx() ? HOP_AMX_TILES : HOP_AVX512_BF16;
 }
 constexpr Cpu kMost = HOP_AMX_TILES;
-constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
+constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx_vnni, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
+
+bool has(int cpu) {
+    static const bool vnni = best_cpu() >= HOP_AVX2 && has_avx_vnni();
+    return cpu >= 0 && cpu <= best_cpu() && (cpu != HOP_AVX_VNNI || vnni);
+}
 #elif defined(__AARCH64EL__)
 // Support for dot products of four bytes, for int8 tiles, and for bfloat16 tiles.
 struct Features {
@@ -77,10 +100,12 @@ Cpu detect() {
 }
 constexpr Cpu kMost = HOP_NEON_BF16;
 constexpr Level kLevels[] = {Level::portable, Level::neon, Level::neon_dotprod, Level::neon_i8mm, Level::neon_bf16};
+bool has(int cpu) { return cpu >= 0 && cpu <= best_cpu(); }
 #else
 Cpu detect() { return HOP_PORTABLE; }
 constexpr Cpu kMost = HOP_PORTABLE;
 constexpr Level kLevels[] = {Level::portable};
+bool has(int cpu) { return cpu == HOP_PORTABLE; }
 #endif
 
 std::atomic<int> asked{kMost};
@@ -94,15 +119,18 @@ Cpu best_cpu() {
 }
 
 Level level() {
-    const int most = asked.load(std::memory_order_relaxed);
-    return kLevels[most < best_cpu() ? most : best_cpu()];
+    int most = asked.load(std::memory_order_relaxed);
+    if (most > best_cpu()) most = best_cpu();
+    while (!has(most)) --most;
+    return kLevels[most];
 }
 
 bool reorders_few_rows() { return reorders.load(std::memory_order_relaxed) != 0; }
 
 }  // namespace hop
 
-int hop_version() { return 13; }
+int hop_version() { return 14; }
 int hop_best_level() { return hop::best_cpu(); }
+int hop_has_level(int level) { return hop::has(level); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }
 int hop_reorder_few_rows(int yes) { return hop::reorders.exchange(yes != 0); }

@@ -3,17 +3,18 @@
 
 namespace hop {
 
-// The CPU's capabilities. Each includes all previous ones; each architecture counts from 1.
+// The CPU's capabilities. Each includes all previous ones, except that CPUs with AVX-512 may lack AVX-VNNI; each
+// architecture counts from 1.
 #if defined(__AARCH64EL__)
 enum Cpu { HOP_PORTABLE = 0, HOP_NEON, HOP_NEON_DOTPROD, HOP_NEON_I8MM, HOP_NEON_BF16 };
 #else
 // HOP_AVX512_VNNI includes VBMI.
-enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX512_PLAIN, HOP_AVX512_VNNI, HOP_AVX512_BF16, HOP_AMX_TILES };
+enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX_VNNI, HOP_AVX512_PLAIN, HOP_AVX512_VNNI, HOP_AVX512_BF16, HOP_AMX_TILES };
 #endif
 
-// The code that kernels run. The code for AVX-512 needs VNNI and VBMI; avx512_bf16 differs from it only in float
-// products.
-enum class Level : int { portable = 0, avx2, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
+// The code that kernels run. avx_vnni differs from avx2 only in products of integers. The code for AVX-512 needs VNNI and
+// VBMI; avx512_bf16 differs from it only in float products.
+enum class Level : int { portable = 0, avx2, avx_vnni, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
 
 Cpu best_cpu();  // the best that CPU and operating system support
 Level level();   // the level for the best CPU, or the one set by hop_use_level
@@ -32,7 +33,7 @@ bool reorders_few_rows();  // whether few rows of floats may be summed in anothe
     namespace avx512 { __VA_ARGS__ }
 #define HOP_BY_LEVEL(...)                                         \
     (hop::level() >= hop::Level::avx512 ? hop::avx512::__VA_ARGS__ \
-     : hop::level() == hop::Level::avx2 ? hop::avx2::__VA_ARGS__   \
+     : hop::level() >= hop::Level::avx2 ? hop::avx2::__VA_ARGS__   \
                                         : hop::portable::__VA_ARGS__)
 #else
 #define HOP_AT_EACH_LEVEL(...) namespace portable { __VA_ARGS__ }

@@ -9,7 +9,7 @@
 //
 // Small kernels have one file for all levels, which includes common/levels.h. For other architectures a header of x86
 // is empty. HOP_CODE keeps all but its entries in an unnamed namespace, as headers are shared; it finds defined
-// HOP_IN_PORTABLE, HOP_IN_AVX2, HOP_IN_AVX512 or HOP_IN_NEON, and
+// HOP_IN_PORTABLE, HOP_IN_AVX2, HOP_IN_AVX_VNNI, HOP_IN_AVX512 or HOP_IN_NEON, and
 //
 //     HOP_HEADER(rows/sums)              "rows/sums_plain.h", "rows/sums_avx2.h", "rows/sums_avx512.h", "rows/sums_neon.h"
 //     HOP_WIDE_OR_PLAIN(rows/hadamard)   "rows/hadamard_avx512.h", and of the other levels "rows/gelu_plain.h"

@@ -19,10 +19,11 @@ namespace avx2 {
 #include "gemm/kept_groups.h"
 #include "gemm/each.h"
 #include "gemm/narrow_avx2.h"
+#include "gemm/few_narrow_avx2.h"
 
 int narrow_integers(Job& job) {
     if (job.p.rhs.format == HOP_INT4) job.rhs_shift = 8;
-    return Multiplication<Narrow>(job).run();
+    return Multiplication<NarrowOrFew>(job).run();
 }
 
 }  // namespace avx2

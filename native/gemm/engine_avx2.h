@@ -1,5 +1,5 @@
 // Integer products with AVX2: int8 as int16. Included by each file that uses this engine, in the namespace of its
-// instructions.
+// instructions; engine_avx_vnni.h adds dot products of four bytes.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/columns_avx2.h"
@@ -16,14 +16,18 @@
 #include "gemm/row_blocks.h"
 #include "gemm/loads_avx2.h"
 
-// Factors as int16, in pairs of k 0 and 2, and of k 1 and 3.
-struct Int8 {
+struct Int32Sums {
     using Sum = int32_t;
     using Vector = __m256i;
-    static constexpr int kBytes = 1, kLhsBytes = 2, kMost = 4;
     static Vector zero() { return _mm256_setzero_si256(); }
     static Vector load(const Sum* p) { return load256(p); }
     static void store(Sum* p, Vector x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+};
+
+// Factors as int16, in pairs of k 0 and 2, and of k 1 and 3.
+struct Int8 : Int32Sums {
+    static constexpr int kBytes = 1, kLhsBytes = 2, kMost = 4;
+    static constexpr bool kWidens = true;  // whether `quad` widens codes, which is done once for many rows
     static void store256(uint8_t* p, Vector x) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), x); }
 
     static void lhs_tile(const uint8_t* tile, uint8_t* out) {
@@ -100,7 +104,8 @@ public:
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
-        if (rows > kWidensFrom) return multiply_widened(a, R * kLhsBytes * kTile, b, rows, slices, sums, add, between);
+        if constexpr (Numbers::kWidens)
+            if (rows > kWidensFrom) return multiply_widened(a, R * kLhsBytes * kTile, b, rows, slices, sums, add, between);
         blocks(rows, [&](auto n, auto tiles, int first, int tile) {
             const auto once = [&] { if (first == 0 && tile == 0) between(); };
             block<n.value, tiles.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,

@@ -72,7 +72,7 @@ int hop_multiply_floats(
     const void* rhs_zero, const void* rhs_fold, float* output) {
     const hop_product& p = *product;
     const hop_scale none{HOP_NONE, 1, int64_t(1) << 62, int64_t(1) << 62, 0, 0};
-    if (level() == Level::avx2) {
+    if (level() == Level::avx2 || level() == Level::avx_vnni) {
         hop_product whole = p;
         whole.lhs.scale = whole.lhs.fold = none;
         const hop_data left{lhs, nullptr, nullptr, nullptr, nullptr}, right{rhs_codes, rhs_scale, rhs_zero, rhs_fold, nullptr};

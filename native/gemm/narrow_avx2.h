@@ -1,7 +1,8 @@
-// Integer products with 4-bit codes, with AVX2. Included in a namespace (isa.h), after gemm.h.
+// Integer products with 4-bit codes, with AVX2 and AVX-VNNI. Included in a namespace (isa.h), after gemm.h.
 //
 // vpmaddubsw multiplies the codes, converted to unsigned (Job::rhs_shift), by int8. Eight of its results, at most 2 ·
-// 15 · 128 each, are added in 16 bits. The conversion to unsigned is handled as a zero point.
+// 15 · 128 each, are added in 16 bits. vpdpbusd (HOP_IN_AVX_VNNI) adds them in 32 bits. The conversion to unsigned is
+// handled as a zero point.
 
 constexpr int kWidened = 8;  // quads whose sums fit in 16 bits
 
@@ -11,8 +12,20 @@ inline __m256i four_codes(const uint8_t* at) {
     return _mm256_set1_epi32(four);
 }
 
-// sum += products, in 16 bits, in the register of the sum: otherwise GCC splits sums and moves them to memory.
-inline HOP_INLINED void add_words(__m256i& sum, __m256i products) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products)); }
+#if defined(HOP_IN_AVX_VNNI)
+// Products of unsigned codes and int8, and sum += products.
+inline HOP_INLINED __m256i products_of(__m256i codes, __m256i x) { return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), codes, x); }
+inline HOP_INLINED void add_products(__m256i& sum, __m256i codes, __m256i x) { sum = _mm256_dpbusd_avx_epi32(sum, codes, x); }
+inline HOP_INLINED __m256i in_int32(__m256i sum, __m256i) { return sum; }
+#else
+// Products of unsigned codes and int8 in 16 bits, and sum += products, in the register of the sum: otherwise GCC splits
+// sums and moves them to memory.
+inline HOP_INLINED __m256i products_of(__m256i codes, __m256i x) { return _mm256_maddubs_epi16(codes, x); }
+inline HOP_INLINED void add_products(__m256i& sum, __m256i codes, __m256i x) {
+    __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products_of(codes, x)));
+}
+inline HOP_INLINED __m256i in_int32(__m256i sum, __m256i ones) { return _mm256_madd_epi16(sum, ones); }
+#endif
 
 // 16-bit ones, not created again at each use.
 inline HOP_INLINED __m256i kept_ones() {
@@ -27,107 +40,12 @@ inline HOP_INLINED void add_scaled(__m256i c, float lhs, __m256 rhs, float* y) {
     _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), x));
 }
 
-// Few rows times a panel of packed codes; decoded codes stay in registers.
-class FewNarrow {
-public:
-    static constexpr int kMost = 4;  // more rows are faster with tiles
-
-    // All zero points must be equal. The sums of columns must be known, if they are over all k.
-    static bool take(const Job& job, const uint8_t*) {
-        const hop_operand& o = job.p.rhs;
-        if (job.p.m > kMost || o.layout != HOP_TILED || o.zero_format != HOP_NONE) return false;
-        if (!lhs_has_zero(job)) return !job.grouped() || are_paired(job);
-        return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
-    }
-
-    // Computes y (rows x 32): sums, or those of groups, scaled.
-    static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales&, int64_t n, float* y) {
-        in_row_blocks<kMost>(static_cast<int>(job.p.m), [&](auto rows, int) {
-            constexpr int N = rows.value, T = N <= 2 ? 2 : 1;
-            for (int tile = 0; tile < 2; tile += T) {
-                if (job.grouped() && lhs_has_zero(job)) columns<N, T, true>(job, lhs, sides, count, scales, n, tile, y);
-                else columns<N, T, false>(job, lhs, sides, count, scales, n, tile, y);
-            }
-        });
-        return true;
-    }
-
-private:
-    // Multiplies N rows by the 16 columns of each of T tiles; with `Summed` it also adds the columns' codes.
-    template <int N, int T, bool Summed>
-    static void columns(const Job& job, const uint8_t* a, const Side* sides, int64_t count, BlockScales& scales, int64_t n, int tile, float* y) {
-        constexpr int M = 2 * T;  // vectors of columns
-        const hop_operand& o = job.p.rhs;
-        const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, n * kBlock, 0);
-        const __m256i nibble = _mm256_set1_epi8(15), turned = _mm256_set1_epi8(job.rhs_shift ? static_cast<char>(0x88) : 0);
-        const __m256i zero = _mm256_slli_epi32(_mm256_set1_epi32(-(o.zero + job.rhs_shift)), 16);
-        const bool grouped = job.grouped();
-        const int run = grouped && job.group < kSlice / 2 ? static_cast<int>(job.group / 4) : kWidened;
-        const __m256i ones = kept_ones();
-        __m256i c[N][M], sum[Summed ? M : 1];
-        const auto clear = [&]() HOP_INLINED {
-            each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_setzero_si256(); });
-            each<Summed ? M : 0>([&](auto j) HOP_INLINED { sum[j] = _mm256_setzero_si256(); });
-        };
-        Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, n * kBlock, 4);
-        int64_t group = 0, left = job.group;
-        const auto add_group = [&]() HOP_INLINED {
-            next_scales();
-            const Side& of_rows = sides[count > 1 ? group : 0];
-            const float* scale = scales.at(n * kBlock, group * job.group) + tile * kRows;
-            const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)) * (o.zero + job.rhs_shift));
-            each<M>([&](auto j) HOP_INLINED {
-                __m256i pair = zero;  // like pair_column
-                if (Summed) pair = _mm256_or_si256(pair, _mm256_and_si256(_mm256_sub_epi32(all, sum[j]), _mm256_set1_epi32(0xffff)));
-                each<N>([&](auto i) HOP_INLINED {
-                    const __m256i own = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[i]), pair));
-                    add_scaled(own, of_rows.scale[i], _mm256_loadu_ps(scale + j * 8), y + i * kBlock + tile * kRows + j * 8);
-                });
-            });
-            clear();
-            left = job.group, ++group;
-        };
-        clear();
-        if (grouped) clear_rows(y + tile * kRows, N, T);
-        for (int64_t s = 0; s < job.slices; ++s, a += kTile, b += kTile)
-            for (int quad = 0; quad < kQuads && group < job.groups;) {
-                __m256i part[N][M], own[Summed ? M : 1];
-                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { part[i][j] = _mm256_setzero_si256(); });
-                each<Summed ? M : 0>([&](auto j) HOP_INLINED { own[j] = _mm256_setzero_si256(); });
-                for (const int end = quad + run; quad < end; quad += 2) {
-                    const uint8_t* at = b + tile * (kTile / 2) + quad * 32;
-                    if (tile == 0) fetch_in_order(b + quad * 64), fetch_in_order(b + quad * 64 + 64);
-                    each<M>([&](auto j) HOP_INLINED {
-                        const __m256i x = _mm256_xor_si256(load256(at + j / 2 * (kTile / 2) + j % 2 * 32), turned);
-                        const __m256i low = _mm256_and_si256(x, nibble), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
-                        if (Summed) own[j] = _mm256_add_epi8(own[j], _mm256_add_epi8(low, high));
-                        each<N>([&](auto i) HOP_INLINED {
-                            const uint8_t* row = a + i * kSlice + quad * 4;
-                            add_words(part[i][j], _mm256_maddubs_epi16(low, four_codes(row)));
-                            add_words(part[i][j], _mm256_maddubs_epi16(high, four_codes(row + 4)));
-                        });
-                    });
-                }
-                each_pair<N, M>([&](auto i, auto j) HOP_INLINED { c[i][j] = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(part[i][j], ones)); });
-                each<Summed ? M : 0>([&](auto j) HOP_INLINED {
-                    sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(_mm256_maddubs_epi16(own[j], _mm256_set1_epi8(1)), ones));
-                });
-                if (grouped && (left -= run * 4) <= 0) add_group();
-            }
-        if (grouped && group < job.groups) add_group();
-        if (grouped) return;
-        auto* sums = reinterpret_cast<int32_t*>(y) + tile * kRows;
-        each_pair<N, M>([&](auto i, auto j) HOP_INLINED { _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + i * kBlock + j * 8), c[i][j]); });
-    }
-};
-
 // Many rows, with tiles of bytes: lhs as [16 rows][64] int8, rhs as [16 quads][16 columns][4] unsigned.
 class Narrow {
 public:
     using Sum = int32_t;
-    using Few = FewNarrow;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr bool kFewRows = true, kKept = true;
+    static constexpr bool kFewRows = false, kKept = true;
     static constexpr int64_t kGroup = 256 << 10;
 
     Narrow(int, int quads) : quads_(quads) {}
@@ -200,7 +118,7 @@ public:
                     __m256i part[N][2];
                     if (g.quads == kWidened) products<N, kWidened>(left, right, quad, part);
                     else products<N, 4>(left, right, quad, part);
-                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, _mm256_madd_epi16(part[i][j], ones)); });
+                    each_pair<N, 2>([&](auto i, auto j) HOP_INLINED { finish(i, j, in_int32(part[i][j], ones)); });
                     quad += g.quads;
                     if (quad == kQuads) quad = 0, --slices, left += g.stride, right += 2 * kTile;
                 } else {
@@ -234,14 +152,14 @@ private:
             else products<N, kWidened>(a, b, quad, part);
             each_pair<N, 2>([&](auto i, auto j) HOP_INLINED {
                 Sum* own = sums + i * kBlock + j * 8;
-                __m256i x = _mm256_madd_epi16(part[i][j], _mm256_set1_epi16(1));
+                __m256i x = in_int32(part[i][j], _mm256_set1_epi16(1));
                 if (add) x = _mm256_add_epi32(x, load256(own));
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(own), x);
             });
         }
     }
 
-    // Sums of Q quads in 16 bits.
+    // Sums of Q quads, to be converted by in_int32.
     template <int N, int Q>
     HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, __m256i (&part)[N][2]) {
         a += quad * 4, b += quad * 64;
@@ -250,9 +168,8 @@ private:
             each<N>([&](auto i) HOP_INLINED {
                 const __m256i x = four_codes(a + i * kSlice + q * 4);
                 each<2>([&](auto j) HOP_INLINED {
-                    const __m256i product = _mm256_maddubs_epi16(w[j], x);
-                    if (q == 0) part[i][j] = product;
-                    else add_words(part[i][j], product);
+                    if (q == 0) part[i][j] = products_of(w[j], x);
+                    else add_products(part[i][j], w[j], x);
                 });
             });
         });

@@ -80,6 +80,7 @@ int multiply(Job& job) {
         case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
         case Level::avx512_bf16: return integers ? avx512::integers(job) : avx512_bf16::floats(job);
         case Level::avx512: return integers ? avx512::integers(job) : avx512::floats(job);
+        case Level::avx_vnni: return integers ? avx_vnni::integers(job) : avx2::floats(job);
         case Level::avx2: return integers ? avx2::integers(job) : avx2::floats(job);
 #elif defined(__AARCH64EL__)
 #if HOP_NEON_TARGETS

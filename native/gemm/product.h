@@ -87,6 +87,7 @@ inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) 
 namespace amx { int integers(Job&); int floats(Job&); }
 namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
 namespace avx512 { int integers(Job&); int floats(Job&); }
+namespace avx_vnni { int integers(Job&); }  // floats by avx2
 namespace avx2 { int integers(Job&); int floats(Job&); }
 namespace neon_bf16 { int floats(Job&); }
 namespace neon_i8mm { int integers(Job&); }

@@ -1,5 +1,5 @@
-// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX2. Included in a namespace
-// (isa.h), after the lanes.
+// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX2; at level avx_vnni by dot
+// products of four bytes. Included in a namespace (isa.h), after the lanes.
 
 struct Bytes {  // 64, 16 of each of four chunks
     __m256i lo, hi;
@@ -67,9 +67,16 @@ static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
         }
 }
 
+// sum + products of unsigned and signed bytes, with AVX-VNNI, in code that is compiled for AVX2.
+HOP_INLINE __m256i dots_of_bytes(__m256i sum, __m256i w, __m256i x) {
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+    return sum;
+}
+
 class Codes {
 public:
-    HOP_ALONE explicit Codes(const hop_group_product& p) : zero_(zero_of(p)), is_wide_(p.bits == 8) {
+    HOP_ALONE explicit Codes(const hop_group_product& p)
+        : zero_(zero_of(p)), by_(level() == Level::avx_vnni ? By::dots : p.bits == 8 ? By::halves : By::bytes) {
         const int bits = p.bits;
         alignas(32) uint8_t table[32], place[64], first[32], second[32];
         for (int i = 0; i < 64; ++i) {
@@ -78,7 +85,7 @@ public:
             if (i >= 32) continue;
             const int number = number_of(p, i % 16 % (1 << (bits == 2 ? 2 : 4))) + zero_;
             table[i] = static_cast<uint8_t>(number);
-            if ((bits == 2 || bits == 4) && number > 63) is_wide_ = true;
+            if ((bits == 2 || bits == 4) && number > 63 && by_ == By::bytes) by_ = By::halves;
             first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(bits, i % 16, 1) % 8);
         }
         table_ = load_half(table), place_ = load_bytes(place), first_ = load_half(first), second_ = load_half(second);
@@ -95,8 +102,7 @@ public:
         return b;
     }
 
-    // Adds the products of a block to the sum. Products of bytes below 64 and int8 fit in int16 in sums of four; others
-    // are processed in halves.
+    // Adds the products of a block to the sum.
     HOP_INLINED Ints dot(Ints sum, const Block& w, const int8_t* x) const {
         sum.lo = added(sum.lo, w.first.lo, load_half(x), w.second.lo, load_half(x + 64));
         sum.hi = added(sum.hi, w.first.hi, load_half(x + 32), w.second.hi, load_half(x + 96));
@@ -107,15 +113,20 @@ public:
         int32_t four;
         std::memcpy(&four, x, 4);
         const __m256i own = _mm256_set1_epi32(four), none = _mm256_setzero_si256();
+        if (by_ == By::dots) return {dots_of_bytes(sum.lo, w.lo, own), dots_of_bytes(sum.hi, w.hi, own)};
         sum.lo = added(sum.lo, w.lo, own, none, none), sum.hi = added(sum.hi, w.hi, own, none, none);
         return sum;
     }
 
 private:
+    // Products of bytes below 64 and int8 fit in int16 in sums of four; others are processed in halves.
+    enum class By { bytes, halves, dots };
+
     HOP_INLINED __m256i added(__m256i sum, __m256i w, __m256i x, __m256i v, __m256i y) const {
         const __m256i one = _mm256_set1_epi16(1);
         const auto products = [&](__m256i a, __m256i b) { return _mm256_add_epi16(_mm256_maddubs_epi16(a, x), _mm256_maddubs_epi16(b, y)); };
-        if (!is_wide_) return _mm256_add_epi32(sum, _mm256_madd_epi16(products(w, v), one));
+        if (by_ == By::bytes) return _mm256_add_epi32(sum, _mm256_madd_epi16(products(w, v), one));
+        if (by_ == By::dots) return dots_of_bytes(dots_of_bytes(sum, w, x), v, y);
         const __m256i low = _mm256_set1_epi8(15), sixteen = _mm256_set1_epi16(16);
         const auto upper = [&](__m256i a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), low); };
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products(_mm256_and_si256(w, low), _mm256_and_si256(v, low)), one));
@@ -156,7 +167,7 @@ private:
     }
 
     int zero_;
-    bool is_wide_;
+    By by_;
     __m256i table_, first_, second_, turned_;
     Bytes place_;
 };

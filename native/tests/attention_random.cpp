@@ -106,6 +106,7 @@ int main(int argc, char** argv) {
         hop_use_level(0);
         const Buffer want = c.run(chance, 1);
         for (int level = 0; level <= best; ++level) {
+            if (!hop_has_level(level)) continue;
             hop_use_level(level);
             const Buffer got = c.run(chance, static_cast<int>(chance.between(1, 3)));
             if (std::memcmp(want.data(), got.data(), want.bytes())) {

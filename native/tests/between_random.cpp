@@ -134,6 +134,7 @@ int main(int argc, char** argv) {
         hop_use_level(0);
         const std::vector<Buffer> want = c.run(chance, 1);
         for (int level = 0; level <= best; ++level) {
+            if (!hop_has_level(level)) continue;
             hop_use_level(level);
             const std::vector<Buffer> got = c.run(chance, static_cast<int>(chance.between(1, 3)));
             for (size_t k = 0; k < want.size(); ++k)

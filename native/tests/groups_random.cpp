@@ -206,6 +206,7 @@ struct Case {
 bool right(Chance& chance, const Case& c) {
     Buffer of_vectors;
     for (int level = 0; level <= hop_best_level(); ++level) {
+        if (!hop_has_level(level)) continue;
         hop_use_level(level);
         const Buffer y = c.run(chance, static_cast<int>(chance.between(1, 3)), 0, c.p.m);
         if (!c.matches(y)) return std::printf("level %d: ", level), false;

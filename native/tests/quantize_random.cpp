@@ -186,6 +186,7 @@ bool run(uint64_t seed) {
     for (size_t i = 0; i < noise.size; ++i) noise.get()[i] = static_cast<uint8_t>(generator());
     std::vector<std::vector<Bytes>> results;
     for (int level = 0; level <= hop_best_level(); ++level) {
+        if (!hop_has_level(level)) continue;
         for (int threads = 1; threads <= 2; ++threads) {
             hop_use_level(level);
             std::vector<Bytes> made;
@@ -277,6 +278,7 @@ bool run_product(uint64_t seed) {
     }
     for (int level = 0; level <= hop_best_level(); ++level)
         for (int threads = 1; threads <= 2; ++threads) {
+            if (!hop_has_level(level)) continue;
             hop_use_level(level);
             const bool fine = made([&](std::vector<Bytes>& to) {
                 return hop_quantize_product(&c.q, &g, c.dtype, turned ? columns.get() : x.get(), turned, factor.data(),

@@ -64,7 +64,7 @@ int main(int count, char** arguments) {
     int wrong = 0;
     int64_t compared = 0;
     for (uint64_t i = 0; i < cases && wrong < 20; ++i)
-        for (int level = 0; level <= hop_best_level(); ++level) wrong += !same(seed + i, level, compared);
+        for (int level = 0; level <= hop_best_level(); ++level) wrong += hop_has_level(level) && !same(seed + i, level, compared);
     std::printf("%s, %ld elements compared\n", wrong ? "wrong" : "all rows are the same", long(compared));
     return wrong != 0;
 }

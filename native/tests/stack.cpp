@@ -152,6 +152,7 @@ int main() {
     const size_t count = sizeof kWanted / sizeof *kWanted;
     int wrong = 0;
     for (int level = 0; level <= hop_best_level(); ++level) {
+        if (!hop_has_level(level)) continue;
         hop_use_level(level);
         const std::vector<uint64_t> found = stack();
         for (size_t i = 0; i < count; ++i)

@@ -166,6 +166,7 @@ int main(int argc, char** argv) {
             return 1;
         }
         for (int level = 0; level <= hop_best_level(); ++level) {
+            if (!hop_has_level(level)) continue;
             Written other;
             run(seed, layout, level, 1 + static_cast<int>(layout.below(3)), formats, other);
             for (size_t i = 0; i < plain.buffers.size(); ++i) {

@@ -83,7 +83,7 @@ def left_factor(left, m, k):
 def differing(level, left, right, sizes, k, n, threads, outputs):
     """Elements of rows that differ from the rows alone, and how many were compared."""
     torch.manual_seed(0)
-    if left in (torch.float32, torch.float16) and level not in ("avx2", "avx512_bf16", "amx"):
+    if left in (torch.float32, torch.float16) and level not in ("avx2", "avx_vnni", "avx512_bf16", "amx"):
         sizes = [m for m in sizes if m <= 13]  # more take no native kernel there
     most = max(sizes)
     sizes = [max(1, m - i % 3) for i, m in enumerate(sizes)] + [most]

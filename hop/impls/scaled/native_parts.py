@@ -23,7 +23,7 @@ from hop.kernels.cpu.native import library
 _PARTS = {torch.float32: 3, torch.float16: 2}
 # Row limits: up to these a split product is not slower than one of dequantized values.
 _ANY = dict.fromkeys(_PARTS, math.inf)
-_MOST = {"amx": _ANY, "avx2": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
+_MOST = {"amx": _ANY, "avx2": _ANY, "avx_vnni": _ANY, "avx512": _ANY, "avx512_bf16": _ANY | {torch.float32: 256}}
 _FEW = {torch.float32: 16, torch.float16: 16}  # other levels: with few rows, reading the weight dominates
 
 

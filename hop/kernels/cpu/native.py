@@ -1,10 +1,12 @@
 """The native library: C++ behind a C interface, loaded if it was built.
 
 The best CPU level is detected at run time, and can be restricted: the environment variable HOP_NATIVE, or `use`, sets
-"off" (only PyTorch's own operators) or a lower level. Each level includes those before it:
+"off" (only PyTorch's own operators) or a lower level. Each level includes those before it, except that avx_vnni may be
+missing:
 
     portable     any CPU
     avx2         AVX2 and FMA
+    avx_vnni     dot products of bytes (AVX-VNNI); otherwise the kernels of avx2
     avx512       AVX-512 F, BW, DQ and VL; uses the kernels of avx2
     avx512_vnni  VNNI and VBMI
     avx512_bf16  bfloat16 products; separate kernels for floats, otherwise those of avx512_vnni
@@ -39,9 +41,9 @@ from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 13  # of the C interface
+_VERSION = 14  # of the C interface
 LEVELS_OF = {
-    "x86_64": ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
+    "x86_64": ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),
 }
 """Levels by architecture, numbered as in native/common/cpu.h."""
@@ -105,7 +107,8 @@ class Library:
 
     def levels(self) -> tuple[str, ...]:
         """The levels of this CPU, the best one last; empty without a library."""
-        return () if self.best is None else LEVELS[: LEVELS.index(self.best) + 1]
+        has = None if self.functions is None else self.functions.hop_has_level
+        return () if has is None else tuple(level for i, level in enumerate(LEVELS) if has(i))
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:

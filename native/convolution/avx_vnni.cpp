@@ -1,0 +1,37 @@
+// Convolutions with AVX-VNNI; depthwise ones with AVX2.
+#include "convolution/convolution.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "common/isa.h"
+
+HOP_BEGIN_TARGET(HOP_AVX_VNNI)
+namespace hop {
+namespace avx_vnni {
+
+#include "gemm/engine_avx_vnni.h"
+#include "common/transpose.h"
+#include "convolution/image.h"
+#include "convolution/weight.h"
+#include "convolution/finish.h"
+#include "convolution/finish_avx2.h"
+#include "convolution/depthwise.h"
+#include "convolution/depthwise_avx2.h"
+#include "convolution/rows.h"
+#include "convolution/run.h"
+
+int convolution(Convolution& c) {
+    c.job.shift = 128;
+    return Convolving<Avx2<Bytes8>, false>(c).run();
+}
+
+}  // namespace avx_vnni
+}  // namespace hop
+HOP_END_TARGET
+
+#endif
