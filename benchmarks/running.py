@@ -14,6 +14,7 @@ from benchmarks import (
     groups,
     layers,
     minilm,
+    models,
     native,
     optimizers,
     rows,
@@ -27,6 +28,7 @@ Group = Callable[[], Iterator[Row]]
 GROUPS: list[Group] = [
     *(*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *optimizers.GROUPS, *minilm.GROUPS),
     *(*experts.GROUPS, *layers.GROUPS, *rows.GROUPS, *attention.GROUPS, *groups.GROUPS),
+    *models.GROUPS,
 ]
 NAMES = [g.__name__ for g in GROUPS]
 HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ours/peer':>11}  target"

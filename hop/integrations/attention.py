@@ -83,11 +83,17 @@ def attention_forward(
     length = query.shape[2]
     asks = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = length > 1 and attention_mask is None and asks
-    mask = attention_mask
-    if position_bias is not None:
-        mask, causal = _with_bias(attention_mask, position_bias, causal, key), False
+    mask, bias = (_narrowed(t, key) for t in (attention_mask, position_bias))
+    if bias is not None:
+        mask, causal = _with_bias(mask, bias, causal, key), False
     y = attend(scheme, query, key, value, mask, bool(causal), scale=scaling, rotated=rotated)
     return y.transpose(1, 2).contiguous(), None
+
+
+def _narrowed(mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """The columns of the keys, where a cache returns only the slots in use."""
+    keys = key.shape[-2]
+    return mask if mask is None or mask.shape[-1] <= keys or not isinstance(key, QuantizedTensor) else mask[..., :keys]
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor, causal: Any, key: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class QuantizedLayer(CacheLayerMixin):
         super().__init__()
         self.length, self.quantizer, self.value_quantizer, self.rotated = length, quantizer, value_quantizer, rotated
         self.cache: Any = None
+        self.narrow = False  # whether the attention narrows its mask to the keys that `update` returns
 
     @property
     def batch_size(self) -> int:
@@ -69,14 +70,14 @@ class QuantizedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Append new keys and values. Returns those of all slots, including empty ones."""
+        """Append new keys and values. Returns those of all slots, including empty ones; if `narrow`, those in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self.write(key_states, value_states)
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
         """`update` after initialization."""
-        return self.cache.append(key, value)
+        return self.cache.extend(key, value) if self.narrow else self.cache.append(key, value)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of keys that update returns, and the position of the first."""
@@ -150,6 +151,8 @@ class SlidingLayer(QuantizedLayer):
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
         """Append new keys and values. Returns those of the stored tokens and the new ones."""
+        if self.narrow:
+            return self.cache.extend(key, value, self.length)
         return self.cache.slide(key, value, self.length)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
@@ -231,17 +234,20 @@ class HopCache(Cache):
 
         Raises ValueError if the model's attention has changed to one that does not read codes, or not these keys.
         """
-        _check_attention(self.config)
-        if is_rotated(self.config) != self.rotated:
+        name = _check_attention(self.config)
+        if (name == ROTATED) != self.rotated:
             raise ValueError(
                 f"HopCache: the cache holds keys {'that are' if self.rotated else 'that are not'} rotated, but the "
-                f"model's attention is now {self.config._attn_implementation!r}; create another cache"
+                f"model's attention is now {name!r}; create another cache"
             )
-        states: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return states
+        layer: Any = self.layers[layer_idx]
+        if layer.narrow != (narrow := name in (IMPLEMENTATION, ROTATED)):
+            layer.narrow = narrow
+        return layer.update(key_states, value_states, *args, **kwargs)
 
 
-def _check_attention(config: Any) -> None:
+def _check_attention(config: Any) -> str:
+    """The name of the model's attention. Raises ValueError if it would not read codes."""
     name = config._attn_implementation
     if name not in (IMPLEMENTATION, ROTATED) and not getattr(AttentionInterface().get(name), MARK, False):
         raise ValueError(
@@ -249,6 +255,7 @@ def _check_attention(config: Any) -> None:
             f"model.set_attn_implementation({IMPLEMENTATION!r}) after `import hop.integrations`, or quantize it with "
             "hop.quantize_(model, ..., attention=...)"
         )
+    return name
 
 
 def _check_schemes(model: nn.Module) -> None:

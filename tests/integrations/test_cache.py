@@ -1,5 +1,6 @@
 """HopCache: what models say with it and without a cache, in batches, beams and windows; and what is refused."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import hop
 from hop import Quantizer, presets
 from hop.nn.attention.attending import attend
+from hop.nn.attention.kv_cache import KVCache
 from hop.numerics.formats import INT4
 from tests.integrations.models import NEEDED, QUIET
 
@@ -319,3 +321,36 @@ def test_a_model_that_ignores_the_interface() -> None:
     m.config._attn_implementation = CODES
     with pytest.raises(ValueError, match="CTRLLMHeadModel computes attention itself"):
         HopCache(m, 24)
+
+
+@pytest.mark.parametrize("steps", ((9, *[1] * 11), (2, 1, 1, 5, 7, 1, 3)))
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_in_use(name: str, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention "hop" reads the slots in use, and says, bit for bit, what it says of all slots."""
+    m, counts, extend = model(name, implementation="hop"), list[int](), KVCache.extend
+
+    def recorded(self: KVCache, *args: Any) -> Any:
+        key, value = extend(self, *args)
+        counts.append(key.shape[2])
+        return key, value
+
+    def whole(self: KVCache, key: Tensor, value: Tensor, size: int | None = None) -> Any:
+        return self.append(key, value) if size is None else self.slide(key, value, size)
+
+    monkeypatch.setattr(KVCache, "extend", recorded)
+    with torch.no_grad():  # else `extend` calls itself
+        got = said(m, HopCache(m, 200), steps=steps)
+    full = counts[1::3] if name == "gemma" else counts
+    assert set(full) == {64}
+    monkeypatch.setattr(KVCache, "extend", whole)
+    assert torch.equal(got, said(m, HopCache(m, 200), steps=steps))
+
+
+def test_a_copy_of_a_cache_reads_its_own_slots() -> None:
+    m = model("llama", implementation="hop")
+    cache, want = HopCache(m, 24), HopCache(m, 24)
+    said(m, cache, steps=(7,))
+    said(m, want, steps=(7,))
+    other = copy.deepcopy(cache)
+    said(m, cache, steps=(5,))
+    assert torch.equal(said(m, other, steps=(3, 1)), said(m, want, steps=(3, 1)))

@@ -6,6 +6,7 @@ Quantizer defines the meaning. This package has the operators: their argument ch
     hop_fake_quantize(quantizer, x, scale, zero_point, noise, gradient)     -> tensor
 """
 
+from hop.impls.quantize.kernels import row_buffers as row_buffers
 from hop.impls.quantize.operator import dequantize as dequantize
 from hop.impls.quantize.operator import fake_quantize as fake_quantize
 from hop.impls.quantize.operator import fake_quantize_operator as fake_quantize_operator

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.memory import holds
+from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
 from hop.kernels.cpu import quantize as native
@@ -68,6 +69,23 @@ def quantizing(
         return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, shape, dtype)
 
     return run
+
+
+def row_buffers(q: Quantizer, x: Tensor) -> list[Tensor] | None:
+    """The buffers of hop.quantize(q, x), without the tensor around them; None if native code does not compute them.
+
+    For callers that know that nothing observes or differentiates the call.
+    """
+    known = (row_buffers, q, x.dtype, x.shape, x.device)
+    return (plan.find(known) or plan.remember(known, _row_buffers(q, x)))(x)
+
+
+def _row_buffers(q: Quantizer, x: Tensor) -> Plan:
+    text = str(q)
+    compute = Declined("random") if q.is_random() else native.QUANTIZE.match((text, x, None, None, None, _ROWWISE))
+    if isinstance(compute, Declined):
+        return lambda x: None
+    return lambda x: compute(text, x, None, None, None, _ROWWISE)
 
 
 def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:

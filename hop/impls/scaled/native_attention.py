@@ -81,8 +81,8 @@ def _prepare(call: Call) -> Plan:
 
     def run(*given: Any) -> Any:
         q, k, v = given[:3]
-        if not (q.fits() and k.fits() and v.fits()):
-            raise changed()
+        if not all(x.codes.shape == x.shape if stored else x.fits() for x in (q, k, v)):
+            raise changed()  # native code checks strides, dtypes, memory and the shapes of scales
         codes = []
         for x, n in zip((q, k, v), scale_sizes, strict=True):
             own, scale = (x.codes, x.scale) if stored else _plain(operand(x))

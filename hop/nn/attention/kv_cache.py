@@ -1,5 +1,6 @@
 """KVCache: keys and values of past tokens, as codes and scales in buffers of fixed shape."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.impls.quantize import row_buffers
 from hop.nn.attention.attending import attend, prepared, rotated_size
 from hop.nn.scales.static import Float32State
 from hop.numerics import blocks, copies, presets
@@ -15,6 +17,22 @@ from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 _TOKENS = 2  # the dimension of tokens
+_STEP = 64  # `extend` returns a multiple of this number of slots, so that views and plans serve several tokens
+
+
+class _Views:
+    """The key and value that `extend` returned last, and the buffers of which they are views.
+
+    Copies of a cache start without any.
+    """
+
+    def __init__(self) -> None:
+        self.form: tuple[int, bool] = (0, False)  # the number of slots; whether they are inference tensors
+        self.buffers: list[Tensor] = []
+        self.tensors: tuple[QuantizedTensor, QuantizedTensor] | None = None
+
+    def __reduce__(self) -> Any:
+        return _Views, ()
 
 
 class KVCache(Float32State):
@@ -81,6 +99,7 @@ class KVCache(Float32State):
         for of, q in self.quantizers.items():
             for name, (size, stored) in q.buffers((*sizes[:-1], self.widths[of])).items():
                 self.register_buffer(f"{of}_{name}", torch.zeros(size, dtype=stored, device=device))
+        self._views = _Views()
         self.register_buffer("length", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("rotation", torch.tensor(rotated_size(sizes[-1]), device=device) if rotated else None)
 
@@ -139,7 +158,8 @@ class KVCache(Float32State):
         if not 0 <= size <= self.shape[_TOKENS]:
             raise ValueError(f"KVCache: size must be from 0 to the cache's length, {self.shape[_TOKENS]}, got {size}")
         if self._is_known() and (at := int(self.length)) + count <= size and size + count <= self.shape[_TOKENS]:
-            self._written(new, at, at + count)  # the window has room: no token moves
+            self._write(new, at)  # the window has room: no token moves
+            self.length.fill_(at + count)
             key_of, value_of = ({n: self._first(of, n, size + count) for n in buffers} for of, buffers in new.items())
             return self._tensor("key", key_of), self._tensor("value", value_of)
         kept, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
@@ -157,6 +177,33 @@ class KVCache(Float32State):
             whole[of] = self._tensor(of, slid)
         self.length.add_(count)
         return whole["key"], whole["value"]
+
+    def extend(self, key: Tensor, value: Tensor, size: int | None = None) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """`append`, or `slide` by a window of `size` tokens, without the slots behind the last token where possible.
+
+        In eager mode on the CPU, while no token leaves the window, it returns views of the first slots: the tokens so
+        far, rounded up to a multiple of 64. Attention then takes the time of these, not of all slots.
+        """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.extend(key, value, size)
+        count, slots = key.shape[_TOKENS] if key.dim() == 4 else 0, self.key_codes.shape[_TOKENS]
+        end = int(self.length) + count if self._is_known() else slots + 1
+        if end > (slots if size is None else min(size, slots)):
+            return self.append(key, value) if size is None else self.slide(key, value, size)
+        self._write(self._quantized(key, value), end - count)
+        self.length.fill_(end)
+        return self._used(min(-(-end // _STEP) * _STEP, slots))
+
+    def _used(self, count: int) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """Keys and values of the first `count` slots, as views; the same tensors while nothing has changed."""
+        views, form = self._views, (count, torch.is_inference_mode_enabled())
+        buffers: list[Any] = [self._buffers[name] for name in self._names()]
+        if views.tensors is None or views.form != form or any(map(operator.is_not, views.buffers, buffers)):
+            key, value = ({name: self._first(of, name, count) for name in self.parts[of]} for of in self.parts)
+            views.tensors = self._tensor("key", key), self._tensor("value", value)
+            views.form, views.buffers = form, buffers
+        return views.tensors
 
     @torch.no_grad()
     def put(self, key: Tensor, value: Tensor, slots: Tensor, count: int) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -292,29 +339,36 @@ class KVCache(Float32State):
     def _written(
         self, new: dict[str, dict[str, Tensor]], places: Tensor | int, length: Tensor | int
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
-        whole: dict[str, QuantizedTensor] = {}
-        for of, buffers in new.items():
-            stored = {name: getattr(self, f"{of}_{name}") for name in buffers}
-            for name, t in buffers.items():
-                if isinstance(places, int):  # twice as fast as a copy by index
-                    stored[name].narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
-                else:
-                    _bytes(stored[name]).index_copy_(_TOKENS, places, _bytes(t))
-            whole[of] = self._tensor(of, stored)
+        """Write new tokens, and return all keys and values."""
+        self._write(new, places)
         if isinstance(length, int):
             self.length.fill_(length)
         else:
             self.length.copy_(length)
-        return whole["key"], whole["value"]
+        return self.key, self.value
+
+    def _write(self, new: dict[str, dict[str, Tensor]], places: Tensor | int) -> None:
+        for of, buffers in new.items():
+            for name, t in buffers.items():
+                stored: Any = self._buffers[f"{of}_{name}"]
+                if isinstance(places, int):  # twice as fast as a copy by index
+                    stored.narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
+                else:
+                    _bytes(stored).index_copy_(_TOKENS, places, _bytes(t))
 
     def _quantized(self, key: Tensor, value: Tensor) -> dict[str, dict[str, Tensor]]:
         """The buffers of new tokens."""
         result: dict[str, dict[str, Tensor]] = {}
         batch, heads = self.key_codes.shape[:2]
+        known = self._is_known() and eager.is_unwatched() and not eager.is_dual_level_open()
         for of, x in (("key", key), ("value", value)):
             self._check_new(of, x, key, batch, heads)
-            t = prepared(self.quantizers[of], x.detach(), self.rotated and of == "key")
-            result[of] = {name: getattr(t, name) for name in self.parts[of]}
+            q, rotates = self.quantizers[of], self.rotated and of == "key"
+            found = row_buffers(q, x) if known and not rotates and type(x) is Tensor else None
+            if found is None:
+                t = prepared(q, x.detach(), rotates)
+                found = [getattr(t, name) for name in self.parts[of]]
+            result[of] = dict(zip(self.parts[of], found, strict=True))
         return result
 
     def _check_new(self, of: str, x: Any, key: Tensor, batch: int, heads: int) -> None:

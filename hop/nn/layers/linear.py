@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hop.compat.eager import OpOverload, is_unwatched, past_ignored_modes
+from hop.compat.eager import OpOverload, ignored, is_unwatched, past_ignored_modes
 from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
@@ -21,6 +21,10 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 aten = torch.ops.aten
+
+# A module's global names are found faster than attributes.
+_is_unwatched, _is_grad_enabled, _is_compiling = is_unwatched, torch.is_grad_enabled, torch.compiler.is_compiling
+_linear = aten.linear.default
 
 
 class Linear(Layer, nn.Linear):
@@ -71,15 +75,24 @@ class Linear(Layer, nn.Linear):
         super()._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.frozen and not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and is_unwatched():
-            return past_ignored_modes(self._multiplied, self.transformed(input))
+        if self.frozen and not (_is_grad_enabled() or _is_compiling()) and _is_unwatched():
+            if self._buffers["input_order"] is not None or self.input_transform is not None:
+                input = self.transformed(input)
+            return past_ignored_modes(self._multiplied, input) if ignored.modes else self._multiplied(input)
         return self._compute(self.transformed(input))
 
     def _multiplied(self, x: Any) -> Any:
         """Short form of `_compute` for frozen layers, when no mode, hook or gradient observes the call."""
-        needs, weight = active(self._own), self._parameters.get(WEIGHT)
-        scheme, rare = needs.settled, needs.needs or self._norms or self.in_floats
-        if scheme is None or weight is None or scheme.output is not None or rare:
+        needs, parameters = active(self._own), self._parameters
+        weight, scheme = parameters.get(WEIGHT), needs.settled
+        if (
+            scheme is None
+            or weight is None
+            or scheme.output is not None
+            or needs.needs
+            or self._norms
+            or self.in_floats
+        ):
             return self._compute(x)
         q = scheme.lhs
         if type(x) is not Tensor:
@@ -90,7 +103,7 @@ class Linear(Layer, nn.Linear):
             x = quantize(q, x) if codes is x else codes
         if x.dtype != weight.dtype:
             return self._compute(x)
-        return scaled(aten.linear.default, x.dtype, x, weight, self._parameters["bias"])
+        return scaled(_linear, x.dtype, x, weight, parameters["bias"])
 
     def _codes_of(self, q: Quantizer, x: Any) -> Any:
         """x as a QuantizedTensor if its producer or a sibling layer quantizes it, else x."""
