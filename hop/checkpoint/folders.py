@@ -124,11 +124,6 @@ def steps(folder: str | Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def latest(folder: str | Path) -> int | None:
-    """The last of `steps`, or None."""
-    return max(steps(folder), default=None)
-
-
 def _check(caller: str, state_dict: Any, folder: Any) -> None:
     if not isinstance(state_dict, dict):
         raise TypeError(
@@ -184,7 +179,7 @@ def _remove(folder: Path, step: int, keep: int) -> None:
 
 def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     """The step to load, and the files of its checkpoint."""
-    result = latest(folder) if step is None else step
+    result = max(steps(folder), default=None) if step is None else step
     if result is None or result not in steps(folder):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = (

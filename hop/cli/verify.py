@@ -7,9 +7,9 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
+from hop.export.analysis.comparison import Comparison
 from hop.export.verifying import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]

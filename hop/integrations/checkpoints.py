@@ -1,7 +1,7 @@
 """load_model: transformers models from other tools' files, without changing the files' codes.
 
-    model = hop.integrations.load_model("model.gguf")
-    model = hop.integrations.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
+    model = hop.load_model("model.gguf")
+    model = hop.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
 
 transformers creates the model without weights and fills it as from a checkpoint that we saved, with codes and scales
 under the model's names. So it can save the model and load it again.
@@ -20,7 +20,8 @@ from hop.impls.quantize import dequantize
 from hop.integrations import gguf_models, gguf_tensors, model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
-from hop.interchange import Checkpoint, open_checkpoint, open_gguf
+from hop.interchange import open_checkpoint, open_gguf
+from hop.interchange.checkpoints import Checkpoint
 from hop.interchange.files import checked_path
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze

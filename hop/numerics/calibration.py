@@ -18,7 +18,8 @@ from torch import Tensor
 from hop.compat import memory
 from hop.numerics import blocks, spelling
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, Amax, Blocks
+from hop.numerics.rule import Blocks
+from hop.numerics.scale_rules import LARGEST, Amax
 
 __all__ = ["amax", "entropy", "moving_average", "mse", "percentile"]
 

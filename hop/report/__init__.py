@@ -17,29 +17,13 @@ from hop.report.comparing import compare as compare
 from hop.report.operations import Operation as Operation
 from hop.report.operations import operations as operations
 from hop.report.operations import table as table
-from hop.report.report import Report as Report
-from hop.report.rows import Error as Error
-from hop.report.rows import Row as Row
-from hop.report.rows import Source as Source
-from hop.report.spread import Spread as Spread
-from hop.report.sweep_result import Candidate as Candidate
-from hop.report.sweep_result import Sweep as Sweep
 from hop.report.sweeps import CANDIDATES as CANDIDATES
 from hop.report.sweeps import Options as Options
 from hop.report.sweeps import sweep as sweep
-from hop.report.values import Type as Type
 
 __all__ = [
     "CANDIDATES",
-    "Candidate",
-    "Error",
     "Options",
-    "Report",
-    "Row",
-    "Source",
-    "Spread",
-    "Sweep",
-    "Type",
     "compare",
     "sweep",
 ]

@@ -18,7 +18,7 @@ from hop.kernels.aten.quantize import FastBlocks, FastQuantizer, fast
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Blocks
+from hop.numerics.rule import Blocks
 
 Reduce = Callable[[Tensor, str, Block], Tensor]
 """Combines a statistic over processes.
