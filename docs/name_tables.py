@@ -45,10 +45,8 @@ def names() -> str:
     found = {module: public(module) for module in modules()}
     every = [name for lines in found.values() for name in lines]
     constants = sum(map(str.isupper, every))
-    parts = [
-        f"{len(every)} names in {len(found)} modules: {len(every) - constants} functions and classes, {constants} constants.",
-        "",
-    ]
+    kinds = f"{len(every) - constants} functions and classes, {constants} constants"
+    parts = [f"{len(every)} names in {len(found)} modules: {kinds}.", ""]
     for module, lines in found.items():
         rows = [[f"`{name}`", line] for name, line in lines.items()]
         parts += [f"## {module}", "", pages.table([["name", "what it is"], *rows])]

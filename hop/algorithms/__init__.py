@@ -3,7 +3,7 @@
 gptq.py         gptq, adaround: codes of weights with the least error of a layer's output;
                 solving.py (GPTQ) and adarounding.py (AdaRound) handle one weight; grid.py encodes single elements
 distilling.py   teacher_of, distillation_loss: the float model as a teacher
-choosing.py     choose_bits: a scheme per layer within a size or a time; picture.py plots the result
+choosing.py     choose_bits: a scheme per layer within a size or a time
 sensitivity.py  sensitivity: the loss of each layer in each scheme; candidates.py tries the schemes
 smoothing.py    smoothquant, awq: channel factors; stages.py groups layers by input, flow.py finds where factors fold
 rotating.py     rotate: Hadamard transforms of blocks of channels before quantization

@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTe
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, return_and_correct_aliasing
 
 from hop.compat.eager import is_plain_eager
+from hop.compat.imports import when_imported
 
 
 def is_foreign_subclass(cls: type) -> bool:
@@ -110,3 +111,17 @@ def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
 def base(view: torch.Tensor) -> torch.Tensor | None:
     """The tensor that `view` is a view of; None if it is not a view."""
     return view._base
+
+
+def stack_in_batches(cls: type) -> None:
+    """Let the workers of a DataLoader stack tensors of a class as its own process does, not into a plain tensor."""
+
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return torch.stack(batch)
+
+    def register() -> None:
+        from torch.utils.data._utils.collate import default_collate_fn_map
+
+        default_collate_fn_map[cls] = stack
+
+    when_imported("torch.utils.data._utils.collate", register)

@@ -9,7 +9,7 @@ summary.py        the sentences of a report             picture.py    matplotlib
 page.py           the HTML page, from page.html, page.css and page.js
 sweeps.py         sweep                                 sweep_result.py  Sweep
 operations.py     time and FLOPs of PyTorch's operations and ours
-journal.py        finished results of a sweep, on disk  json_values.py   values that JSON can hold
+journal.py        finished results of a sweep, on disk
 spread.py         histograms of values
 """
 

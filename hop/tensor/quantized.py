@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, memory, subclasses
-from hop.compat.collation import stack_in_batches
 from hop.compat.patches import KEYED
+from hop.compat.subclasses import stack_in_batches
 from hop.compat.values import cache_key
 from hop.dispatch import plan
 from hop.dispatch.operand import Operand

@@ -13,7 +13,6 @@ from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
-from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import SCALES, check_values, checked, needless
 from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
@@ -82,7 +81,7 @@ class FakeQuantize(Hop):
 
     def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
         *given, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
+        batched = _of_batch(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None:
             return None
         whole, tensors = batched
@@ -149,7 +148,7 @@ class Quantize(Composite):
 
     def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
         *given, usages, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
+        batched = _of_batch(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None or list(usages) != [copies.ROWWISE]:
             raise NotImplementedError(
                 f"quantize: under vmap, {q} with usages {list(usages)} would share blocks between the members of the "
@@ -397,3 +396,24 @@ dynamo.allow_in_graph(_quantize_node)
 dynamo.allow_in_graph(_fake_quantize_node)
 dynamo.allow_in_graph(dequantize)
 dynamo.trace_as(quantize, _traced_quantize)
+
+
+def _of_batch(
+    q: Quantizer, size: int, dims: Sequence[int | None], x: Tensor, *others: Tensor | None
+) -> tuple[Quantizer, list[Tensor | None]] | None:
+    """A quantizer for the whole batch, and the tensors with the batch first; None if a block would span members.
+
+    `others` are the scale, the zero point and the noise, each with the shape for one member.
+    """
+    front = [None if t is None else _batch_first(t, dim, size) for t, dim in zip((x, *others), dims, strict=True)]
+    member = x.shape[: dims[0]] + x.shape[dims[0] + 1 :] if dims[0] is not None else x.shape
+    if q.flat:
+        if member.numel() % q.block[0]:
+            return None
+        codes, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
+        return q, [codes, *scales, front[3]]
+    return q.of_batch(len(member)), front
+
+
+def _batch_first(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

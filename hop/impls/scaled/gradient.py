@@ -16,8 +16,8 @@ from torch import Tensor
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only
-from hop.dispatch.attention import ATTENTION
 from hop.dispatch.operand import Operand
+from hop.dispatch.own_operators import ATTENTION
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
