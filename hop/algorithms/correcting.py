@@ -73,7 +73,7 @@ def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) ->
         raise ValueError(f"correct_bias: floats has no float layer {missing[0]!r}; give a copy of the float model")
     rows = {name: CorrectedLayer(name, _NAN, _NAN, _skip_reason(layer, layers)) for name, layer in layers.items()}
     taken = [name for name, row in rows.items() if not row.note]
-    wanted = _means(floats, {name: (others[name], _channel(layers[name])) for name in taken}, data)
+    wanted = _means(floats, {name: (others[name], -layers[name].example_dims) for name in taken}, data)
     for name in taken:
         if name not in wanted:
             rows[name] = CorrectedLayer(name, _NAN, _NAN, "no batch reaches it")
@@ -241,11 +241,6 @@ def _check(name: str, mean: Tensor, what: str) -> None:
             f"correct_bias: the result of layer {name!r} of the {what} model has NaN or an infinity; look at the data, "
             "and at the weights up to it"
         )
-
-
-def _channel(layer: Any) -> int:
-    """The channel dimension of a layer's output, as a negative index."""
-    return -layer.example_dims
 
 
 def _skip_reason(layer: Any, layers: dict[str, Any]) -> str:

@@ -17,18 +17,15 @@ def name(function: str, args: tuple[Any, ...]) -> str:
     The sizes are rows, columns and summed dimension for a matrix product, else the shape of the first operand.
     """
     op = args[0] if args and isinstance(args[0], OpOverload) else None
-    tensors = [x for x in plan.tensors(_operands(function, args), {}) if x.dim()]
+    # The first four of hop_scaled include the scale and zero point of the result.
+    operands = args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
+    tensors = [x for x in plan.tensors(operands, {}) if x.dim()]
     formats = " x ".join(_format(x) for x in tensors[:2])
     result = next((_format(x) for x in args if isinstance(x, torch.dtype | Quantizer)), None)
     parts = [op.overloadpacket.__name__] if op is not None else []
     parts += [formats if result is None else f"{formats} -> {result}"] if formats else []
     parts += ["x".join(map(str, _sizes(op, tensors)))] if tensors else []
     return f"hop::{function.removeprefix('hop_')}[{', '.join(parts)}]"
-
-
-def _operands(function: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments after the first four of hop_scaled, which include the result's scale and zero point; else all."""
-    return args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
 
 
 def _format(x: Any) -> str:

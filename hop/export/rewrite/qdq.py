@@ -131,7 +131,7 @@ class _Writer(Editing):
             raise _NotRewritten(f"{family.name} has no such form")
         args: list[Any] = [
             [self.activation(node, v) for v in cast(list[Any], x)]
-            if isinstance(x, list) and _has_operands(cast(list[Any], x))
+            if isinstance(x, list) and any(isinstance(v, Operand) for v in cast(list[Any], x))
             else self.activation(node, x)
             if isinstance(x, Operand)
             else x
@@ -289,7 +289,7 @@ class _Writer(Editing):
 
     def unified(self, node: Node, e: Encoding) -> Encoding:
         """The encoding with its scale and zero point both as numbers or both as nodes."""
-        if not _is_whole_block(e) or not (isinstance(e.scale, Node) or isinstance(e.zero_point, Node)):
+        if any(b != -1 for b in e.block) or not (isinstance(e.scale, Node) or isinstance(e.zero_point, Node)):
             return e
         nodes = []
         for x, dtype in ((e.scale, torch.float64), (e.zero_point, torch.int64)):
@@ -389,14 +389,6 @@ def _is_plain(q: Quantizer) -> bool:
 
 def _is_whole(q: Quantizer) -> bool:
     return all(b == -1 for b in q.block)
-
-
-def _is_whole_block(e: Encoding) -> bool:
-    return all(b == -1 for b in e.block)
-
-
-def _has_operands(x: list[Any]) -> bool:
-    return any(isinstance(v, Operand) for v in x)
 
 
 def _name(node: Node) -> str:
