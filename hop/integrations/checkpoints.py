@@ -20,8 +20,7 @@ from hop.impls.quantize import dequantize
 from hop.integrations import gguf_models, gguf_tensors, model_folders
 from hop.integrations.config import HopConfig
 from hop.integrations.quantizer import HopQuantizer as HopQuantizer
-from hop.interchange import open_checkpoint, open_gguf
-from hop.interchange.checkpoints import Checkpoint
+from hop.interchange import Checkpoint, open_checkpoint, open_gguf
 from hop.interchange.files import checked_path
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze

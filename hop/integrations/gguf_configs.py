@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from hop.interchange.gguf import GGUFFile
+from hop.interchange import GGUFFile
 from hop.numerics.spelling import shown
 
 

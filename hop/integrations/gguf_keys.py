@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, cast
 
-from hop.interchange.gguf import GGUFFile
+from hop.interchange import GGUFFile
 from hop.numerics.spelling import shown
 
 

@@ -16,7 +16,7 @@ from hop.integrations import gguf_configs, gguf_keys
 from hop.integrations import gguf_tensors as tensors
 from hop.integrations.gguf_configs import Metadata
 from hop.integrations.gguf_tensors import Join, Joins, Layout
-from hop.interchange.gguf import GGUFFile
+from hop.interchange import GGUFFile
 from hop.numerics.spelling import shown
 
 

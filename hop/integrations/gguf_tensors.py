@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hop.impls.pack import pack_operator
 from hop.impls.quantize import dequantize
-from hop.interchange.gguf import GGUFFile
+from hop.interchange import GGUFFile
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.units import of_buffers

@@ -1,7 +1,9 @@
 """Read other tools' files as quantized tensors with bit-identical values, and write such files."""
 
+from hop.interchange.checkpoints import Checkpoint as Checkpoint
 from hop.interchange.checkpoints import open_checkpoint as open_checkpoint
 from hop.interchange.compressed_writing import save_compressed_tensors as save_compressed_tensors
+from hop.interchange.gguf import GGUFFile as GGUFFile
 from hop.interchange.gguf import load_gguf as load_gguf
 from hop.interchange.gguf import open_gguf as open_gguf
 from hop.interchange.gguf_writing import gguf_quantizer as gguf_quantizer
