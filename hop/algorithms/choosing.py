@@ -75,8 +75,8 @@ class Chosen:
 
 def choose_bits(
     model: nn.Module,
-    schemes: Sequence[Any],
-    batches: Iterable[Any],
+    schemes: Sequence[object],
+    batches: Iterable[object],
     *,
     size: int | None = None,
     seconds: float | None = None,
@@ -181,7 +181,7 @@ def _solve(options: list[dict[int, _Option]], size: int | None, seconds: float |
     loss = loss * (1e6 / max(loss.max(), 1e-300))  # the solver's tolerances are absolute
     groups = [group for group, _, _ in flat]
     one = csr_matrix((np.ones(len(flat)), (groups, range(len(flat)))))
-    constraints: list[Any] = [(one, 1, 1)]
+    constraints: list[object] = [(one, 1, 1)]
     for name, limit in (("size", size), ("seconds", seconds)):
         if limit is not None:
             unit = 1 if name == "size" else limit  # bytes are integers, seconds may be small

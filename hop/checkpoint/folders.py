@@ -124,7 +124,7 @@ def steps(folder: str | Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _check(caller: str, state_dict: Any, folder: Any) -> None:
+def _check(caller: str, state_dict: object, folder: object) -> None:
     if not isinstance(state_dict, dict):
         raise TypeError(
             f"{caller}: state_dict must be a dict, got {shown(state_dict)}; give one such as model.state_dict()"
@@ -132,7 +132,7 @@ def _check(caller: str, state_dict: Any, folder: Any) -> None:
     _check_folder(caller, folder)
 
 
-def _check_folder(caller: str, folder: Any) -> None:
+def _check_folder(caller: str, folder: object) -> None:
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(
             f"{caller}: folder must be text or a pathlib.Path, got {shown(folder)}; give one such as 'checkpoints'"

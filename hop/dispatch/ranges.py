@@ -1,7 +1,5 @@
 """The names of calls in a profile, such as hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096]."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from hop.dispatch import operators, plan
 from hop.numerics.quantizer import Quantizer
 
 
-def name(function: str, args: tuple[Any, ...]) -> str:
+def name(function: str, args: tuple[object, ...]) -> str:
     """Compose the name from function, operator, formats of operands and result, and sizes.
 
     The sizes are rows, columns and summed dimension for a matrix product, else the shape of the first operand.
@@ -28,7 +26,7 @@ def name(function: str, args: tuple[Any, ...]) -> str:
     return f"hop::{function.removeprefix('hop_')}[{', '.join(parts)}]"
 
 
-def _format(x: Any) -> str:
+def _format(x: object) -> str:
     if isinstance(x, Quantizer):
         return x.format.name
     quantizer = getattr(x, "quantizer", None)

@@ -37,7 +37,7 @@ class Type:
         return self.name.split(" ", 1)[0]
 
 
-def type_of(x: Any) -> Type | None:
+def type_of(x: object) -> Type | None:
     """The type of a tensor, or of a list's first tensor; None for anything else."""
     if isinstance(x, list | tuple) and x:
         return type_of(x[0])

@@ -3,7 +3,7 @@
 A rule is written once for all operators that it serves; its docstring is the text in the documentation's table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -272,32 +272,32 @@ def _is_row_wise_like(x: object, first: object) -> bool:
 
 
 @implements(aten.empty_like.default)
-def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Tensor:
+def empty_like(op: OpOverload, t: QuantizedTensor, **options: object) -> Tensor:
     """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, t.shape, options) if _is_quantized(t, options) else _plain_like(op, t, **options)
 
 
 @implements(aten.new_empty.default)
-def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Tensor:
+def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: object) -> Tensor:
     """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, size, options) if _is_quantized(t, options) else _plain_like(op, t, size, **options)
 
 
 @implements(aten.zeros_like.default)
-def zeros_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Tensor:
+def zeros_like(op: OpOverload, t: QuantizedTensor, **options: object) -> Tensor:
     """a quantized tensor of zeros; a plain one within another operator"""
     zeros = _plain_like(op, t, **options)
     return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
 
 
 @implements(aten.new_zeros.default)
-def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Tensor:
+def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: object) -> Tensor:
     """a quantized tensor of zeros; a plain one within another operator"""
     zeros = _plain_like(op, t, size, **options)
     return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
 
 
-def _is_quantized(t: QuantizedTensor, options: dict[str, Any]) -> bool:
+def _is_quantized(t: QuantizedTensor, options: Mapping[str, object]) -> bool:
     """Whether a new tensor like t is quantized: it has a float dtype, and Python code requested it.
 
     C++ operators that are composed of others, and gradient formulas, write into new tensors step by step, such as
@@ -314,7 +314,7 @@ def _empty(t: QuantizedTensor, size: Sequence[int], options: dict[str, Any]) -> 
     return t.rebuilt(buffers, shape=size, dtype=options.get("dtype") or t.dtype)
 
 
-def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Sequence[int], **options: Any) -> Tensor:
+def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Sequence[int], **options: object) -> Tensor:
     described = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
     return op(described, *size, **(options | {"device": options.get("device") or t.device}))
 

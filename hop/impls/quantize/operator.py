@@ -55,7 +55,7 @@ class FakeQuantize(Hop):
     def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
         return Quantizer.parse(q).fake_quantize(x, *rest[:-1]).to(x.dtype)
 
-    def fake(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+    def fake(self, q: str, x: Tensor, /, *rest: object) -> Tensor:
         if Quantizer.parse(q).keeps_memory_format():
             return memory_format.empty(x.shape, x, x.dtype)
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -279,13 +279,13 @@ def quantize(
                 found = plan.remember(known, _planned(q, x, scales))
             return found(x, *scales)
     given = {"scale": scale, "zero_point": zero_point, "noise": noise, "generator": generator}
-    named: Any = given | {"usages": usages, "gradient": gradient}
+    named = given | {"usages": usages, "gradient": gradient}
     if (watched := observed(quantize, (q, x), named)) is not None:
         return watched
     return _traced_quantize(q, x, **named)
 
 
-def _planned(q: Quantizer, x: Any, scales: Sequence[Any]) -> plan.Plan:
+def _planned(q: Quantizer, x: object, scales: Sequence[object]) -> plan.Plan:
     """The plan of row-wise quantizing, with a scale and a zero point, or none."""
     text, fixed = str(q), (None, list(_ROWWISE), "clipped")
     if not scales:
@@ -294,7 +294,7 @@ def _planned(q: Quantizer, x: Any, scales: Sequence[Any]) -> plan.Plan:
     return quantizing(q, x, lambda x, *scales: quantize_operator(text, x, *scales, *fixed), scales, fitted)
 
 
-def is_plain(q: Quantizer, x: Any) -> bool:
+def is_plain(q: Quantizer, x: object) -> bool:
     """Whether hop.quantize(q, x) runs a cached plan: nothing observes the call, and x needs no gradient."""
     return _key((q,), (x,)) is not None
 
@@ -368,7 +368,7 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     return dequantize_operator(x, dtype) if watched is None else watched
 
 
-def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
+def _prepared(name: str, q: object, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
     if not isinstance(q, Quantizer):
         raise TypeError(f"{name}: q must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     if generator is not None:
@@ -384,11 +384,11 @@ def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tu
     return str(q), noise
 
 
-def _quantize_node(*args: Any) -> Tensor:
+def _quantize_node(*args: object) -> Tensor:
     return quantize_operator(*args)
 
 
-def _fake_quantize_node(*args: Any) -> Tensor:
+def _fake_quantize_node(*args: object) -> Tensor:
     return fake_quantize_operator(*args)
 
 

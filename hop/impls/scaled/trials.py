@@ -196,7 +196,7 @@ def _quantized(call: Arguments, device: torch.device) -> None:
 
 
 def _operation(call: Call, device: torch.device) -> None:
-    def moved(x: Any) -> Any:
+    def moved(x: object) -> Any:
         return x.to(device) if isinstance(x, Tensor) else x
 
     scale, zero = moved(call.output_scale), moved(call.output_zero_point)

@@ -76,7 +76,7 @@ _SCALES = {
 
 def _check(call: Call) -> None:
     q, k, v = call.args[:3]
-    kinds: Any = tuple(map(kind, (q, k, v)))
+    kinds = tuple(map(kind, (q, k, v)))
     if kinds not in PAIRS:
         got = ", ".join(f"{name!r} by {described(x)}" for name, x in zip(NAMES, (q, k, v), strict=True))
         supported = "; ".join(f"{a} with {b} and {c}" for a, b, c in PAIRS)
