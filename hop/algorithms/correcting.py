@@ -37,7 +37,7 @@ class CorrectedLayer:
     note: str = ""  # why the bias was not changed
 
 
-def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) -> Any:
+def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[object]) -> Any:
     """Subtract the mean error of each quantized layer's output, against the float model, from its bias, in place.
 
     Layers are corrected in call order, so that each sees the corrected layers before it. This takes one run over the
@@ -184,12 +184,12 @@ def _output_hooks(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> I
             handle.remove()
 
 
-def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Sequence[Any]) -> dict[str, _Mean]:
+def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Sequence[object]) -> dict[str, _Mean]:
     """The mean outputs of layers of the float model, in the order of their first calls."""
     every = {name: _Mean(dim) for name, (_, dim) in layers.items()}
     called: dict[str, _Mean] = {}
 
-    def see(name: str, y: Any) -> None:
+    def see(name: str, y: object) -> None:
         called.setdefault(name, every[name]).add(y)
         every[name].per_batch[-1] += 1
 
@@ -209,7 +209,7 @@ def _correct(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Seque
     """Correct the bias of a layer and return its row of the report."""
     mean, left = _Mean(wanted.dim), 0
 
-    def see(y: Any) -> None:
+    def see(y: object) -> None:
         nonlocal left
         mean.add(y)
         left -= 1

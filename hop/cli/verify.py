@@ -79,7 +79,7 @@ def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
         for row in comparison.rows
     ]
     first = None if comparison.first is None else comparison.first.a
-    counts: dict[str, Any] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
+    counts: dict[str, object] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
     counts["trials"] = [
         {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
         for t in comparison.trials
