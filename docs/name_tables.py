@@ -37,14 +37,16 @@ def _docstrings() -> dict[str, str]:
     """The docstrings in hop.integrations, read from the files: importing them needs transformers."""
     nodes = [node for path in INTEGRATIONS.glob("*.py") for node in ast.parse(path.read_text()).body]
     found = {n.name: ast.get_docstring(n) or "" for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    return {name: text for name, text in found.items() if name in hop.integrations.__all__}
+    return {name: text for name, text in found.items() if name in {*hop.__all__, *hop.integrations.__all__}}
 
 
 def names() -> str:
     """A table for each public module, below the number of names."""
     found = {module: public(module) for module in modules()}
-    count = sum(map(len, found.values()))
-    parts = [f"{count} names in {len(found)} modules.", ""]
+    every = [name for lines in found.values() for name in lines]
+    constants = sum(map(str.isupper, every))
+    kinds = f"{len(every) - constants} functions and classes, {constants} constants"
+    parts = [f"{len(every)} names in {len(found)} modules: {kinds}.", ""]
     for module, lines in found.items():
         rows = [[f"`{name}`", line] for name, line in lines.items()]
         parts += [f"## {module}", "", pages.table([["name", "what it is"], *rows])]

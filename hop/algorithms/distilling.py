@@ -29,7 +29,7 @@ class _Teacher(nn.Module):
     def train(self, mode: bool = True) -> Any:
         return self
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
@@ -53,7 +53,7 @@ def teacher_of(model: nn.Module) -> nn.Module:
         if isinstance(module, Layer) and (module.frozen or module.norm is not None):
             why = "is frozen, and its weight is codes" if module.frozen else "has a batch norm folded in"
             raise ValueError(f"teacher_of: layer {name!r} {why}; call teacher_of before")
-    shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+    shared: dict[int, object] = {id(p): p for p in model.parameters() if not p.requires_grad}
     result = copy.deepcopy(model, shared)
     for name, module in list(modules_of(result, every_name=True)):
         if isinstance(module, Layer):
@@ -69,7 +69,7 @@ def teacher_of(model: nn.Module) -> nn.Module:
     return _Teacher(result)
 
 
-def distillation_loss(student: Any, teacher: Any, temperature: float | None = None) -> Tensor:
+def distillation_loss(student: object, teacher: object, temperature: float | None = None) -> Tensor:
     """The distance between the outputs of a student and of its teacher.
 
     Args:
@@ -103,7 +103,7 @@ def distillation_loss(student: Any, teacher: Any, temperature: float | None = No
     return torch.cat(parts).mean()
 
 
-def _floats(outputs: Any) -> Sequence[Tensor]:
+def _floats(outputs: object) -> Sequence[Tensor]:
     return [
         t
         for t in tree_leaves(outputs)

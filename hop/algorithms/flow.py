@@ -11,7 +11,7 @@ like, products with other tensors, as in a gated MLP, and an attention of which 
 by walking up from a layer; walking down from a candidate through all its readers proves it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ class Flow:
         NotFoldable: the model cannot be exported.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         try:
             with torch.no_grad():
                 program = torch.export.export(model, args, kwargs, strict=False)
@@ -120,12 +120,12 @@ class Flow:
 
     # ---- upward
 
-    def _before(self, node: Any, reasons: list[str]) -> Iterator[Node]:
+    def _before(self, node: object, reasons: list[str]) -> Iterator[Node]:
         """The nodes before `node` that may be divided, nearest first."""
         if not isinstance(node, Node) or node.op == "placeholder":
             reasons.append("it reads an input of the model")
             return
-        target: Any = node.target
+        target = node.target
         if target in (_LINEAR, _LAYER_NORM, _RMS_NORM):
             yield node
         elif target in _KEEPS or target in _RESHAPES or target in _MOVES:
@@ -184,7 +184,7 @@ class Flow:
         if not node.users:
             raise NotFoldable("its input is an output of the model")
         for user in node.users:
-            target: Any = user.target
+            target = user.target
             if target is _LINEAR and user.args[0] is node and node not in user.args[1:]:
                 layer = self._layer(user)
                 if layer is None or dims != (len(_shape(node)) - 1,):
@@ -207,7 +207,7 @@ class Flow:
 
     def _dims_after(self, user: Node, node: Node, dims: Dims) -> Dims | None:
         """The channel dimensions of the output of `user`, given those of `node`; None if it mixes channels."""
-        target: Any = user.target
+        target = user.target
         before, after = _shape(node), _shape(user)
         if [a for a in user.args if a is node] != [node] or node in user.kwargs.values():
             return None  # it reads the node twice
@@ -268,7 +268,7 @@ def _product(sizes: Sequence[int]) -> int:
     return result
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def _shape(node: object) -> tuple[int, ...]:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 

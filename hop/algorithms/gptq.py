@@ -118,7 +118,7 @@ class LayerError:
 def gptq(
     model: nn.Module,
     rules: Rules,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     settings: GPTQ = GPTQ(),
@@ -158,7 +158,7 @@ def gptq(
 def adaround(
     model: nn.Module,
     rules: Rules,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     settings: AdaRound = AdaRound(),
@@ -199,7 +199,7 @@ def _quantize(
 
 
 @torch.no_grad()
-def freeze_by_data(model: nn.Module, batches: Iterable[Any], pack: bool) -> tuple[LayerError, ...]:
+def freeze_by_data(model: nn.Module, batches: Iterable[object], pack: bool) -> tuple[LayerError, ...]:
     """Freeze the Linear and Conv2d layers of a converted model with searched scales and codes chosen by GPTQ, for
     `hop.quantize_`. Returns a row per layer.
     """
@@ -207,7 +207,7 @@ def freeze_by_data(model: nn.Module, batches: Iterable[Any], pack: bool) -> tupl
 
 
 def _choose_codes(
-    function: str, model: nn.Module, data: Sequence[Any], settings: Settings, pack: bool
+    function: str, model: nn.Module, data: Sequence[object], settings: Settings, pack: bool
 ) -> tuple[LayerError, ...]:
     """Freeze the layers whose codes the algorithm chooses. Returns a row per layer."""
     names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
@@ -265,7 +265,7 @@ def _freeze_layer(layer: Layer, row: LayerError, observed: Moments, settings: Se
     """Freeze a layer with the chosen codes, unless they are no better than the nearest ones."""
     if not bool(observed.sum.isfinite().all()):
         return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
-    rounded: Any = quantized_weight(layer, settings.search)
+    rounded = quantized_weight(layer, settings.search)
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)
     flat = weight.flatten(1)

@@ -33,7 +33,7 @@ class Grid:
         zero_point = None if self.zero_point is None else change(self.zero_point)
         return Grid(self.format, change(self.scale), zero_point)
 
-    def __getitem__(self, index: Any) -> "Grid":
+    def __getitem__(self, index: object) -> "Grid":
         return self.map(lambda t: t[index])
 
     def encode(self, x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class LayerCalls:
 class Survey:
     """The order in which layers are called, and which of them share inputs."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], batches: Sequence[Any], caller: str) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[Layer], batches: Sequence[object], caller: str) -> None:
         self.seen = {layer: LayerCalls(layer) for layer in layers}
         self._order: list[Layer] = []
         self._last: tuple[Any, int] = (None, 0)  # a reference, so that its id is not reused
@@ -78,7 +78,7 @@ class Survey:
 
     def stages(self) -> list[list[Layer]]:
         """The reached layers in the order of their first calls, grouped by common input (query, key and value, say)."""
-        stages: dict[tuple[Any, ...], list[Layer]] = {}
+        stages: dict[tuple[object, ...], list[Layer]] = {}
         for layer in self._order:
             form = (
                 () if isinstance(layer, hop_nn.Linear) else (id(layer),)
@@ -108,7 +108,7 @@ class Moments:
 
 
 def moments(
-    model: nn.Module, layers: Sequence[Layer], batches: Sequence[Any], survey: Survey, floats: Sequence[Layer]
+    model: nn.Module, layers: Sequence[Layer], batches: Sequence[object], survey: Survey, floats: Sequence[Layer]
 ) -> list[Moments]:
     """The second moments of each of `layers`, in one run over the batches that stops once all their inputs have been
     seen.

@@ -90,7 +90,7 @@ class RotatedLayer:
 def rotate(
     model: nn.Module,
     rules: Rules,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     settings: Rotation = Rotation(),
@@ -142,7 +142,7 @@ class _Rotating(Stages):
         self.settings = settings
         self.rows = {layer: RotatedLayer(name, 0, float("nan"), float("nan")) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+    def note(self, layer: Layer, note: str, **fields: object) -> None:
         self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: InputStatistics) -> None:

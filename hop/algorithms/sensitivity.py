@@ -89,8 +89,8 @@ class LayerCost:
 
 def sensitivity(
     model: nn.Module,
-    schemes: Sequence[Any],
-    batches: Iterable[Any],
+    schemes: Sequence[object],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     measure: Measure = FISHER,
@@ -118,7 +118,7 @@ def sensitivity(
 
 
 def costs(
-    function: str, layers: Candidates, data: Sequence[Any], measure: Measure, timed: bool
+    function: str, layers: Candidates, data: Sequence[object], measure: Measure, timed: bool
 ) -> dict[str, dict[int, LayerCost]]:
     """The LayerCosts by layer name and index into schemes."""
     if not isinstance(measure, SQNR | Fisher):
@@ -142,7 +142,7 @@ class _Meter:
         self.function, self.found, self.timed = function, found, timed
         self.seconds: dict[str, dict[int, float]] = {}
 
-    def by_noise(self, data: Sequence[Any]) -> dict[str, dict[int, float]]:
+    def by_noise(self, data: Sequence[object]) -> dict[str, dict[int, float]]:
         """The noise over signal of each layer in each scheme."""
         noise = self._zeros(math.nan)
         signal: dict[str, float] = {}
@@ -194,7 +194,7 @@ class _Meter:
         return unreached | {name: dict(zip(unreached[name], values, strict=True)) for name, values in means.items()}
 
     def _gradients(
-        self, outputs: Any, batch: Any, measure: Fisher, by: list[Tensor], generator: torch.Generator
+        self, outputs: object, batch: object, measure: Fisher, by: list[Tensor], generator: torch.Generator
     ) -> Iterator[Any]:
         if not by:
             return
@@ -232,7 +232,7 @@ class _Meter:
                 handle.remove()
 
     def _watch(self, name: str, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Any:
-        def after(module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> Any:
+        def after(module: nn.Module, args: object, kwargs: object, y: Tensor) -> Any:
             if not y.numel():  # no data reaches it
                 return None
             if not bool(y.isfinite().all()):

@@ -89,7 +89,7 @@ class SmoothedLayer:
 def smoothquant(
     model: nn.Module,
     rules: Rules,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     settings: SmoothQuant = SmoothQuant(),
@@ -129,7 +129,7 @@ def smoothquant(
 def awq(
     model: nn.Module,
     rules: Rules,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     filter: Selector | None = None,
     settings: AWQ = AWQ(),
@@ -150,7 +150,7 @@ class _SmoothingArguments:
     kind: type
 
 
-def _smooth(function: str, model: nn.Module, rules: Rules, batches: Any, options: _SmoothingArguments) -> Any:
+def _smooth(function: str, model: nn.Module, rules: Rules, batches: object, options: _SmoothingArguments) -> Any:
     if not isinstance(model, nn.Module):
         raise not_a_model(function, model)
     if type(options.settings) is not options.kind:
@@ -173,13 +173,13 @@ class _Smoothing(Stages):
     """Searches a factor for each group of layers, and folds it or makes it explicit."""
 
     def __init__(
-        self, function: str, model: nn.Module, data: Sequence[Any], flow: Flow | str, options: _SmoothingArguments
+        self, function: str, model: nn.Module, data: Sequence[object], flow: Flow | str, options: _SmoothingArguments
     ) -> None:
         super().__init__(function, "factor", model, data, flow)
         self.options = options
         self.rows = {layer: SmoothedLayer(name, None, _NAN, _NAN) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+    def note(self, layer: Layer, note: str, **fields: object) -> None:
         self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: InputStatistics) -> None:

@@ -4,7 +4,6 @@ smoothing.py and rotating.py, which change both operands of products, subclass i
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +26,10 @@ LEAST = 1e-5
 """The lower bound of magnitudes, so that a channel without inputs or weights still gets a factor."""
 
 
-def trace_flow(model: nn.Module, batch: Any) -> Flow | str:
+def trace_flow(model: nn.Module, batch: object) -> Flow | str:
     """The exported graph of a float model, or the reason why there is none."""
-    given: tuple[Any, ...] = (batch,)
-    named: dict[str, Any] = {}
+    given: tuple[object, ...] = (batch,)
+    named: dict[str, object] = {}
     if isinstance(batch, dict):
         given, named = (), batch
     elif isinstance(batch, tuple | list):
@@ -87,11 +86,11 @@ class Stages:
         flow: the exported graph of the float model, or the reason why there is none.
     """
 
-    def __init__(self, function: str, what: str, model: nn.Module, data: Sequence[Any], flow: Flow | str) -> None:
+    def __init__(self, function: str, what: str, model: nn.Module, data: Sequence[object], flow: Flow | str) -> None:
         self.function, self.what, self.model, self.data, self.flow = function, what, model, data, flow
         self.names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
 
-    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+    def note(self, layer: Layer, note: str, **fields: object) -> None:
         """Record the outcome for a layer."""
         raise NotImplementedError
 

@@ -7,11 +7,10 @@ Both pass a `SavePlanner` or a `LoadPlanner` to DCP; dcp.save and dcp.load accep
 not import this package, because importing DCP takes about as long as importing torch.
 """
 
-from hop.checkpoint.folders import latest as latest
 from hop.checkpoint.folders import load as load
 from hop.checkpoint.folders import save as save
 from hop.checkpoint.folders import steps as steps
 from hop.checkpoint.loading import LoadPlanner as LoadPlanner
 from hop.checkpoint.saving import SavePlanner as SavePlanner
 
-__all__ = ["LoadPlanner", "SavePlanner", "latest", "load", "save", "steps"]
+__all__ = ["LoadPlanner", "SavePlanner", "load", "save", "steps"]

@@ -20,9 +20,9 @@ KEY = "hop.quantized"
 """The key of these descriptions in Metadata.planner_data, which also has the paths of entries."""
 
 
-def split_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
+def split_state_dict(state_dict: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Part]]:
     """Split a flat state dict into plain entries and this process's parts of quantized tensors."""
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     parts: dict[str, Part] = {}
     for fqn, value in state_dict.items():
         if dtensor.is_dtensor(value) and not dtensor.is_on_mesh(value):
@@ -43,7 +43,7 @@ def entry_name(fqn: str, name: str, region: str | None = None) -> str:
     return f"{fqn}.{name}" if region is None else f"{fqn}.{name}[{region}]"
 
 
-def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
+def regions(entries: Mapping[str, object]) -> dict[str, list[str]]:
     """The regions of all pieces in a checkpoint, by entry name."""
     result: dict[str, list[str]] = {}
     for entry in entries:

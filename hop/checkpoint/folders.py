@@ -124,12 +124,7 @@ def steps(folder: str | Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def latest(folder: str | Path) -> int | None:
-    """The last of `steps`, or None."""
-    return max(steps(folder), default=None)
-
-
-def _check(caller: str, state_dict: Any, folder: Any) -> None:
+def _check(caller: str, state_dict: object, folder: object) -> None:
     if not isinstance(state_dict, dict):
         raise TypeError(
             f"{caller}: state_dict must be a dict, got {shown(state_dict)}; give one such as model.state_dict()"
@@ -137,7 +132,7 @@ def _check(caller: str, state_dict: Any, folder: Any) -> None:
     _check_folder(caller, folder)
 
 
-def _check_folder(caller: str, folder: Any) -> None:
+def _check_folder(caller: str, folder: object) -> None:
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(
             f"{caller}: folder must be text or a pathlib.Path, got {shown(folder)}; give one such as 'checkpoints'"
@@ -184,7 +179,7 @@ def _remove(folder: Path, step: int, keep: int) -> None:
 
 def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     """The step to load, and the files of its checkpoint."""
-    result = latest(folder) if step is None else step
+    result = max(steps(folder), default=None) if step is None else step
     if result is None or result not in steps(folder):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = (

@@ -113,7 +113,7 @@ class LoadPlanner(DefaultLoadPlanner):
         return super().lookup_tensor(index) if chunk is None else chunk.buffer.detach()
 
 
-def _check_empty(container: Any, entries: Mapping[str, Any], path: tuple[Any, ...] = ()) -> None:
+def _check_empty(container: object, entries: Mapping[str, object], path: tuple[object, ...] = ()) -> None:
     """Raise ValueError for an empty container that the checkpoint has entries for, such as the states of a fresh
     optimizer.
     """
@@ -164,7 +164,7 @@ def _matching_description(fqn: str, part: Part, saved: Any, metadata: Any) -> Ma
     return saved
 
 
-def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool:
+def _fits(fqn: str, part: Part, saved: Mapping[str, object], metadata: Any) -> bool:
     """Whether the checkpoint has the codes of exactly this part."""
     if saved["pieces"] is not None:
         return entry_name(fqn, "codes", part.region()) in metadata.state_dict_metadata
@@ -175,7 +175,7 @@ def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool
     return True
 
 
-def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict[str, Chunk]:
+def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, object], metadata: Any) -> dict[str, Chunk]:
     """The entries that this process reads, and the buffers to read them into."""
     entries = metadata.state_dict_metadata
     if saved["pieces"] is not None:

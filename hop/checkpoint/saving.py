@@ -82,7 +82,7 @@ class SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         return self.buffers[index.fqn] if index.fqn in self.buffers else super().lookup_object(index)
 
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+    def transform_object(self, write_item: WriteItem, object: object) -> Any:
         result = super().transform_object(write_item, object)
         if write_item.type == WriteItemType.BYTE_IO:
             try:
@@ -95,7 +95,7 @@ class SavePlanner(DefaultSavePlanner):
         return result
 
 
-def _write(fqn: str, part: Part, path: tuple[Any, ...]) -> tuple[_Record, list[WriteItem]]:
+def _write(fqn: str, part: Part, path: tuple[object, ...]) -> tuple[_Record, list[WriteItem]]:
     buffers, cut = part.tensor.buffers(), None
     try:
         chunks = part.chunks()
@@ -127,7 +127,7 @@ def _merge_records(fqn: str, records: list[_Record]) -> dict[str, Any]:
     if other is not None:
         raise ValueError(f"state_dict: {fqn!r} must be quantized alike in all processes; got {first} and {other}")
     pieces = next((r.cut for r in records if r.cut is not None), None)
-    owners: dict[Any, str] = {}
+    owners: dict[object, str] = {}
     for (name, offsets), digest in (item for r in records for item in r.digests.items()):
         if owners.setdefault((name, offsets), digest) != digest and pieces is None:
             pieces = f"its {name} is shared along a whole dimension, but the parts had different ones"

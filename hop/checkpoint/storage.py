@@ -56,7 +56,7 @@ class Reader(dcp.FileSystemReader):
         self._folder, self._files = folder, files
         self._metadata = self._read_metadata()  # here, because DCP catches the exceptions of read_metadata
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self._metadata
 
     def _read_metadata(self) -> Metadata:
@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     with opened(path) as file:
         manifest = from_json(file.read(), str(path))
-    files: Any = manifest.get("files") if manifest.get("version") == _VERSION else None
+    files = manifest.get("files") if manifest.get("version") == _VERSION else None
     if not isinstance(files, dict) or _METADATA not in files or not all(map(_is_described, files.values())):
         raise ValueError(f"{path} is not a manifest of version {_VERSION}")
     for name in cast("dict[str, Any]", files):
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", files)
 
 
-def _is_described(file: Any) -> bool:
+def _is_described(file: object) -> bool:
     return (
         isinstance(file, dict)
         and file.keys() == {"bytes", "sha256"}
@@ -139,7 +139,7 @@ def file_digest(path: Path) -> dict[str, Any]:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256.hexdigest()}
 
 
-def verify(path: Path, saved: Mapping[str, Any]) -> None:
+def verify(path: Path, saved: Mapping[str, object]) -> None:
     """Raise ValueError if a file differs from what was saved."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -129,7 +129,7 @@ def application() -> typer.Typer:
     return app
 
 
-def register(app: typer.Typer, command: Callable[..., Any]) -> None:
+def register(app: typer.Typer, command: Callable[..., object]) -> None:
     """Add a command with its docstring as its help."""
     words, shown = examples(inspect.getdoc(command) or "")
     name = command.__name__.removesuffix("_")

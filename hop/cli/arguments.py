@@ -67,8 +67,8 @@ def output(text: str) -> torch.dtype | Quantizer:
 
 def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str, Any]]:
     """Parse positional and keyword arguments; tensors are created on `device`."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     for word in words:
         if (match := _NAMED.fullmatch(word)) is not None:
             kwargs[match[1]] = _value(match[2], device)
@@ -79,7 +79,7 @@ def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str,
     return args, kwargs
 
 
-def described(x: Any) -> str:
+def described(x: object) -> str:
     """Format a value roughly as the command line spells it."""
     if isinstance(x, QuantizedTensor):
         name = next((n for n, q in presets.PRESETS.items() if q == x.quantizer), str(x.quantizer))

@@ -3,7 +3,7 @@
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,14 +87,14 @@ def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
     return result
 
 
-def _write(results: dict[str, Any], file: Path | None) -> None:
+def _write(results: Mapping[str, object], file: Path | None) -> None:
     if file == _STDOUT:
         print(as_json(results), flush=True)
     elif file is not None:
         write_whole(file, as_json(results) + "\n")
 
 
-def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Callable[..., None]) -> int:
+def _compared(old: Mapping[str, object], new: Mapping[str, object], slower: float, tell: Callable[..., None]) -> int:
     comparing = benchmarks("comparing")
     changes = comparing.compared(old, new)
     for difference in comparing.conditions(old, new):

@@ -1,5 +1,6 @@
 """hop explain: show which kernel runs a call."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -48,7 +49,7 @@ def explain(
         show(f"{kernel['name']}: {kernel['reason'] or 'chosen'}", style=None if kernel["reason"] else "green")
 
 
-def kernels(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+def kernels(op: object, result: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[dict[str, Any]]:
     """The kernels tried for a call, in order; the last one accepts it and has no reason to decline."""
     lines = [line.split(": ", 1) for line in hop.explain(op, result, *args, **kwargs).splitlines()]
     return [

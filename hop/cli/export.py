@@ -32,7 +32,7 @@ CONVENTIONS: dict[Requantize, requantization.Requantization] = {
 }
 
 
-def _or(choices: Any) -> str:
+def _or(choices: object) -> str:
     *most, last = get_args(choices)
     return f"{', '.join(most)} or {last}"
 

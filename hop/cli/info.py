@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -131,7 +132,7 @@ def facts() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
-    known: dict[str, Any] = dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
+    known: dict[str, object] = dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
     return {
         "name": known.get("cpu_name") or platform.processor() or platform.machine(),
         "level": _level(),
@@ -219,7 +220,7 @@ def _cases() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _chosen(op: Any, output: Any, *args: Any) -> str:
+def _chosen(op: object, output: object, *args: object) -> str:
     return kernels(op, output, list(args), {})[-1]["name"]
 
 
@@ -230,16 +231,16 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _hint(package: dict[str, Any]) -> str:
+def _hint(package: Mapping[str, object]) -> str:
     return "" if package["version"] else f"pip install 'torch-hop[{package['extra']}]'"
 
 
-def _status(kernel: dict[str, Any]) -> str:
+def _status(kernel: Mapping[str, object]) -> str:
     words = "available" if kernel["available"] else f"not available: {kernel['reason']}"
     return f"{words} ({kernel['detail']})" if kernel["detail"] else words
 
 
-def _pairs(title: str, pairs: dict[str, Any]) -> None:
+def _pairs(title: str, pairs: Mapping[str, object]) -> None:
     width = max(map(len, pairs))
     _section(title, "\n".join(f"{name:{width}}  {value}" for name, value in pairs.items()))
 

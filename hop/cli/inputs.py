@@ -9,7 +9,7 @@ import importlib
 import logging
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -271,7 +271,7 @@ def _dims(w: ProgramInput) -> int:
     return value(w.node).dim()
 
 
-def _arguments(program: ExportedProgram, tensors: list[Any]) -> Arguments:
+def _arguments(program: ExportedProgram, tensors: Sequence[object]) -> Arguments:
     spec = program.call_spec.in_spec
     args, kwargs = tree_unflatten(tensors, spec) if spec is not None else (tensors, {})
     return Arguments(tuple(args), kwargs)

@@ -1,6 +1,7 @@
 """hop kernels: list, compile and check the GPU kernels."""
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +104,7 @@ def _kernels_of_groups(only: list[str] | None, pattern: str) -> list[Any]:
     return [v for v in variants if fnmatch.fnmatch(v.name, pattern)]
 
 
-def _pack(variants: list[Any], out: Path, python: str, groups: list[str]) -> None:
+def _pack(variants: Sequence[object], out: Path, python: str, groups: list[str]) -> None:
     with Bar(len(variants), "link") as bar:
         for _ in packing.write(variants, out, python, groups):
             bar.step()

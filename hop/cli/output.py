@@ -31,16 +31,16 @@ def _print(console: Console, text: str, style: str | None) -> None:
         print(text, file=console.file, flush=True)
 
 
-def show_json(value: Any) -> None:
+def show_json(value: object) -> None:
     """Print a value as JSON to stdout. Infinities and NaN become the strings "inf", "-inf" and "nan"."""
     print(as_json(value), flush=True)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     return json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -12,9 +12,10 @@ from hop import schemes as known_schemes
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
 from hop.export.analysis.arguments import named
-from hop.report import CANDIDATES, Options, Sweep, compare
+from hop.report import CANDIDATES, Options, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress
+from hop.report.sweep_result import Sweep
 
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Other = Annotated[

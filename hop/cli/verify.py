@@ -7,9 +7,9 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
+from hop.export.analysis.comparison import Comparison
 from hop.export.verifying import file_kind
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
@@ -79,7 +79,7 @@ def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
         for row in comparison.rows
     ]
     first = None if comparison.first is None else comparison.first.a
-    counts: dict[str, Any] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
+    counts: dict[str, object] = {"only_a": comparison.only_a, "only_b": comparison.only_b, "inputs": comparison.inputs}
     counts["trials"] = [
         {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
         for t in comparison.trials

@@ -82,7 +82,7 @@ class _Joined(torch.autograd.Function):
     """Reassemble a tensor whose gradient becomes the proxy's."""
 
     @staticmethod
-    def forward(ctx: Any, stand_in: Tensor, rules: Rules, form: Any, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, stand_in: Tensor, rules: Rules, form: object, *parts: Tensor) -> Tensor:
         return rules.together([x.detach() for x in parts], form)
 
     @staticmethod
@@ -90,12 +90,12 @@ class _Joined(torch.autograd.Function):
         return grads[0].contiguous(), None, None, *[None] * (len(ctx.needs_input_grad) - 3)
 
 
-def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _Held:
+def _held(x: object, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _Held:
     dtypes = tuple(part.dtype for part in parts) if floats else ()
     return _Held(RULES[_class(x)], RULES[_class(x)].form(x), len(parts), differs, dtypes)
 
 
-def _flat(x: Any, wrapper: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
+def _flat(x: object, wrapper: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
     """The tensors that x is passed as, its gradient proxy first."""
     if wrapper.dtypes:
         parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
@@ -106,17 +106,17 @@ _WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
 """The float dtypes that represent all values of a dtype that float32 does not."""
 
 
-def _class(x: Any) -> type:
+def _class(x: object) -> type:
     return type(x.data) if isinstance(x, torch.nn.Parameter) else type(x)
 
 
-def _is_such(x: Any) -> bool:
+def _is_such(x: object) -> bool:
     return isinstance(x, Tensor) and _class(x) in RULES
 
 
 def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: bool) -> tuple[list[Any], _Layout]:
     """Split the operands of such classes; also returns the layout, to reassemble them or slices of them."""
-    flat: list[Any] = []
+    flat: list[object] = []
     layout: list[_Held | None] = []
     carried = group == row.carried
     for x in operands:
@@ -137,7 +137,7 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
     return flat, tuple(layout)
 
 
-def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
+def _together(flat: Sequence[object], layout: _Layout) -> list[Any]:
     """The inverse of `_taken_apart`; extra tensors are appended unchanged."""
     args, at = [], 0
     for wrapper in layout:
@@ -150,7 +150,7 @@ def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
 class Function:
     """A function of an operator that takes and returns the parts of the tensors that `function` takes and returns."""
 
-    def __init__(self, function: Any, layout: _Layout, differs: bool, floats: int) -> None:
+    def __init__(self, function: object, layout: _Layout, differs: bool, floats: int) -> None:
         self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
@@ -187,7 +187,7 @@ _results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKey
 _functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
 
 
-def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Function:
+def _wrapped(function: object, layout: _Layout, differs: bool, floats: int) -> Function:
     """Wrap a function; returns the same object for equal arguments, since some operators identify functions by
     identity.
 
@@ -255,7 +255,7 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     return _put_back(row, output, results, layouts)
 
 
-def _trains(given: Any) -> bool:
+def _trains(given: object) -> bool:
     """Whether a gradient may be needed."""
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
@@ -297,11 +297,11 @@ def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _
 def _entered(name: str) -> Callable[[], Changes]:
     def changes() -> Changes:
         operator = getattr(torch.ops.higher_order, name)
-        cls: Any = type(operator)
+        cls = type(operator)
         original = cls.__call__
 
         @functools.wraps(original)
-        def called(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def called(self: Any, /, *args: object, **kwargs: object) -> Any:
             return call(OPERATORS[name], functools.partial(original, self), args, kwargs)
 
         yield cls, "__call__", called
@@ -327,7 +327,7 @@ for _name_of in OPERATORS:
 def storages_of_parts() -> Changes:
     from torch._dynamo.variables import higher_order_ops
 
-    module: Any = higher_order_ops
+    module = higher_order_ops
     of_plain = module.get_tensor_storages
 
     def storages(tensor: Any) -> Any:
@@ -371,7 +371,7 @@ def fakes_of_parts() -> Changes:
 def gradients_traced_again() -> Changes:
     from torch._higher_order_ops import partitioner
 
-    module: Any = partitioner
+    module = partitioner
     trace = module.materialize_as_graph
 
     @functools.wraps(trace)

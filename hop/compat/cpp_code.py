@@ -18,7 +18,7 @@ from hop.compat.tracing import known_equal
 def loops_that_do_not_divide() -> Changes:
     from torch._inductor.codegen import cpp
 
-    module: Any = cpp
+    module = cpp
     split = module.CppScheduling.try_loop_split
 
     def divides(node: Any) -> bool:
@@ -79,7 +79,7 @@ def lists_of_one_tensor() -> Changes:
 def loads_of_part_vectors() -> Changes:
     from torch._inductor.codegen import cpp
 
-    cls: Any = cpp.CppVecKernel
+    cls = cpp.CppVecKernel
     load_line = cls._get_vec_load_line
     narrow = (torch.int8, torch.uint8, torch.int16, torch.bfloat16, torch.float16)
     loads = {8: "_mm_loadl_epi64", 16: "_mm_loadu_si128"}  # by bytes; the rest of the vector is zero, as in torch's own
@@ -102,7 +102,7 @@ def loads_of_part_vectors() -> Changes:
 def tables_of_dtype_rules() -> Changes:
     from torch._inductor import dtype_propagation
 
-    cls: Any = dtype_propagation.DtypePropagationOpsHandler
+    cls = dtype_propagation.DtypePropagationOpsHandler
     fill = cls.__init__
     filled: tuple[int, int] | None = None
 

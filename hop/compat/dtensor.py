@@ -97,7 +97,7 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     )
 
 
-def is_dtensor(x: Any) -> bool:
+def is_dtensor(x: object) -> bool:
     """True for a DTensor; does not import DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
@@ -122,7 +122,7 @@ def wait(x: Any) -> torch.Tensor:
     return x.wait() if hasattr(x, "wait") else x
 
 
-def own_part(x: Any) -> Any:
+def own_part(x: object) -> Any:
     """The local tensor of a DTensor, without a copy; any other tensor unchanged."""
     return x._local_tensor if is_dtensor(x) else x  # type: ignore[attr-defined]
 

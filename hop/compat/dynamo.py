@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,14 +14,14 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
     program = torch.compile(function, dynamic=True, fullgraph=True)
 
     @functools.wraps(function)
-    def call(*args: Any) -> None:
+    def call(*args: object) -> None:
         with torch._dynamo.config.patch(recompile_limit=2**16, accumulated_recompile_limit=2**16):
             program(*args)
 
     return call
 
 
-def allow_in_graph(function: Callable[..., Any]) -> None:
+def allow_in_graph(function: Callable[..., object]) -> None:
     """Make Dynamo record calls of `function` as one node instead of tracing into it.
 
     AOTAutograd's cache on disk stores programs with such nodes, so results may depend on nothing but the arguments and
@@ -32,6 +31,6 @@ def allow_in_graph(function: Callable[..., Any]) -> None:
     when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
 
 
-def trace_as(function: Callable[..., Any], traceable: Callable[..., Any]) -> None:
+def trace_as(function: Callable[..., object], traceable: Callable[..., object]) -> None:
     """Make Dynamo trace `traceable` where a program calls `function`."""
     when_imported("torch._dynamo", lambda: torch.compiler.substitute_in_graph(function)(traceable) and None)

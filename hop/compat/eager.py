@@ -55,7 +55,7 @@ def ignored_function_mode() -> Iterator[None]:
         ignored.modes -= 1
 
 
-def past_ignored_modes(function: Callable[..., Any], *args: Any) -> Any:
+def past_ignored_modes(function: Callable[..., object], *args: object) -> Any:
     """Call a function of ours in eager mode. If all function modes leave our operators alone, they do not see the calls
     that it makes, each of which would take 3 µs more."""
     if not ignored.modes or _len_torch_function_stack() > ignored.modes:

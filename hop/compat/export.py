@@ -22,7 +22,7 @@ def is_lowering() -> bool:
     return _lowering.get()
 
 
-def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_decomposition(function: Callable[..., object]) -> Callable[..., Any]:
     """Prepare `function` for a decomposition table of torch.export.
 
     torch.export loses tensors that a decomposition creates from Python numbers. Inside the function `is_lowering` is
@@ -30,7 +30,7 @@ def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def lowered(*args: Any, **kwargs: Any) -> Any:
+    def lowered(*args: object, **kwargs: object) -> Any:
         token = _lowering.set(True)
         try:
             return function(*args, **kwargs)
@@ -50,7 +50,7 @@ def of_values() -> Iterator[None]:
         _lowering.reset(token)
 
 
-def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+def traced(function: Callable[..., object], values: Sequence[object]) -> torch.fx.GraphModule:
     """Trace the graph of `function(*values)` for the values of an exported program: fake tensors and symbolic numbers.
 
     As in a decomposition, tensors are created from Python numbers by operators.
@@ -60,7 +60,7 @@ def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Grap
         return make_fx(as_decomposition(function))(*values)
 
 
-def faked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def faked(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """Run `function(*args, **kwargs)` on the fake tensors of an exported program.
 
     Uses the rules that tracing has for composite operators such as pad: without them these replace symbolic sizes by
@@ -90,5 +90,5 @@ class WithoutGradModes(TorchFunctionMode):
     their graph at each change, which takes half of its time for a language model.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))

@@ -44,6 +44,6 @@ def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], conte
             out = call(*inner)
         return wrap_for_grad(out, level)
 
-    function: Any = type(rule.__name__, (rule, _SingleLevelFunction), {"forward": staticmethod(forward)})
+    function = type(rule.__name__, (rule, _SingleLevelFunction), {"forward": staticmethod(forward)})
     with enable_single_level_autograd_function():
         return function.apply(context, *tensors)

@@ -13,7 +13,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], None]]] = {}
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         callbacks = self.waiting.pop(fullname, None)
         if callbacks is None:
             return None

@@ -16,11 +16,11 @@ from hop.compat.patches import bits_before_rounding, strided_beginnings, strided
 from hop.compat.tracing import known_equal
 
 
-def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> None:
+def register_inductor_decomposition(hop: object, function: Callable[..., object]) -> None:
     """Make Inductor and AOTInductor decompose nodes of `hop` with `function`."""
 
     @functools.wraps(function)
-    def lowered(*args: Any, **kwargs: Any) -> Any:
+    def lowered(*args: object, **kwargs: object) -> Any:
         token = _compiling.set(not virtualized().V.aot_compilation)
         try:
             return function(*args, **kwargs)
@@ -125,6 +125,6 @@ _VIEWS = frozenset(
 _STORED: set[Any] = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default}
 
 
-def stores_results(op: Any) -> None:
+def stores_results(op: object) -> None:
     """Declare that Inductor writes the results of an operator to memory."""
     _STORED.add(op)

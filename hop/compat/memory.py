@@ -5,6 +5,7 @@ swapped since, says how many bytes there are. PyTorch compares the two when it c
 storages when an operator reads them, but it does not detect storages that became shorter.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.eager import has_storage
+
+handle = operator.attrgetter("_cdata")
+"""The address of a tensor's implementation; the C interface takes a pointer to it. 0.06 µs."""
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _looks: list[Callable[[Sequence[Tensor]], bool]] = [lambda tensors: False]

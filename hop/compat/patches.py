@@ -149,14 +149,14 @@ def opaque_values() -> Changes:
     from torch._library import fake_class_registry
     from torch._library.opaque_object import is_opaque_value_type
 
-    module: Any = script_object
+    module = script_object
     variable, plain = module.TorchScriptObjectVariable, module.UserDefinedObjectVariable
 
-    def of_values(name: str, own: Callable[..., Any]) -> tuple[Any, str, Any]:
+    def of_values(name: str, own: Callable[..., object]) -> tuple[Any, str, Any]:
         other = vars(variable)[name]
 
         @functools.wraps(other)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
             chosen = own if is_opaque_value_type(type(self.value)) else other
             return chosen(self, *args, **kwargs)
 
@@ -177,7 +177,7 @@ def opaque_values() -> Changes:
     # so that classes can be compared and joined by |
     yield module.OpaqueObjectClassVariable, "is_python_constant", lambda self: is_opaque_value_type(self.value)
 
-    registry: Any = fake_class_registry
+    registry = fake_class_registry
     stand_in = registry.maybe_to_fake_obj
     yield registry, "maybe_to_fake_obj", lambda mode, x: x if is_opaque_value_type(type(x)) else stand_in(mode, x)
 
@@ -211,10 +211,10 @@ def attributes_of_value_classes() -> Changes:
     from torch._dynamo.variables import script_object
     from torch._dynamo.variables.constant import ConstantVariable
 
-    def has(self: Any, tx: Any, name: str) -> Any:
+    def has(self: Any, tx: object, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.value, name))
 
-    module: Any = script_object
+    module = script_object
     name = "OpaqueObjectClassVariable" if hasattr(module, "OpaqueObjectClassVariable") else "CustomClassVariable"
     yield getattr(module, name), "call_obj_hasattr", has
 
@@ -254,10 +254,10 @@ REFUSED: list[type] = []
 def values_in_signatures() -> Changes:
     from torch.export import graph_signature
 
-    module: Any = graph_signature
+    module = graph_signature
     describe = module._make_argument_spec
 
-    def describe_or_refuse(node: Any, token_names: Any) -> Any:
+    def describe_or_refuse(node: object, token_names: object) -> Any:
         value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
         if isinstance(value, tuple(REFUSED)):
             raise TypeError(
@@ -281,7 +281,7 @@ def values_in_signatures() -> Changes:
 def hashes_of_local_tensors() -> Changes:
     from torch.distributed.tensor import DTensor
 
-    cls: Any = DTensor
+    cls = DTensor
     own = cls._stable_hash_for_caching
     yield cls, "_stable_hash_for_caching", lambda self: f"{own(self)} {cache_key(self._local_tensor)}"
 
@@ -300,7 +300,7 @@ KEYED: list[type] = []
 def hashes_of_subclasses() -> Changes:
     from torch._functorch._aot_autograd import autograd_cache
 
-    cls: Any = autograd_cache.AOTAutogradCachePickler
+    cls = autograd_cache.AOTAutogradCachePickler
     begin = cls.__init__
 
     def begin_with_keys(self: Any, gm: Any) -> None:
@@ -318,7 +318,7 @@ def hashes_of_subclasses() -> Changes:
 def keys_of_programs() -> Changes:
     from torch._inductor import codecache
 
-    cls: Any = codecache.FxGraphHashDetails
+    cls = codecache.FxGraphHashDetails
     collect = cls.__init__
 
     @functools.wraps(collect)
@@ -340,7 +340,7 @@ def _calls_ours(gm: Any) -> bool:
     return any(t in CACHED or (isinstance(t, HigherOrderOperator) and is_ours(type(t))) for t in targets)
 
 
-def _may_hold_values(x: Any) -> bool:
+def _may_hold_values(x: object) -> bool:
     return isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x)
 
 
@@ -351,7 +351,7 @@ def _may_hold_values(x: Any) -> bool:
 def cached_functions() -> Changes:
     from torch._functorch._aot_autograd import autograd_cache
 
-    module: Any = autograd_cache
+    module = autograd_cache
     check = module.check_node_safe
 
     def check_others(node: Any) -> None:
@@ -400,7 +400,7 @@ MOVING: list[Callable[[], Any]] = []
 def moves_between_placements() -> Changes:
     from torch.distributed.tensor import placement_types
 
-    module: Any = placement_types
+    module = placement_types
     for cls in dict.fromkeys((module.Shard, getattr(module, "_StridedShard", module.Shard))):
         for name in _MOVES & set(vars(cls)):
             yield cls, name, _inside_moving(vars(cls)[name])
@@ -414,9 +414,9 @@ _MOVES = frozenset(
 )
 
 
-def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
+def _inside_moving(function: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with contextlib.ExitStack() as stack:
             for context in MOVING:
                 stack.enter_context(context())

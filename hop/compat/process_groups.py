@@ -36,12 +36,12 @@ def gather_numbers(n: int, mesh: Any) -> list[int]:
     return ops.wait_tensor(ops.all_gather_into_tensor(count, mesh.size(), mesh.get_group().group_name)).tolist()
 
 
-def group_size(group: Any) -> int:
+def group_size(group: object) -> int:
     """The size of a process group, given by name or as an object."""
     return _resolved(group).size()
 
 
-def group_rank(group: Any) -> int:
+def group_rank(group: object) -> int:
     """This process's rank in a group, given by name or as an object."""
     return _resolved(group).rank()
 
@@ -49,7 +49,7 @@ def group_rank(group: Any) -> int:
 def _resolved(group: Any) -> Any:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    kind: Any = torch.distributed.ProcessGroup
+    kind = torch.distributed.ProcessGroup
     if isinstance(group, str):
         return _resolve_process_group(group)  # type: ignore[arg-type]
     return group if isinstance(group, kind) else kind.unbox(group)

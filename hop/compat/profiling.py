@@ -51,7 +51,7 @@ def is_watched(is_eager: bool = True) -> bool:
 
 
 @contextlib.contextmanager
-def counting(counter: Any) -> Iterator[Counts]:
+def counting(counter: object) -> Iterator[Counts]:
     """Count FLOPs by the names of calls, of those that `counter` counts in this block, in this thread."""
     _counting.counts = counts = Counts(counter, {}, {})
     try:
@@ -61,7 +61,7 @@ def counting(counter: Any) -> Iterator[Counts]:
 
 
 @contextlib.contextmanager
-def ranged(function: str, args: tuple[Any, ...]) -> Iterator[None]:
+def ranged(function: str, args: tuple[object, ...]) -> Iterator[None]:
     """A profiler range named after a call, in which no further ranges of ours are opened."""
     name, counts = NAMES[-1](function, args), _counting.counts
     before = {} if counts is None else counts.now()
@@ -95,7 +95,7 @@ LAYERS: list[type] = []
 def layers_of_traces() -> Changes:
     from torch.fx import _symbolic_trace
 
-    cls: Any = _symbolic_trace.Tracer
+    cls = _symbolic_trace.Tracer
     is_leaf = cls.is_leaf_module
 
     @functools.wraps(is_leaf)

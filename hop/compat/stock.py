@@ -4,7 +4,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch._higher_order_ops.out_dtype import ALLOWABLE_OPS
@@ -19,7 +18,7 @@ stock_operators = frozenset(ALLOWABLE_OPS)
 """The operators that torch.ops.higher_order.out_dtype supports."""
 
 
-def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.dtype | None:
+def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[object]) -> torch.dtype | None:
     """The dtype that torch.ops.higher_order.out_dtype casts its operands to; None if it rejects them."""
     leaves = [x for x in tree_leaves(args) if x is not None]
     try:

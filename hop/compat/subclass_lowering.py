@@ -60,10 +60,10 @@ def _detach(module: nn.Module, names: Sequence[str], classes: tuple[type, ...]) 
         setattr(module, name, nn.Parameter(p.detach(), requires_grad=False))
 
 
-def lowering(lower: Callable[..., Any], classes: Sequence[type]) -> Callable[..., Any]:
+def lowering(lower: Callable[..., object], classes: Sequence[type]) -> Callable[..., Any]:
     """`lower`, torch.export's, with all of that."""
 
-    def lower_subclasses(program: Any, *args: Any, **kwargs: Any) -> Any:
+    def lower_subclasses(program: object, *args: object, **kwargs: object) -> Any:
         found = tuple(classes)
         refuse_inputs(program, found)
         with constants_as_buffers(program, found):

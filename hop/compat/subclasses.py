@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTe
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, return_and_correct_aliasing
 
 from hop.compat.eager import is_plain_eager
+from hop.compat.imports import when_imported
 
 
 def is_foreign_subclass(cls: type) -> bool:
@@ -65,7 +66,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(reversed(strides))
 
 
-def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[..., object]) -> Any:
     """Call `run(op, args, kwargs)` from a `__torch_dispatch__` with the same operators in and out of inference mode.
 
     Normally autograd's keys decompose composite operators before a subclass sees them. In inference mode, and for
@@ -90,7 +91,7 @@ def _is_composite(op: OpOverload) -> bool:
     return known(name, "CompositeImplicitAutograd") and not (known(name, "CPU") or known(name, "CUDA"))
 
 
-def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
+def correct_aliasing(op: OpOverload, args: object, kwargs: object, out: object) -> Any:
     """Mark `out`, the result of a subclass's rule for `op`, as an alias according to the schema, if a graph is traced.
 
     In eager mode it is left out, which makes a view 10 µs faster.
@@ -110,3 +111,17 @@ def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
 def base(view: torch.Tensor) -> torch.Tensor | None:
     """The tensor that `view` is a view of; None if it is not a view."""
     return view._base
+
+
+def stack_in_batches(cls: type) -> None:
+    """Let the workers of a DataLoader stack tensors of a class as its own process does, not into a plain tensor."""
+
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return torch.stack(batch)
+
+    def register() -> None:
+        from torch.utils.data._utils.collate import default_collate_fn_map
+
+        default_collate_fn_map[cls] = stack
+
+    when_imported("torch.utils.data._utils.collate", register)

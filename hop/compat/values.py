@@ -53,7 +53,7 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == PACKAGE
 
 
-def cache_key(x: Any) -> str:
+def cache_key(x: object) -> str:
     """A key for AOTAutograd's cache on disk, returned by `_stable_hash_for_caching` of subclasses.
 
     It contains the properties of the tensor that a program may depend on.
@@ -90,7 +90,7 @@ def sources() -> str:
     return digest.hexdigest()[:32]
 
 
-def _described(x: Any) -> str:
+def _described(x: object) -> str:
     """All properties of a tensor and its inner tensors that a program may depend on.
 
     Programs with symbolic sizes are not cached: the cache could not check their guards.

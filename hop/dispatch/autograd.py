@@ -1,6 +1,6 @@
 """The gradient of a call of ours as an autograd.Function."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ class BareCall:
         self.rest = [None if isinstance(x, Tensor) else x for x in leaves]
 
     @classmethod
-    def take(cls, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple["BareCall", list[Tensor]]:
+    def take(
+        cls, hop: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple["BareCall", list[Tensor]]:
         leaves, spec = tree_flatten((args, kwargs))
         call = cls(hop, leaves, spec)
         return call, [leaves[i] for i in call.positions]
@@ -39,7 +41,7 @@ class Gradient:
     """The gradient of a call, for torch.autograd.Function: the inputs are the BareCall, then its tensors."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         call, *tensors = inputs
         ctx.call = call
         ctx.save_for_backward(*tensors)

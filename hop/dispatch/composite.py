@@ -1,6 +1,6 @@
 """Composite: operators with arguments or results that are tensor subclasses defined in Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -23,7 +23,7 @@ class Composite(Hop):
     of_dtensors: ClassVar[dict[type, Callable[[Tensor], Tensor]]] = {}
     """For each tensor subclass, the function that turns a DTensor of it into that subclass over DTensors."""
 
-    def _run(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, /, *args: object, **kwargs: object) -> Any:
         return self.reference(*args, **kwargs)  # the operators in it check memory and have kernels
 
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -39,16 +39,18 @@ class Composite(Hop):
         turn = self.of_dtensors.get(type(part))
         return x if turn is None else turn(x)
 
-    def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, /, dispatch_key: object, *args: object, **kwargs: object) -> Any:
         if dispatch_key == DispatchKey.Python:
             return self._of_parts(*args, **kwargs)
         return super().dispatch(dispatch_key, *args, **kwargs)
 
-    def _made_of(self, is_such: Callable[[Tensor], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _made_of(
+        self, is_such: Callable[[Tensor], bool], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> bool:
         """Whether `is_such` is true of the inner tensors of any operand."""
         return any(is_such(part) for x in plan.tensors(args, kwargs) for part in subclasses.parts(x))
 
-    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _functionalize(self, ctx: Any, /, *args: object, **kwargs: object) -> Any:
         if self._made_of(subclasses.is_functional, args, kwargs):
             return self._of_parts(*args, **kwargs)
         return super()._functionalize(ctx, *args, **kwargs)
@@ -63,7 +65,7 @@ class Composite(Hop):
             tracing.trace_parts(mode, self.parts, out)
         return out
 
-    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _vmap_level(self, interpreter: object, /, *args: object, **kwargs: object) -> Any:
         if self._made_of(functorch.is_batched, args, kwargs):
             return self._of_parts(*args, **kwargs)
         return super()._vmap_level(interpreter, *args, **kwargs)

@@ -18,7 +18,7 @@ A call takes the first of these routes that applies:
 import abc
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -113,7 +113,7 @@ class Hop(HigherOrderOperator):
 
     # ---- calls
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         if eager.is_autocasting():  # our operators choose the dtype that they compute in themselves
             with eager.no_autocast():
                 return self(*args, **kwargs)
@@ -136,7 +136,7 @@ class Hop(HigherOrderOperator):
         finally:
             _current.call = outer
 
-    def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, /, dispatch_key: object, *args: object, **kwargs: object) -> Any:
         if dispatch_key == DispatchKey.Python:
             mode = eager.current_mode()
             known = mode is None or type(mode) in self.python_key_table
@@ -160,7 +160,7 @@ class Hop(HigherOrderOperator):
     # ---- below autograd
 
     def _matched(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], native: bool = False
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], native: bool = False
     ) -> tuple[Kernel, Callable[[], Any]] | None:
         """The first kernel that supports a call, of all kernels or the native ones, and a function that computes the
         call.
@@ -170,12 +170,12 @@ class Hop(HigherOrderOperator):
                 return kernel, functools.partial(match, *self.given(call))
         return None
 
-    def _run(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, /, *args: object, **kwargs: object) -> Any:
         memory.check(plan.tensors(args, kwargs))
         matched = self._matched(args, kwargs)
         return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
-    def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _lower(self, /, *args: object, **kwargs: object) -> Any:
         """Lower a node in Inductor.
 
         Operands in half precision are rounded: between operators that it fuses, Inductor would omit the rounding, and
@@ -187,13 +187,13 @@ class Hop(HigherOrderOperator):
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
-    def kept_native(self, /, *args: Any, **kwargs: Any) -> Any:
+    def kept_native(self, /, *args: object, **kwargs: object) -> Any:
         """Decompose a node into native operators where possible, for programs that keep them."""
         with inductor.keeping_native():
             matched = self._matched(args, kwargs, native=True)
             return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
-    def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _describe(self, /, *args: object, **kwargs: object) -> Any:
         """`fake`, in a form that PyTorch can cache for similar calls: a tensor, or a tuple of tensors."""
         output = self.fake(*args, **kwargs)
         return tuple(output) if isinstance(output, list) else output
@@ -201,7 +201,7 @@ class Hop(HigherOrderOperator):
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return tracing.trace_node(mode, self, args, kwargs)
 
-    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _functionalize(self, ctx: Any, /, *args: object, **kwargs: object) -> Any:
         inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
         with ctx.redispatch_to_next():
             out = self(*inner_args, **inner_kwargs)
@@ -209,7 +209,7 @@ class Hop(HigherOrderOperator):
 
     # ---- differentiation
 
-    def _autograd(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _autograd(self, /, *args: object, **kwargs: object) -> Any:
         tensors = plan.tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
             if any(map(eager.has_tangent, tensors)):
@@ -220,13 +220,13 @@ class Hop(HigherOrderOperator):
         with eager.below_autograd():
             return self(*args, **kwargs)
 
-    def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _grad_level(self, interpreter: object, /, *args: object, **kwargs: object) -> Any:
         if not self.differentiable(*args, **kwargs):
             return self._level_below(interpreter, args, kwargs)
         call, tensors = BareCall.take(self, args, kwargs)
         return functorch.apply_at_level(Gradient, interpreter, call.run, call, tensors)
 
-    def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _jvp_level(self, interpreter: object, /, *args: object, **kwargs: object) -> Any:
         tensors = plan.tensors(args, kwargs)
         if self.differentiable(*args, **kwargs) and any(map(eager.has_tangent, tensors)):
             return self.forward_mode(*args, **kwargs)
@@ -240,7 +240,7 @@ class Hop(HigherOrderOperator):
             out = self(*inner[0], **inner[1])
         return tree_map_only(Tensor, lambda x: functorch.wrap_for_grad(x, level), out)
 
-    def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _unwrap_dead(self, /, *args: object, **kwargs: object) -> Any:
         """Unwrap tensors whose torch.func level has ended: a backward pass may run later than the level that wrapped
         them.
         """
@@ -293,7 +293,7 @@ def _resolve(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 
 
-def _unknown_subclasses(hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[type]:
+def _unknown_subclasses(hop: Hop, args: tuple[object, ...], kwargs: Mapping[str, object]) -> set[type]:
     """Types of operands with their own `__torch_dispatch__` for which `hop` has no rule yet."""
     types = {type(x) for x in plan.tensors(args, kwargs)}
     return {t for t in types if t not in hop.python_key_table and subclasses.is_foreign_subclass(t)}

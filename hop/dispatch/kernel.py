@@ -36,7 +36,7 @@ class Kernel:
     prepare: Callable[[Any], Plan]
     native: bool = False
 
-    def match(self, call: Any) -> Plan | Declined:
+    def match(self, call: object) -> Plan | Declined:
         """The plan of a call, or the reason why the kernel does not support it."""
         try:
             return self.prepare(call)

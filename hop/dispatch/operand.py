@@ -84,9 +84,9 @@ class Operand(NamedTuple):
         return self._replace(tensors=tensors, usages=(usage,))
 
 
-def encode(args: Sequence[Any]) -> list[Any]:
+def encode(args: Sequence[object]) -> list[Any]:
     """Encode the arguments of an operator, some of them Operands, as they appear in a graph."""
-    flat: list[Any] = []
+    flat: list[object] = []
     for arg in args:
         if isinstance(arg, Operand):
             flat += [str(arg.quantizer), list(arg.tensors), list(arg.usages), list(arg.shape)]

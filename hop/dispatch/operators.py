@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from hop.compat.eager import OpOverload
-from hop.dispatch.gated import GELU_MUL, SILU_MUL
-from hop.dispatch.hadamard import HADAMARD
+from hop.dispatch.own_operators import GELU_MUL, HADAMARD, SILU_MUL
 
 aten = torch.ops.aten
 

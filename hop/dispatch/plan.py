@@ -43,11 +43,11 @@ class Kind:
         is_large: whether the wrapper has more than two dimensions.
     """
 
-    def __init__(self, values: tuple[Any, ...], part: str, is_large: bool) -> None:
+    def __init__(self, values: tuple[object, ...], part: str, is_large: bool) -> None:
         self.values, self.part, self.is_large = values, part, is_large
 
 
-def kind(values: tuple[Any, ...], part: str, is_large: bool) -> Kind:
+def kind(values: tuple[object, ...], part: str, is_large: bool) -> Kind:
     """The instance with these values."""
     if len(_kinds) >= MOST:
         _kinds.clear()
@@ -110,7 +110,7 @@ def bits(x: Any) -> Any:
     return _float_bits(x) if cls is float else bytes((x,)) if cls is bool else x
 
 
-def named(kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def named(kwargs: Mapping[str, object]) -> tuple[Any, ...] | None:
     """Represent keyword arguments in a key; None if one is not a number, text or None."""
     if _NUMBERS.issuperset(map(type, kwargs.values())):
         return tuple((name, bits(v)) for name, v in kwargs.items())
@@ -121,7 +121,7 @@ find = _plans.get
 """The plan of a key, None if there is none."""
 
 
-def remember(known: tuple[Any, ...], plan: Plan) -> Plan:
+def remember(known: tuple[object, ...], plan: Plan) -> Plan:
     """Cache `plan` under this key, and return it."""
     if len(_plans) >= MOST:
         _plans.clear()
@@ -133,7 +133,7 @@ forget = _plans.clear
 """Called after the set of allowed kernels has changed."""
 
 
-def is_plain(classes: frozenset[type], args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_plain(classes: frozenset[type], args: Iterable[object], kwargs: Mapping[str, object]) -> bool:
     """Whether no operand needs a dispatcher rule. The test of `key`, without a key.
 
     Operands may be in lists. They must be of `classes` and strided, without a lazy conjugation or negation.
@@ -157,7 +157,7 @@ def is_plain(classes: frozenset[type], args: Iterable[Any], kwargs: Mapping[str,
     return True
 
 
-def tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def tensors(args: Iterable[object], kwargs: Mapping[str, object]) -> list[Tensor]:
     """The tensors among the arguments and in lists of them; takes a tenth of the time of tree_leaves."""
     result: list[Tensor] = []
     for x in (*args, *kwargs.values()) if kwargs else args:

@@ -1,7 +1,5 @@
 """The names of calls in a profile, such as hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096]."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,13 +9,15 @@ from hop.dispatch import operators, plan
 from hop.numerics.quantizer import Quantizer
 
 
-def name(function: str, args: tuple[Any, ...]) -> str:
+def name(function: str, args: tuple[object, ...]) -> str:
     """Compose the name from function, operator, formats of operands and result, and sizes.
 
     The sizes are rows, columns and summed dimension for a matrix product, else the shape of the first operand.
     """
     op = args[0] if args and isinstance(args[0], OpOverload) else None
-    tensors = [x for x in plan.tensors(_operands(function, args), {}) if x.dim()]
+    # The first four of hop_scaled include the scale and zero point of the result.
+    operands = args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
+    tensors = [x for x in plan.tensors(operands, {}) if x.dim()]
     formats = " x ".join(_format(x) for x in tensors[:2])
     result = next((_format(x) for x in args if isinstance(x, torch.dtype | Quantizer)), None)
     parts = [op.overloadpacket.__name__] if op is not None else []
@@ -26,12 +26,7 @@ def name(function: str, args: tuple[Any, ...]) -> str:
     return f"hop::{function.removeprefix('hop_')}[{', '.join(parts)}]"
 
 
-def _operands(function: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments after the first four of hop_scaled, which include the result's scale and zero point; else all."""
-    return args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
-
-
-def _format(x: Any) -> str:
+def _format(x: object) -> str:
     if isinstance(x, Quantizer):
         return x.format.name
     quantizer = getattr(x, "quantizer", None)

@@ -1,11 +1,7 @@
 """Convert exported programs: to exact integers, to core ATen, and for other runtimes."""
 
 from hop.export.analysis.checking import check as check
-from hop.export.analysis.comparison import Comparison as Comparison
-from hop.export.analysis.comparison import Trial as Trial
-from hop.export.analysis.exactness import Exactness as Exactness
 from hop.export.analysis.exactness import check_exact as check_exact
-from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
@@ -19,23 +15,13 @@ from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.onnx_import import from_onnx as from_onnx
-from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
 from hop.export.targets.qoperator import to_qoperator as to_qoperator
-from hop.export.targets.tflite import TfliteModel as TfliteModel
 from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
-from hop.export.targets.tosa import TosaModel as TosaModel
 from hop.export.targets.tosa import to_tosa as to_tosa
 from hop.export.verifying import verify as verify
 
 __all__ = [
-    "Comparison",
-    "Exactness",
-    "QOperatorModel",
-    "Ranges",
-    "TfliteModel",
-    "TosaModel",
-    "Trial",
     "check",
     "check_exact",
     "follow_dtype",

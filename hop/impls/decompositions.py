@@ -10,7 +10,7 @@ from hop.impls.out_dtype.operator import out_dtype_operator
 from hop.numerics.spelling import flag, shown
 
 
-def decompositions(*, keep: Iterable[Any] = (), native: bool = False, products: str = "integer") -> Any:
+def decompositions(*, keep: Iterable[object] = (), native: bool = False, products: str = "integer") -> Any:
     """PyTorch's default table for `ExportedProgram.run_decompositions`, plus decompositions of our operators.
 
     After it a program contains only core ATen. Returns a fresh table that the caller may change.
@@ -47,7 +47,7 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False, products: 
                 f"decompositions: keep must name operators of ours, which are {known}; got {x!r}; use such names"
             )
         kept.update(h.name() for h in operators)
-    table: Any = {} if native else core_decompositions()
+    table = {} if native else core_decompositions()
     for hop in hops:
         if hop.name() not in kept:
             meaning = with_float_products if hop is out_dtype_operator and products == "float" else hop.reference
@@ -55,7 +55,7 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False, products: 
     return table
 
 
-def operators_named(x: Any) -> list[Hop]:
+def operators_named(x: object) -> list[Hop]:
     """Our operators for a function of ours, an operator or a name; an empty list if there are none.
 
     For example hop.scaled and "scaled" stand for hop_scaled and hop_scaled_buffers.

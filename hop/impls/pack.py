@@ -116,11 +116,11 @@ def _is_native(x: QuantizedTensor, layout: Tiled, is_matrix: bool) -> bool:
     return whole and is_read and native.library().declines() is None
 
 
-def _no_weight(x: Any) -> str:
+def _no_weight(x: object) -> str:
     return f"pack: weight must be a QuantizedTensor, got {spelling.shown(x)}; make one with hop.quantize"
 
 
-def _quantizer(x: Any) -> Quantizer:
+def _quantizer(x: object) -> Quantizer:
     if not isinstance(x, QuantizedTensor):
         raise TypeError(_no_weight(x))
     return x.quantizer

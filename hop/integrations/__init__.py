@@ -31,29 +31,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hop.integrations.adapters import requantized_merge as requantized_merge
     from hop.integrations.cache import HopCache as HopCache
-    from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
-    from hop.integrations.decoding import compile_decode as compile_decode
     from hop.integrations.folders import quantize_folder as quantize_folder
-    from hop.integrations.quantizer import HopQuantizer as HopQuantizer
     from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
 __all__ = [
     "HopCache",
     "HopConfig",
-    "HopQuantizer",
-    "compile_decode",
-    "load_model",
     "load_tokenizer",
     "quantize_folder",
     "requantized_merge",
 ]
 
-# The module of each name, and the package that it needs.
+# The module of each name, and the package that it needs; hop re-exports compile_decode and load_model.
 _NAMES = {
     "HopCache": ("hop.integrations.cache", "transformers"),
     "HopConfig": ("hop.integrations.quantizer", "transformers"),
-    "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
     "compile_decode": ("hop.integrations.decoding", "transformers"),
     "load_model": ("hop.integrations.checkpoints", "transformers"),
     "load_tokenizer": ("hop.integrations.tokens", "transformers"),

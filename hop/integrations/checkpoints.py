@@ -1,7 +1,7 @@
 """load_model: transformers models from other tools' files, without changing the files' codes.
 
-    model = hop.integrations.load_model("model.gguf")
-    model = hop.integrations.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
+    model = hop.load_model("model.gguf")
+    model = hop.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
 
 transformers creates the model without weights and fills it as from a checkpoint that we saved, with codes and scales
 under the model's names. So it can save the model and load it again.

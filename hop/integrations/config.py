@@ -40,7 +40,7 @@ class HopConfig(QuantizationConfigMixin):
         exact: whether the model gives the same bits on every route, as for hop.quantize_; attention is then "int8" by
             default. Layers in floats are refused, so use modules_to_not_convert=[].
         input_orders: names of Linear layers whose checkpoint has an `input_order`, the input feature of each column,
-            because columns were sorted by group (`hop.integrations.load_model`, for GPTQ's act-order). Only for
+            because columns were sorted by group (`hop.load_model`, for GPTQ's act-order). Only for
             checkpoints with codes; stored in config.json.
         weight_quantizers: quantizers of weights of experts that differ from their scheme's, by the parameter's name.
             Only for checkpoints with codes; stored in config.json as text.

@@ -77,7 +77,7 @@ class Plan:
 
 
 @contextmanager
-def _replaced(layers: Iterable[nn.Module], functions: Iterable[Callable[..., Any]]) -> Iterator[None]:
+def _replaced(layers: Iterable[nn.Module], functions: Iterable[Callable[..., object]]) -> Iterator[None]:
     """Give each module another forward."""
     changed: list[nn.Module] = []
     try:
@@ -98,7 +98,7 @@ class _Results(TorchDispatchMode):
         self.tensors: list[Tensor] = []
         self.open = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if self.open:
             self.tensors += [t for t in tree_leaves(out) if isinstance(t, Tensor)]
@@ -119,7 +119,7 @@ class _Recorder:
     def forward(self, number: int) -> Callable[..., Any]:
         inner = self.layers[number].forward
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: object, **kwargs: object) -> Any:
             self.results.open = False
             if number != len(self.calls):
                 self.divides = False
@@ -135,7 +135,7 @@ class _Recorder:
 
         return recorded
 
-    def _described(self, number: int, position: int, leaf: Any) -> Any:
+    def _described(self, number: int, position: int, leaf: object) -> Any:
         if isinstance(leaf, Slots):
             return CacheArgument()
         if not isinstance(leaf, Tensor):
@@ -193,7 +193,7 @@ class Before(nn.Module):
         seen: list[list[Any]] = []
 
         def skipped(call: Call) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
+            def forward(*args: object, **kwargs: object) -> Any:
                 seen.append(tree_leaves((args, kwargs)))
                 return tree_unflatten([seen[-1][0]], call.result)
 
@@ -216,7 +216,7 @@ class After(nn.Module):
         """A description of the division, as for Before."""
         return f"{self.plan.calls}"
 
-    def forward(self, hidden: Tensor, *inputs: Any) -> Tensor:
+    def forward(self, hidden: Tensor, *inputs: object) -> Tensor:
         """The logits. Exporting removes what does not depend on `hidden`."""
         given = [lambda *_, call=call, **__: tree_unflatten([hidden], call.result) for call in self.plan.calls]
         with _replaced(self.plan.layers, given):
@@ -226,7 +226,7 @@ class After(nn.Module):
 class _AnyNumber:
     """A layer's number in a program for several layers: it may be passed on, and nothing else."""
 
-    def _raise(self, *_: Any) -> Any:
+    def _raise(self, *_: object) -> Any:
         raise NumberIsUsed
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = __index__ = __int__ = _raise
@@ -267,7 +267,7 @@ class Layer(nn.Module):
         pool: Mapping[int, Tensor] = dict(zip(self.uses, others, strict=True))
         cache = Slots([self.cache], [(pool[self.slot], pool[self.mask].shape[-1])], alone=True)
 
-        def value(leaf: Any) -> Any:
+        def value(leaf: object) -> Any:
             if isinstance(leaf, Argument):
                 return hidden if leaf.index is None else pool[leaf.index]
             return cache if isinstance(leaf, CacheArgument) else leaf

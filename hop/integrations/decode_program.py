@@ -61,7 +61,7 @@ class Step(nn.Module):
             (batch, vocabulary).
         """
         given = {kind: (slot, mask.shape[-1]) for kind, slot, mask in zip(self.sizes, slots, seen, strict=True)}
-        mask: Any = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
+        mask = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
         with WithoutGradModes():
             outputs = self.model(
                 input_ids=tokens,
@@ -110,7 +110,7 @@ class NumberIsUsed(Exception):
 
 
 @contextmanager
-def traceable(model: Any) -> Iterator[None]:
+def traceable(model: object) -> Iterator[None]:
     """Raise errors of tracing a model, except NumberIsUsed, as ValueErrors that name it."""
     try:
         yield

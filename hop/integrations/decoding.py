@@ -162,7 +162,7 @@ class Decoder:
         original = self.model.forward
 
         @functools.wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> Any:
             ids = kwargs.get("input_ids")
             ours = not args and kwargs.get("past_key_values") is self.cache
             if ours and isinstance(ids, Tensor) and ids.shape[1] == 1 and self.length:
@@ -257,13 +257,13 @@ def compile_decode(
     return Decoder(step, program, cache, batch_size, max_cache_len)
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"compile_decode: {name} must be an int, got {shown(value)}")
     if value < least:
         raise ValueError(f"compile_decode: {name} must be at least {least}, got {value}")
 
 
-def _check_ids(name: str, ids: Any) -> None:
+def _check_ids(name: str, ids: object) -> None:
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         raise TypeError(f"Decoder: {name} must be an int64 tensor, got {shown(ids)}")

@@ -107,7 +107,7 @@ def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
     """The biases of this process's experts."""
     if not module.has_bias:
         return None
-    bias: Any = getattr(module, f"{weight}_bias")
+    bias = getattr(module, f"{weight}_bias")
     return bias.to_local() if dtensor.is_dtensor(bias) else bias[first : first + count]
 
 

@@ -48,7 +48,7 @@ def folder(given: str | Path | None) -> Path:
     return path
 
 
-def digest(step: nn.Module, rest: Sequence[Any], ignored: Sequence[str] = ()) -> str | None:
+def digest(step: nn.Module, rest: Sequence[object], ignored: Sequence[str] = ()) -> str | None:
     """The name of a module's program.
 
     Args:
@@ -75,7 +75,7 @@ def digest(step: nn.Module, rest: Sequence[Any], ignored: Sequence[str] = ()) ->
     return sha256.hexdigest()[:40]
 
 
-def _describe_setting(x: Any) -> Any:
+def _describe_setting(x: object) -> Any:
     """A hashable description of a module's setting; objects are described by their class name only."""
     if isinstance(x, _PLAIN):
         return str(x)

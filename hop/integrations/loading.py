@@ -1,6 +1,6 @@
 """Turn a checkpoint's tensors into quantized weights, one at a time, as transformers reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class _Operation(ConversionOps):
     def __init__(self, hf_quantizer: Any) -> None:
         self.hf_quantizer = hf_quantizer
 
-    def __deepcopy__(self, memo: Any) -> Any:  # transformers copies it for each weight
+    def __deepcopy__(self, memo: object) -> Any:  # transformers copies it for each weight
         return self
 
 
@@ -41,7 +41,9 @@ class Quantize(_Operation):
     """Quantizes float weights."""
 
     @torch.no_grad()
-    def convert(self, input_dict: dict[str, Any], *args: Any, model: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def convert(
+        self, input_dict: Mapping[str, object], *args: object, model: object = None, **kwargs: object
+    ) -> dict[str, Any]:
         return {name: self._quantized(model, name, _only(name, value)) for name, value in input_dict.items()}
 
     def _quantized(self, model: Any, name: str, value: Tensor) -> Tensor:
@@ -93,12 +95,12 @@ class Converter(WeightConverter):
         return WeightRenaming(":codes", ":codes")
 
 
-def converter(weight: str, names: Sequence[str], hf_quantizer: Any) -> Converter:
+def converter(weight: str, names: Sequence[str], hf_quantizer: object) -> Converter:
     """The converter for weights with this name and these buffers."""
     return Converter([f"{weight}:{name}" for name in names], weight, [Assemble(hf_quantizer)])
 
 
-def _only(name: str, value: Any) -> Any:
+def _only(name: str, value: object) -> Any:
     """The tensor, which transformers may wrap in a list of one."""
     if not isinstance(value, list):
         return value

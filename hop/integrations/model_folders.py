@@ -31,7 +31,7 @@ def read_config(caller: str, folder: Path) -> dict[str, Any]:
     return from_json(file.read_bytes(), f"{caller}: {file}")
 
 
-def check_numbers(caller: str, folder: Path, config: Mapping[str, Any], tensors: int) -> None:
+def check_numbers(caller: str, folder: Path, config: Mapping[str, object], tensors: int) -> None:
     """Raise ValueError if the configuration implies implausible sizes: more layers or experts than the folder has
     `tensors`, more labels than any classifier, or more rotated dimensions than a head has.
     """
@@ -53,7 +53,7 @@ def transformers_config(caller: str, folder: Path) -> Any:
         raise ValueError(f"{caller}: {folder}: transformers cannot read config.json: {shown(error)}") from error
 
 
-def on_meta(caller: str, place: Path, cls: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
+def on_meta(caller: str, place: Path, cls: Any, config: object, options: Mapping[str, object]) -> nn.Module:
     """The model by its configuration, without memory. Raises ValueError if its sizes are impossible."""
     try:
         with torch.device("meta"):
@@ -62,7 +62,7 @@ def on_meta(caller: str, place: Path, cls: Any, config: Any, options: Mapping[st
         raise ValueError(f"{caller}: {place}: cannot create a model from its configuration: {shown(error)}") from error
 
 
-def model_class(config: Any, name: Any) -> Any:
+def model_class(config: object, name: object) -> Any:
     """The class called `name` in the modeling file that belongs to the configuration; None if it is not there.
 
     Other names would make transformers import other modules.
@@ -72,14 +72,14 @@ def model_class(config: Any, name: Any) -> Any:
     return cls if isinstance(cls, type) else None
 
 
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+def _fields(value: object) -> Iterator[tuple[str, Any]]:
     """The keys and values of an object and of the objects nested in it."""
     for key, inner in cast("dict[str, Any]", value).items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _fields(inner)
 
 
-def _wrong(caller: str, folder: Path, key: str, value: Any, rule: str) -> ValueError:
+def _wrong(caller: str, folder: Path, key: str, value: object, rule: str) -> ValueError:
     return ValueError(
         f"{caller}: {folder}: {key} of config.json must be {rule}, got {shown(value)}; download the folder again"
     )

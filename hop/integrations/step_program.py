@@ -76,7 +76,7 @@ def _divided(step: Step, batch: int, most: int, folder: Path) -> StepProgram | N
     forms = [(t.dtype, tuple(t.shape)) for t in (plan.hidden, *plan.pool)]
     slots = {kind: 2 + i for i, kind in enumerate(step.sizes)}
 
-    def package(part: Before | Layer | After, given: Sequence[Any], dynamic: Any) -> Package:
+    def package(part: Before | Layer | After, given: Sequence[object], dynamic: object) -> Package:
         name = kept_programs.digest(part, (batch, most, part.settings(), forms), ignored=("layer_idx",))
         return _package(folder / f"{name}.pt2", part, lambda: _exported(part, given, dynamic, step.model))
 
@@ -92,7 +92,7 @@ def _divided(step: Step, batch: int, most: int, folder: Path) -> StepProgram | N
     return StepProgram(before, layers, package(After(step, plan), (plan.hidden, *inputs), (None, shapes)))
 
 
-def _exported(module: nn.Module, inputs: Sequence[Any], shapes: Any, model: Any) -> Any:
+def _exported(module: nn.Module, inputs: Sequence[Any], shapes: Any, model: object) -> Any:
     """Export a step or a part of it."""
     with traceable(model):
         return torch.export.export(module, tuple(inputs), dynamic_shapes=shapes, strict=False)

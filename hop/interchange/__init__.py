@@ -10,8 +10,6 @@ from hop.interchange.gguf_writing import gguf_quantizer as gguf_quantizer
 from hop.interchange.gguf_writing import save_gguf as save_gguf
 
 __all__ = [
-    "Checkpoint",
-    "GGUFFile",
     "gguf_quantizer",
     "load_gguf",
     "open_checkpoint",

@@ -136,7 +136,7 @@ def _scales(tensor: QuantizedTensor, scale: Tensor, strategy: str) -> Tensor:
     return scales.reshape(1) if strategy == "tensor" else scales
 
 
-def _args(bits: int, kind: str, symmetric: bool, strategy: Mapping[str, Any], scale: torch.dtype) -> dict[str, Any]:
+def _args(bits: int, kind: str, symmetric: bool, strategy: Mapping[str, object], scale: torch.dtype) -> dict[str, Any]:
     args = {"num_bits": bits, "type": kind, "symmetric": symmetric, **strategy, "dynamic": False}
     return args | {"scale_dtype": str(scale)}
 
@@ -209,7 +209,7 @@ def _nvfp4(shape: tuple[int, ...], buffers: Mapping[str, Tensor]) -> Form:
 
 def _form(
     format: str,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     end: str,
     codes: tuple[torch.dtype, tuple[int, ...]],
     small: Mapping[str, Tensor],

@@ -10,7 +10,7 @@ compressed_tensors 0.20, its compressors and lifecycle.forward.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -42,13 +42,13 @@ NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=
 _MOST_GROUPS = 256
 
 
-def with_target_sets(config: Config, where: Any) -> Config:
+def with_target_sets(config: Config, where: object) -> Config:
     """The configuration with the targets of its groups as sets of names and lists of expressions, because each weight
     is looked up in all groups.
 
     Raises ValueError, mentioning `where`, if there are implausibly many groups.
     """
-    config_groups: Any = config.get("config_groups")
+    config_groups = config.get("config_groups")
     if not isinstance(config_groups, dict):
         return config
     groups = cast("dict[str, Any]", config_groups)
@@ -66,11 +66,11 @@ def with_target_sets(config: Config, where: Any) -> Config:
     return {**config, "config_groups": result}
 
 
-def _with_target_set(group: Any) -> Any:
+def _with_target_set(group: object) -> Any:
     if not isinstance(group, dict):
         return group
     fields = cast("dict[str, Any]", group)
-    targets: Any = fields.get("targets")
+    targets = fields.get("targets")
     names = cast("list[Any]", targets) if isinstance(targets, list) else []
     texts = [x for x in names if isinstance(x, str)]
     expressions = [x.removeprefix("re:") for x in texts if x.startswith("re:")]
@@ -194,7 +194,7 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
 
 def groups_for(parts: Parts, config: Config) -> list[Any]:
     """The groups of the configuration that may hold a weight: the first that names its module, otherwise all."""
-    config_groups: Any = config.get("config_groups")
+    config_groups = config.get("config_groups")
     groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
     name = parts.name.removesuffix(".weight")
     return [group for group in groups if isinstance(group, dict) and _is_target(parts, name, group)][:1] or groups
@@ -207,7 +207,7 @@ def _is_target(parts: Parts, name: str, group: dict[str, Any]) -> bool:
         raise parts.fail(f"a target of the config_groups cannot be matched: {error}") from error
 
 
-def _block(args: dict[str, Any]) -> Block | None:
+def _block(args: Mapping[str, object]) -> Block | None:
     """The block of a strategy; None if weights cannot have it."""
     size, structure, strategy = args.get("group_size"), args.get("block_structure"), args.get("strategy")
     if strategy is None:
@@ -215,7 +215,7 @@ def _block(args: dict[str, Any]) -> Block | None:
     if strategy in ("group", "tensor_group"):
         return (1, size) if type(size) is int and 0 < size < 2**31 else None
     if strategy == "block":
-        sizes: Any = structure if isinstance(structure, list) else ()
+        sizes = structure if isinstance(structure, list) else ()
         good = len(sizes) == 2 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
         return tuple(sizes) if good else None
     return {"tensor": (-1, -1), "channel": (1, -1)}.get(strategy) if isinstance(strategy, str) else None

@@ -44,7 +44,7 @@ class _PlannedTensor(NamedTuple):
 def save_compressed_tensors(
     folder: str | Path,
     tensors: Mapping[str, Tensor] | nn.Module,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     *,
     integers: str | None = None,
     shard_size: int = 5 * 10**9,
@@ -110,7 +110,9 @@ def save_compressed_tensors(
         write_whole(staged / _CONFIG, _json({**configuration, "quantization_config": _quantization(planned)}))
 
 
-def _checked(folder: Any, tensors: Any, config: Any, integers: Any, size: Any) -> tuple[Path, Mapping[str, Tensor]]:
+def _checked(
+    folder: object, tensors: object, config: object, integers: object, size: object
+) -> tuple[Path, Mapping[str, Tensor]]:
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"{_CALLER}: folder must be text or a Path, got {shown(folder)}; give one such as 'model'")
     if not isinstance(tensors, Mapping | nn.Module):
@@ -162,7 +164,7 @@ def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict
 # ---- the tensors
 
 
-def _plan_tensor(name: Any, tensor: Any, integers: str | None) -> _PlannedTensor:
+def _plan_tensor(name: object, tensor: object, integers: str | None) -> _PlannedTensor:
     if not isinstance(name, str):
         raise TypeError(f"{_CALLER}: names of tensors must be text, got {name!r}; rename it")
     if not isinstance(tensor, Tensor) or tensor.is_meta:
@@ -217,7 +219,7 @@ def _inputs(tensors: Any, state: Any, activations: Any) -> dict[str, dict[str, A
             f"{_CALLER}: activations must be True or False, and True for a module alone, got {shown(activations)}; "
             "leave it out"
         )
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, object]] = {}
     for name, activation in activations_of(tensors).items() if activations else ():
         if name not in state:
             continue  # a tied weight, written under its first name
@@ -281,5 +283,5 @@ def _quantization(planned: Sequence[_PlannedTensor]) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"

@@ -2,14 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
 from hop.numerics.spelling import shown
 
 
-def checked_path(caller: str, path: Any, example: str, folders: bool = True) -> Path:
+def checked_path(caller: str, path: object, example: str, folders: bool = True) -> Path:
     """Return an existing file, or with `folders` also a folder, as a Path.
 
     Raises:

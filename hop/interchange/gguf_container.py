@@ -56,7 +56,7 @@ def read_header(path: Path) -> Header:
         return _Reader(path, data).header()
 
 
-def is_alignment(value: Any) -> bool:
+def is_alignment(value: object) -> bool:
     """Whether `value` is a valid alignment."""
     return type(value) is int and 1 <= value <= 2**20 and value & (value - 1) == 0
 
@@ -140,7 +140,7 @@ class _Reader:
             raise self.error(f"is of version {version:#x}; versions 2 and 3 are read, in little-endian order")
         tensors, keys = self.scalar("Q"), self.scalar("Q")
         self.check_count(keys, _LEAST_KEY)
-        metadata: dict[str, Any] = {}
+        metadata: dict[str, object] = {}
         places: dict[str, tuple[int, int]] = {}
         for i in range(keys):
             self.what = f"key {i} of the metadata"

@@ -141,7 +141,7 @@ def gguf_quantizer(name: str) -> Quantizer:
     return quantizers[name]
 
 
-def _checked(path: Any, tensors: Any, like: Any, shard_size: Any) -> Path:
+def _checked(path: object, tensors: object, like: object, shard_size: object) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"save_gguf: path must be text or a Path, got {shown(path)}; give one such as 'm.gguf'")
     if not isinstance(tensors, Mapping):
@@ -206,7 +206,7 @@ def _places(place: Path, count: int) -> list[Path]:
     return [place.with_name(f"{name}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)] if count > 1 else [place]
 
 
-def _head(part: list[_PlannedTensor], metadata: dict[str, Any], like: GGUFFile | None, alignment: int) -> bytes:
+def _head(part: list[_PlannedTensor], metadata: Mapping[str, object], like: GGUFFile | None, alignment: int) -> bytes:
     """The bytes of a file before its tensors."""
     values = b"".join(_key(name, value, like) for name, value in metadata.items())
     head, at = struct.pack("<4sIQQ", b"GGUF", 3, len(part), len(metadata)) + values, 0
@@ -234,7 +234,7 @@ def _meaning(q: Quantizer) -> Any:
     return q.format, tuple(sizes), rule, q.flat, q.hadamard
 
 
-def _plan_tensor(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, int]) -> _PlannedTensor:
+def _plan_tensor(name: object, tensor: object, like: GGUFFile | None, known: Mapping[object, int]) -> _PlannedTensor:
     if not isinstance(name, str) or len(_text(name)) > 8 + _LONGEST_NAME:
         raise ValueError(
             f"save_gguf: names of tensors must be text of {_LONGEST_NAME} bytes at most, got {name!r}; shorten it"
@@ -259,7 +259,7 @@ def _plan_tensor(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[A
     return _PlannedTensor(name, shape, number, math.prod(shape) // t.elements * t.bytes)
 
 
-def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> int:
+def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[object, int]) -> int:
     """The type number of a tensor."""
     if not isinstance(tensor, QuantizedTensor):
         if tensor.dtype not in _NUMBERS:
@@ -286,7 +286,7 @@ def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, 
 
 
 def _write(
-    file: WholeFile, each: _PlannedTensor, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]
+    file: WholeFile, each: _PlannedTensor, tensor: Tensor, like: GGUFFile | None, known: Mapping[object, int]
 ) -> None:
     if _plan_tensor(each.name, tensor, like, known) != each:
         raise ValueError(f"save_gguf: tensors[{each.name!r}] changed between its first and its second access")
@@ -327,7 +327,7 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _key(key: Any, value: Any, like: GGUFFile | None) -> bytes:
+def _key(key: object, value: object, like: GGUFFile | None) -> bytes:
     """The bytes of a key, its value's type, and the value."""
     if not isinstance(key, str):
         raise TypeError(f"save_gguf: keys of metadata must be text, got {key!r}; rename it")
@@ -352,11 +352,11 @@ def _stored_kinds(stored: bytes) -> list[int]:
     return kinds
 
 
-def _equal(stored: Any, value: Any) -> bool:
+def _equal(stored: object, value: object) -> bool:
     return type(stored) is type(value) and stored == value
 
 
-def _kinds(value: Any) -> list[int]:
+def _kinds(value: object) -> list[int]:
     """The types of a value, outermost first: ARRAY for each level of lists, then the items' type."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or value.dtype not in _DTYPES:
@@ -392,7 +392,7 @@ def _kind(items: list[Any], integer: int) -> int:
     raise TypeError(f"it has values of {', '.join(sorted(t.__name__ for t in types))}")
 
 
-def _value(value: Any, kinds: list[int]) -> bytes:
+def _value(value: object, kinds: list[int]) -> bytes:
     value = value.tolist() if isinstance(value, Tensor) else value
     if kinds[0] == STRING:
         if not isinstance(value, str):

@@ -37,7 +37,6 @@ from hop.nn.layers.convolutions import Conv3d as Conv3d
 from hop.nn.layers.convolutions import ConvTranspose1d as ConvTranspose1d
 from hop.nn.layers.convolutions import ConvTranspose2d as ConvTranspose2d
 from hop.nn.layers.convolutions import ConvTranspose3d as ConvTranspose3d
-from hop.nn.layers.folded import FoldedBatchNorm as FoldedBatchNorm
 from hop.nn.layers.functions import GELU as GELU
 from hop.nn.layers.functions import Hardsigmoid as Hardsigmoid
 from hop.nn.layers.functions import Hardswish as Hardswish
@@ -53,15 +52,12 @@ from hop.nn.layers.linear import Linear as Linear
 from hop.nn.models.calibration import calibrate as calibrate
 from hop.nn.models.conversion import convert as convert
 from hop.nn.models.conversion import float_state_dict as float_state_dict
-from hop.nn.models.folding import FoldReport as FoldReport
 from hop.nn.models.folding import fold_batch_norms as fold_batch_norms
 from hop.nn.models.folding import freeze_statistics_ as freeze_statistics_
 from hop.nn.models.freezing import freeze as freeze
 from hop.nn.models.gathering import bytes_gathered as bytes_gathered
 from hop.nn.models.gathering import gather_as_codes as gather_as_codes
 from hop.nn.models.holding import hold_weights as hold_weights
-from hop.nn.models.quantizing import quantize_ as quantize_
-from hop.nn.models.report import Report as Report
 from hop.nn.models.schedule import Schedule as Schedule
 from hop.nn.models.schedule import Stage as Stage
 from hop.nn.models.siblings import share_input as share_input
@@ -69,9 +65,7 @@ from hop.nn.scales.delayed import AmaxHistory as AmaxHistory
 from hop.nn.scales.delayed import advance as advance
 from hop.nn.scales.delayed import advance_after as advance_after
 from hop.nn.scales.static import StaticScale as StaticScale
-from hop.nn.scales.transforms import InputTransform as InputTransform
 from hop.nn.weights.loading import load_state_dict as load_state_dict
-from hop.nn.weights.master import MasterWeight as MasterWeight
 
 __all__ = [
     "GELU",
@@ -83,20 +77,15 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "Embedding",
-    "FoldReport",
-    "FoldedBatchNorm",
     "Hardsigmoid",
     "Hardswish",
-    "InputTransform",
     "KVCache",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
-    "MasterWeight",
     "MultiheadAttention",
     "RMSNorm",
-    "Report",
     "Schedule",
     "SiLU",
     "Sigmoid",
@@ -117,7 +106,6 @@ __all__ = [
     "hold_weights",
     "load_state_dict",
     "prepare",
-    "quantize_",
     "same_scheme",
     "scheme",
     "share_input",

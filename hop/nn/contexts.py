@@ -75,7 +75,7 @@ class scheme:
     def __enter__(self) -> None:
         _here.plans = (*_here.plans, self._plan)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         _here.plans = _here.plans[:-1]
 
 
@@ -107,7 +107,7 @@ class _Plans:
     def __enter__(self) -> None:
         self._outer, _here.plans = _here.plans, self._plans
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         _here.plans = self._outer
 
 

@@ -92,4 +92,4 @@ def named(name: str) -> AttentionScheme:
     return result
 
 
-__all__ = ["ATTENTION_SCHEMES", "AttentionScheme", "named", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["ATTENTION_SCHEMES", "AttentionScheme", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -18,7 +18,8 @@ from torch import Tensor
 from hop.compat import memory
 from hop.numerics import blocks, spelling
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, Amax, Blocks
+from hop.numerics.rule import Blocks
+from hop.numerics.scale_rules import LARGEST, Amax
 
 __all__ = ["amax", "entropy", "moving_average", "mse", "percentile"]
 
@@ -179,7 +180,7 @@ def _error(q: Quantizer, x: Tensor, scales: dict[str, Tensor]) -> Tensor:
 
 def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """The minimum and maximum of each block, with NaN as 0."""
-    known = [_known(x) for x in batches]
+    known = [x.to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST) for x in batches]
     low = [_served(q).per_block(x, torch.amin) for x in known]
     high = [_served(q).per_block(x, torch.amax) for x in known]
     return torch.stack(low).amin(0), torch.stack(high).amax(0)
@@ -207,10 +208,6 @@ def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], 
         blocks_as_rows = cut.permute(*kept, *dims).flatten(len(kept))
         rows.append(blocks_as_rows.reshape(-1, blocks_as_rows.shape[-1]))
     return torch.cat(rows, -1)
-
-
-def _known(x: Tensor) -> Tensor:
-    return x.to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
 
 
 def _served(q: Quantizer) -> Quantizer:

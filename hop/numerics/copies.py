@@ -31,7 +31,7 @@ APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.flo
 """The dtypes that a quantized tensor can be created from and appear in."""
 
 
-def checked(quantizer: Quantizer, usages: Any) -> Usages:
+def checked(quantizer: Quantizer, usages: object) -> Usages:
     """Return `usages` as an ordered tuple, or raise ValueError unless they name copies that `quantizer` supports."""
     checked_usages = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
     if not checked_usages or any(u not in USAGES for u in checked_usages):
@@ -92,7 +92,7 @@ def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.dev
         device = tensor.device
 
 
-def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> None:
+def check_one(described: Buffer, buffer: object, device: torch.device | None) -> None:
     """Raise TypeError or ValueError unless `buffer` is dense, matches its description, and is on `device` if given."""
     name, shape, dtype = described
     if not isinstance(buffer, Tensor):

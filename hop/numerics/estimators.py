@@ -38,10 +38,8 @@ __all__ = [
     "LSQ",
     "PACT",
     "STE",
-    "Derivatives",
     "Estimator",
     "NoiseInjection",
-    "Position",
     "QuantNoise",
     "SoftRounding",
 ]

@@ -88,7 +88,7 @@ def neighbors(n: Any, size: Any, align_corners: bool, factor: float | None, devi
     return Neighbors(low, (low + 1).clamp(max=n - 1), weight)
 
 
-def interpolated(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: Sequence[int]) -> Tensor:
+def interpolated(x: Tensor, op: OpOverload, rest: Sequence[object], dims: Sequence[int]) -> Tensor:
     """op(x, *rest) for float64 x, one dimension after the other."""
     sizes, align_corners, factors = resize(op, rest, [x.shape[d] for d in dims])
     for d, size, factor in zip(dims, sizes, factors, strict=True):

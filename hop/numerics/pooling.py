@@ -8,7 +8,7 @@ Sources of the windows: PyTorch, aten/src/ATen/native/Pool.h (pooling_output_sha
 end_index).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,13 @@ ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default
 Sums = tuple[Tensor, Tensor | int]  # sums of windows along one dimension, and how many elements each has
 
 
-def sizes(size: Any, count: int) -> list[Any]:
+def sizes(size: object, count: int) -> list[Any]:
     """An argument for `count` dimensions, of which all may share one number."""
     given = list(size) if isinstance(size, list | tuple) else [size]
     return given * count if len(given) == 1 else given
 
 
-def has_order(op: OpOverload, rest: Sequence[Any], before: Sequence[Any]) -> bool:
+def has_order(op: OpOverload, rest: Sequence[object], before: Sequence[object]) -> bool:
     """Whether `averaged` adds in its order: not for adaptive pooling of sizes that a graph leaves open, whose windows
     have no largest size. `rest` are the arguments after the tensor, `before` its sizes along the pooled dimensions."""
     return op not in ADAPTIVE or all(
@@ -60,7 +60,7 @@ def averaged(x: Tensor, op: OpOverload, rest: Sequence[Any], kwargs: dict[str, A
     return memory_format.like(y, x)
 
 
-def _fixed(x: Tensor, d: int, given: dict[str, Any], i: int, count: int) -> Sums:
+def _fixed(x: Tensor, d: int, given: Mapping[str, object], i: int, count: int) -> Sums:
     """The windows of avg_pool along a dimension, the i-th of `count`."""
     size = sizes(given["kernel_size"], count)[i]
     stride = sizes(given.get("stride") or given["kernel_size"], count)[i]
@@ -78,7 +78,7 @@ def _fixed(x: Tensor, d: int, given: dict[str, Any], i: int, count: int) -> Sums
     return total, ends - (starts if includes_pad else starts.clamp(min=0))
 
 
-def _adaptive(x: Tensor, d: int, given: dict[str, Any], i: int, count: int) -> Sums:
+def _adaptive(x: Tensor, d: int, given: Mapping[str, object], i: int, count: int) -> Sums:
     """The windows of adaptive_avg_pool along a dimension, the i-th of `count`."""
     n, number = x.shape[d], sizes(given["output_size"], count)[i]
     if number is None or n % number == 0:

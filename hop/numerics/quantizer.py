@@ -21,7 +21,8 @@ from hop.numerics.estimators import Derivatives, Estimator
 from hop.numerics.formats import Format
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.layouts import Layout, Tiled
-from hop.numerics.scale_rules import Amax, Blocks, Found, Rule
+from hop.numerics.rule import Blocks, Found, Rule
+from hop.numerics.scale_rules import Amax
 from hop.numerics.spelling import Value
 
 __all__ = ["Quantizer"]

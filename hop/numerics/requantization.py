@@ -38,7 +38,6 @@ from hop.numerics.tables import lookup
 __all__ = [
     "GEMMLOWP",
     "TFLITE",
-    "Convention",
     "Division",
     "DoubleMultiplier",
     "FixedPoint",

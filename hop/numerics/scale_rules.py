@@ -25,10 +25,8 @@ from hop.numerics.float_rules import exponent_of as exponent_of
 from hop.numerics.formats import Format
 from hop.numerics.requantization import Convention, Division, Reciprocal
 from hop.numerics.rule import LARGEST as LARGEST
-from hop.numerics.rule import Blocks as Blocks
-from hop.numerics.rule import Found as Found
+from hop.numerics.rule import Blocks, Found, nan_beyond
 from hop.numerics.rule import Rule as Rule
-from hop.numerics.rule import nan_beyond
 from hop.numerics.stored_scales import StoredScales as StoredScales
 from hop.numerics.weight_search import Search
 
@@ -36,10 +34,8 @@ __all__ = [
     "AbsMean",
     "Amax",
     "BlockScaling",
-    "Blocks",
     "CurrentScaling",
     "Delayed",
-    "Found",
     "Microscaling",
     "MinMax",
     "Rule",

@@ -259,4 +259,4 @@ def named(name: str) -> Scheme:
     return result
 
 
-__all__ = ["SCHEMES", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["SCHEMES", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

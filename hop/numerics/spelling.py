@@ -53,7 +53,7 @@ class Value:
     dataclass, and so does not declare its fields, has no text and is equal only to itself.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         is_ours = cls.__module__.split(".")[0] == __name__.split(".")[0]
         _classes[cls.__name__ if is_ours else f"{cls.__module__}.{cls.__qualname__}"] = cls
@@ -92,7 +92,7 @@ class Value:
     def __copy__(self) -> Any:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         """The value itself, which never changes. Dynamo's guards then compare the quantizer of a weight by identity."""
         return self
 
@@ -108,7 +108,7 @@ def declares_fields(cls: type) -> bool:
     return "__dataclass_fields__" in cls.__dict__
 
 
-def register_constant(name: str, value: Any) -> None:
+def register_constant(name: str, value: object) -> None:
     """Spell values equal to `value` as `name`."""
     _constants[name] = value
 
@@ -281,7 +281,7 @@ class _Parser:
         return tuple(items)
 
     def instance(self, cls: type, before: int) -> Any:
-        fields: dict[str, Any] = {}
+        fields: dict[str, object] = {}
         known = [f.name for f in dataclasses.fields(cls) if f.init]
         self.need("(")
         while not self.next_is(")"):
@@ -305,7 +305,7 @@ class _Parser:
             raise self.error(message) from error
 
 
-def real(value: Any, what: str) -> float:
+def real(value: object, what: str) -> float:
     """Return `value` as a float if it is a number that float32 can represent, else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError(
@@ -314,26 +314,26 @@ def real(value: Any, what: str) -> float:
     return float(value)
 
 
-def flag(value: Any, what: str) -> None:
+def flag(value: object, what: str) -> None:
     """Raise ValueError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be True or False, got {shown(value)}; give one of them")
 
 
-def integer(value: Any, what: str) -> None:
+def integer(value: object, what: str) -> None:
     """Raise ValueError unless `value` is an integer of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise ValueError(f"{what} must be an integer, got {shown(value)}; give such a number")
 
 
-def finite(value: Any, what: str) -> float:
+def finite(value: object, what: str) -> float:
     """Return `value` as a float if it is finite and not negative, else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{what} must be a finite number, 0 or more; got {shown(value)}; give such a number")
     return float(value)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Describe a value in a message: a tensor by dtype, shape and device, others by their repr, shortened if long."""
     if isinstance(value, torch.Tensor):
         # FakeTensors too: the same message when traced

@@ -263,7 +263,7 @@ class StoredScales(Rule):
         return parts.combined(number, "max", self.outer)
 
 
-def _format_of(scale: Any) -> Format | None:
+def _format_of(scale: object) -> Format | None:
     """The format of scales that are codes. A function, because Dynamo cannot read a property of a value it created."""
     return scale if isinstance(scale, Format) else None
 

@@ -61,13 +61,13 @@ def load_bitsandbytes_state(optimizer: Optimizer, state_dict: Mapping[str, Any])
             "hop.optim.AdamW8bit"
         )
     check_whole(_LOAD, state_dict)
-    groups: list[dict[str, Any]] = []
-    names: dict[Any, Sequence[str]] = {}
+    groups: list[dict[str, object]] = []
+    names: dict[object, Sequence[str]] = {}
     for number, saved in enumerate(state_dict["param_groups"]):
         own = optimizer.param_groups[min(number, len(optimizer.param_groups) - 1)]  # load_state_dict compares numbers
         groups.append(_options(optimizer, number, saved, bool(own.get("decoupled_weight_decay", True))))
         names |= dict.fromkeys(saved["params"], optimizer._names({**own, **groups[-1]}))
-    states: dict[Any, dict[str, Any]] = {}
+    states: dict[object, dict[str, object]] = {}
     for number, state in state_dict["state"].items():
         if number not in names:
             raise ValueError(
@@ -77,7 +77,7 @@ def load_bitsandbytes_state(optimizer: Optimizer, state_dict: Mapping[str, Any])
     optimizer.load_state_dict({"state": states, "param_groups": groups}, requantize=True)
 
 
-def _options(optimizer: Optimizer, number: int, saved: Any, decoupled: bool) -> dict[str, Any]:
+def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) -> dict[str, Any]:
     """The options of a param group under the names of `optimizer`."""
     where = f"{_LOAD}: state_dict: param group {number}"
     if not isinstance(saved, Mapping) or not {"lr", "betas", "weight_decay", "params"} <= set(saved):
@@ -86,7 +86,7 @@ def _options(optimizer: Optimizer, number: int, saved: Any, decoupled: bool) -> 
             "of bitsandbytes"
         )
     group = {k: v for k, v in cast("Mapping[str, Any]", saved).items() if k not in (*_OF_ADEMAMIX, "eps", "betas")}
-    betas: Any = saved["betas"]
+    betas = saved["betas"]
     if not isinstance(betas, list | tuple) or len(cast("Sequence[Any]", betas)) != 2:
         raise ValueError(
             f"{where}: betas must be two numbers, got {shown(betas)}; three are AdEMAMix's, which has no counterpart: "
@@ -102,12 +102,12 @@ def _options(optimizer: Optimizer, number: int, saved: Any, decoupled: bool) -> 
     return {**group, "betas": tuple(cast("Sequence[Any]", betas))} | {k: saved[k] for k in ("eps",) if k in saved}
 
 
-def _states(where: str, saved: Any, names: Sequence[str]) -> dict[str, Any]:
+def _states(where: str, saved: object, names: Sequence[str]) -> dict[str, Any]:
     """The states of a parameter under the names of this library."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"{where}: its states must be a mapping, got {shown(saved)}; pass what state_dict() returns")
     state = dict(cast("Mapping[str, Any]", saved))
-    nested: Any = state.pop(_NESTED, {})
+    nested = state.pop(_NESTED, {})
     state |= cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else {_NESTED: nested}
     known = {f"{part}{i}" for part in _PARTS for i in range(1, len(names) + 1)} | {"step"}
     if unknown := [key for key in state if key not in known]:
@@ -116,7 +116,7 @@ def _states(where: str, saved: Any, names: Sequence[str]) -> dict[str, Any]:
             "states with a scale for the whole tensor (block_wise=False), 'unorm_vec' of LAMB or LARS, 'gnorm_vec' of "
             "percentile clipping; remove it if the rest fits this optimizer, or start with fresh states"
         )
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for i, name in enumerate(names, 1):
         if f"state{i}" in state:  # load_state_dict compares the names
             result[name] = _state(f"{where}: ", str(i), *(state.get(f"{part}{i}") for part in _PARTS))

@@ -1,7 +1,6 @@
 """Check that a state_dict fits an optimizer, before anything changes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ _GIVE = "pass what an optimizer's state_dict() returns"
 _FRESH = "load the state of the same kind of optimizer, or start with fresh states"
 
 
-def check_whole(name: str, state_dict: Any) -> None:
+def check_whole(name: str, state_dict: object) -> None:
     """Raise if `state_dict` is not the state_dict of an optimizer."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"{name}: state_dict {_WHOLE}, got {shown(state_dict)}; {_GIVE}")
@@ -23,7 +22,7 @@ def check_whole(name: str, state_dict: Any) -> None:
         raise ValueError(f"{name}: state_dict {_WHOLE}, got {list(state_dict)}; {_GIVE}")
 
 
-def check_group(name: str, number: int, group: Mapping[str, Any], options: Sequence[str]) -> None:
+def check_group(name: str, number: int, group: Mapping[str, object], options: Sequence[str]) -> None:
     """Raise if a saved param group lacks one of the `options` of this optimizer."""
     missing = [option for option in options if option not in group]
     if missing:
@@ -34,7 +33,12 @@ def check_group(name: str, number: int, group: Mapping[str, Any], options: Seque
 
 
 def check_state(
-    name: str, number: Any, p: Tensor, state: Mapping[str, Any], quantizers: Mapping[str, Quantizer | None], anew: bool
+    name: str,
+    number: object,
+    p: Tensor,
+    state: Mapping[str, object],
+    quantizers: Mapping[str, Quantizer | None],
+    anew: bool,
 ) -> None:
     """Raise unless the saved states of a parameter are those that this optimizer keeps.
 
@@ -59,7 +63,7 @@ def check_state(
         raise ValueError(f"{where}: step must be a number, got {shown(step)}; {_FRESH}")
 
 
-def _check_tensor(where: str, p: Tensor, x: Any, q: Quantizer | None, anew: bool) -> None:
+def _check_tensor(where: str, p: Tensor, x: object, q: Quantizer | None, anew: bool) -> None:
     if not isinstance(x, Tensor) or type(x).__module__.startswith("torchao."):
         remedy = "load_torchao_state" if isinstance(x, Tensor) else "load_state_dict with tensors"
         raise TypeError(f"{where} must be a tensor or a QuantizedTensor, got {type(x).__name__}; use {remedy}")

@@ -83,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         options = {"state": state, "min_numel": min_numel, "error_if_nonfinite": error_if_nonfinite}
         super().__init__(self._checked(params), defaults | options | flags | {"seed": seed})
 
-    def _checked(self, params: Any) -> list[Any]:
+    def _checked(self, params: object) -> list[Any]:
         """Check the parameters or param groups that an optimizer is created with, and list them."""
         if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
             raise TypeError(
@@ -179,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
                     found.setdefault(why, []).append(f"{number}.{place}")
         return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
 
-    def _numbers(self, group: dict[str, Any]) -> list[float | Tensor]:
+    def _numbers(self, group: Mapping[str, object]) -> list[float | Tensor]:
         """The options of a step, lr first; tensors in a compiled program, where constants would cause recompilation."""
         options = [group["lr"], *self._options(group)]
         return [as_tensor(x) for x in options] if torch.compiler.is_compiling() else options

@@ -1,7 +1,7 @@
 """AdamW, Adam, SGD and Lion."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -54,7 +54,7 @@ class Adam(Optimizer):
             **options,
         )
 
-    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+    def _names(self, group: Mapping[str, object]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
@@ -70,7 +70,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -104,7 +104,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -143,7 +143,7 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
@@ -152,7 +152,7 @@ class Lion(Optimizer):
         _check(self._name, lr=lr, betas=betas, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **options)
 
-    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+    def _names(self, group: Mapping[str, object]) -> Sequence[str]:
         return ("exp_avg",)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
@@ -167,7 +167,7 @@ def _is_used(x: float | Tensor) -> bool:
     return isinstance(x, Tensor) or x != 0
 
 
-def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
+def _check(name: str, *, betas: object = None, **numbers: object) -> None:
     """Raise for values that torch.optim rejects."""
     for key, x in numbers.items():
         if isinstance(x, Tensor):

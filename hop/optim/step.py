@@ -27,10 +27,10 @@ from hop.kernels.cpu import step as native
 from hop.kernels.gpu import step as gpu
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from hop.optim.rounding import rounded
 from hop.optim.states import bounded, least_part, raised
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
+from hop.tensor.buffers.noise import noise
 from hop.tensor.buffers.operators import dequantize_buffers, quantize_buffers
 
 _USAGES = [copies.ROWWISE]
@@ -274,3 +274,13 @@ def updated(
 
 
 dynamo.allow_in_graph(updated)
+
+
+def rounded(x: Tensor, seed: Tensor, stream: int) -> Tensor:
+    """Round a float32 tensor to bfloat16 stochastically.
+
+    Adds 16 random bits to the 16 bits that are dropped, and keeps the carry. NaNs and infinities are not changed.
+    """
+    low, high = noise(seed, (*x.shape, 2), stream=stream, bits=8).to(torch.int32).unbind(-1)
+    carried = (x.view(torch.int32) + (low + high * 256)) & -(2**16)
+    return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)

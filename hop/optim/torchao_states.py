@@ -67,7 +67,7 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
     optimizer.load_state_dict({"state": states, "param_groups": given}, requantize=True)
 
 
-def _converted(where: str, x: Any) -> Any:
+def _converted(where: str, x: object) -> Any:
     if isinstance(x, DTensor):
         local = _converted(where, x.to_local())
         return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())

@@ -9,7 +9,7 @@ summary.py        the sentences of a report             picture.py    matplotlib
 page.py           the HTML page, from page.html, page.css and page.js
 sweeps.py         sweep                                 sweep_result.py  Sweep
 operations.py     time and FLOPs of PyTorch's operations and ours
-journal.py        finished results of a sweep, on disk  json_values.py   values that JSON can hold
+journal.py        finished results of a sweep, on disk
 spread.py         histograms of values
 """
 
@@ -17,29 +17,13 @@ from hop.report.comparing import compare as compare
 from hop.report.operations import Operation as Operation
 from hop.report.operations import operations as operations
 from hop.report.operations import table as table
-from hop.report.report import Report as Report
-from hop.report.rows import Error as Error
-from hop.report.rows import Row as Row
-from hop.report.rows import Source as Source
-from hop.report.spread import Spread as Spread
-from hop.report.sweep_result import Candidate as Candidate
-from hop.report.sweep_result import Sweep as Sweep
 from hop.report.sweeps import CANDIDATES as CANDIDATES
 from hop.report.sweeps import Options as Options
 from hop.report.sweeps import sweep as sweep
-from hop.report.values import Type as Type
 
 __all__ = [
     "CANDIDATES",
-    "Candidate",
-    "Error",
     "Options",
-    "Report",
-    "Row",
-    "Source",
-    "Spread",
-    "Sweep",
-    "Type",
     "compare",
     "sweep",
 ]

@@ -1,5 +1,6 @@
 """compare: measure a program node by node, optionally against a reference."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -72,19 +73,19 @@ def compare(
     return Report(rows_of(a, node_pairs), len(given), b is not None, parameter_bytes(a), name)
 
 
-def check_count(what: str, count: Any, such: int) -> None:
+def check_count(what: str, count: object, such: int) -> None:
     """Raise ValueError unless `count` is an integer of at least 1."""
     if type(count) is not int or count < 1:
         raise ValueError(f"{what} must be an integer of at least 1, got {count!r}; give one such as {such}")
 
 
-def check_function(what: str, function: Any) -> None:
+def check_function(what: str, function: object) -> None:
     """Raise TypeError unless `function` is callable or None."""
     if function is not None and not callable(function):
         raise TypeError(f"{what} must be a function, got {function!r}; leave it out")
 
 
-def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Arguments]:
+def inputs_of(caller: str, data: Data | None, models: Mapping[str, object]) -> list[Arguments]:
     """The arguments of each run. `models` maps the argument names used in errors to the models."""
     for name, model in models.items():
         if not isinstance(model, Program | nn.Module):
@@ -113,7 +114,7 @@ def exported(caller: str, model: Program | nn.Module, data: list[Arguments]) -> 
         raise ValueError(f"{caller}: data has different numbers of tensors from one run to the next")
     columns = iter(zip(*leaves, strict=True))
 
-    def shape(_: Any) -> dict[int, Any] | None:
+    def shape(_: object) -> dict[int, Any] | None:
         return _dynamic_shape(next(columns))
 
     with torch.no_grad():

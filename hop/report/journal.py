@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +54,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Mapping[str, object]) -> None:
         """Append one result and sync it to disk."""
         if self.path is not None:
             self._write({k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()})
@@ -87,7 +87,7 @@ class Journal:
             self._file.truncate(len(whole))
         self.lines = [{key: _NUMBERS.get(v, v) if key != "name" else v for key, v in line.items()} for line in rest]
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Mapping[str, object]) -> None:
         assert self.path is not None
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
         end = os.fstat(self._file.fileno()).st_size
@@ -101,7 +101,7 @@ class Journal:
                 raise
 
 
-def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
+def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: object) -> str:
     """A SHA-256 hash of a program, its tensors, its inputs and the options that affect measurements."""
     result = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
     tensors = {**program.constants, **program.state_dict}

@@ -2,7 +2,6 @@
 
 import math
 import operator
-from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -106,7 +105,7 @@ class _Listing:
         if op not in _PRODUCTS:
             return ()
         start = _ARGUMENTS.get(node.target, 0)  # type: ignore[call-overload]
-        args: Any = node.args[start:]
+        args = node.args[start:]
         if node.target is scaled_buffers:
             args = decode(op, args)
         if op is _ATTENTION:
@@ -121,7 +120,7 @@ class _Listing:
                     types[i] = type_from_quantizer(q)
         return tuple(t for t in types if t is not None)
 
-    def _type(self, x: Any) -> Type | None:
+    def _type(self, x: object) -> Type | None:
         if isinstance(x, Operand):
             return type_from_quantizer(x.quantizer)
         return (_buffers_type(x) or self.meter.seen[x].type) if isinstance(x, Node) else None
@@ -160,7 +159,7 @@ def _sort(node: Node, operands: tuple[Source, ...], result: Type) -> str:
     return MOVE if is_move and operands else OTHER
 
 
-def _buffers_type(node: Any) -> Type | None:
+def _buffers_type(node: object) -> Type | None:
     """The type of a list of buffers, from the quantizer among the node's arguments; None for other nodes."""
     if not isinstance(node, Node) or not isinstance(value(node), list | tuple):
         return None
@@ -180,7 +179,7 @@ def _stored_tensors(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
                 result[node] = (str(spec.target), x)
         return result
     for node in meter.graph.find_nodes(op="get_attr"):
-        x: Any = meter.module
+        x = meter.module
         for part in str(node.target).split("."):
             x = getattr(x, part)
         if isinstance(x, Tensor):

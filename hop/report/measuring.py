@@ -34,7 +34,7 @@ class NodeMeasurements:
     explained: str = ""
     seconds: list[float] = field(default_factory=list[float])
 
-    def add(self, x: Any) -> None:
+    def add(self, x: object) -> None:
         """Record one value of the node."""
         first = cast(Sequence[Any], x)[0] if isinstance(x, list | tuple) and x else cast(Any, x)
         if self.type is None and isinstance(first, Tensor):
@@ -49,7 +49,7 @@ class NodeMeasurements:
 class Meter(Runner):
     """Runs a program and records each value that it computes, or the time that each node takes."""
 
-    def __init__(self, program: Any, name: str, caller: str) -> None:
+    def __init__(self, program: object, name: str, caller: str) -> None:
         super().__init__(program, name, caller)
         self.seen: dict[Node, NodeMeasurements] = {node: NodeMeasurements() for node in self.graph.nodes}
         self.times = False  # whether to record times instead of values
@@ -98,7 +98,7 @@ class Pair(Figures):
 
     spread: Spread | None = None
 
-    def add(self, x: Any, y: Any) -> None:
+    def add(self, x: object, y: object) -> None:
         super().add(y, x)  # the signal is the reference's
         values, wanted = float_values(x), float_values(y)
         if values is not None and wanted is not None and values.shape == wanted.shape:

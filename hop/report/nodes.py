@@ -32,7 +32,7 @@ def module_of(node: Node) -> str:
 
 def _stack(node: Node) -> list[tuple[str, Any]]:
     """The names and classes of the modules that enclose a node, outermost first."""
-    modules: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    modules: dict[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
     return list(modules.values())
 
 

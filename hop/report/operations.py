@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,7 +21,7 @@ class Operation:
     """Of all calls together; 0 if torch.utils.flop_counter does not count the operation."""
 
 
-def operations(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Operation]:
+def operations(function: Callable[..., object], /, *args: object, **kwargs: object) -> list[Operation]:
     """Return the operations of a call that have FLOPs, and all of ours, slowest first.
 
     The function runs twice, because torch.profiler counts the FLOPs of a fixed list of operators only: times come from

@@ -34,7 +34,7 @@ def html(report: dict[str, Any] | None, sweep: dict[str, Any] | None = None) -> 
     )
 
 
-def embedded(data: Any) -> str:
+def embedded(data: object) -> str:
     """Serialize to JSON that is safe inside a script element: no character can begin a tag, a comment or an entity."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII only
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

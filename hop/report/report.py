@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hop.compat.files import write_whole
 from hop.export.table import table
 from hop.report import page, picture, summary
-from hop.report.json_values import to_json_value
 from hop.report.rows import Row
+from hop.report.values import to_json_value
 
 if TYPE_CHECKING:
     from hop.report.sweep_result import Sweep

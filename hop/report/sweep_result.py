@@ -8,9 +8,9 @@ from typing import Any
 from hop.compat.files import write_whole
 from hop.export.table import table
 from hop.report import page, picture
-from hop.report.json_values import to_json_value
 from hop.report.rows import Candidate as Candidate
 from hop.report.summary import decibels, size
+from hop.report.values import to_json_value
 
 
 @dataclass(frozen=True)

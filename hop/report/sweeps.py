@@ -121,7 +121,7 @@ def sweep(
     return Sweep(tuple(rows), len(given), chosen.name)
 
 
-def _checked_candidates(candidates: Any) -> Mapping[str, Scheme]:
+def _checked_candidates(candidates: object) -> Mapping[str, Scheme]:
     """Check the candidates and return them. Raises TypeError if one is not a Scheme."""
     wanted = CANDIDATES if candidates is None else candidates
     if not isinstance(wanted, Mapping):
@@ -172,7 +172,7 @@ class _Trial:
 
     def measured(self, program: ExportedProgram | None) -> Candidate:
         """Measure a program; None measures the float model."""
-        module: Any = self.float if program is None else program.module()
+        module = self.float if program is None else program.module()
         outputs = self.wanted if program is None else [module(*x.args, **x.kwargs) for x in self.data]
         losses: list[float] = []
         floats: list[float] = []
@@ -193,7 +193,7 @@ class _Trial:
         )
 
 
-def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
+def _seconds(run: Callable[..., object], arguments: Arguments) -> float:
     start = time.perf_counter()
     outputs = tree_leaves(run(*arguments.args, **arguments.kwargs))
     for x in outputs:
@@ -202,14 +202,14 @@ def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
     return time.perf_counter() - start
 
 
-def _pairs(outputs: Any, wanted: Any) -> list[tuple[Tensor, Tensor]]:
+def _pairs(outputs: object, wanted: object) -> list[tuple[Tensor, Tensor]]:
     """The float outputs, each with the float model's."""
     both = zip(tree_leaves(outputs), tree_leaves(wanted), strict=True)
     values = [(float_values(x), float_values(y)) for x, y in both]
     return [(x.double(), y.double()) for x, y in values if x is not None and y is not None]
 
 
-def _sqnr(outputs: Any, wanted: Any) -> float:
+def _sqnr(outputs: object, wanted: object) -> float:
     pairs = _pairs(outputs, wanted)
     signal = sum(y.square().sum().item() for _, y in pairs)
     noise = sum((x - y).square().sum().item() for x, y in pairs)
@@ -218,7 +218,7 @@ def _sqnr(outputs: Any, wanted: Any) -> float:
     return math.inf if noise == 0 else 10 * math.log10(signal / noise) if noise < math.inf else -math.inf
 
 
-def _cosine(outputs: Any, wanted: Any) -> float:
+def _cosine(outputs: object, wanted: object) -> float:
     """The mean cosine similarity over all rows, zero rows excluded."""
     cosines: list[Tensor] = []
     for x, y in _pairs(outputs, wanted):

@@ -1,7 +1,9 @@
 """Element types and float values of tensors, for reports."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ class Type:
         return self.name.split(" ", 1)[0]
 
 
-def type_of(x: Any) -> Type | None:
+def type_of(x: object) -> Type | None:
     """The type of a tensor, or of a list's first tensor; None for anything else."""
     if isinstance(x, list | tuple) and x:
         return type_of(x[0])
@@ -63,3 +65,12 @@ def float_values(x: Any) -> Tensor | None:
     if kind(x) != "float":
         return None
     return torch.view_as_real(x).float() if x.is_complex() else x.float()
+
+
+def to_json_value(x: Any) -> Any:
+    """Return `x` with infinities and NaN as the strings "inf", "-inf" and "nan", and tuples as lists."""
+    if isinstance(x, dict):
+        return {key: to_json_value(v) for key, v in cast(dict[Any, Any], x).items()}
+    if isinstance(x, list | tuple):
+        return [to_json_value(v) for v in cast(Iterable[Any], x)]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

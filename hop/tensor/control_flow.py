@@ -78,8 +78,7 @@ def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
     shape = [n if isinstance(n, int) else parts[n.buffer].shape[n.dim] * n.factor for n in form.shape]
     if tracing.is_exporting():  # ATen operators would only record what the graph knows
         usages = list(copies.of(form.names))
-        result: Any = together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
-        return result
+        return together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
     return QuantizedTensor.fitting(dict(zip(form.names, parts, strict=True)), form.quantizer, shape, form.dtype)
 
 

@@ -130,7 +130,7 @@ def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.B
     return codes if q.per_byte() == 1 else format.pack(codes.reshape(q.rows(shape) or [1]))
 
 
-def _broadcast(q: Quantizer, buffer: copies.Buffer, value: Any, codes: Tensor, axis: int | None) -> Tensor:
+def _broadcast(q: Quantizer, buffer: copies.Buffer, value: object, codes: Tensor, axis: int | None) -> Tensor:
     """Convert a scale, zero point or amax to the form of its buffer."""
     if axis is not None and isinstance(value, Tensor) and value.dim() == 1:
         value = value.reshape([-1 if d == axis else 1 for d in range(len(buffer.shape))])

@@ -22,7 +22,7 @@ _FIND = "find one with hop.calibration"
 _INT64 = torch.iinfo(torch.int64)
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: object) -> bool:
     """Whether x is a number that may replace a tensor of one element; also a symbolic one."""
     return isinstance(x, _NUMBERS) and not isinstance(x, bool)
 
@@ -32,14 +32,14 @@ def from_number(x: Any, device: torch.device, dtype: torch.dtype = torch.float32
     return torch.full((), x, dtype=dtype, device=device) if is_number(x) else x
 
 
-def as_tensors(given: Mapping[str, Any], operands: Iterable[Any]) -> list[Any]:
+def as_tensors(given: Mapping[str, object], operands: Iterable[object]) -> list[Any]:
     """Scales and zero points by name, numbers as tensors on the device of the operands."""
     device = next((x.device for x in tree_leaves(list(operands)) if isinstance(x, Tensor)), torch.device("cpu"))
     integers = {name for name, x in given.items() if name.endswith("zero_point") and isinstance(x, int)}
     return [from_number(x, device, torch.int64 if n in integers else torch.float32) for n, x in given.items()]
 
 
-def zero_point(where: str, given: Any, q: Quantizer, dtype: torch.dtype, device: torch.device) -> Any:
+def zero_point(where: str, given: object, q: Quantizer, dtype: torch.dtype, device: torch.device) -> Any:
     """Integer zero points, or one number, in the dtype of their buffer; no copy of those that have it.
 
     Others are returned unchanged, floats as float32. `where` starts the error text: the function and the argument.
@@ -60,7 +60,7 @@ def zero_point(where: str, given: Any, q: Quantizer, dtype: torch.dtype, device:
     return _int64(given).clamp(max(int(q.format.min), ends.min), min(int(q.format.max), ends.max)).to(dtype)
 
 
-def in_buffer_dtype(caller: str, q: Quantizer, buffer: copies.Buffer, value: Any, device: torch.device) -> Tensor:
+def in_buffer_dtype(caller: str, q: Quantizer, buffer: copies.Buffer, value: object, device: torch.device) -> Tensor:
     """A scale, zero point or amax in the dtype of its buffer, still in its own shape.
 
     Raises:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, memory, subclasses
-from hop.compat.collation import stack_in_batches
 from hop.compat.patches import KEYED
+from hop.compat.subclasses import stack_in_batches
 from hop.compat.values import cache_key
 from hop.dispatch import plan
 from hop.dispatch.operand import Operand
@@ -120,7 +120,7 @@ class QuantizedTensor(Tensor):
         attributes["quantizer"], attributes["_names"] = quantizer, names
         return t
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "quantizer":
             buffers = self.buffers()
             copies.check(_described(buffers, value, tuple(self.shape), self.dtype), list(buffers.values()))
@@ -220,7 +220,7 @@ class QuantizedTensor(Tensor):
         return Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
-    def data(self, new: Any) -> None:
+    def data(self, new: object) -> None:
         if not isinstance(new, QuantizedTensor):
             raise TypeError(
                 f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ to quantize plain values. "
@@ -241,7 +241,7 @@ class QuantizedTensor(Tensor):
         """Whether all buffers are in shared memory."""
         return all(cast(bool, buffer.is_shared()) for buffer in self.buffers().values())
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return (
             f"QuantizedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, quantizer={self.quantizer}, "
@@ -266,7 +266,7 @@ class QuantizedTensor(Tensor):
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return table.apply(op, args, kwargs or {})
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         # store 8-bit floats as bytes: pickle, without torch.save, cannot read them back (torch 2.13)
         buffers = [
             b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b for b in self.buffers().values()
@@ -285,7 +285,7 @@ _BUFFERS = frozenset(
 )
 
 
-def _described(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> list[copies.Buffer]:
+def _described(buffers: object, quantizer: object, shape: object, dtype: object) -> list[copies.Buffer]:
     """The form that the buffers of a QuantizedTensor must have. Raises TypeError or ValueError for other arguments."""
     if not isinstance(quantizer, Quantizer):
         raise TypeError(f"quantizer must be a Quantizer, got {shown(quantizer)}; give one such as hop.presets.INT8_ROW")
@@ -401,7 +401,7 @@ torch.serialization.add_safe_globals([QuantizedTensor, _loaded])
 KEYED.append(QuantizedTensor)
 
 
-def operand(x: Any) -> Any:
+def operand(x: object) -> Any:
     """Convert a QuantizedTensor to an Operand, also in lists; anything else is returned unchanged."""
     if isinstance(x, list | tuple) and not isinstance(x, Operand):
         return [operand(v) for v in cast(list[Any], x)]

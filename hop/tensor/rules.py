@@ -3,8 +3,8 @@
 A rule is written once for all operators that it serves; its docstring is the text in the documentation's table.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,13 +25,15 @@ aten = torch.ops.aten
 
 
 @implements(aten.detach.default, aten.alias.default)
-def same(op: OpOverload, t: QuantizedTensor) -> Any:
+def same(op: OpOverload, t: QuantizedTensor) -> QuantizedTensor:
     """the same buffers"""
     return _each(op, t)
 
 
 @implements(aten.clone.default)
-def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
+def clone(
+    op: OpOverload, t: QuantizedTensor, *, memory_format: torch.memory_format = torch.preserve_format
+) -> QuantizedTensor:
     """fresh buffers; a memory format applies to the codes"""
     t.check()
     buffers = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
@@ -39,13 +41,13 @@ def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.pres
 
 
 @implements(aten._pin_memory.default)
-def pinned(op: OpOverload, t: QuantizedTensor, device: Any = None) -> Any:
+def pinned(op: OpOverload, t: QuantizedTensor, device: torch.device | None = None) -> QuantizedTensor:
     """buffers in pinned memory"""
     return _each(lambda b: b.pin_memory(), t)
 
 
 @implements(aten.is_pinned.default)
-def is_pinned(op: OpOverload, t: QuantizedTensor, device: Any = None) -> bool:
+def is_pinned(op: OpOverload, t: QuantizedTensor, device: torch.device | None = None) -> bool:
     """whether all buffers are"""
     return all(b.is_pinned() for b in t.buffers().values())
 
@@ -55,13 +57,13 @@ def to_copy(
     op: OpOverload,
     t: QuantizedTensor,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
-    memory_format: Any = torch.preserve_format,
-) -> Any:
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:
     """fresh buffers; a float dtype becomes the appearance dtype, any other dtype and 8-bit floats dequantize"""
     t.check()
     dtype = dtype or t.dtype
@@ -88,7 +90,7 @@ def to_copy(
 
 
 @implements(aten.view.dtype)
-def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> Any:
+def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
     """the same tensor if the dtype is the same, otherwise an error"""
     if dtype != t.dtype:
         raise RuntimeError(
@@ -114,7 +116,7 @@ def has_same_storage(op: OpOverload, t: Tensor, other: Tensor) -> bool:
 
 
 @implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
-def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any) -> Any:
+def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: object) -> QuantizedTensor:
     """a view, unless it would split a block"""
     return views.reshape(t, subclasses.inferred_size(size, t.numel()))
 
@@ -122,13 +124,13 @@ def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any
 @implements(aten.as_strided.default)
 def as_strided(
     op: OpOverload, t: QuantizedTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+) -> QuantizedTensor:
     """a view, if other rules can create one with these strides, as for torch.compile; otherwise an error"""
     return views.as_strided(t, size, stride, t.storage_offset() if storage_offset is None else storage_offset)
 
 
 @implements(aten.t.default)
-def t(op: OpOverload, t: QuantizedTensor) -> Any:
+def t(op: OpOverload, t: QuantizedTensor) -> QuantizedTensor:
     """a view, unless codes share a byte"""
     if t.dim() > 2:
         raise IndivisibleError("it has more than two dimensions")
@@ -136,43 +138,45 @@ def t(op: OpOverload, t: QuantizedTensor) -> Any:
 
 
 @implements(aten.transpose.int)
-def transpose(op: OpOverload, t: QuantizedTensor, a: int, b: int) -> Any:
+def transpose(op: OpOverload, t: QuantizedTensor, a: int, b: int) -> QuantizedTensor:
     """a view, unless codes share a byte along one of the dimensions"""
     return views.transpose(t, a, b)
 
 
 @implements(aten.permute.default)
-def permute(op: OpOverload, t: QuantizedTensor, dims: Sequence[int]) -> Any:
+def permute(op: OpOverload, t: QuantizedTensor, dims: Sequence[int]) -> QuantizedTensor:
     """a view, unless codes share a byte along a moved dimension"""
     return views.permute(t, dims)
 
 
 @implements(aten.unsqueeze.default)
-def unsqueeze(op: OpOverload, t: QuantizedTensor, dim: int) -> Any:
+def unsqueeze(op: OpOverload, t: QuantizedTensor, dim: int) -> QuantizedTensor:
     """a view, unless codes share a byte and the new dimension is the last"""
     return views.unsqueeze(t, dim)
 
 
 @implements(aten.squeeze.default)
-def squeeze(op: OpOverload, t: QuantizedTensor) -> Any:
+def squeeze(op: OpOverload, t: QuantizedTensor) -> QuantizedTensor:
     """a view, unless codes would then share a byte that do not before"""
     return views.squeeze(t, range(t.dim()))
 
 
 @implements(aten.squeeze.dim, aten.squeeze.dims)
-def squeeze_dims(op: OpOverload, t: QuantizedTensor, dims: Any) -> Any:
+def squeeze_dims(op: OpOverload, t: QuantizedTensor, dims: int | Sequence[int]) -> QuantizedTensor:
     """as squeeze"""
     return views.squeeze(t, [dims] if isinstance(dims, int) else dims)
 
 
 @implements(aten.expand.default)
-def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
+def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> QuantizedTensor:
     """a view, unless blocks run over the flattened tensor, or codes would share a byte that do not before"""
     return views.expand(t, size)
 
 
 @implements(aten.slice.Tensor)
-def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def slice_(
+    op: OpOverload, t: QuantizedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> QuantizedTensor:
     """a view, unless it would split a block"""
     dim = views.dimension(dim, t.dim())
     if step < 1:
@@ -183,20 +187,20 @@ def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, 
 
 
 @implements(aten.select_copy.int)
-def select_copy(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
+def select_copy(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Tensor:
     """codes, unless it would split a block"""
     return t.select(dim, index).clone()
 
 
 @implements(aten.select.int)
-def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
+def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> QuantizedTensor:
     """a view, unless it would split a block"""
     dim = views.dimension(dim, t.dim())
     return views.select(t, dim, views.dimension(index, t.shape[dim]))
 
 
 @implements(aten.split.Tensor)
-def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
+def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> list[QuantizedTensor]:
     """views, unless they would split a block"""
     n = t.shape[views.dimension(dim, t.dim())]
     if size < 1:
@@ -205,7 +209,7 @@ def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
 
 
 @implements(aten.split_with_sizes.default)
-def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: int = 0) -> Any:
+def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: int = 0) -> list[QuantizedTensor]:
     """views, unless they would split a block"""
     dim = views.dimension(dim, t.dim())
     if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
@@ -215,14 +219,14 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
 
 
 @implements(aten.unbind.int)
-def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
+def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> list[QuantizedTensor]:
     """views, unless they would split a block"""
     dim = views.dimension(dim, t.dim())
     return [views.select(t, dim, i) for i in range(t.shape[dim])]
 
 
 @implements(aten.cat.default)
-def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> QuantizedTensor:
     """codes and scales concatenated if all have one quantizer and no block is split, each part with its scales;
     otherwise dequantized
     """
@@ -231,7 +235,7 @@ def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 @implements(aten.stack.default)
-def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """a batch of tensors with one quantizer, each with its own scales; otherwise as cat"""
     _check(tensors)
     first = tensors[0]
@@ -244,18 +248,18 @@ def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 @implements(aten.stack.out)
-def stack_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
+def stack_out(op: OpOverload, tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Tensor:
     """the result of stack, written to `out`"""
     return out.copy_(aten.stack.default(tensors, dim))
 
 
 @implements(aten.cat.out)
-def cat_out(op: OpOverload, tensors: Sequence[Any], dim: int = 0, *, out: Any) -> Any:
+def cat_out(op: OpOverload, tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Tensor:
     """the result of cat, written to `out`"""
     return out.copy_(aten.cat.default(tensors, dim))
 
 
-def _is_row_wise_like(x: Any, first: Any) -> bool:
+def _is_row_wise_like(x: object, first: object) -> bool:
     """Whether x is a quantized tensor like `first` that can become a member of a batch."""
     if not isinstance(x, QuantizedTensor) or not isinstance(first, QuantizedTensor):
         return False
@@ -268,32 +272,32 @@ def _is_row_wise_like(x: Any, first: Any) -> bool:
 
 
 @implements(aten.empty_like.default)
-def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
+def empty_like(op: OpOverload, t: QuantizedTensor, **options: object) -> Tensor:
     """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, t.shape, options) if _is_quantized(t, options) else _plain_like(op, t, **options)
 
 
 @implements(aten.new_empty.default)
-def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
+def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: object) -> Tensor:
     """an uninitialized quantized tensor; a plain one within another operator"""
     return _empty(t, size, options) if _is_quantized(t, options) else _plain_like(op, t, size, **options)
 
 
 @implements(aten.zeros_like.default)
-def zeros_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
+def zeros_like(op: OpOverload, t: QuantizedTensor, **options: object) -> Tensor:
     """a quantized tensor of zeros; a plain one within another operator"""
     zeros = _plain_like(op, t, **options)
     return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
 
 
 @implements(aten.new_zeros.default)
-def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
+def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: object) -> Tensor:
     """a quantized tensor of zeros; a plain one within another operator"""
     zeros = _plain_like(op, t, size, **options)
     return quantized_like(t, zeros) if _is_quantized(t, options) else zeros
 
 
-def _is_quantized(t: QuantizedTensor, options: dict[str, Any]) -> bool:
+def _is_quantized(t: QuantizedTensor, options: Mapping[str, object]) -> bool:
     """Whether a new tensor like t is quantized: it has a float dtype, and Python code requested it.
 
     C++ operators that are composed of others, and gradient formulas, write into new tensors step by step, such as
@@ -310,7 +314,7 @@ def _empty(t: QuantizedTensor, size: Sequence[int], options: dict[str, Any]) -> 
     return t.rebuilt(buffers, shape=size, dtype=options.get("dtype") or t.dtype)
 
 
-def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Any, **options: Any) -> Tensor:
+def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Sequence[int], **options: object) -> Tensor:
     described = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
     return op(described, *size, **(options | {"device": options.get("device") or t.device}))
 
@@ -319,7 +323,7 @@ def _plain_like(op: OpOverload, t: QuantizedTensor, *size: Any, **options: Any) 
 
 
 @implements(aten.copy_.default)
-def copy_(op: OpOverload, to: Any, source: Any, non_blocking: bool = False) -> Any:
+def copy_(op: OpOverload, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """buffers if both have one quantizer and shape; otherwise dequantized from, quantized anew into"""
     if not isinstance(to, QuantizedTensor):
         return to.copy_(_numbers(source), non_blocking)
@@ -330,7 +334,7 @@ def copy_(op: OpOverload, to: Any, source: Any, non_blocking: bool = False) -> A
 
 
 @implements(aten.zero_.default)
-def zero_(op: OpOverload, t: QuantizedTensor) -> Any:
+def zero_(op: OpOverload, t: QuantizedTensor) -> QuantizedTensor:
     """zeros, quantized"""
     write(t, torch.zeros(t.shape, device=t.device, dtype=t.dtype))
     return t
@@ -340,7 +344,7 @@ def zero_(op: OpOverload, t: QuantizedTensor) -> Any:
 
 
 @implements(aten.equal.default)
-def equal(op: OpOverload, a: Any, b: Any) -> bool:
+def equal(op: OpOverload, a: Tensor, b: Tensor) -> bool:
     """whether the dequantized values are equal"""
     return a.shape == b.shape and torch.equal(_numbers(a), _numbers(b))
 
@@ -372,7 +376,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
     return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)
 
 
-def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
+def write(to: QuantizedTensor, source: Tensor, non_blocking: bool = False) -> None:
     given, shared = to.quantizer.scale.missing() is not None, _shares_scale(to)
     if shared and _is_like(source, to) and not _holds_numbers(subclasses.base(to)):
         shared = False  # 0 is 0 at any scale: FSDP2 writes a part into zeros
@@ -390,7 +394,7 @@ def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
         mine.copy_(other, non_blocking)
 
 
-def _is_like(source: Any, to: QuantizedTensor) -> bool:
+def _is_like(source: Tensor, to: QuantizedTensor) -> TypeGuard[QuantizedTensor]:
     return isinstance(source, QuantizedTensor) and source.quantizer == to.quantizer and source.usages == to.usages
 
 
@@ -416,7 +420,7 @@ def _shares_scale(t: QuantizedTensor) -> bool:
     return False
 
 
-def _check(tensors: Sequence[Any]) -> None:
+def _check(tensors: Sequence[object]) -> None:
     for x in tensors:
         if isinstance(x, QuantizedTensor):
             x.check()
@@ -432,5 +436,5 @@ def _format(t: QuantizedTensor, name: str, memory_format: torch.memory_format) -
     return memory_format if codes or memory_format is torch.contiguous_format else torch.preserve_format
 
 
-def _numbers(x: Any) -> Tensor:
+def _numbers(x: Tensor) -> Tensor:
     return x.numbers() if isinstance(x, QuantizedTensor) else x

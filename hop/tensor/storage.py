@@ -75,7 +75,7 @@ def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
             "model.state_dict()"
         )
     flat: dict[str, Tensor] = {}
-    described: dict[str, Any] = {}
+    described: dict[str, object] = {}
     for name, tensor in tensors.items():
         _check_tensor(name, tensor)
         parts: dict[str, Tensor] = {name: tensor}
@@ -94,7 +94,7 @@ def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     return flat, {_KEY: json.dumps(described)}
 
 
-def _checked_path(caller: str, path: Any) -> Path:
+def _checked_path(caller: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"{caller}: path must be text or a pathlib.Path, got {shown(path)}; give one such as 'model.safetensors'"
@@ -102,7 +102,7 @@ def _checked_path(caller: str, path: Any) -> Path:
     return Path(cast("str | os.PathLike[str]", path))
 
 
-def _check_tensor(name: Any, tensor: Any) -> None:
+def _check_tensor(name: object, tensor: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"save_file: names must be text in tensors, got {name!r}; rename it")
     if not isinstance(tensor, Tensor):

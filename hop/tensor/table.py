@@ -12,7 +12,7 @@ import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ patches.MOVING.append(moving)
 def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a rule for `ops`, called as rule(op, *args, **kwargs)."""
 
-    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(rule: Callable[..., object]) -> Callable[..., Any]:
         for op in ops:
             if op in RULES:
                 raise ValueError(f"{op} has two rules: {RULES[op].__name__} and {rule.__name__}")
@@ -80,12 +80,12 @@ def rules() -> dict[OpOverload, Callable[..., Any]]:
     return RULES
 
 
-def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """The result of `op`, at least one of whose arguments is a QuantizedTensor."""
     return subclasses.dispatch(op, args, kwargs, _apply)
 
 
-def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)
@@ -101,7 +101,7 @@ def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return subclasses.correct_aliasing(op, args, kwargs, out)
 
 
-def _uncut(op: OpOverload, args: tuple[Any, ...], cut: IndivisibleError) -> str:
+def _uncut(op: OpOverload, args: tuple[object, ...], cut: IndivisibleError) -> str:
     t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
     return (
         f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} in this way: {op} would "
@@ -123,7 +123,7 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return _on_numbers(op, args, kwargs)
 
 
-def _on_numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_numbers(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """Run `op` on dequantized values, and requantize the quantized arguments it wrote to."""
     plain_args, plain_kwargs = _plain((args, kwargs))
     out = op(*plain_args, **plain_kwargs)
@@ -148,7 +148,7 @@ def _one_by_one(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     count = len(next(x for x in given.values() if isinstance(x, list | tuple)))
     one = getattr(torch.ops.aten, op._schema.name.removeprefix(_FOREACH), None)
     one = getattr(one, "default", None)
-    results: list[Any] = []
+    results: list[object] = []
     for i in range(count):
         if one in RULES:
             results.append(one(**{k: x[i] if isinstance(x, list | tuple) else x for k, x in given.items()}))
@@ -159,7 +159,7 @@ def _one_by_one(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return results if op._schema.returns else None
 
 
-def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _written(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
     """The tensors that `op` writes to."""
     given = [args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(op._schema.arguments)]
     pairs = zip(op._schema.arguments, given, strict=True)
@@ -183,7 +183,7 @@ def training_error(who: str, t: Any) -> RuntimeError:
     )
 
 
-def _plain(tree: Any) -> Any:
+def _plain(tree: object) -> Any:
     return tree_map_only(Tensor, _numbers, tree)
 
 

@@ -133,7 +133,7 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
             size = n if is_whole(u, n) else u
             run, ragged = behind * size, n % size != 0
         behind = behind * n
-    sizes: list[Any] = []
+    sizes: list[object] = []
     for i, n in reversed(list(enumerate(new))):
         if run % n == 0:
             sizes.append(n if run != 1 else 1)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,16 +22,23 @@ from hop.numerics import blocks, copies
 from hop.numerics.layouts import Layout
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table, units
+from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import IndivisibleError
 from hop.tensor.units import Units
 
+_T = TypeVar("_T")
 
-def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
+
+def _remembering(
+    plan: "functools._lru_cache_wrapper[_T]", t: QuantizedTensor, shape: Sequence[int]
+) -> Callable[..., _T]:
     """`plan`, a cached function, or its uncached form if sizes are symbolic."""
     return plan if all(type(n) is int for n in (*t.shape, *shape)) else plan.__wrapped__
 
 
-def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]) -> Any:
+def each(
+    t: QuantizedTensor, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]
+) -> QuantizedTensor:
     """The tensor of `shape` whose grids are the results of `change` for t's."""
     if t.quantizer.flat:
         raise IndivisibleError("its blocks run over the flattened tensor")
@@ -42,7 +49,7 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
     return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
 
 
-def unpacked(t: Any) -> Any:
+def unpacked(t: QuantizedTensor) -> QuantizedTensor:
     """The tensor with its codes in plain layout."""
     q = t.quantizer
     return t.rebuilt(q.packed(t.buffers(), t.shape, None), quantizer=replace(q, layout=None))
@@ -51,32 +58,33 @@ def unpacked(t: Any) -> Any:
 # ---- the views
 
 
-def alias(t: Any) -> Any:
+def alias(t: QuantizedTensor) -> QuantizedTensor:
     return t.rebuilt({name: getattr(t, name).detach() for name in t._names})  # faster than a view
 
 
-def permute(t: Any, dims: Sequence[int]) -> Any:
+def permute(t: QuantizedTensor, dims: Sequence[int]) -> QuantizedTensor:
     if list(dims) == list(range(t.dim())):
         return alias(t)
     dims = [dimension(d, t.dim()) for d in dims]
     if len(set(dims)) != t.dim():
         raise IndivisibleError(f"{dims} is not a permutation")
-    as_columns = None if t.quantizer.layout is None or dims != [1, 0] else t.quantizer.layout.transposed()
-    if as_columns is not None:
-        return _transposed(t, as_columns)
+    layout = t.quantizer.layout
+    as_columns = None if layout is None or dims != [1, 0] else layout.transposed()
+    if layout is not None and as_columns is not None:
+        return _transposed(t, layout, as_columns)
     return each(t, [t.shape[d] for d in dims], lambda g, u: (g.permute(dims), tuple(u[d] for d in dims)))
 
 
-def _transposed(t: Any, layout: Layout) -> Any:
-    """The same codes in a layout of the transposed matrix."""
+def _transposed(t: QuantizedTensor, layout: Layout, as_columns: Layout) -> QuantizedTensor:
+    """The same codes in `as_columns`, the layout of the transposed matrix."""
     q, shape = t.quantizer, t.shape[::-1]
-    of_codes = q.layout.of_transposed
+    of_codes = layout.of_transposed
     grids = {name: of_codes(grid) if name == "codes" else grid.t() for name, grid in t.buffers().items()}
-    as_columns = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
-    return t.rebuilt(grids, quantizer=replace(units.with_units(q, as_columns, shape), layout=layout), shape=shape)
+    units_of = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
+    return t.rebuilt(grids, quantizer=replace(units.with_units(q, units_of, shape), layout=as_columns), shape=shape)
 
 
-def transpose(t: Any, a: int, b: int) -> Any:
+def transpose(t: QuantizedTensor, a: int, b: int) -> QuantizedTensor:
     dims = list(range(t.dim()))
     a, b = dimension(a, t.dim() or 1), dimension(b, t.dim() or 1)
     if dims:
@@ -84,7 +92,7 @@ def transpose(t: Any, a: int, b: int) -> Any:
     return permute(t, dims)
 
 
-def unsqueeze(t: Any, dim: int) -> Any:
+def unsqueeze(t: QuantizedTensor, dim: int) -> QuantizedTensor:
     dim = dimension(dim, t.dim() + 1)
     shape = [*t.shape[:dim], 1, *t.shape[dim:]]
     if t.quantizer.flat:
@@ -92,12 +100,12 @@ def unsqueeze(t: Any, dim: int) -> Any:
     return each(t, shape, lambda g, u: (_grid(g, t).unsqueeze(dim), (*u[:dim], 1, *u[dim:])))
 
 
-def squeeze(t: Any, dims: Sequence[int]) -> Any:
+def squeeze(t: QuantizedTensor, dims: Sequence[int]) -> QuantizedTensor:
     gone = {dimension(d, t.dim() or 1) for d in dims}
     return reshape(t, [n for d, n in enumerate(t.shape) if n != 1 or d not in gone])
 
 
-def expand(t: Any, shape: Sequence[int]) -> Any:
+def expand(t: QuantizedTensor, shape: Sequence[int]) -> QuantizedTensor:
     added = len(shape) - t.dim()
     if added < 0:
         raise IndivisibleError("there are fewer sizes than dimensions")
@@ -118,7 +126,7 @@ def expand(t: Any, shape: Sequence[int]) -> Any:
     return each(t, shape, change)
 
 
-def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
+def narrow(t: QuantizedTensor, dim: int, start: int, end: int, step: int = 1) -> QuantizedTensor:
     """Elements start, start + step, ... below end, all inside the dimension."""
     size = t.shape[dim]
     shape = list(t.shape)
@@ -146,7 +154,7 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
     return each(t, shape, change)
 
 
-def _narrow_flat(t: Any, dim: int, start: int, end: int, step: int, shape: list[int]) -> Any:
+def _narrow_flat(t: QuantizedTensor, dim: int, start: int, end: int, step: int, shape: list[int]) -> QuantizedTensor:
     rest = math.prod(t.shape[dim + 1 :])
     first, last = start * rest, end * rest
     (block,) = t.quantizer.block
@@ -173,11 +181,11 @@ def _cuts(start: int, end: int, unit: int, size: int) -> bool:
     return unit != 1 and (start % unit != 0 or (end % unit != 0 and end != size))
 
 
-def select(t: Any, dim: int, index: int) -> Any:
+def select(t: QuantizedTensor, dim: int, index: int) -> QuantizedTensor:
     return squeeze(narrow(t, dim, index, index + 1), [dim])
 
 
-def reshape(t: Any, shape: Sequence[int]) -> Any:
+def reshape(t: QuantizedTensor, shape: Sequence[int]) -> QuantizedTensor:
     """A view of another shape with the same elements in the same order."""
     if list(shape) == list(t.shape):
         return alias(t)
@@ -213,31 +221,30 @@ def _reshaped(
     return quantizer, sizes
 
 
-def cat(tensors: Sequence[Any], dim: int) -> Any:
+def cat(tensors: Sequence[Tensor], dim: int) -> QuantizedTensor:
     """Concatenate tensors if each but the last ends with a block. Not a view."""
-    first = tensors[0]
-    if not all(hasattr(t, "quantizer") for t in tensors) or any(
-        t.quantizer != first.quantizer or t.usages != first.usages for t in tensors
-    ):
+    parts = [t for t in tensors if isinstance(t, QuantizedTensor)]
+    if len(parts) < len(tensors) or len({(t.quantizer, t.usages) for t in parts}) > 1:
         raise IndivisibleError("not all of the tensors have its quantizer and its copies")
+    first = parts[0]
     dim = dimension(dim, first.dim())
     shape = list(first.shape)
-    shape[dim] = sum(t.shape[dim] for t in tensors)
-    if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in tensors):
+    shape[dim] = sum(t.shape[dim] for t in parts)
+    if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in parts):
         raise IndivisibleError("the tensors differ in other sizes")
-    tensors = [t for t in tensors if t.shape[dim] != 0] or [first]
-    if len(tensors) > 1:
-        tensors = [separable(t, dim) for t in tensors]
-        first = tensors[0]
-    quantizer = joined(first, [t.shape[dim] for t in tensors], dim, shape)
+    parts = [t for t in parts if t.shape[dim] != 0] or [first]
+    if len(parts) > 1:
+        parts = [separable(t, dim) for t in parts]
+        first = parts[0]
+    quantizer = joined(first, [t.shape[dim] for t in parts], dim, shape)
     grids = {}
     for name, grid in first.buffers().items():
-        grids[name] = torch.cat([t.buffers()[name] for t in tensors], min(dim, grid.dim() - 1))
-    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+        grids[name] = torch.cat([t.buffers()[name] for t in parts], min(dim, grid.dim() - 1))
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in parts])
     return first.rebuilt(grids, quantizer=quantizer, shape=shape, dtype=dtype)
 
 
-def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quantizer:
+def joined(t: QuantizedTensor, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quantizer:
     """The quantizer of a tensor of `shape`, a concatenation of parts like t with `sizes` along `dim`.
 
     If one scale serves a whole dimension of each part, the parts keep their scales: each part is a block of the result.
@@ -259,7 +266,7 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
     return _remembering(units.fitting, t, shape)(q, tuple(new.items()), tuple(shape))
 
 
-def separable(t: Any, dim: int) -> Any:
+def separable(t: QuantizedTensor, dim: int) -> QuantizedTensor:
     """t prepared as a part of a larger tensor along `dim`.
 
     A second scale, which must serve whole dimensions or single blocks (hop.scale_rules.TwoLevel), is repeated to serve
@@ -282,7 +289,7 @@ def separable(t: Any, dim: int) -> Any:
     return t.rebuilt(buffers, quantizer=replace(q, block=units.block_of(inner), scale=rule))
 
 
-def refined(t: Any, dim: int) -> Any:
+def refined(t: QuantizedTensor, dim: int) -> QuantizedTensor:
     """t with smaller blocks that divide its size along `dim` if the last one is incomplete:
     more scales, same values.
     """
@@ -314,7 +321,7 @@ def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
     )
 
 
-def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) -> Any:
+def as_strided(t: QuantizedTensor, size: Sequence[int], stride: Sequence[int], offset: Any) -> QuantizedTensor:
     """The view of t with these strides and this offset, as torch.compile requests views."""
     if t.numel() == 0 and 0 in size:
         return reshape(t, size)
@@ -359,7 +366,7 @@ def _merged(sizes: list[int], strides: list[int]) -> tuple[list[int], list[int]]
     return [n for n, _ in merged], [s for _, s in merged]
 
 
-def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
+def _run(t: QuantizedTensor, sizes: list[int], strides: list[int], offset: int) -> QuantizedTensor:
     """Consecutive elements of t, from `offset` on."""
     numel = math.prod(sizes)
     for dim, n in enumerate(t.shape):
@@ -371,7 +378,7 @@ def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
     raise IndivisibleError("no dimension has them")
 
 
-def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
+def _box(t: QuantizedTensor, sizes: list[int], strides: list[int], offset: int) -> QuantizedTensor:
     """A range of each dimension of t."""
     left = list(zip(sizes, strides, strict=True))
     for d in range(t.dim()):
@@ -386,7 +393,7 @@ def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
     return t
 
 
-def _grid(grid: Tensor, t: Any) -> Tensor:
+def _grid(grid: Tensor, t: QuantizedTensor) -> Tensor:
     """Remove the dimension that the packed codes of a single number have."""
     return grid.reshape(()) if t.dim() == 0 else grid
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 from hop import nn, presets, recipes, schemes
+from hop.nn.weights.master import MasterWeight
 from tests.support.files import read_back
 from tests.support.processes import run
 from tests.support.schemes import EVERY
@@ -179,7 +180,7 @@ def state(mesh: Any, rank: int) -> None:
         other = sharded(built(schemes.INT8_DYNAMIC), mesh)
         other.load_state_dict(given, assign=assign)
         local = other[0].weight.to_local()
-        assert type(local) is nn.MasterWeight and local.gathering.owner() is other[0]
+        assert type(local) is MasterWeight and local.gathering.owner() is other[0]
         x = batch(8, 32, 1)
         with Gathered() as seen:
             assert torch.equal(other(x), many(x))

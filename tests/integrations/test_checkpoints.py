@@ -22,7 +22,7 @@ for package in NEEDED:
 safetensors: Any = pytest.importorskip("safetensors.torch")
 transformers: Any = pytest.importorskip("transformers")
 
-from hop.integrations import load_model  # noqa: E402
+from hop import load_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 

@@ -32,7 +32,8 @@ for name in NEEDED:
 transformers: Any = pytest.importorskip("transformers")
 safetensors: Any = pytest.importorskip("safetensors.torch")
 
-from hop.integrations import HopConfig, load_model, quantize_folder  # noqa: E402
+from hop import load_model  # noqa: E402
+from hop.integrations import HopConfig, quantize_folder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 

@@ -20,7 +20,8 @@ from tests.support.files import InFolder
 pytest.importorskip("transformers", reason="transformers is missing")
 gguf = pytest.importorskip("gguf", reason="the package gguf is missing")
 
-from hop.integrations import gguf_configs, gguf_keys, gguf_models, load_model  # noqa: E402  they need transformers
+from hop import load_model  # noqa: E402
+from hop.integrations import gguf_configs, gguf_keys, gguf_models  # noqa: E402  they need transformers
 
 VALUES = {"general.type": "adapter", "{arch}.classifier.output_labels": ["a", "b"], "{arch}.attention.causal": False}
 

@@ -30,7 +30,8 @@ from hop.kernels.cpu import product as native_product
 from hop.numerics.formats import E4M3, INT8, UINT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.numerics.scale_rules import Found, Microscaling, Rule, Static
+from hop.numerics.rule import Found, Rule
+from hop.numerics.scale_rules import Microscaling, Static
 from hop.tensor.quantized import operand
 from tests import levels
 from tests.support import forks, scaled_oracles

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
-from hop.nn import InputTransform
+from hop.nn.scales.transforms import InputTransform
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.schemes import Scheme
 from tests.support.layers import randn

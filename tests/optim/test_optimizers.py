@@ -556,7 +556,7 @@ class TestStochasticRounding(unittest.TestCase):
         assert not torch.equal(found, moved(stochastic_rounding=True, seed=4))
 
     def test_what_is_no_number_stays(self):
-        from hop.optim.rounding import rounded
+        from hop.optim.step import rounded
 
         largest = torch.finfo(torch.bfloat16).max
         x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, largest])

@@ -25,7 +25,7 @@ LISTS = (
 )  # constants by their names, which stand in `__all__` in the same order
 API = "".join(p.read_text() for p in ROOT.glob("docs/api/*.md"))
 DOCUMENTED = set(re.findall(r"^\.\. auto\w+:: (\S+)$", API, re.M))
-OPTIONAL = set(re.findall(r"^\.\. py:function:: hop\.integrations\.(\w+)", API, re.M))  # which need transformers
+OPTIONAL = set(re.findall(r"^\.\. py:function:: hop\.(?:integrations\.)?(\w+)", API, re.M))  # which need transformers
 
 
 def values(module: ModuleType) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from parameterized import parameterized
 
-from hop.report import Sweep
+from hop.report.sweep_result import Sweep
 from tests.report.test_sweep import BASE, candidate
 from tests.support.report_models import report
 

@@ -19,7 +19,9 @@ import hop
 import hop.export
 import hop.report
 from hop.cli import main
-from hop.report import CANDIDATES, Candidate, Options, Sweep
+from hop.report import CANDIDATES, Options
+from hop.report.rows import Candidate
+from hop.report.sweep_result import Sweep
 from tests.support.files import InFolder
 from tests.support.report_models import Small, small
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 import hop
 import hop.nn
 import hop.report
+from hop.report.report import Report
 
 
 class Block(nn.Module):
@@ -85,7 +86,7 @@ def encoders() -> tuple[ExportedProgram, ExportedProgram]:
 
 
 @functools.cache
-def report() -> hop.report.Report:
+def report() -> Report:
     """The report on the quantized encoder against the float one."""
     model, int8 = encoders()
     return hop.report.compare(int8, model, IDS, runs=1, name="encoder <b>&amp;")

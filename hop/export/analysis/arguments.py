@@ -28,7 +28,7 @@ Data = One | Sequence[One]
 """A tuple of positional arguments, a dict of arguments by name, or a list of these."""
 
 
-def parse(caller: str, name: str, data: Any) -> list[Arguments]:
+def parse(caller: str, name: str, data: object) -> list[Arguments]:
     """Parse `data` as users pass it into the arguments of each run.
 
     Raises:
@@ -54,7 +54,7 @@ def parse(caller: str, name: str, data: Any) -> list[Arguments]:
     return whole
 
 
-def _parse_one(x: Any) -> Arguments | None:
+def _parse_one(x: object) -> Arguments | None:
     if isinstance(x, tuple):
         return Arguments(cast(tuple[Any, ...], x))
     if isinstance(x, Mapping):
@@ -97,7 +97,7 @@ def _signature(program: ExportedProgram | GraphModule) -> tuple[Any, list[str]]:
     """The pytree spec of the arguments, or None for flat ones, and their names."""
     spec: Any
     if isinstance(program, ExportedProgram):
-        signature: Any = program.module_call_graph[0].signature if program.module_call_graph else None
+        signature = program.module_call_graph[0].signature if program.module_call_graph else None
         spec, names = program.call_spec.in_spec, None if signature is None else signature.forward_arg_names
     else:
         info = nesting(program.graph)

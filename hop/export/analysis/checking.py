@@ -19,7 +19,7 @@ from hop.impls.decompositions import operators_named
 def check(
     program: ExportedProgram,
     *,
-    operators: Collection[Any] | None = None,
+    operators: Collection[object] | None = None,
     dtypes: Collection[torch.dtype] | None = None,
 ) -> None:
     """Raise unless the program contains only these operators and dtypes, including in nested graphs.
@@ -52,13 +52,13 @@ def check(
         raise ValueError(f"check: {len(failures)} {what} not allowed in the program\n{lines}")
 
 
-def _collection(name: str, given: Any) -> list[Any]:
+def _collection(name: str, given: object) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Collection):
         raise TypeError(f"check: {name} must be a list, a tuple or a set, got {given!r}; give a list of one for one")
     return list(cast(Collection[Any], given))
 
 
-def _names(x: Any) -> list[str]:
+def _names(x: object) -> list[str]:
     if isinstance(x, str):
         return [x, *(h.name() for h in operators_named(x))]
     if isinstance(x, OpOverload | OpOverloadPacket | HigherOrderOperator):

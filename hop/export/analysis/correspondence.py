@@ -1,6 +1,7 @@
 """Find the corresponding nodes of two programs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def _descended(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     return result
 
 
-def lone_calls(graph: Graph, used: list[Any]) -> int:
+def lone_calls(graph: Graph, used: Sequence[object]) -> int:
     """The number of calls with a tensor result that are not in `used`."""
     calls = {node for node in graph.nodes if node.op == "call_function" and kind(value(node)) is not None}
     return len(calls.difference(used))
@@ -61,7 +62,7 @@ def same_shape(x: Any, y: Any) -> bool:
     return all(not (isinstance(m, int) and isinstance(n, int)) or m == n for m, n in sizes)
 
 
-def kind(x: Any) -> str | None:
+def kind(x: object) -> str | None:
     """ "quantized", "float", "integer", or the dtype's name for bool and uint64; None if `x` is not a tensor."""
     if not isinstance(x, Tensor):
         return None
@@ -72,11 +73,11 @@ def kind(x: Any) -> str | None:
     return "float" if x.is_floating_point() or x.is_complex() else "integer"
 
 
-def parts_of(node: Any) -> list[tuple[Any, str | None]]:
+def parts_of(node: object) -> list[tuple[Any, str | None]]:
     """The node with each of its buffers if its value is quantized, else the node with None."""
     x = value(node) if isinstance(node, Node) else None
     return [(node, name) for name in x.buffers()] if isinstance(x, QuantizedTensor) else [(node, None)]
 
 
-def codes_or_self(x: Any) -> Any:
+def codes_or_self(x: object) -> Any:
     return x.codes if isinstance(x, QuantizedTensor) else x

@@ -1,7 +1,7 @@
 """check_exact: the nodes of a program whose results may depend on more than their inputs."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,12 +178,12 @@ def _source(node: Node) -> str:
     return line
 
 
-def _tensors(x: Any) -> list[Tensor]:
+def _tensors(x: object) -> list[Tensor]:
     return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
 
 
 def _shown(node: Node) -> str:
-    target: Any = node.target
+    target = node.target
     inner = node.args[0] if node.args and isinstance(node.args[0], OpOverload) else None
     return str(target) if inner is None else f"{target}({inner})"
 
@@ -209,7 +209,7 @@ def _verdict(node: Node) -> Verdict:
     return _of_aten(name.removesuffix("_"), args, kwargs)
 
 
-def _of_aten(name: str, args: list[Any], kwargs: dict[str, Any]) -> Verdict:
+def _of_aten(name: str, args: list[Any], kwargs: Mapping[str, object]) -> Verdict:
     if name in ("add", "sub", "rsub") and kwargs.get("alpha", args[2] if len(args) > 2 else 1) != 1:
         return "alpha may be multiplied in a fused multiply-add", "a multiplication and an addition"
     if name == "pow" and len(args) > 1 and isinstance(args[1], int | float) and args[1] in (1, 2):
@@ -242,7 +242,7 @@ def _instead(name: str) -> str:
     return f"hop.scaled(aten.{name}), or exact=True of hop.quantize_" if name in _KNOWN else "an operator of hop.scaled"
 
 
-def _of_ours(name: str, args: list[Any], kwargs: dict[str, Any]) -> Verdict:
+def _of_ours(name: str, args: list[Any], kwargs: Mapping[str, object]) -> Verdict:
     if name in ("hop_quantize", "hop_fake_quantize", "hop_quantize_buffers"):
         q = Quantizer.parse(args[0])
         shared = _shares_rows(q, _tensors(args))

@@ -124,7 +124,7 @@ def _name(x: Any, part: str | None) -> str:
     return name if part is None else f"{name}.{part}"
 
 
-def operator_name(a: Any) -> str:
+def operator_name(a: object) -> str:
     """The operator that a node calls, followed by the inner one for operators on operators; other nodes give their
     kind.
     """

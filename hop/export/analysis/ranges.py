@@ -137,7 +137,7 @@ def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] |
 
 
 class _Analysis:
-    def __init__(self, program: ExportedProgram, owners: dict[Node, str], inputs: dict[str, Any]) -> None:
+    def __init__(self, program: ExportedProgram, owners: dict[Node, str], inputs: Mapping[str, object]) -> None:
         self.graph, self.owners = program.graph, owners
         self.rows: list[SumRange] = []
         self.found: dict[Node, Any] = {}
@@ -158,7 +158,7 @@ class _Analysis:
 
     # ---- inputs
 
-    def _begin(self, program: ExportedProgram, inputs: dict[str, Any]) -> None:
+    def _begin(self, program: ExportedProgram, inputs: Mapping[str, object]) -> None:
         signature = program.graph_signature
         written = {
             spec.target
@@ -220,7 +220,7 @@ class _Analysis:
     def _operand(self, node: Node) -> Any:
         return self.found.get(node, intervals.NoBounds())
 
-    def _filled(self, node: Node, args: tuple[Any, ...]) -> Any:
+    def _filled(self, node: Node, args: tuple[object, ...]) -> Any:
         """The bounds of a tensor filled with one number."""
         value = node.meta["val"]
         number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
@@ -293,10 +293,10 @@ class _Analysis:
 _UNKNOWN = (Integers, Reals, intervals.NoBounds)
 
 
-def _input_bounds(node: Node, limits: Any) -> Any:
+def _input_bounds(node: Node, limits: object) -> Any:
     """The user's bounds of an input. Raises ValueError if they are invalid."""
     value = node.meta["val"]
-    kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
+    kind = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
     limit = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
     pair = len(limit) == 2 and all(isinstance(n, kind) for n in limit)
     if not isinstance(value, Tensor) or not pair or not limit[0] <= limit[1]:

@@ -18,7 +18,7 @@ from hop.numerics.spelling import shown
 class Runner:
     """Runs a program one node at a time."""
 
-    def __init__(self, program: Any, name: str, caller: str = "verify") -> None:
+    def __init__(self, program: object, name: str, caller: str = "verify") -> None:
         if not isinstance(program, ExportedProgram | GraphModule):
             raise TypeError(
                 f"{caller}: {name} must be a torch.export.ExportedProgram or its module(), got {shown(program)}; make "
@@ -62,7 +62,7 @@ class Runner:
         placed_inputs = placed(self.program, arguments, self.caller, self.name)
         placeholders = self.graph.find_nodes(op="placeholder")
         if not isinstance(self.program, ExportedProgram):
-            values: Any = (
+            values = (
                 tree_leaves((placed_inputs.args, placed_inputs.kwargs))
                 if placed_inputs.kwargs
                 else self.graph.process_inputs(*placed_inputs.args)
@@ -79,7 +79,7 @@ class Runner:
                 f"{self.program.call_spec.in_spec}"
             )
         rest, state, constants = iter(leaves), self.program.state_dict, self.program.constants
-        env: dict[Node, Any] = {}
+        env: dict[Node, object] = {}
         for node, s in zip(placeholders, specs, strict=True):
             if s.kind is InputKind.USER_INPUT:
                 value = next(rest)
@@ -101,7 +101,7 @@ class Runner:
                 f"{self.caller}: {self.name} takes {wanted} tensors or numbers, but inputs have {got}; give as many"
             )
 
-    def _own(self, x: Any) -> Any:
+    def _own(self, x: object) -> Any:
         """A copy of `x` if the program may write to it."""
         return x.detach().clone() if self.writes and isinstance(x, Tensor) else x
 
@@ -111,16 +111,16 @@ def compare(
 ) -> None:
     """Run both programs on one input and add the differences to all figures."""
     waiting = [f for f in dict.fromkeys([*figures, *output_figures]) if not f.dropped]
-    by_a: dict[Any, list[Figures]] = {}
-    by_b: dict[Any, list[Figures]] = {}
+    by_a: dict[object, list[Figures]] = {}
+    by_b: dict[object, list[Figures]] = {}
     for f in waiting:
         by_a.setdefault(f.a, []).append(f)
         by_b.setdefault(f.b, []).append(f)
-    left: dict[Figures, Any] = {}
-    right: dict[Figures, Any] = {}
+    left: dict[Figures, object] = {}
+    right: dict[Figures, object] = {}
     other = b.steps(arguments)
 
-    def kept(runner: Runner, value: Any) -> Any:
+    def kept(runner: Runner, value: object) -> Any:
         """The value, copied if the program may write to it later."""
         return value.clone() if runner.writes and isinstance(value, Tensor) else value
 

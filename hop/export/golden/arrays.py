@@ -93,7 +93,7 @@ class Arrays:
 
     # ---- calls
 
-    def _plain(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+    def _plain(self, node: Node, args: Sequence[object], kwargs: Mapping[str, object], output: object) -> None:
         """Add a call of PyTorch's operators, or of our operators on plain tensors, whose first argument is the inner
         operator.
         """
@@ -179,7 +179,7 @@ def _sums_of(call: Call) -> list[Sum]:
     return [] if sum_of is None or meaning.exact_declines(call) is not None else [sum_of(call)]
 
 
-def _source(node: Any) -> str | None:
+def _source(node: object) -> str | None:
     """The name of the node, input or parameter that a value comes from."""
     while isinstance(node, Node) and _passes_through(node):
         node = node.args[0]
@@ -190,7 +190,7 @@ def _passes_through(node: Node) -> bool:
     return getattr(node.target, "__name__", "") in ("getitem", "detach.default", "alias.default")
 
 
-def _as_json(x: Any) -> Any:
+def _as_json(x: object) -> Any:
     if isinstance(x, list | tuple):
         return [_as_json(v) for v in x]
     return x if x is None or isinstance(x, bool | int | float | str) else str(x)

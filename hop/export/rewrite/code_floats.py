@@ -1,6 +1,6 @@
 """Float values that represent codes, and the functions of tensors that `emit` traces when a graph is edited."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class Held(NamedTuple):
         return all(b == -1 for b in self.quantizer.block)
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: object) -> str:
     """The format and block of a value, or its dtype, for reports."""
     if isinstance(x, Held):
         return f"{x.quantizer.format.name}[{sizes_of(x.quantizer.block)}]"
@@ -62,7 +62,7 @@ def parameters(quantizer: Quantizer, codes: Tensor, given: Sequence[Any]) -> lis
     ]
 
 
-def unit(codes: Node, factor: Any, block: Block) -> Held:
+def unit(codes: Node, factor: object, block: Block) -> Held:
     """Codes as their integer values, times `factor`."""
     scale, block = (1.0, (-1,)) if factor is None else (factor, block)
     format = FORMATS[value(codes).dtype]
@@ -70,7 +70,7 @@ def unit(codes: Node, factor: Any, block: Block) -> Held:
     return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
 
 
-def real(x: Any) -> Any:
+def real(x: object) -> Any:
     if isinstance(x, Held):
         return x.tensor()
     return [real(v) for v in x] if isinstance(x, list | tuple) else x
@@ -112,7 +112,7 @@ def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]
 
 
 def run_view(
-    seen: list[Quantizer], op: OpOverload, operand: Held, rest: list[Any], kwargs: dict[str, Any]
+    seen: list[Quantizer], op: OpOverload, operand: Held, rest: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Tensor]:
     tensor = operand.tensor()
     if of(op).family is VIEW:
@@ -128,7 +128,7 @@ def run_view(
     return list(result.buffers().values())
 
 
-def run_quantize(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tuple[int, int] | None) -> Tensor:
+def run_quantize(quantizer: Quantizer, x: Tensor, given: Sequence[object], bounds: tuple[int, int] | None) -> Tensor:
     scale, *zero = parameters(quantizer, x, given)
     codes = quantize(quantizer, x, scale=scale, zero_point=zero[0] if zero else None).codes
     return codes if bounds is None else codes.clamp(*bounds)
@@ -138,7 +138,7 @@ def run_dequantize(operand: Held) -> Tensor:
     return dequantize(operand.tensor())
 
 
-def dequantize_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
+def dequantize_by_hand(codes: Tensor, scale: object, zero_point: object, block: Block, dtype: torch.dtype) -> Tensor:
     """Dequantize codes that none of our formats has."""
     scale, zero = (
         _broadcastable(codes, block, scale),
@@ -147,7 +147,7 @@ def dequantize_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block,
     return ((codes.to(torch.float32) - zero) * scale).to(dtype)
 
 
-def _broadcastable(x: Tensor, block: Block, given: Any) -> Any:
+def _broadcastable(x: Tensor, block: Block, given: object) -> Any:
     """A scale or zero point shaped to broadcast with x; blocks are single elements or whole dimensions."""
     if not isinstance(given, Tensor):
         return given
@@ -158,11 +158,11 @@ def _broadcastable(x: Tensor, block: Block, given: Any) -> Any:
 
 
 def quantize_by_hand(
-    x: Tensor, scale: Any, zero_point: Any, block: Block, bounds: tuple[int, int], dtype: torch.dtype
+    x: Tensor, scale: Any, zero_point: object, block: Block, bounds: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
     scale, zero = _broadcastable(x, block, scale), _broadcastable(x, block, 0 if zero_point is None else zero_point)
     return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
 
 
-def flat(x: Any) -> list[Any]:
+def flat(x: object) -> list[Any]:
     return [v for y in x for v in flat(y)] if isinstance(x, list | tuple) else [x]

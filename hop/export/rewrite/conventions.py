@@ -28,7 +28,7 @@ class Conventions:
     floats: Requantization = Reciprocal()  # by which nodes that are left quantize floats
 
     @classmethod
-    def of(cls, requantize: Any, target: Any) -> "Conventions":
+    def of(cls, requantize: object, target: object) -> "Conventions":
         """Check the arguments of to_integer."""
         if requantize is not None and not isinstance(requantize, Requantization):
             raise TypeError(

@@ -30,8 +30,8 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
     check_program(program, "follow_dtype")
     program = program.run_decompositions({})
     graph = copy_graph(program)
-    state: dict[str, Any] = dict(program.state_dict)
-    constants: dict[str, Any] = dict(program.constants)
+    state: dict[str, object] = dict(program.state_dict)
+    constants: dict[str, object] = dict(program.constants)
     names = {
         **program.graph_signature.inputs_to_parameters,
         **program.graph_signature.inputs_to_buffers,

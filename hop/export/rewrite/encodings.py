@@ -242,7 +242,7 @@ def _per_token_affine(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return scale, zero_point
 
 
-def _by_torchao(*given: Any) -> tuple[Tensor, Tensor]:
+def _by_torchao(*given: object) -> tuple[Tensor, Tensor]:
     return torch.ops.torchao.choose_qparams_affine.default(*given)  # decomposes into ATen
 
 

@@ -61,7 +61,7 @@ class KnownValues:
     def __init__(self, program: ExportedProgram) -> None:
         self.found: dict[str, Tensor | None] = dict(_stored_tensors(program))
 
-    def __call__(self, x: Any) -> Tensor | None:
+    def __call__(self, x: object) -> Tensor | None:
         """The value of a node, or None if it depends on an input; a number becomes a tensor."""
         if not isinstance(x, Node):
             return torch.tensor(x)

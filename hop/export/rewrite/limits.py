@@ -33,7 +33,9 @@ def check_sizes(node: Node, limits: Limits) -> None:
         )
 
 
-def check_units(node: Node, args: Sequence[Any], rule: Convention, limits: Limits, e: Encoding, known: Known) -> None:
+def check_units(
+    node: Node, args: Sequence[object], rule: Convention, limits: Limits, e: Encoding, known: Known
+) -> None:
     """Raise ValueError for a scale or zero point of the result that the kernel ignores or its arithmetic cannot
     represent.
 

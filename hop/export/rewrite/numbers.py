@@ -3,7 +3,6 @@ as float32.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +28,10 @@ def float64_numbers_as_constants(program: ExportedProgram) -> ExportedProgram:
     graph, constants = copy_graph(program), ProgramConstants(program)
     nodes: dict[float, Node] = {}
     for node in list(graph.nodes):
-        target: Any = node.target
+        target = node.target
         if target not in _FILLED and target not in _BINARY:
             continue
-        like: Any = value(node if target in _FILLED else node.args[0])
+        like = value(node if target in _FILLED else node.args[0])
         place = _FILLED.get(target, 1)
         number = node.args[place]
         if not isinstance(number, float) or like.dtype != torch.float64 or _is_float32(number):

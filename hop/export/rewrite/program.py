@@ -17,7 +17,7 @@ from hop.dispatch.operators import VIEW, of
 from hop.numerics.spelling import shown
 
 
-def check_program(program: Any, name: str) -> None:
+def check_program(program: object, name: str) -> None:
     """Raise TypeError, naming the function `name`, unless `program` is an ExportedProgram."""
     if not isinstance(program, ExportedProgram):
         raise TypeError(
@@ -48,7 +48,7 @@ def with_graph(
     for spec in new_signature.output_specs:  # outputs are found by the names of their nodes
         if spec.arg is not None and getattr(spec.arg, "name", None) in old:
             spec.arg.name = old[spec.arg.name]
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "state_dict": program.state_dict,
         "range_constraints": copy.deepcopy(program.range_constraints),
         "module_call_graph": copy.deepcopy(program.module_call_graph),
@@ -95,7 +95,7 @@ def simplify(graph: Graph) -> None:
 
 def share_numbers(graph: Graph) -> None:
     """Merge full nodes that create the same tensor: scales and zero points."""
-    first: dict[Any, Node] = {}
+    first: dict[object, Node] = {}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
         if not any(isinstance(x, Node) for x in node.all_input_nodes):
             kept = first.setdefault((str(node.args), str(node.kwargs)), node)
@@ -137,7 +137,7 @@ def _outputs(graph: Graph) -> list[Any]:
     return [x.name if isinstance(x, Node) else x for x in graph.output_node().args[0]]  # type: ignore[union-attr]
 
 
-def value(x: Any) -> Any:
+def value(x: object) -> Any:
     """The fake value of a node: a tensor, a symbolic number, or a list of these. Other arguments are returned
     unchanged.
     """
@@ -172,7 +172,7 @@ def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
     tree_map_only(Node, flat.append, operands)
     nodes = list(dict.fromkeys(flat))
 
-    def run(*values: Any) -> Any:
+    def run(*values: object) -> Any:
         known = dict(zip(nodes, values, strict=True))
         return function(*tree_map_only(Node, lambda node: known[node], operands))
 

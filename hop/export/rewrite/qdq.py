@@ -129,9 +129,9 @@ class _Writer(Editing):
             return self.product(node, call)
         if family is EMBEDDING:
             raise _NotRewritten(f"{family.name} has no such form")
-        args: list[Any] = [
+        args: list[object] = [
             [self.activation(node, v) for v in cast(list[Any], x)]
-            if isinstance(x, list) and _has_operands(cast(list[Any], x))
+            if isinstance(x, list) and any(isinstance(v, Operand) for v in cast(list[Any], x))
             else self.activation(node, x)
             if isinstance(x, Operand)
             else x
@@ -207,7 +207,7 @@ class _Writer(Editing):
 
     # ---- encodings
 
-    def codes_of(self, q: Quantizer, scale: Any, zero: Any) -> Encoding:
+    def codes_of(self, q: Quantizer, scale: object, zero: object) -> Encoding:
         """The encoding of a result with one scale, whose tensor is not known yet."""
         if not (_is_plain(q) and _is_whole(q) and q.scale.is_static and not q.stochastic):
             raise _NotRewritten(f"codes of {q}: supported are 8-bit integers with one static scale")
@@ -224,7 +224,7 @@ class _Writer(Editing):
         self.mark(node)
         return self.tensor_encoding(node, q.format, scale, zero)
 
-    def tensor_encoding(self, codes: Any, format: Format, scale: Any, zero: Any) -> Encoding:
+    def tensor_encoding(self, codes: Any, format: Format, scale: Any, zero: object) -> Encoding:
         """The encoding of integers with one scale."""
         point = self.number(zero, format) if zero is not None else format.zero
         self.refuse_if(format.dtype != torch.int8, "codes of uint8")
@@ -276,7 +276,7 @@ class _Writer(Editing):
 
     # ---- operands
 
-    def activation(self, node: Node, operand: Any) -> Any:
+    def activation(self, node: Node, operand: object) -> Any:
         return self.dequantize(node, self.encoding(operand)) if isinstance(operand, Operand) else operand
 
     def dequantize(self, node: Node, e: Encoding) -> Node:
@@ -289,7 +289,7 @@ class _Writer(Editing):
 
     def unified(self, node: Node, e: Encoding) -> Encoding:
         """The encoding with its scale and zero point both as numbers or both as nodes."""
-        if not _is_whole_block(e) or not (isinstance(e.scale, Node) or isinstance(e.zero_point, Node)):
+        if any(b != -1 for b in e.block) or not (isinstance(e.scale, Node) or isinstance(e.zero_point, Node)):
             return e
         nodes = []
         for x, dtype in ((e.scale, torch.float64), (e.zero_point, torch.int64)):
@@ -361,7 +361,7 @@ class _Writer(Editing):
         return self.constant_node(f"{node.name}_bias", (known.to(torch.float64) * unit).to(torch.float32))
 
 
-def _row_encoding(x: Node, scale: Any, zero: Any) -> Encoding:
+def _row_encoding(x: Node, scale: object, zero: object) -> Encoding:
     """The encoding of rows with scales computed at run time."""
     low, high = RANGES[torch.int8]
     return Encoding(x, scale, zero, (1, -1), torch.int8, low, high, torch.float32)
@@ -389,14 +389,6 @@ def _is_plain(q: Quantizer) -> bool:
 
 def _is_whole(q: Quantizer) -> bool:
     return all(b == -1 for b in q.block)
-
-
-def _is_whole_block(e: Encoding) -> bool:
-    return all(b == -1 for b in e.block)
-
-
-def _has_operands(x: list[Any]) -> bool:
-    return any(isinstance(v, Operand) for v in x)
 
 
 def _name(node: Node) -> str:

@@ -62,7 +62,7 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
     return Rewritten(without_unused(changed), RewriteReport(tuple(rows)))
 
 
-def _check(program: Any, scheme: Any) -> None:
+def _check(program: object, scheme: object) -> None:
     check_program(program, "to_scheme")
     if not isinstance(scheme, Scheme):
         raise TypeError(

@@ -63,7 +63,7 @@ def to_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgra
     return _convert("to_torch", program, out_dtype_operator, stock.stock_out_dtype, _to_stock, strict)
 
 
-def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str | None:
+def difference(op: object, output_dtype: torch.dtype, args: tuple[object, ...]) -> str | None:
     """The reason why PyTorch's out_dtype and ours differ for a call of one of PyTorch's eight operators; None if they
     agree.
     """
@@ -125,7 +125,7 @@ def _values(args: Any) -> tuple[Any, ...]:
 
 
 def _convert(
-    name: str, program: ExportedProgram, old: Any, new: Any, exchange: _Exchange, strict: bool
+    name: str, program: ExportedProgram, old: Any, new: object, exchange: _Exchange, strict: bool
 ) -> ExportedProgram:
     check_program(program, f"hop.export.{name}")
     kept: list[str] = []

@@ -90,12 +90,12 @@ def _subtracts_column_sums(node: Node, sums: Node, b: Node) -> bool:
     """Whether a node is sums - b.sum(0, keepdim=True, dtype=int32) · 128."""
     if node.target is not aten.sub.Tensor or node.args[0] is not sums or _has_alpha(node):
         return False
-    product: Any = node.args[1]
+    product = node.args[1]
     if not isinstance(product, Node) or product.target not in (aten.mul.Tensor, aten.mul.Scalar):
         return False
     if product.args[1] != 128:
         return False
-    columns: Any = product.args[0]
+    columns = product.args[0]
     if not isinstance(columns, Node) or columns.target is not aten.sum.dim_IntList or columns.args[0] is not b:
         return False
     dims: Any

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +70,14 @@ class Inner:
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
         return self._with_lists(ordered), keywords
 
-    def _with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_lists(self, args: tuple[object, ...]) -> tuple[Any, ...]:
         """Expand a number to a list where the schema has int[N], as torch.nn.functional does."""
         for i, length in self.lists.items():
             if i < len(args) and isinstance(args[i], _INTS):
                 args = (*args[:i], [args[i]] * length, *args[i + 1 :])
         return args
 
-    def check_drawing(self, caller: str, args: tuple[Any, ...]) -> None:
+    def check_drawing(self, caller: str, args: tuple[object, ...]) -> None:
         """Raise ValueError if the call would draw random numbers."""
         for argument, value in zip(self.positional, args, strict=False):
             if argument.name == self.drawing and value != 0:
@@ -86,7 +86,7 @@ class Inner:
                     "drop elements of the result"
                 )
 
-    def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    def operands(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[tuple[str, Any]]:
         """(name, value) of every tensor and Scalar argument; members of a list have the list's name."""
         count = len(args)
         given = [(name, args[i]) for i, name in self.operand_at if i < count]
@@ -96,23 +96,23 @@ class Inner:
             return given
         return [(name, x) for name, v in given for x in (v if isinstance(v, _LISTS) else [v])]
 
-    def promotes(self, name: str, value: Any) -> bool:
+    def promotes(self, name: str, value: object) -> bool:
         """Whether `value` of the argument `name` is cast to the common dtype."""
         if name in self.kept_integers and isinstance(value, Tensor):
             return value.is_floating_point()
         return name in self.promoted
 
-    def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """Apply `function` to every promoted tensor among the positional arguments."""
 
-        def one(value: Any) -> Any:
+        def one(value: object) -> Any:
             if isinstance(value, Tensor):
                 return function(value)
             return [one(v) for v in value] if isinstance(value, list | tuple) else value
 
         return tuple(one(v) if self.promotes(a.name, v) else v for a, v in zip(self.positional, args, strict=False))
 
-    def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    def cast(self, args: tuple[object, ...], kwargs: Mapping[str, object], dtype: torch.dtype) -> tuple[Any, Any]:
         """Cast every promoted tensor to `dtype`."""
         keywords = {
             name: v.to(dtype) if isinstance(v, Tensor) and self.promotes(name, v) else v for name, v in kwargs.items()

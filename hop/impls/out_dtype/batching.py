@@ -84,14 +84,14 @@ def _split(x: Tensor, dim: int, size: int) -> Tensor:
     return x.reshape(*x.shape[:dim], size, x.shape[dim] // size if size else 0, *x.shape[dim + 1 :])
 
 
-def _mm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _mm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: object) -> tuple[Tensor, int]:
     lhs, (rhs, rhs_batched) = args[0][0], args[1]
     if not rhs_batched:
         return _split(call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs), 0, size), 0
     return call(aten.bmm.default, dtype, _with_batch(size, args[0]), rhs), 0
 
 
-def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: object) -> tuple[Tensor, int]:
     lhs, rhs = (_with_batch(size, arg) for arg in args)
     return _split(call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)), 0, size), 0
 
@@ -109,7 +109,7 @@ def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwa
     return _split(out, 0, size), 0
 
 
-def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: object) -> tuple[Tensor, int]:
     """matmul, mv and dot: vectors become matrices of one row or column."""
     (lhs, lhs_batched), (rhs, rhs_batched) = args
     is_row, is_column = lhs.dim() - lhs_batched == 1, rhs.dim() - rhs_batched == 1
@@ -121,7 +121,9 @@ def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwar
     return (out.squeeze(-1 if is_column else -2) if is_row else out), 0
 
 
-def _linear(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int] | None:
+def _linear(
+    size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: object
+) -> tuple[Tensor, int] | None:
     (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
     if not weight_batched and not bias_batched:
         return call(op, dtype, x, weight, bias), 0
@@ -152,7 +154,7 @@ def _pointwise(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], k
 
 
 def _convolution(
-    size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], logical: tuple[Any, ...]
+    size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], logical: tuple[object, ...]
 ) -> tuple[Tensor, int] | None:
     form = as_convolution(op, logical)
     if form is None:

@@ -1,7 +1,6 @@
 """Integer forms of operators that select elements, for which ATen has only float kernels."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ def form(op: OpOverload) -> Callable[..., Tensor] | None:
     return _FORMS.get(op)
 
 
-def _max_pool(op: OpOverload, x: Tensor, *args: Any) -> Tensor:
+def _max_pool(op: OpOverload, x: Tensor, *args: object) -> Tensor:
     """Max-pool integers on the CPU, 1-D pooling through 2-D; on other devices in an exact float dtype."""
     exact = _EXACT.get(x.dtype.itemsize)
     if x.device.type != "cpu" and exact is not None:
@@ -30,9 +29,9 @@ def _max_pool(op: OpOverload, x: Tensor, *args: Any) -> Tensor:
     return aten.max_pool2d.default(x.unsqueeze(-2), *padded, *args[4:]).squeeze(-2)
 
 
-def _nearest(op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _nearest(op: OpOverload, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Select the elements that the operator selects from a float32 tensor, one dimension at a time."""
-    spatial: Sequence[Any] = x.shape[2:]
+    spatial: Sequence[object] = x.shape[2:]
     for i, size in enumerate(spatial):
         others = [size if j == i else 1 for j in range(len(spatial))]
         places = torch.arange(size, dtype=torch.float32, device=x.device).view(1, 1, *others).expand(1, 1, *spatial)

@@ -5,7 +5,7 @@ the same everywhere and name the argument.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -39,7 +39,7 @@ _RANKS = {aten.mm.default: 2, aten.bmm.default: 3}
 # ---- types
 
 
-def check_types(caller: str, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_types(caller: str, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise TypeError for an argument whose type does not match the schema of `op`."""
     positional, named = _rules(op)
     given = [(*rule, x) for rule, x in zip(positional, args, strict=False)]
@@ -52,7 +52,7 @@ def check_types(caller: str, op: OpOverload, args: Sequence[Any], kwargs: dict[s
         _check_indices(caller, op, args, roles.roles.index(INDEX))
 
 
-def _check_indices(caller: str, op: OpOverload, args: Sequence[Any], place: int) -> None:
+def _check_indices(caller: str, op: OpOverload, args: Sequence[object], place: int) -> None:
     x = args[place] if place < len(args) else None
     if isinstance(x, Tensor) and x.dtype not in _INDICES and not hasattr(x, "quantizer"):
         name = op._schema.arguments[place].name
@@ -85,8 +85,8 @@ def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, 
         "List[int]": lambda x: all(map(tests["int"], x if isinstance(x, _LISTS) else [x])),
         "number": lambda x: not isinstance(x, (*_LISTS, *_TEXTS)),
     }
-    positional: list[tuple[Any, ...]] = []
-    named: dict[str, tuple[Any, ...]] = {}
+    positional: list[tuple[object, ...]] = []
+    named: dict[str, tuple[object, ...]] = {}
     for a in op._schema.arguments:
         kind = str(a.real_type).replace("SymInt", "int")
         is_optional = kind.startswith("Optional[")
@@ -104,14 +104,14 @@ def _fits(test: Any, is_optional: bool, x: Any) -> bool:
     return is_optional if x is None else test(x)
 
 
-def _always(x: Any) -> bool:
+def _always(x: object) -> bool:
     return True
 
 
 # ---- shapes
 
 
-def check_shapes(caller: str, op: OpOverload, args: Sequence[Any]) -> None:
+def check_shapes(caller: str, op: OpOverload, args: Sequence[object]) -> None:
     """Raise RuntimeError if the shapes of a product's or convolution's operands do not match. Skips symbolic sizes."""
     roles = TABLE.get(op)
     if roles is None or roles.family not in (MATRIX, CONVOLUTION):
@@ -174,7 +174,7 @@ def _refuse_bias(said: _Said, roles: Operator, width: int, weight: tuple[int, ..
 
 
 def _check_convolution(
-    said: _Said, roles: Operator, args: Sequence[Any], x: tuple[int, ...], weight: tuple[int, ...], bias: Any
+    said: _Said, roles: Operator, args: Sequence[object], x: tuple[int, ...], weight: tuple[int, ...], bias: Any
 ) -> None:
     names = [a.name for a in said.op._schema.arguments]
     given = {a.name: a.default_value for a in said.op._schema.arguments if a.has_default_value()}

@@ -1,6 +1,6 @@
 """Normal forms of matrix products and convolutions, shared by kernels, gradients and batching."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ class Product(NamedTuple):
         return self.finish(product if self.row is None else product + self.row.to(product.dtype))
 
 
-def as_product(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+def as_product(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Product | None:
     """The matrix product that `op` computes; None if it is not one or the operands do not match."""
     form = _PRODUCTS.get(op)
     product = form(*args, **kwargs) if form is not None else None
@@ -91,11 +91,11 @@ def _expands(x: Tensor, shape: tuple[int, ...]) -> bool:
     return all(s in (1, t) for s, t in zip(reversed(x.shape), reversed(shape), strict=False))
 
 
-def _addmm_2d(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: Any) -> Product | None:
+def _addmm_2d(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: object) -> Product | None:
     return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 2 else None
 
 
-def _baddbmm(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: Any) -> Product | None:
+def _baddbmm(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: object) -> Product | None:
     return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 3 else None
 
 
@@ -196,7 +196,9 @@ def _expand(value: Any, length: int) -> list[int]:
     return values * length if len(values) == 1 else values
 
 
-def _biased(x: Tensor, weight: Tensor, bias: Tensor | None, lists: list[Any], transposed: bool, groups: int) -> Any:
+def _biased(
+    x: Tensor, weight: Tensor, bias: Tensor | None, lists: Sequence[object], transposed: bool, groups: int
+) -> Any:
     spatial = weight.dim() - 2
     stride, padding, dilation, output_padding = (_expand(v, spatial) for v in lists)
     unbatched = x.dim() == weight.dim() - 1

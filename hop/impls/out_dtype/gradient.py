@@ -10,7 +10,7 @@ dtype and cast once, to the dtype of x_i. The casts have gradient 1, as in `Tens
                   PyTorch's formulas
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def gradient(
     op: OpOverload,
     output_dtype: torch.dtype,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, object],
 ) -> list[Tensor | None]:
     """Gradients of the leaves of ((op, output_dtype, *args), kwargs) that need one, each in the leaf's dtype."""
     common = common_dtype(describe(op), output_dtype, args, kwargs)
@@ -86,7 +86,7 @@ def _through_reference(
         inner_args, inner_kwargs = tree_unflatten(inner, spec)
         return meaning.reference(*inner_args, **inner_kwargs)
 
-    pullback: Any = torch.func.vjp(function, *(leaves[i] for i in positions))[1]
+    pullback = torch.func.vjp(function, *(leaves[i] for i in positions))[1]
     grads: list[Tensor | None] = [None] * len(leaves)
     for i, value in zip(positions, pullback(grad), strict=True):
         grads[i] = value
@@ -196,7 +196,7 @@ def filter_of(conv: Convolution, d: Tensor) -> Tensor:
 # ---- others: rule(grad, wanted, common, *args, **kwargs)
 
 
-def _add(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Gradients:
+def _add(grad: Tensor, wanted: set[int], common: torch.dtype, x: object, y: object, alpha: object = 1) -> Gradients:
     grads = {}
     if 0 in wanted:
         grads[0] = _sum_to(grad.to(common), x)
@@ -209,12 +209,12 @@ def _sub(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, al
     return _add(grad, wanted, common, x, y, -alpha)
 
 
-def _mul(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
+def _mul(grad: Tensor, wanted: set[int], common: torch.dtype, x: object, y: object) -> Gradients:
     factors = {0: y, 1: x}
     return {i: _sum_to(call(aten.mul.Tensor, common, grad, factors[i]), (x, y)[i]) for i in wanted}
 
 
-def _div(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
+def _div(grad: Tensor, wanted: set[int], common: torch.dtype, x: object, y: object) -> Gradients:
     over_y = call(aten.div.Tensor, common, grad, y)
     grads = {}
     if 0 in wanted:
@@ -226,13 +226,25 @@ def _div(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) ->
 
 
 def _sum(
-    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any
+    grad: Tensor,
+    wanted: set[int],
+    common: torch.dtype,
+    x: Tensor,
+    dim: object = None,
+    keepdim: bool = False,
+    **_: object,
 ):
     return {0: _spread(grad, x, dim, keepdim)}
 
 
 def _mean(
-    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any
+    grad: Tensor,
+    wanted: set[int],
+    common: torch.dtype,
+    x: Tensor,
+    dim: object = None,
+    keepdim: bool = False,
+    **_: object,
 ):
     spread = _spread(grad, x, dim, keepdim)
     return {0: call(aten.div.Scalar, common, spread, x.numel() // max(grad.numel(), 1))}
@@ -246,14 +258,14 @@ def _spread(grad: Tensor, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
     return grad.expand(x.shape)
 
 
-def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: int, **_: Any) -> Gradients:
+def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: int, **_: object) -> Gradients:
     if x.dim() == 0:
         return {0: grad}
     return {0: call(aten.cumsum.default, common, grad.flip(dim), dim).flip(dim)}
 
 
 def _clamp(
-    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: Any = None, high: Any = None
+    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: object = None, high: object = None
 ) -> Gradients:
     return {0: call(aten.where.ScalarOther, x.dtype, _kept(x, common, low, high), grad, 0)}
 
@@ -279,7 +291,7 @@ def forward_mode(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwa
     return torch.where(_kept(x, common, *bounds), x.to(meaning.run_dtype(op, common)).to(output_dtype), y)
 
 
-def _avg_pool2d(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, *args: Any) -> Gradients:
+def _avg_pool2d(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, *args: object) -> Gradients:
     kernel, stride, padding, ceil, include_pad, divisor = (*args, *(_AVG_POOL2D_DEFAULTS[len(args) :]))
     return {
         0: call(aten.avg_pool2d_backward.default, x.dtype, grad, x, kernel, stride, padding, ceil, include_pad, divisor)

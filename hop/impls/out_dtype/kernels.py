@@ -6,7 +6,7 @@ float32 would not round the sums either.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class FormedCall(NamedTuple):
         """A plan that brings new operands into the form and calls `compute`."""
         bare = self._replace(form=None, given=())
 
-        def run(*given: Any) -> Tensor:
+        def run(*given: object) -> Tensor:
             memory.check(given)
             given = tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in given)
             return compute(bare._replace(form=_form(bare.op, given, bare.kwargs), given=given))
@@ -49,7 +49,7 @@ class FormedCall(NamedTuple):
         return run
 
 
-def _form(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | BiasedConvolution | None:
+def _form(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Product | BiasedConvolution | None:
     return as_product(op, args, kwargs) or as_convolution(op, args)
 
 
@@ -65,7 +65,7 @@ def candidates(
         yield _NATIVE_PRODUCT if kernel is _INTEGER_PRODUCT and _is_native(call) else kernel, call
 
 
-def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
     """The reference with integer products as float32 products over chunks of K, for exported programs."""
     for kernel, call in candidates(op, output_dtype, args, kwargs):
         # no native kernels here
@@ -81,7 +81,7 @@ def with_float_products(op: OpOverload, output_dtype: torch.dtype, /, *args: Any
 _MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8})
 
 
-def _check_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> None:
+def _check_integers(lhs: Tensor, rhs: Tensor, terms: object, call: FormedCall) -> None:
     if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
         raise Declined(f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16")
     if call.common in _MODULO:

@@ -11,6 +11,7 @@ where products of two float32 values and sums of integers are exact, and its res
 
 import ctypes
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     return result.to(output_dtype)
 
 
-def run(inner: Inner, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def run(inner: Inner, dtype: torch.dtype, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
     """Run the operator with promoted arguments cast to `dtype`."""
     cast_args, cast_kwargs = inner.cast(args, kwargs, dtype)
     form = None if dtype.is_floating_point or dtype.is_complex else choosing.form(inner.op)
@@ -59,7 +60,7 @@ def run(inner: Inner, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[st
 _ONE_ROUNDING = within(DIVIDE, MULTIPLY)
 
 
-def _rounds_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _rounds_once(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether float32 gives what float64 rounded to float32 gives, on every backend."""
     if inner.op not in _ONE_ROUNDING:
         return False
@@ -68,7 +69,9 @@ def _rounds_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-def passes_floats(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def passes_floats(
+    inner: Inner, output_dtype: torch.dtype, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> bool:
     """Whether the call converts integers to float32 and back to integers."""
     if output_dtype.is_floating_point or output_dtype.is_complex:
         return False
@@ -80,12 +83,14 @@ def passes_floats(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...]
     return all(x.dim() == 0 or not (x.is_floating_point() or x.is_complex()) for x in operands)
 
 
-def _in_float64(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _in_float64(
+    inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Convert float32 arguments to float64. Numbers are rounded to float32 first; products of 24 bits fit in 53."""
     args, kwargs = inner.cast(args, kwargs, torch.float64)
     names = [a.name for a in inner.positional]
 
-    def rounded(name: str, x: Any) -> Any:
+    def rounded(name: str, x: object) -> Any:
         return ctypes.c_float(x).value if isinstance(x, float) and name in inner.promoted else x
 
     return tuple(map(rounded, names, args)), {name: rounded(name, x) for name, x in kwargs.items()}
@@ -109,7 +114,7 @@ def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return result.to(torch.float32)
 
 
-def call(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def call(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
     """Call out_dtype, for rules that are composed of it."""
     return operators["hop_out_dtype"](op, output_dtype, *args, **kwargs)
 
@@ -140,7 +145,9 @@ def check(
     return args, kwargs
 
 
-def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_integers(
+    inner: Inner, output_dtype: torch.dtype, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     """Raise TypeError for a quantized tensor with an integer output, which would truncate its real values."""
     for name, value in inner.operands(args, kwargs):
         if isinstance(value, Tensor) and hasattr(value, "quantizer"):
@@ -150,13 +157,13 @@ def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ..
             )
 
 
-def _such(op: Any) -> str:
+def _such(op: object) -> str:
     if isinstance(op, OpOverloadPacket):
         return f"use one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
     return "use one such as torch.ops.aten.mm.default"
 
 
-def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_operands(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     first: tuple[str, Tensor] | None = None
     for name, value in inner.operands(args, kwargs):
         if not isinstance(value, Tensor):

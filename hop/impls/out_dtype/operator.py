@@ -19,22 +19,22 @@ from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 class OutDtype(Hop):
     """The operator of `hop.out_dtype`."""
 
-    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Any:
         args, kwargs = meaning.check(op, output_dtype, args, kwargs)
         return (op, output_dtype, *args), kwargs
 
-    def reference(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    def reference(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
         return meaning.reference(op, output_dtype, *args, **kwargs)
 
     def kernels(
-        self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
+        self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object
     ) -> Iterable[tuple[Kernel, Any]]:
         return kernels.candidates(op, output_dtype, args, kwargs)
 
     def given(self, call: Any) -> tuple[Any, ...]:
         return call.given
 
-    def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> bool:
         return output_dtype.is_floating_point or output_dtype.is_complex
 
     def gradient(
@@ -44,12 +44,12 @@ class OutDtype(Hop):
         op: OpOverload,
         output_dtype: torch.dtype,
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Sequence[Tensor | None]:
         return gradient.gradient(grad, needed, op, output_dtype, args, kwargs)
 
-    def forward_mode(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    def forward_mode(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
         return gradient.forward_mode(op, output_dtype, *args, **kwargs)
 
     def batch(
@@ -57,7 +57,7 @@ class OutDtype(Hop):
     ) -> tuple[Tensor, int] | None:
         return batching.batch(size, dims[2:], op, output_dtype, args, kwargs)
 
-    def shard(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    def shard(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
         return sharding.shard(op, output_dtype, args, kwargs)
 
 
@@ -67,7 +67,7 @@ _NAME = "out_dtype"
 _key, _find = plan.key, plan.find  # a module's global names are found faster than attributes
 
 
-def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
     """Run `op` on operands of any dtypes and return its result in `output_dtype`.
 
     The tensor and Scalar arguments of `op` are cast to one common dtype together with `output_dtype` (PyTorch's
@@ -110,18 +110,18 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
 def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple[Any, ...]) -> Plan:
     """Create and remember the plan of calls like this one: that of the first matching kernel, for plain tensors."""
     args, kwargs = meaning.check(op, output_dtype, given, {})
-    plans: Iterable[Any] = ()
+    plans: Iterable[object] = ()
     if plan.is_plain(plan.PLAIN, args, kwargs):
         plans = (kernel.match(call) for kernel, call in kernels.candidates(op, output_dtype, args, kwargs))
     compute = next((p for p in plans if not isinstance(p, Declined)), None)
     return plan.remember(known, compute or (lambda *given: out_dtype_operator(op, output_dtype, *given)))
 
 
-def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 
 
-def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
     """The form of out_dtype that Dynamo traces.
 
     Dynamo's graph only accepts operator overloads; for anything else its own error would not name the argument.
@@ -138,6 +138,6 @@ dynamo.allow_in_graph(_node)
 dynamo.trace_as(out_dtype, _traced)
 
 
-def explain(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> str:
+def explain(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> str:
     """Explain which implementation computes an `out_dtype` call, and why those before it declined: one line each."""
     return out_dtype_operator.explain(op, output_dtype, *args, **kwargs)

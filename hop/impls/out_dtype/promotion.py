@@ -13,8 +13,7 @@ for that dtype or rejects it, and gives the same integers there.
 """
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -73,9 +72,11 @@ _FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN, INTERPOLATE)} - _IN
 _UINT8_FOR_BOOL = {op.overloadpacket for op in within(MAXIMUM)}  # ATen does not pool booleans
 
 
-def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+def common_dtype(
+    inner: Inner, output_dtype: torch.dtype, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> torch.dtype:
     """The common dtype of the promoted arguments and `output_dtype`."""
-    kinds: list[Any] = []
+    kinds: list[object] = []
     for name, value in inner.operands(args, kwargs):
         if not inner.promotes(name, value):
             continue
@@ -87,7 +88,7 @@ def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...],
 
 
 @functools.lru_cache(maxsize=4096)
-def _common(output_dtype: torch.dtype, default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
+def _common(output_dtype: torch.dtype, default: torch.dtype, kinds: tuple[object, ...]) -> torch.dtype:
     """The common dtype for `kinds`: (dtype, is zero-dimensional) of each tensor, the Python type of each number."""
     dims, zero_dims, numbers = {output_dtype}, set(), set()
     for kind in kinds:

@@ -65,7 +65,7 @@ def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
 
 
 def _local(
-    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any, sharding: dtensor.Sharding
+    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: object, kwargs: Any, sharding: dtensor.Sharding
 ) -> Tensor:
     wanted = iter(sharding.inputs)
     local_args = tree_map(lambda x: dtensor.local_part(x, next(wanted)) if dtensor.is_dtensor(x) else x, args)

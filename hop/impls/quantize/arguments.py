@@ -23,10 +23,10 @@ SCALES = ("scale", "zero_point")
 def checked(
     name: str,
     q: Quantizer,
-    x: Any,
-    scale: Any,
-    zero_point: Any,
-    noise: Any,
+    x: object,
+    scale: object,
+    zero_point: object,
+    noise: object,
     usages: Sequence[str],
     gradient: str,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -89,7 +89,7 @@ def fitting_scales(
     return scale, zero_point
 
 
-def _zero_point_rule(names: tuple[str, str], q: Quantizer, zero_point: Any) -> str:
+def _zero_point_rule(names: tuple[str, str], q: Quantizer, zero_point: object) -> str:
     scale, own = names
     if q.scale.has_zero_point():
         return f"{own} is None, and {q} needs {own} in addition to {scale}; pass {own}="
@@ -118,7 +118,7 @@ def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tenso
     parameters.zero_point(f"{name}: {names[1]}", zero_point, q, zero_point.dtype, zero_point.device)
 
 
-def _check_scale(name: str, which: str, q: Quantizer, scale: Any) -> None:
+def _check_scale(name: str, which: str, q: Quantizer, scale: object) -> None:
     """Raise ValueError for a number, or a value that can be read, that is not a valid scale."""
     least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
     if (wrong := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
@@ -150,7 +150,7 @@ def _outside(x: Any, least: float, most: float) -> float | None:
     return None if bool(inside.all()) else x.detach()[~inside][0].item()
 
 
-def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
+def _check_noise(name: str, q: Quantizer, x: Tensor, noise: object) -> None:
     if noise is not None and not isinstance(noise, Tensor):
         raise TypeError(f"{name}: noise must be a tensor, got {shown(noise)}; make one with torch.tensor")
     if (noise is not None) == q.is_random():
@@ -169,7 +169,7 @@ def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
     )
 
 
-def needless(which: str, q: Quantizer, given: Any) -> str:
+def needless(which: str, q: Quantizer, given: object) -> str:
     """Error text for random bits given to a quantizer that does not use them."""
     return (
         f"{which} must be None, as {q} rounds to the nearest, got {shown(given)}; leave it out, or use stochastic=True"
@@ -179,7 +179,7 @@ def needless(which: str, q: Quantizer, given: Any) -> str:
 def _fitting(
     name: str,
     which: str,
-    given: Any,
+    given: object,
     q: Quantizer,
     device: torch.device,
     shape: Sequence[int] | None,

@@ -13,7 +13,6 @@ from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
-from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import SCALES, check_values, checked, needless
 from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
@@ -56,7 +55,7 @@ class FakeQuantize(Hop):
     def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
         return Quantizer.parse(q).fake_quantize(x, *rest[:-1]).to(x.dtype)
 
-    def fake(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+    def fake(self, q: str, x: Tensor, /, *rest: object) -> Tensor:
         if Quantizer.parse(q).keeps_memory_format():
             return memory_format.empty(x.shape, x, x.dtype)
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -82,7 +81,7 @@ class FakeQuantize(Hop):
 
     def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
         *given, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
+        batched = _of_batch(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None:
             return None
         whole, tensors = batched
@@ -149,7 +148,7 @@ class Quantize(Composite):
 
     def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
         *given, usages, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
+        batched = _of_batch(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None or list(usages) != [copies.ROWWISE]:
             raise NotImplementedError(
                 f"quantize: under vmap, {q} with usages {list(usages)} would share blocks between the members of the "
@@ -280,13 +279,13 @@ def quantize(
                 found = plan.remember(known, _planned(q, x, scales))
             return found(x, *scales)
     given = {"scale": scale, "zero_point": zero_point, "noise": noise, "generator": generator}
-    named: Any = given | {"usages": usages, "gradient": gradient}
+    named = given | {"usages": usages, "gradient": gradient}
     if (watched := observed(quantize, (q, x), named)) is not None:
         return watched
     return _traced_quantize(q, x, **named)
 
 
-def _planned(q: Quantizer, x: Any, scales: Sequence[Any]) -> plan.Plan:
+def _planned(q: Quantizer, x: object, scales: Sequence[object]) -> plan.Plan:
     """The plan of row-wise quantizing, with a scale and a zero point, or none."""
     text, fixed = str(q), (None, list(_ROWWISE), "clipped")
     if not scales:
@@ -295,7 +294,7 @@ def _planned(q: Quantizer, x: Any, scales: Sequence[Any]) -> plan.Plan:
     return quantizing(q, x, lambda x, *scales: quantize_operator(text, x, *scales, *fixed), scales, fitted)
 
 
-def is_plain(q: Quantizer, x: Any) -> bool:
+def is_plain(q: Quantizer, x: object) -> bool:
     """Whether hop.quantize(q, x) runs a cached plan: nothing observes the call, and x needs no gradient."""
     return _key((q,), (x,)) is not None
 
@@ -369,7 +368,7 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     return dequantize_operator(x, dtype) if watched is None else watched
 
 
-def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
+def _prepared(name: str, q: object, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
     if not isinstance(q, Quantizer):
         raise TypeError(f"{name}: q must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     if generator is not None:
@@ -385,11 +384,11 @@ def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tu
     return str(q), noise
 
 
-def _quantize_node(*args: Any) -> Tensor:
+def _quantize_node(*args: object) -> Tensor:
     return quantize_operator(*args)
 
 
-def _fake_quantize_node(*args: Any) -> Tensor:
+def _fake_quantize_node(*args: object) -> Tensor:
     return fake_quantize_operator(*args)
 
 
@@ -397,3 +396,24 @@ dynamo.allow_in_graph(_quantize_node)
 dynamo.allow_in_graph(_fake_quantize_node)
 dynamo.allow_in_graph(dequantize)
 dynamo.trace_as(quantize, _traced_quantize)
+
+
+def _of_batch(
+    q: Quantizer, size: int, dims: Sequence[int | None], x: Tensor, *others: Tensor | None
+) -> tuple[Quantizer, list[Tensor | None]] | None:
+    """A quantizer for the whole batch, and the tensors with the batch first; None if a block would span members.
+
+    `others` are the scale, the zero point and the noise, each with the shape for one member.
+    """
+    front = [None if t is None else _batch_first(t, dim, size) for t, dim in zip((x, *others), dims, strict=True)]
+    member = x.shape[: dims[0]] + x.shape[dims[0] + 1 :] if dims[0] is not None else x.shape
+    if q.flat:
+        if member.numel() % q.block[0]:
+            return None
+        codes, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
+        return q, [codes, *scales, front[3]]
+    return q.of_batch(len(member)), front
+
+
+def _batch_first(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

@@ -1,7 +1,7 @@
 """A call of quantized in parts, and its argument checks."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -71,7 +71,7 @@ class SchemeCall(NamedTuple):
         position = self.roles.roles.index(role)
         return position if position < len(self.args) and self.args[position] is not None else None
 
-    def replaced(self, given: dict[str, Any]) -> tuple[Any, ...]:
+    def replaced(self, given: Mapping[str, object]) -> tuple[Any, ...]:
         """The arguments with those of some roles replaced."""
         args = list(self.args)
         for role, x in given.items():
@@ -101,7 +101,7 @@ class SchemeCall(NamedTuple):
         return role == RHS and self.roles.family is MATRIX and self.roles.rhs_sums == -2
 
 
-def is_quantized(x: Any) -> bool:
+def is_quantized(x: object) -> bool:
     """Whether x is a quantized tensor, at any level of torch.func."""
     return isinstance(x, Tensor) and hasattr(functorch.innermost(x), "quantizer")
 
@@ -139,14 +139,14 @@ def check(call: SchemeCall) -> None:
             )
 
 
-def check_op(op: Any) -> None:
+def check_op(op: object) -> None:
     """Raise ValueError unless quantized supports `op`."""
     if op not in OPERATORS:
         known = ", ".join(sorted(str(o) for o in OPERATORS))
         raise ValueError(f"quantized: op must be one of {known}; got {op}; use one of them")
 
 
-def is_unbatched(op: OpOverload, args: Sequence[Any]) -> bool:
+def is_unbatched(op: OpOverload, args: Sequence[object]) -> bool:
     """Whether `op` is a convolution of one example, (C, *spatial), which runs as a batch of one."""
     row, x = TABLE[op], args[0] if args else None
     return row.family is CONVOLUTION and isinstance(x, Tensor) and x.dim() == row.spatial + 1
@@ -154,7 +154,7 @@ def is_unbatched(op: OpOverload, args: Sequence[Any]) -> bool:
 
 def _quantizer_of(x: Tensor) -> Quantizer | None:
     """The quantizer of a quantized tensor with plain layout; inside vmap, for one member. None for others."""
-    inner: Any = functorch.innermost(x)
+    inner = functorch.innermost(x)
     quantizer = getattr(inner, "quantizer", None)
     if quantizer is None:
         return None
@@ -255,11 +255,11 @@ def taken(
     return SchemeCall(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), args, kwargs)
 
 
-def _no_tensor(op: OpOverload, name: str, x: Any) -> str:
+def _no_tensor(op: OpOverload, name: str, x: object) -> str:
     return f"quantized: argument {name!r} of {op} must be a tensor, got {shown(x)}; make one with torch.tensor"
 
 
-def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
+def operands_of(op: OpOverload, args: Sequence[object]) -> list[Tensor]:
     """The factors among the arguments. Raises TypeError if one is missing or not a tensor."""
     names = [a.name for a in op._schema.arguments]
     result = []

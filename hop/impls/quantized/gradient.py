@@ -51,7 +51,7 @@ class CodesGradient(Composite):
 
     plain = Composite.plain | {QuantizedTensor}
 
-    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> Any:
         return args, kwargs
 
     def reference(
@@ -60,11 +60,11 @@ class CodesGradient(Composite):
         call = taken(op, scheme, dtype, rest, kwargs)
         return (_matrix if call.roles.family is MATRIX else _convolution)(call, grad, role)
 
-    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: object, **kwargs: object) -> tuple[Tensor, int]:
         return torch.stack(members(self, size, dims, args, kwargs)), 0
 
 
-def members(hop: Any, size: int, dims: Sequence[int | None], args: Any, kwargs: Any) -> list[Any]:
+def members(hop: Any, size: int, dims: Sequence[int | None], args: object, kwargs: object) -> list[Any]:
     """Run `hop` for each member of a batch separately, because each has separate scales."""
     leaves, spec = tree_flatten((args, kwargs))
     result = []

@@ -43,7 +43,7 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
 class LinearForward(Hop):
     """The operator hop_linear_forward."""
 
-    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> Any:
         return args, kwargs  # Layer.check has checked them
 
     def reference(
@@ -76,7 +76,7 @@ class LinearForward(Hop):
 class LinearBackward(Hop):
     """The operator hop_linear_backward."""
 
-    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> Any:
         return args, kwargs
 
     def reference(
@@ -197,7 +197,7 @@ class _Linear(torch.autograd.Function):
         return (y, *new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Any, ...]:  # type: ignore[override]
         seed, *rest = ctx.saved_tensors
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
@@ -219,7 +219,7 @@ def _count(copy: TensorProto | None) -> int:
 
 
 def _differentiable(
-    ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: list[Any], x: _Optional, weight: _Optional
+    ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: Sequence[object], x: _Optional, weight: _Optional
 ) -> list[_Optional]:
     """The gradients, computed by differentiable operators."""
     scheme, dtype, *_ = ctx.node

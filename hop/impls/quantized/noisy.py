@@ -32,7 +32,7 @@ def with_noise(call: SchemeCall) -> Noisy:
     """Replace operands with noise by floats. Raises for an invalid call."""
     calls.check(call)
     noisy: dict[str, Tensor] = {}
-    left: dict[str, Any] = {}
+    left: dict[str, object] = {}
     scales = call.scales
     for role, field in _FIELDS.items():
         q, x = call.quantizer(role) if call.place(role) is not None else None, call.find(role)
@@ -48,7 +48,7 @@ def with_noise(call: SchemeCall) -> Noisy:
     return Noisy(replace(call.scheme, **left) if rest else None, scales, args)
 
 
-def in_floats(call: SchemeCall, args: tuple[Any, ...]) -> Any:
+def in_floats(call: SchemeCall, args: tuple[object, ...]) -> Any:
     """The result of a call in which no operand is quantized any more."""
     q = call.scheme.output
     dtype = call.dtype if q is None else torch.float32
@@ -58,7 +58,7 @@ def in_floats(call: SchemeCall, args: tuple[Any, ...]) -> Any:
     if q is None:
         return y
     scale, zero_point = calls.fitted(call, calls.OUTPUT, y)
-    result: Any = quantize(q, activated(y, q.scale), scale=scale, zero_point=zero_point)
+    result = quantize(q, activated(y, q.scale), scale=scale, zero_point=zero_point)
     return result if result.dtype == call.dtype else result.rebuilt(result.buffers(), dtype=call.dtype)
 
 

@@ -1,7 +1,7 @@
 """quantized: its operator and the public function."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Quantized(Composite):
             explain_scaled(*args, **named) if any(isinstance(x, QuantizedTensor) for x in args) else "reference: chosen"
         )
 
-    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, /, *args: object, **kwargs: object) -> bool:
         return True
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> list[_Optional]:
@@ -116,7 +116,7 @@ class Quantized(Composite):
         linear = op(*call.replaced(factors | bias), **kwargs)
         return with_derivatives(value, linear)
 
-    def _quantized_forward(self, call: SchemeCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _quantized_forward(self, call: SchemeCall, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
         """The codes, with the tangent of the fake-quantized result."""
         q = call.scheme.output
         assert q is not None
@@ -128,7 +128,7 @@ class Quantized(Composite):
         primals = tree_map_only(Tensor, eager.primal, (args, kwargs))
         return eager.with_tangent(self(*primals[0], **primals[1]), real)
 
-    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: object, **kwargs: object) -> tuple[Tensor, int]:
         return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
 
 
@@ -166,11 +166,11 @@ def quantized(
     op: OpOverload,
     scheme: Scheme | str,
     /,
-    *args: Any,
+    *args: object,
     dtype: torch.dtype | None = None,
     scales: Scales | None = None,
     seed: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Run `op` on float tensors in low precision: quantize the operands, and run hop.scaled on the codes.
 
@@ -251,11 +251,11 @@ def _traced(
     op: OpOverload,
     scheme: Scheme | str,
     /,
-    *args: Any,
+    *args: object,
     dtype: torch.dtype | None = None,
     scales: Scales | None = None,
     seed: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """The form of quantized that Dynamo traces."""
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme

@@ -33,7 +33,7 @@ PAIRS = {
 """The pairs of operand kinds that a product accepts, in either order, and the dtype of its sums."""
 
 
-def check_output(output: Any) -> None:
+def check_output(output: object) -> None:
     """Raise unless `output` is a dtype or Quantizer that scaled supports."""
     if isinstance(output, torch.dtype):
         if output not in copies.APPEARANCES:
@@ -52,7 +52,7 @@ def check_output(output: Any) -> None:
         raise ValueError(f"scaled: output {output} rounds at random; use a dtype, then hop.quantize with noise")
 
 
-def check_op(op: Any) -> None:
+def check_op(op: object) -> None:
     """Raise ValueError unless scaled supports `op`."""
     if isinstance(op, eager.OpOverload) and op in SCALED:
         return
@@ -94,7 +94,7 @@ def check(call: Call) -> Call:
     return call._replace(output_scale=scale, output_zero_point=zero_point)
 
 
-def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
+def check_quantized(op: OpOverload, output: object, args: Sequence[object]) -> None:
     """Raise TypeError unless an operand is quantized, or the output of an operator other than a product.
 
     Functions, norms and softmax also accept all-float calls, because their results differ from ATen's.
@@ -123,7 +123,7 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
 
 def _check_roles(call: Call) -> None:
     names = argument_names(call.op)
-    operands: list[tuple[str, Any]] = []
+    operands: list[tuple[str, object]] = []
     for position, (name, arg) in enumerate(zip(names, call.args, strict=False)):
         role = call.roles.role(position)
         for x in calls.tensors([arg]):

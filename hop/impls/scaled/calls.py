@@ -75,7 +75,7 @@ class Call(_Fields):
         return self.roles.find(role, self.args)
 
 
-def check_tensors(given: Sequence[Any]) -> None:
+def check_tensors(given: Sequence[object]) -> None:
     """Raise if a tensor has lost its memory, or a quantized one has invalid buffers."""
     memory.check(given)
     for x in given:
@@ -92,13 +92,13 @@ def changed() -> RuntimeError:
     return RuntimeError("scaled: a buffer of an operand is of another shape or device than its tensor; make it anew")
 
 
-def tensors(args: Sequence[Any]) -> list[Any]:
+def tensors(args: Sequence[object]) -> list[Any]:
     """The tensors and Operands among the arguments, including list members."""
     flat = [x for a in args for x in (a if isinstance(a, list | tuple) and not isinstance(a, Operand) else [a])]
     return [x for x in flat if isinstance(x, Tensor | Operand)]
 
 
-def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
+def values(x: object, dtype: torch.dtype, usage: str = "") -> Any:
     """Dequantize an Operand, or cast a float tensor, to `dtype`; anything else is returned unchanged."""
     if isinstance(x, Operand):
         return x.values(usage).to(dtype)
@@ -107,7 +107,7 @@ def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def is_integer(x: Any) -> bool:
+def is_integer(x: object) -> bool:
     """Whether x is an operand whose codes can be multiplied as integers."""
     if not isinstance(x, Operand) or x.quantizer.flat:
         return False
@@ -184,7 +184,7 @@ def keeps_dims(call: Call, position: int) -> bool:
 def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
     """The shape of the result, independent of quantization."""
 
-    def described(x: Any, role: str | None) -> Any:
+    def described(x: object, role: str | None) -> Any:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
             return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):

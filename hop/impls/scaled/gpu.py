@@ -129,7 +129,7 @@ def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
         raise Declined("the factors have different scale rules")
     if lhs.usage != copies.ROWWISE or (rhs.usage == copies.COLUMNWISE) != (along == -2):
         raise Declined("a factor has no copy with blocks along the summed dimension")
-    fused: dict[str, Any] = {}
+    fused: dict[str, object] = {}
     outer = None
     for name, x in (("lhs", lhs), ("rhs", rhs)):
         q, copy = x.operand.quantizer, x.operand.of(x.usage)

@@ -34,7 +34,7 @@ def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype:
     left, right = of_rows.bytes(), of_matrix.bytes()
     if not isinstance(right.zero, int) or right.zero != 0:
         raise Declined("the matrices have zero points")
-    fused: dict[str, Any] = _scales(left, right, of_rows.block, of_matrix.block, along)
+    fused: dict[str, object] = _scales(left, right, of_rows.block, of_matrix.block, along)
     fused |= {"lhs_zero": zero_of(left, -1), "bias": bias}
     codes = right.codes if columns else right.codes.mT
     named = {name: t for name, t in fused.items() if t is not None}

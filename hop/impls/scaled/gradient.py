@@ -7,7 +7,7 @@ For y = op(x̂_1, ..., x̂_n), where each x̂ is a dequantized operand, and the 
     If y is quantized, G first passes through quantize; see hop.numerics.quantizer.Derivatives.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only
-from hop.dispatch.attention import ATTENTION
 from hop.dispatch.operand import Operand
+from hop.dispatch.own_operators import ATTENTION
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
@@ -31,7 +31,7 @@ _SMOOTH = {aten.scaled_dot_product_attention.default: ATTENTION}
 
 
 def through_operator(
-    grad: Tensor, needed: Sequence[bool], op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    grad: Tensor, needed: Sequence[bool], op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Tensor | None]:
     """The gradient of each leaf of (args, kwargs) for which `needed` is true; a quantized tensor is one leaf."""
     wide, op = wide_dtype(args), _SMOOTH.get(op, op)
@@ -47,14 +47,14 @@ def through_operator(
     ]
 
 
-def linearized(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+def linearized(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """The operator on dequantized operands, which has the derivatives of scaled."""
     wide, op = wide_dtype(args), _SMOOTH.get(op, op)
     real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
     return out_dtype(op, wide, *real, **inner)
 
 
-def wide_dtype(args: Sequence[Any]) -> torch.dtype:
+def wide_dtype(args: Sequence[object]) -> torch.dtype:
     """float64 if a plain operand has that dtype, else float32."""
     plain = [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor) and not is_quantized(x)]
     return torch.float64 if any(x.dtype == torch.float64 for x in plain) else torch.float32

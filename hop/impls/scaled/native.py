@@ -37,7 +37,7 @@ def described(call: Call, parts: int = 0) -> native_product.NativeProduct:
         raise Declined("the right factor is not quantized")
     check_fit(call, lhs, rhs)
     left, right = native.sizes(lhs.shape), native.sizes(rhs.shape)
-    kind: Any = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
+    kind = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
     wanted = call.output
     if parts:
         left, wanted, kind, bias = (*left[:-2], left[-2] * parts, left[-1]), torch.float32, torch.bfloat16, None
@@ -118,7 +118,7 @@ def _prepare(call: Call) -> Plan:
     shape = [*lhs.shape[:-1], n]
     size, find = size_of(shape), stored(call, shape) if form.gives_codes else None
 
-    def run(*given: Any) -> Any:
+    def run(*given: object) -> Any:
         scales = _NONE if find is None else find(given)
         with below():
             y = multiply(given[i], given[j], None if k is None else given[k], *scales)

@@ -1,6 +1,7 @@
 """int8 attention with native kernels: scores of a block of rows stay in the cache (native/attention/)."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +10,6 @@ from hop.compat import eager, tracing
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.attention_options import options
 from hop.impls.scaled.calls import Call, changed
 from hop.impls.scaled.operands import block_of, plain, spread
 from hop.impls.scaled.outputs import finished
@@ -18,6 +18,28 @@ from hop.kernels.cpu.rows import FLOATS
 from hop.numerics import copies
 from hop.numerics.formats import INT8
 from hop.tensor.quantized import operand
+
+
+class Options(NamedTuple):
+    """Mask, causality, scale and grouping of an attention call."""
+
+    mask: Tensor | None  # bool (False is masked out), or float to be added
+    is_causal: bool  # aligned top left
+    scale: float
+    grouped: bool  # several query heads share one key and value head
+
+
+def options(call: Call) -> Options:
+    given: tuple[Any, ...] = (*call.args[3:], *(None, 0.0, False)[len(call.args) - 3 :])
+    mask, _, is_causal = given
+    scale = call.kwargs.get("scale")
+    return Options(
+        mask,
+        is_causal,
+        1 / math.sqrt(int(call.args[0].shape[-1])) if scale is None else float(scale),
+        bool(call.kwargs.get("enable_gqa", False)),
+    )
+
 
 _MOST_WIDTH = 65793  # 255 · 128 times this width is below 2^31
 

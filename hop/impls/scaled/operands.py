@@ -27,7 +27,7 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
     The result has a code per element and a float32 scale per block. `format` replaces the quantizer's own to unpack
     faster.
     """
-    quantizer: Any = operand.quantizer
+    quantizer = operand.quantizer
     codes, *stored = operand.of(usage).tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
     if quantizer.layout is not None:
@@ -50,7 +50,7 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
 
 def in_integers(x: Operand, usage: str) -> Operand:
     """An operand whose codes are integer values; x itself if its format is an integer one."""
-    format: Any = x.quantizer.format
+    format = x.quantizer.format
     if format.is_integer:
         return x
     codes, *stored = x.of(usage).tensors

@@ -1,6 +1,6 @@
 """scaled: its operators and the public function."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -88,8 +88,8 @@ class ScaledBuffers(Hop):
         value = self.reference(*plain_args, **plain_kwargs)
         return gradient.with_derivatives(value, self._linearized(op, encoded, kwargs))
 
-    def _linearized(self, op: OpOverload, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        def real(x: Any) -> Any:
+    def _linearized(self, op: OpOverload, encoded: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
+        def real(x: object) -> Any:
             many = cast(list[Any], x) if isinstance(x, list) else []
             if any(isinstance(v, Operand | Tensor) for v in many):
                 return [real(v) for v in many]
@@ -134,11 +134,11 @@ class Scaled(Composite):
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         return ()
 
-    def explain(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> str:
+    def explain(self, op: OpOverload, output: object, /, *args: object, **kwargs: object) -> str:
         (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
         return scaled_buffers.explain(op, output, scale, zero_point, *encode([operand(x) for x in rest]), **kwargs)
 
-    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, /, *args: object, **kwargs: object) -> bool:
         return True
 
     def gradient(
@@ -180,7 +180,7 @@ class Scaled(Composite):
         value = self(op, output, scale, zero_point, *plain_args, **plain_kwargs)
         return gradient.with_derivatives(value, gradient.linearized(op, args, kwargs))
 
-    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: object, **kwargs: object) -> tuple[Tensor, int]:
         return batching.batch(self, size, dims, args, kwargs)
 
 
@@ -188,7 +188,7 @@ scaled_buffers = ScaledBuffers("hop_scaled_buffers")
 scaled_operator = Scaled("hop_scaled")
 
 
-def _read(output: Any) -> Any:
+def _read(output: object) -> Any:
     return Quantizer.parse(output) if isinstance(output, str) else output
 
 
@@ -196,20 +196,20 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
-def _real(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _real(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
     """The result in float32, also for all-plain operands."""
     if any(gradient.is_quantized(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)):
         return scaled_operator(op, torch.float32, None, None, *args, **kwargs)
     return scaled_buffers(op, torch.float32, None, None, *encode(list(args)), **kwargs)
 
 
-def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
+def _appearance(op: OpOverload, args: tuple[object, ...]) -> torch.dtype:
     """The dtype of the first operand that may be quantized."""
     first = args[_first_operand(op, args)]
     return cast(Any, first[0] if isinstance(first, list | tuple) else first).dtype
 
 
-def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
+def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
     """The position of the first argument that may be quantized."""
     roles = TABLE[op]
     return next(
@@ -254,10 +254,10 @@ def scaled(
     op: OpOverload,
     output: torch.dtype | Quantizer,
     /,
-    *args: Any,
+    *args: object,
     output_scale: Tensor | float | None = None,
     output_zero_point: Tensor | float | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Run `op` on operands with scales: quantized tensors, possibly together with plain floats.
 
@@ -294,7 +294,7 @@ def scaled(
     fits = codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)
     named = _named(kwargs) if kwargs else ()
     if fits and type(op) is OpOverload and named is not None:
-        given: Any = (*args, output_scale, output_zero_point) if codes else args
+        given = (*args, output_scale, output_zero_point) if codes else args
         if (known := _key((op, output, *named), given)) is not None:
             if output_scale is not None:
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
@@ -352,12 +352,12 @@ def _of_codes(compute: Plan, first: int, like: QuantizedTensor) -> Plan:
 
 def _traced(
     op: OpOverload,
-    output: Any,
+    output: object,
     /,
-    *args: Any,
+    *args: object,
     output_scale: Tensor | float | None = None,
     output_zero_point: Tensor | float | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """The form of scaled that Dynamo traces."""
     # a tuple, because Dynamo of torch 2.11 does not support | between these classes
@@ -367,7 +367,7 @@ def _traced(
     return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
 
 
-def _node(*args: Any, **kwargs: Any) -> Any:
+def _node(*args: object, **kwargs: object) -> Any:
     return scaled_operator(*args, **kwargs)
 
 
@@ -379,10 +379,10 @@ def explain(
     op: OpOverload,
     output: torch.dtype | Quantizer,
     /,
-    *args: Any,
+    *args: object,
     output_scale: _Optional = None,
     output_zero_point: _Optional = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> str:
     """Explain which implementation computes a `scaled` call, and why those before it declined: one line each."""
     spelled = str(output) if isinstance(output, Quantizer) else output

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,11 +138,11 @@ def product(call: Call, lhs: Tensor, rhs: Tensor, run: Callable[..., Tensor] | N
     return op(*arguments) if run is None else run(op, *arguments)
 
 
-def _exactly(op: OpOverload, *args: Any) -> Tensor:
+def _exactly(op: OpOverload, *args: object) -> Tensor:
     return out_dtype(op, torch.int32, *args)
 
 
-def _exactly_wide(op: OpOverload, *args: Any) -> Tensor:
+def _exactly_wide(op: OpOverload, *args: object) -> Tensor:
     return out_dtype(op, torch.int64, *args)
 
 

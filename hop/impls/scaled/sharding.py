@@ -65,7 +65,7 @@ def shard(operator: Any, call: Call) -> Any:
     return quantize_buffers(str(call.output), y, scale, zero_point, None, [copies.ROWWISE])
 
 
-def _plain_tensors(args: Sequence[Any]) -> list[Tensor]:
+def _plain_tensors(args: Sequence[object]) -> list[Tensor]:
     return [t for x in tensors(args) for t in (x.tensors if isinstance(x, Operand) else [x])]
 
 
@@ -89,7 +89,7 @@ def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int]
     return None
 
 
-def _summed(call: Call, chosen: Sequence[int | None], mesh: Any) -> int | None:
+def _summed(call: Call, chosen: Sequence[int | None], mesh: object) -> int | None:
     """The mesh axis over which the summed dimension is sharded; None if there is none."""
     return next((a for a, own in enumerate(chosen) if own is None and summing.is_spread(call, a, mesh)), None)
 
@@ -102,7 +102,7 @@ def _follows(x: Any, dim: int | None, size: int) -> bool:
 
 
 def _local(
-    call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: Any
+    call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: object
 ) -> list[Any]:
     """This process's parts of the arguments.
 
@@ -110,7 +110,7 @@ def _local(
     """
     sums = summing.summed_dimensions(call)
 
-    def local(x: Any, i: int | None) -> Any:
+    def local(x: object, i: int | None) -> Any:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
             return [local(v, None) for v in x]
         if not isinstance(x, Operand | Tensor):
@@ -125,7 +125,7 @@ def _local(
     return [local(x, i) for i, x in enumerate(call.args)]
 
 
-def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Operand:
+def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: object) -> Operand:
     codes, *stored = x.tensors
     parts = [_part(codes, wanted, mesh)]
     ndim, names = x.dim(), copies.names(x.quantizer, x.usages)[1:]
@@ -139,7 +139,7 @@ def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Opera
     return x._replace(tensors=tuple(parts), shape=tuple(shape))
 
 
-def _part(t: Tensor, wanted: Sequence[int | None], mesh: Any) -> Tensor:
+def _part(t: Tensor, wanted: Sequence[int | None], mesh: object) -> Tensor:
     """This process's part of t, sharded along the dimensions `wanted`, one per mesh axis."""
     placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in wanted]
     return dtensor.local_part(dtensor.as_dtensor(t, mesh), placed)
@@ -149,7 +149,7 @@ def _everywhere(t: Tensor | None, mesh: Any) -> Tensor | None:
     return None if t is None else _part(t, [None] * mesh.ndim, mesh)
 
 
-def _wrapped(t: Tensor, mesh: Any, chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
+def _wrapped(t: Tensor, mesh: object, chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
     placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in chosen]
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return dtensor.make_dtensor(t.contiguous(), dtensor.Sharding([], mesh, placed, torch.Size(shape), strides))

@@ -42,13 +42,13 @@ def is_spread(call: Call, axis: int, mesh: Any) -> bool:
     return all(_has_whole_blocks(x, d, mesh.size(axis)) for x, d in factors)
 
 
-def _has_whole_blocks(x: Any, dim: int, size: int) -> bool:
+def _has_whole_blocks(x: object, dim: int, size: int) -> bool:
     if not isinstance(x, Operand):
         return True
     return x.usages == (copies.ROWWISE,) and sharding.keeps_blocks(x.quantizer, x.shape, dim, size)
 
 
-def product(operator: Any, call: Call, local: Call, mesh: Any, axis: int) -> Any:
+def product(operator: Any, call: Call, local: Call, mesh: object, axis: int) -> Any:
     """This process's result from its parts `local` of the arguments of `call`.
 
     A float tensor before it is cast, or the buffers of a result that is quantized from its sum.

@@ -15,8 +15,8 @@ from torch import Tensor
 from cutlass_kernels import dequantize, quantize
 from cutlass_kernels.quantizing import NORMS, Columns, Largest, Numbers, Request, Rows, Tiles
 from cutlass_kernels.trials import Judged
-from hop.dispatch.gated import GELU_MUL, SILU_MUL
 from hop.dispatch.operators import aten
+from hop.dispatch.own_operators import GELU_MUL, SILU_MUL
 from hop.impls.scaled import gpu_rows, meaning
 from hop.impls.scaled.calls import Call
 from hop.kernels.gpu import quantize as gpu
@@ -196,7 +196,7 @@ def _quantized(call: Arguments, device: torch.device) -> None:
 
 
 def _operation(call: Call, device: torch.device) -> None:
-    def moved(x: Any) -> Any:
+    def moved(x: object) -> Any:
         return x.to(device) if isinstance(x, Tensor) else x
 
     scale, zero = moved(call.output_scale), moved(call.output_zero_point)

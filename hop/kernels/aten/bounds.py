@@ -42,7 +42,7 @@ def _of_dtype(dtype: torch.dtype) -> Bounds:
     return info.min, info.max
 
 
-def _bounds(x: Any, depth: int) -> Bounds:
+def _bounds(x: object, depth: int) -> Bounds:
     """The bounds of a node or a number. Raises ValueError if even the dtype is unknown."""
     if isinstance(x, int) or (isinstance(x, float) and x.is_integer()):
         return int(x), int(x)
@@ -83,6 +83,6 @@ def _computed(op: OpOverload, args: Any, kwargs: Any, depth: int) -> Bounds:
     raise ValueError
 
 
-def _union(parts: Sequence[Any], depth: int) -> Bounds:
+def _union(parts: Sequence[object], depth: int) -> Bounds:
     lows, highs = zip(*(_bounds(part, depth) for part in parts), strict=True)
     return min(lows), max(highs)

@@ -28,7 +28,8 @@ from hop.numerics.format import rounds_up
 from hop.numerics.formats import Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule, exponent_of
+from hop.numerics.rule import Blocks
+from hop.numerics.scale_rules import LARGEST, Amax, Rule, exponent_of
 
 _EXPONENT = 23  # position of float32's exponent
 _BIAS = 127

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import memory
-from hop.compat.handles import handle
+from hop.compat.memory import handle
 from hop.compat.subclasses import contiguous_strides
 from hop.kernels.cpu import native
 

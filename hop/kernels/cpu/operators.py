@@ -124,7 +124,7 @@ def _group_product(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
     return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=spelling.dtype(_words(words)["result"]))
 
 
-def _search_scales(x: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: Any) -> list[Tensor]:
+def _search_scales(x: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: object) -> list[Tensor]:
     return [t.new_empty(t.shape) for t in (scale, zero_point) if t is not None]
 
 
@@ -149,8 +149,8 @@ def load(path: str) -> None:
         globals()[name] = _called(op)
 
 
-def _described(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    def described(*args: Any) -> Any:
+def _described(name: str, fake: Callable[..., object]) -> Callable[..., Any]:
+    def described(*args: object) -> Any:
         devices = {x.device for x in _tensors(args)}
         if len(devices) > 1:  # PyTorch runs the fake rule as soon as one tensor has no data
             raise RuntimeError(f"hop_native::{name}: tensors are on several devices, {sorted(map(str, devices))}")
@@ -186,11 +186,11 @@ def _guarded(op: Any) -> Callable[..., Any]:
     return guarded
 
 
-def _tensors(args: Sequence[Any]) -> list[Tensor]:
+def _tensors(args: Sequence[object]) -> list[Tensor]:
     return [x for v in args for x in (v if isinstance(v, list | tuple) else (v,)) if isinstance(x, Tensor)]
 
 
-def _missing(*args: Any) -> Any:
+def _missing(*args: object) -> Any:
     raise RuntimeError("the native operators are not loaded")
 
 

@@ -51,7 +51,7 @@ def _keeps(quantizer: str) -> bool:
     return Quantizer.parse(quantizer).keeps_memory_format()
 
 
-def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
+def _channels_last(quantizer: str, shape: Sequence[object]) -> str | None:
     """The quantizer that treats (N, *S, C) as `quantizer` treats (N, C, *S); None if native code has none."""
     q = Quantizer.parse(quantizer)
     # the order of a sum would change
@@ -106,7 +106,7 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
     return _dequantize_rows(last, moved, (n, *size, channels), dtype).movedim(-1, 1)
 
 
-def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
+def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[object], dtype: torch.dtype) -> Tensor:
     description = describe(quantizer)
     codes, scale, second = (*buffers, None)[:3]
     return native_operators.dequantize(codes, scale, second, list(shape), description.back(dtype))
@@ -215,7 +215,7 @@ def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
         return lambda *call: _quantize(call)
     words = description.words
 
-    def run(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: None, usages: Any) -> list[Tensor]:
+    def run(quantizer: str, x: Tensor, scale: object, zero_point: object, noise: None, usages: object) -> list[Tensor]:
         with below():
             return quantize(x, scale, zero_point, None, words)
 
@@ -263,7 +263,7 @@ def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     dequantize, below = torch.ops.hop_native.dequantize.default, eager.below_autograd
     words, has_second = describe(quantizer).back(dtype), len(buffers) > 2
 
-    def run(quantizer: str, buffers: Sequence[Tensor], usages: Any, shape: Sequence[int], dtype: Any) -> Tensor:
+    def run(quantizer: str, buffers: Sequence[Tensor], usages: object, shape: Sequence[int], dtype: object) -> Tensor:
         with below():
             return dequantize(buffers[0], buffers[1], buffers[2] if has_second else None, shape, words)
 

@@ -38,7 +38,7 @@ def takes(x: Tensor) -> bool:
     return x.is_cuda and (eager.is_plain_eager() or inductor.is_compiling_for_here())
 
 
-def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: object) -> Tensor:
     """Multiply two matrices, or batches of them, with fusions as described in cutlass_kernels.product."""
     return kernels().mm(lhs, rhs, out_dtype, **fused)
 

@@ -51,7 +51,7 @@ if torch.cuda.is_available():  # a compiled program loaded from a cache contains
 # ---- descriptions
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: Any) -> bool:
     """Whether two formats are equal except for their names."""
     own = [f.name for f in fields(b) if f.init and f.name != "name"]
     return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
@@ -127,7 +127,7 @@ _Given = tuple[Tensor | None, Tensor | None, Tensor | None]
 _ELSEWHERE = "for tensors on GPUs, in eager mode and in programs compiled for this process"
 
 
-def check(asked: Any, device: torch.device) -> None:
+def check(asked: object, device: torch.device) -> None:
     """Raise Declined unless a kernel supports the request on a device."""
     if not torch.cuda.is_available():
         raise Declined("there is no GPU")
@@ -161,7 +161,7 @@ def _prepare(call: tuple[Any, ...]) -> Plan:
 
 
 def quantized(
-    quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, usages: Sequence[str], *product: None
+    quantizer: str, x: Tensor, scale: object, zero_point: object, noise: object, usages: Sequence[str], *product: None
 ) -> list[Tensor]:
     """Compute the buffers with the kernels."""
     q, words, made = Quantizer.parse(quantizer), described(quantizer, scale is not None), list[Tensor]()
@@ -199,7 +199,7 @@ def request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, *
     if zero_point is not None:
         codes = zero_point.round() if zero_point.is_floating_point() else zero_point
         named["zero_point"] = codes.clamp(q.format.min, q.format.max).to(r.elements.dtype).reshape(counts)
-    known: dict[str, Any] = {n: t for n, t in named.items() if t is not None}
+    known: dict[str, object] = {n: t for n, t in named.items() if t is not None}
     return replace(r, **known)
 
 
@@ -267,7 +267,9 @@ def _prepare_fake(call: tuple[Any, ...]) -> Plan:
     return fake_quantized
 
 
-def fake_quantized(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
+def fake_quantized(
+    quantizer: str, x: Tensor, scale: object, zero_point: object, noise: object, gradient: str
+) -> Tensor:
     """Quantize and dequantize with the kernels."""
     buffers = quantized(quantizer, x, scale, zero_point, noise, (copies.ROWWISE,))
     return dequantized(quantizer, buffers, (copies.ROWWISE,), x.shape, x.dtype)

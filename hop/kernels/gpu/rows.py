@@ -1,6 +1,6 @@
 """Row operations quantized on a GPU in one kernel: norms, elementwise functions and gated products (quantize.py)."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def request_of(rows: Rows) -> "Request":
     size, block = matrix_of(q, x.shape)
     if rows.operation in _NORMS and size[1] != x.shape[-1]:
         raise Declined(f"for blocks of the norm's dimension, the last one, not {q.block} of {tuple(x.shape)}")
-    others: dict[str, Any] = {n: t for n, t in (("weight", rows.weight), ("bias", rows.bias)) if t is not None}
+    others: dict[str, object] = {n: t for n, t in (("weight", rows.weight), ("bias", rows.bias)) if t is not None}
     if rows.other is not None:
         others["other"] = rows.other.reshape(size)
     given = (rows.scale, rows.zero_point, None)

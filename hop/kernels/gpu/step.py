@@ -118,13 +118,13 @@ def _untrusted(subject: Subject, p: Tensor) -> str | None:
     return trust.declines(kernel_of(subject).update, p.device, subject) if p.is_cuda else None
 
 
-def subject_of(kinds: Mapping[Any, Sequence[Call]], target: str) -> Subject:
+def subject_of(kinds: Mapping[object, Sequence[Call]], target: str) -> Subject:
     """What determines the kernel for calls, which have one rule."""
     calls = [call for own in kinds.values() for call in own]
     return Subject(calls[0][0], any(key is not None for _, _, key, *_ in calls), tuple(kinds), target)
 
 
-def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
+def _run(kinds: Mapping[object, Sequence[Call]], target: str) -> None:
     """Launch the kernel once."""
     launch(subject_of(kinds, target), [call for own in kinds.values() for call in own])
 

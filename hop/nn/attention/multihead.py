@@ -4,7 +4,7 @@ The Parameters are PyTorch's, under its names. InputProjection is a Linear layer
 the attention. So it can be calibrated, frozen and gathered like any other layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,13 +63,13 @@ class InputProjection(Linear):
         bias, (start, stop), size = self.owner.in_proj_bias, self.part, self.owner.embed_dim
         return bias if bias is None or stop - start == 3 else bias[start * size : stop * size]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == WEIGHT:
             setattr(self.owner, self.weight_name, value)
         else:
             super().__setattr__(name, value)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         nn.Module.__setstate__(self, state)  # the owner packs the weight, and may have no Parameters yet
 
     def weight_owner(self) -> tuple[nn.Module, str]:
@@ -303,7 +303,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             projection.lay_out()
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         super().__setstate__(state)
         for projection in self.projections():
             projection.lay_out()

@@ -33,7 +33,7 @@ def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str
     return tuple(cast(Iterable[tuple[str, nn.Module]], model.named_modules(remove_duplicate=not every_name)))
 
 
-def not_a_model(function: str, given: Any) -> TypeError:
+def not_a_model(function: str, given: object) -> TypeError:
     """TypeError for a `model` that is not an nn.Module."""
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
@@ -71,7 +71,7 @@ class Layer(ScaleState):
         "learn_scales frozen in_floats packs shared_input scales _own _norms".split()
     )
 
-    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: object, scheme: Scheme, learn_scales: bool = False, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._begin(scheme, learn_scales)
 
@@ -247,7 +247,7 @@ class Layer(ScaleState):
         """An empty plain tensor of the weight's dtype and device, also if the weight is quantized."""
         return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
 
-    def _compute(self, x: Tensor, *options: Any) -> Any:
+    def _compute(self, x: Tensor, *options: object) -> Any:
         """The result for x in the active scheme."""
         op, args = self._call(x, *options)
         plan, norm = self.plan(), self.norm
@@ -289,7 +289,7 @@ class Layer(ScaleState):
         gradient = None if given.grad is None else self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
 
-    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
+    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[object, ...], scales: Scales) -> Any:
         """Run the operator in a scheme."""
         return quantized(op, scheme, *args, scales=None if scales is NO_SCALES else scales)
 
@@ -341,7 +341,7 @@ class Layer(ScaleState):
             _runs.add(form)
 
 
-def _form(argument: Any) -> Any:
+def _form(argument: object) -> Any:
     """The properties of an argument that `_check` depends on, as a hashable value."""
     if isinstance(argument, Tensor):
         return str(getattr(argument, "quantizer", "")), tuple(argument.shape), argument.dtype

@@ -52,7 +52,7 @@ class Function(Layer):
         """The operator, its arguments after the input, and its keyword arguments."""
         raise NotImplementedError
 
-    def _compute(self, x: Tensor, *options: Any) -> Any:
+    def _compute(self, x: Tensor, *options: object) -> Any:
         op, args, kwargs = self._function()
         plan = active(self._own)
         if plan.scheme is None or self.in_floats:

@@ -88,7 +88,7 @@ class ScaleState(StoredWeight):
     def _sharing(self, role: str, x: Tensor) -> float:
         """The number of elements that share a learned scale: elements of the weight, or features of one example."""
         if role == WEIGHT:
-            state: Any = self.scales[WEIGHT]
+            state = self.scales[WEIGHT]
             return self.weight.numel() / state.scale.numel()
         one = x.shape if x.dim() <= self.example_dims else x.shape[1:]
         return math.prod(one if role == INPUT else self._output_shape(one))

@@ -58,7 +58,7 @@ class SharedInput:
         self._last = _Codes(weakref.ref(x, self._forget), version(x), q, codes, {id(layer)})
         return codes
 
-    def _forget(self, of: Any) -> None:
+    def _forget(self, of: object) -> None:
         """Drop the codes of an input that was freed."""
         last = self._last
         if last is not None and last.of is of:

@@ -188,7 +188,7 @@ def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns:
     if not gpu.takes(x):
         elsewhere = f"for GPUs, in eager mode and in programs for this process; x is on {x.device}"
         return dict.fromkeys(names, Declined(elsewhere))
-    found: dict[str, Any] = {names[0]: Declined("for rows that are quantized one by one or group by group")}
+    found: dict[str, object] = {names[0]: Declined("for rows that are quantized one by one or group by group")}
     if scheme is not None and q is not None and (is_by_rows(q) or is_by_group(q)):
         rows, _ = of_rows(q, x, Groups.of(ends, len(x)))
         codes = of_weight(x, stack.weight, scheme, columns)
@@ -199,7 +199,7 @@ def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns:
 
 
 def product(
-    x: QuantizedTensor, weight: Any, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
+    x: QuantizedTensor, weight: object, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
 ) -> Any:
     """The plan of the product, (S, R), or Declined."""
     if not isinstance(weight, QuantizedTensor):
@@ -242,7 +242,7 @@ def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool
         raise Declined("there are no rows")
 
 
-def gradient_of_rows(grad: Tensor, weight: Any, groups: Groups, scheme: Scheme, columns: bool) -> Any:
+def gradient_of_rows(grad: Tensor, weight: object, groups: Groups, scheme: Scheme, columns: bool) -> Any:
     """The plan of x's gradient, (S, K), in the dtype of dy, (S, R)."""
     codes, q, dtype = of_weight(grad, weight, scheme, columns), scheme.grad, grad.dtype
     assert scheme.rhs is not None and q is not None

@@ -79,7 +79,7 @@ def _trains_on_gpu(x: Tensor, stacks: Sequence[Stack], scheme: Scheme | None, co
     return all(map(functools.partial(_has_gradients, x, scheme, columns), weights))
 
 
-def _has_gradients(x: Tensor, scheme: Scheme | None, columns: bool, weight: Any) -> bool:
+def _has_gradients(x: Tensor, scheme: Scheme | None, columns: bool, weight: object) -> bool:
     try:
         kernels.check_gradients(x, weight, scheme, columns)
     except Declined:
@@ -103,7 +103,7 @@ def _products(
     if gpu.takes(x) and (found := _on_gpu(x, rows, ends, stacks, between, scheme, columns)) is not None:
         return found
     count = x.shape[0] if rows is None else rows.shape[0]
-    given: Any = _codes(x, stacks[0], scheme)
+    given = _codes(x, stacks[0], scheme)
     given = given if rows is None else _gathered(given, rows)
     results, bounds = [], [0, *ends.tolist()]  # the only synchronization with a GPU
     groups = [(i, *bound) for i, bound in enumerate(itertools.pairwise(bounds)) if bound[0] < bound[1]]
@@ -137,7 +137,7 @@ def _on_gpu(
         return None
     groups = None if by_rows else Groups.of(ends, len(x) if rows is None else len(rows))
     if by_rows:
-        given: Any = quantize(q, x)
+        given = quantize(q, x)
         given = given if rows is None else _gathered(given, rows)
     else:
         given, _ = kernels.of_rows(q, x if rows is None else x[rows], groups)
@@ -159,7 +159,7 @@ def _is_recorded(x: Tensor, stacks: Sequence[Stack]) -> bool:
     )
 
 
-def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
+def _product(x: object, matrix: object, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
     if not columns:
         args = (aten.linear.default, (x, matrix, bias))
     else:

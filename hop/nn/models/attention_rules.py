@@ -27,7 +27,7 @@ AttentionRules = Spelled | Mapping[Selector, Spelled] | Sequence[tuple[Selector,
 def checked_attention(rules: AttentionRules) -> list[tuple[Selector, AttentionScheme | None]]:
     """Convert rules to pairs of a selector and a scheme. Raises TypeError or ValueError for invalid ones."""
     one = rules is None or isinstance(rules, AttentionScheme | str)
-    pairs: Any = [("*", rules)] if one else list(rules.items()) if isinstance(rules, Mapping) else rules
+    pairs = [("*", rules)] if one else list(rules.items()) if isinstance(rules, Mapping) else rules
     result: list[tuple[Selector, AttentionScheme | None]] = []
     for pair in pairs if isinstance(pairs, Sequence) else [pairs]:
         if not isinstance(pair, tuple) or len(cast(tuple[Any, ...], pair)) != 2:

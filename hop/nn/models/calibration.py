@@ -27,7 +27,7 @@ Method = Callable[..., dict[str, Tensor]]
 
 def calibrate(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     method: Method = calibration.amax,
     steps: int | None = None,
     progress: bool = True,
@@ -100,7 +100,7 @@ def calibrate(
     return model
 
 
-def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
+def _checked(model: object, batches: object, method: object, steps: object) -> list[Layer]:
     """The quantized layers of the model. Raises for invalid arguments of `calibrate`."""
     if not isinstance(model, nn.Module):
         raise not_a_model("calibrate", model)
@@ -121,7 +121,7 @@ def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
 
 
 @contextmanager
-def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
+def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, object]]) -> Iterator[None]:
     """Run a block with the model in eval mode, without gradients, while layers compute in floats and are observed."""
     training = {module: module.training for module in model.modules()}
     floats = {layer: layer.in_floats for layer, _, _ in watched}
@@ -152,7 +152,7 @@ def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
 def _observe(layer: Layer, role: str, seen: Any) -> Any:
     """Register a hook that passes the activation to `seen.add`, and return its handle."""
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         x = layer.transformed(args[0] if args else kwargs["input"])
         seen.add(x if layer.weight.numel() else x.new_zeros(1))  # without weights any scale will do
 
@@ -161,10 +161,10 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     return layer.register_forward_hook(lambda module, args, y: seen.add(y))
 
 
-def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> Any:
+def run(model: nn.Module, batch: object, number: int, caller: str = "calibrate") -> Any:
     """Call the model with a batch. Raises TypeError, naming `caller` and `number`, if forward does not accept it."""
     given, how = (batch,), "model(batch)"
-    named: Mapping[str, Any] = {}
+    named: Mapping[str, object] = {}
     if isinstance(batch, Mapping):
         given, named, how = (), cast(Mapping[str, Any], batch), f"model(**batch), of {list(cast(Any, batch))}"
     elif isinstance(batch, tuple | list):
@@ -180,7 +180,7 @@ def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") ->
     return model(*given, **named)
 
 
-def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
+def _shown(taken: Iterable[object], batches: Iterable[object], steps: int | None, progress: bool) -> Iterable[Any]:
     """Wrap `taken` in a progress bar if stderr is a terminal and tqdm is installed."""
     if not progress or not sys.stderr.isatty():
         return taken

@@ -63,7 +63,7 @@ def freeze(model: nn.Module, pack: bool = False, *, trained: Collection[nn.Modul
         settle(owner)
     products = {_identity(layer) for layer in layers if layer.is_packable}
     # keyed by what they depend on; the model keeps these objects alive, so ids stay unique
-    frozen: dict[Any, nn.Parameter] = {}
+    frozen: dict[object, nn.Parameter] = {}
     for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
         identity = _identity(layer)
         packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))

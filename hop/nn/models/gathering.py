@@ -135,7 +135,7 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
                 "weight, a DTensor; use one scale for the tensor, or a quantizer that finds its scales"
             )
     gathering = Gathering(q, tuple(local.shape), as_columns, outer, weakref.ref(layer), masks)
-    master: Any = MasterWeight(local, gathering)
+    master = MasterWeight(local, gathering)
     if outer is not None:
         at = dtensor.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
         master = dtensor.make_dtensor(master, at)

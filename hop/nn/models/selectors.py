@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
@@ -17,7 +16,7 @@ def matches(selector: Selector, name: str, module: nn.Module) -> bool:
     return isinstance(module, selector) if isinstance(selector, type) else bool(selector(name, module))
 
 
-def check_selector(name: str, selector: Any) -> None:
+def check_selector(name: str, selector: object) -> None:
     """Raise TypeError unless `selector` is a Selector."""
     if not isinstance(selector, str) and not callable(selector):
         raise TypeError(

@@ -72,7 +72,7 @@ class AmaxHistory(Float32State):
         return self.spelling
 
 
-def advance(model: nn.Module, group: Any = None) -> None:
+def advance(model: nn.Module, group: object = None) -> None:
     """End the step of delayed scaling in all layers of `model`. Call it once after each optimizer step.
 
     Args:
@@ -89,17 +89,17 @@ def advance(model: nn.Module, group: Any = None) -> None:
         history.advance()
 
 
-def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any = None) -> Any:
+def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: object = None) -> Any:
     """Call `advance(model, group)` after each step of `optimizer`. Returns a handle; its remove() stops that."""
 
-    def hook(*_: Any) -> None:
+    def hook(*_: object) -> None:
         advance(model, group)
 
     return optimizer.register_step_post_hook(hook)
 
 
 @torch.no_grad()
-def _combine(histories: list[Tensor], group: Any) -> None:
+def _combine(histories: list[Tensor], group: object) -> None:
     """Replace the current amax of each history by the largest in a group of processes."""
     seen = torch.stack([h[0] for h in histories])
     for history, amax in zip(histories, process_groups.combined_over(seen, "max", group), strict=True):
@@ -124,11 +124,11 @@ class _Watch(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.history = inputs[1]  # not a saved tensor, because another backward of the same step may write to it first
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: object) -> Tensor:  # type: ignore[override]
         return tangent.view_as(tangent)
 
     @staticmethod

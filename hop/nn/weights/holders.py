@@ -116,7 +116,7 @@ class Holder:
             return
         for name in self.names:
             q = self.frozen_quantizer(name)
-            weight: Any = getattr(self.module, name)
+            weight = getattr(self.module, name)
             part = dtensor.own_part(weight).detach()
             if isinstance(part, QuantizedTensor):
                 codes = part
@@ -138,14 +138,14 @@ class Holder:
     def thaw(self) -> None:
         """Replace codes by dequantized floats, and remove the scheme."""
         for name in self.names:
-            weight: Any = getattr(self.module, name)
+            weight = getattr(self.module, name)
             part = dtensor.own_part(weight).detach()
             if isinstance(part, QuantizedTensor):
                 self._put(name, weight, dequantize(part))
         self.frozen = False
         delattr(self.module, _OWN)
 
-    def _put(self, name: str, own: Any, part: Tensor) -> None:
+    def _put(self, name: str, own: object, part: Tensor) -> None:
         setattr(self.module, name, nn.Parameter(_placed(part, own), requires_grad=False))
 
 
@@ -207,10 +207,10 @@ def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
 # ---- files contain plain codes; each machine packs them for itself
 
 
-def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
-        value: Any = state.get(prefix + name)
+        value = state.get(prefix + name)
         part = dtensor.own_part(value)
         if holder is not None and isinstance(part, QuantizedTensor) and part.quantizer.layout is not None:
             state[prefix + name] = _placed(holder.laid_out(name, part, False), value)
@@ -232,7 +232,7 @@ def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: An
         state[prefix + name] = value
 
 
-def _loaded(module: nn.Module, incompatible: Any) -> None:
+def _loaded(module: nn.Module, incompatible: object) -> None:
     holder = holder_of(module)
     if holder is not None and not holder.frozen:
         holder.take_frozen(holder.packs)

@@ -16,7 +16,7 @@ from hop.tensor import QuantizedTensor
 _requantizes: ContextVar[bool] = ContextVar("requantizes", default=False)
 
 
-def check_loaded(key: str, frozen: bool, q: Quantizer | None, new: Any, assigns: bool) -> None:
+def check_loaded(key: str, frozen: bool, q: Quantizer | None, new: object, assigns: bool) -> None:
     """Raise RuntimeError for a state_dict's weight that is quantized differently from the layer's.
 
     Args:
@@ -40,7 +40,7 @@ def check_loaded(key: str, frozen: bool, q: Quantizer | None, new: Any, assigns:
 
 def load_state_dict(
     model: nn.Module,
-    state_dict: Mapping[str, Any],
+    state_dict: Mapping[str, object],
     *,
     requantize: bool = False,
     strict: bool = True,

@@ -82,7 +82,7 @@ class MasterWeight(Tensor):
     def __init__(self, data: Tensor, gathering: Gathering) -> None:
         self.data_, self.gathering = data, gathering
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"MasterWeight({self.data_!r}, quantizer={self.gathering.quantizer})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
@@ -105,8 +105,8 @@ class MasterWeight(Tensor):
             memo[id(self)] = parameter_like(self, MasterWeight(self.data_.detach().clone(), gathering))
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = parameter_like(self, self.data_)
+    def __reduce_ex__(self, protocol: object) -> Any:
+        plain = parameter_like(self, self.data_)
         return plain.__reduce_ex__(protocol)
 
     # ---- called by FSDP2
@@ -134,7 +134,7 @@ class MasterWeight(Tensor):
         return tuple(inputs), sent
 
     def fsdp_post_all_gather(
-        self, gathered: tuple[Tensor, ...], sent: list[Sent], dtype: torch.dtype, *, out: Any = None
+        self, gathered: tuple[Tensor, ...], sent: list[Sent], dtype: torch.dtype, *, out: object = None
     ) -> Any:
         """Return the weight as a QuantizedTensor that appears in `dtype`, or fill `out`."""
         count = len(gathered) // len(sent)
@@ -177,7 +177,7 @@ def gathered_like(weight: Any, new: Any) -> Any:
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
     if not any(masters) or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
         return new
-    result: Any = part.data_ if masters[1] else part
+    result = part.data_ if masters[1] else part
     if masters[0] and type(result) in (Tensor, torch.nn.Parameter):
         result = MasterWeight(result.detach(), own.gathering)
     if part is not new:
@@ -217,7 +217,7 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
-        local: Any = dtensor.own_part(weight)
+        local = dtensor.own_part(weight)
         q, shape = local.quantizer, weight.shape
         buffers: dict[str, Tensor] = {}
         described = {b.name: b for b in copies.describe(q, shape, local.usages)}
@@ -240,7 +240,7 @@ class _Opened(torch.autograd.Function):
         return grad
 
 
-def opened(weight: Any) -> Any:
+def opened(weight: object) -> Any:
     """The weight a layer multiplies: `weight`, or a QuantizedTensor of DTensors if it is a DTensor of codes."""
     if dtensor.is_dtensor(weight) and isinstance(dtensor.own_part(weight), QuantizedTensor):
         return cast(Any, _Opened.apply(weight))

@@ -1,6 +1,6 @@
 """StoredWeight: the form of a layer's weight: packed for the kernels of its device, plain in files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class StoredWeight(nn.Module):
             destination[key] = self.laid_out(weight, False)
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: object, **kwargs: object
     ) -> None:
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
@@ -84,7 +84,7 @@ class StoredWeight(nn.Module):
             self.check_loaded(key, state_dict[key], assigns)
             state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
 
-    def check_loaded(self, key: str, new: Any, assigns: bool) -> None:
+    def check_loaded(self, key: str, new: object, assigns: bool) -> None:
         """Raise RuntimeError for a state_dict's weight that is not quantized like the layer's."""
         q = dtensor.own_part(self.weight).quantizer.plain if self.frozen else self.frozen_quantizer()
         check_loaded(key, self.frozen, q, new, assigns)
@@ -108,7 +108,7 @@ class StoredWeight(nn.Module):
         self.lay_out()
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         super().__setstate__(state)
         self.lay_out()
 

@@ -81,7 +81,7 @@ class IntegerFunction(Convention):
         units = Units(scale, zero_point, output_scale, output_zero_point)
         return self.finished(self.compute(x, units, codes, **options), units, codes)
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         """Whether it computes `op`, called with `kwargs`."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class IntegerFunction(Convention):
         return self.clamp(y, units.output_scale, units.output_zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
 
 
-def one_of(value: Any, allowed: Sequence[Any], what: str) -> None:
+def one_of(value: object, allowed: Sequence[object], what: str) -> None:
     if value not in allowed:
         raise ValueError(f"{what} must be one of {tuple(allowed)}, got {shown(value)}; use one of them")
 

@@ -32,7 +32,7 @@ class OfTwo(IntegerFunction):
 
     operators: ClassVar[tuple[OpOverload, ...]] = (_aten.add.Tensor, _aten.sub.Tensor)
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in self.operators and kwargs.get("alpha", 1) == 1
 
     def compute(
@@ -71,7 +71,7 @@ class Reducing(IntegerFunction):
 
     operators: ClassVar[tuple[OpOverload, ...]]
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in self.operators
 
     def compute(
@@ -81,7 +81,7 @@ class Reducing(IntegerFunction):
         codes: Codes,
         *,
         op: OpOverload = _aten.mean.dim,
-        rest: Sequence[Any] = (),
+        rest: Sequence[object] = (),
         dims: Sequence[int] = (),
     ) -> Tensor:
         return self.reduced(x, units, Reduction(op, rest, dims))
@@ -108,7 +108,7 @@ class Concatenation(IntegerFunction):
 
     rule: ClassVar[FixedPoint]
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.cat.default
 
     def compute(

@@ -6,7 +6,7 @@ Source: Kim et al. 2021, "I-BERT: Integer-only BERT Quantization", and its code,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class IBertLayerNorm(IntegerFunction):
         if not 0 <= self.shift <= 31:
             raise ValueError(f"IBertLayerNorm: shift must be from 0 to 31, got {self.shift}; give such a number")
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is torch.ops.aten.layer_norm.default
 
     def compute(

@@ -10,7 +10,7 @@ onnxruntime/contrib_ops/cpu/quantization/qlinear_pool.cc (QLinearPool2DTask), ql
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class OrtAdd(_Ort, OfTwo):
         return fma(x, first, fma(other.codes, second, fixed))
 
 
-def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _is_repeated(a: Sequence[object], b: Sequence[object]) -> bool:
     """Whether a tensor of sizes `a` is one number along the last dimension in which `a` and `b` differ."""
     n = max(len(a), len(b))
     wide = zip((*[1] * (n - len(a)), *a), (*[1] * (n - len(b)), *b), strict=True)
@@ -108,7 +108,7 @@ class OrtMean(_Ort, Mean):
     Each operation is rounded to float32.
     """
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
@@ -124,7 +124,7 @@ class OrtAveragePool(_Ort, AveragePool):
     OrtMean.
     """
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in POOLS and not kwargs
 
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
@@ -152,7 +152,7 @@ class OrtSoftmax(_Ort):
     by one; the result is round(e · floor(1 / scale) / sum) + zero.
     """
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in (_aten.softmax.int, _aten._softmax.default) and not kwargs
 
     def compute(self, x: Tensor, units: Units, codes: Codes, *, dim: int = -1) -> Tensor:

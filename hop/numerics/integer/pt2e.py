@@ -58,7 +58,7 @@ class Pt2eMean(OfFloats, Mean):
     adds sixteen elements before it adds their sum to the previous ones. For more than 1024 elements the sum is exact.
     """
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
@@ -129,7 +129,7 @@ class Pt2eAveragePool(OfFloats, AveragePool):
     For more than 1024 elements the sum is exact. Adaptive pools to a single pixel are means.
     """
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in POOLS and not kwargs
 
     def reduced(self, x: Tensor, units: Units, call: Reduction) -> Tensor:
@@ -187,7 +187,7 @@ def _windows(x: Tensor, places: Sequence[Sequence[slice]]) -> Tensor:
     return _one_by_one([x[(..., *place)] for place in itertools.product(*places)])
 
 
-def _counted(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], spans: Sequence[Any]) -> Tensor:
+def _counted(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], spans: Sequence[object]) -> Tensor:
     """The number of elements of x, which contains ones, in each window."""
     wide = _grown(F.pad(x, [p for p in reversed(padding) for _ in "ab"]), spans)
     places = _places(spans, stride, kernel)

@@ -55,7 +55,7 @@ def _weighted(x: Tensor, places: Sequence[Between], dims: Sequence[int]) -> Tens
     return x
 
 
-def sizes_of(op: OpOverload, rest: Sequence[Any], before: Sequence[Any], name: str) -> tuple[list[Any], bool]:
+def sizes_of(op: OpOverload, rest: Sequence[object], before: Sequence[Any], name: str) -> tuple[list[Any], bool]:
     """The sizes of a call, and whether corners are aligned. Raises ValueError if a factor does not match the sizes."""
     sizes, align_corners, factors = resize(op, rest, before)
     if any(f is not None and n * f != size for f, n, size in zip(factors, before, sizes, strict=True)):
@@ -92,7 +92,7 @@ class TfliteResizeBilinear(_OfCodes):
 
     rule: ClassVar[FixedPoint] = GEMMLOWP
 
-    def mean(self, x: Tensor, sizes: Sequence[Any], align_corners: bool, dims: Sequence[int]) -> Tensor:
+    def mean(self, x: Tensor, sizes: Sequence[object], align_corners: bool, dims: Sequence[int]) -> Tensor:
         each = zip(dims, sizes, strict=True)
         places = [_in_1024(x.shape[d], size, align_corners, x.device) for d, size in each]
         total, half = _weighted(x, places, dims), 2 ** (2 * _BITS - 1)

@@ -237,17 +237,12 @@ class TosaSoftmax(Softmax):
         y = _mul(half, fp.MINUS_THIRTY_TWO_17THS, 31) + fp.FORTY_EIGHT_17THS
         for _ in range(3):
             y = y + _mul(y, 2**29 - _mul(y, half, 31), 31) * 4
-        return _shifted_up(_mul(exp, y, 30), length + 3)
+        return nearest(_mul(exp, y, 30), power_of_two(length + 3), "tflite")  # ARITHMETIC_RIGHT_SHIFT
 
 
 def _mul(a: Tensor, b: Tensor | int, shift: int) -> Tensor:
     """TOSA's MUL of int32."""
     return floor_quotient(a * b + 2 ** (shift - 1), 2**shift)
-
-
-def _shifted_up(x: Tensor, bits: Tensor) -> Tensor:
-    """TOSA's ARITHMETIC_RIGHT_SHIFT with rounding."""
-    return nearest(x, power_of_two(bits), "tflite")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,7 +9,7 @@ kernels/internal/reference/integer_ops/logistic.h and tanh.h for 16 bits.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class TfliteTable(IntegerFunction):
         super().__post_init__()
         one_of(self.function, tuple(FUNCTIONS), "TfliteTable: function")
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         if op is _aten.gelu.default:
             return self.function == ("gelu_tanh" if kwargs.get("approximate", "none") == "tanh" else "gelu")
         return op is _OPERATORS.get(self.function)
@@ -120,7 +120,7 @@ class TfliteRsqrt(IntegerFunction):
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int16,)
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.rsqrt.default
 
     def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
@@ -165,7 +165,7 @@ class TfliteSigmoid(IntegerFunction):
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
         return 2.0**-15, 0
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _OPERATORS[self.function]
 
     def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:

@@ -21,8 +21,10 @@ from torch import Tensor
 from hop.compat import dynamo
 from hop.compat.export import is_lowering
 from hop.dispatch.hop import Hop
-from hop.dispatch.kernel import Kernel
-from hop.kernels.cpu import noise as native
+from hop.dispatch.kernel import Kernel, decline
+from hop.dispatch.plan import Plan
+from hop.kernels.cpu import native
+from hop.kernels.cpu import operators as native_operators
 from hop.numerics import blocks
 from hop.numerics.format import NOISE_BITS
 from hop.numerics.spelling import shown
@@ -34,6 +36,17 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key between rounds
 _WORD = 2**32 - 1
 _BLOCK = 16
 _LOWER = (4, 9)  # distance of a number's lower bytes from its first
+
+
+def _prepare(call: tuple[Any, ...]) -> Plan:
+    """In C++, native/quantize/noise.cpp."""
+    seed, _, shape, *_ = call
+    decline(native.declines_here() or native.declines_tensor("seed", seed))
+    native.sizes(shape)
+    return lambda seed, stream, shape, *bits: native_operators.noise(seed, list(shape), stream, *bits)
+
+
+_NATIVE = Kernel("native", _prepare, native=True)
 
 
 class Noise(Hop):
@@ -70,7 +83,7 @@ class Noise(Hop):
         return torch.stack(values, -1).to(dtype).flatten()[:count].reshape(list(shape))
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.NOISE, args),)
+        return ((_NATIVE, args),)
 
 
 def _product(x: Tensor, y: int) -> tuple[Tensor, Tensor]:

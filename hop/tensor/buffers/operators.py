@@ -37,7 +37,7 @@ _MAKE = "make one with hop.quantize"
 class QuantizeBuffers(Hop):
     """The operator hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages[, factor[, stream]])."""
 
-    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> Any:
         return args, kwargs
 
     def reference(self, quantizer: str, /, *rest: Any) -> list[Tensor]:
@@ -90,7 +90,7 @@ def _given(
 class DequantizeBuffers(Hop):
     """The operator hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
 
-    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> Any:
         return args, kwargs
 
     def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:

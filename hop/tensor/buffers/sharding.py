@@ -18,7 +18,7 @@ from hop.kernels.aten.quantize import FastBlocks, FastQuantizer, fast
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Blocks
+from hop.numerics.rule import Blocks
 
 Reduce = Callable[[Tensor, str, Block], Tensor]
 """Combines a statistic over processes.
@@ -28,7 +28,7 @@ for a whole one.
 """
 
 
-def is_sharded(tensors: Sequence[Any]) -> bool:
+def is_sharded(tensors: Sequence[object]) -> bool:
     """Whether one of the tensors is a DTensor."""
     return any(map(dtensor.is_dtensor, tensors))
 
@@ -132,7 +132,7 @@ def is_shared(quantizer: Quantizer) -> bool:
     return isinstance(quantizer, _SharedQuantizer)
 
 
-def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
+def reduction(mesh: object, dims: Sequence[int | None]) -> Reduce:
     """Combine statistics over the mesh axes that shard a dimension spanned by one block.
 
     `dims` are the dimensions sharded over each axis, None for none.

@@ -19,7 +19,7 @@ c10d = torch.ops.c10d
 
 
 @collective(c10d.broadcast_.default)
-def broadcast_(op: OpOverload, tensors: Any, group: Any, *options: Any) -> Any:
+def broadcast_(op: OpOverload, tensors: object, group: object, *options: object) -> Any:
     """codes and scales of one process"""
     return tensors, _received(op, tensors, (), options[2:], lambda _, rooms: op(rooms, group, *options))
 

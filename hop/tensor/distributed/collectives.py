@@ -40,9 +40,9 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
     Falling back to a plain tensor would make this process run another program than those that have codes.
     """
 
-    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(rule: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(rule)
-        def refusing(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        def refusing(op: OpOverload, *args: object, **kwargs: object) -> Any:
             for x in tree_leaves((args, kwargs)):
                 if isinstance(x, QuantizedTensor):
                     x.check()
@@ -65,7 +65,7 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
 
 
 @collective(ops.all_gather_into_tensor.default)
-def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any:
+def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: object) -> Any:
     """codes and scales of all processes; a scale of the whole first dimension applies to its process's part"""
     t = rows(t, size)
     shape = (t.shape[0] * size, *t.shape[1:])
@@ -74,19 +74,19 @@ def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any
 
 
 @collective(ops.all_gather_into_tensor_coalesced.default)
-def all_gather_coalesced(op: OpOverload, tensors: Sequence[Any], size: int, group: Any) -> Any:
+def all_gather_coalesced(op: OpOverload, tensors: Sequence[object], size: int, group: object) -> Any:
     """as all_gather_into_tensor, for each tensor"""
     return [ops.all_gather_into_tensor(t, size, group) for t in tensors]
 
 
 @collective(ops.broadcast.default)
-def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: Any) -> Any:
+def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: object) -> Any:
     """codes and scales of one process"""
     return moved(t, lambda b: op(b, source, group))
 
 
 @collective(ops.all_to_all_single.default)
-def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Any:
+def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: object) -> Any:
     """codes and scales; a scale of the whole first dimension is sent with each part"""
     t = rows(t, len(sent))
     shape, quantizer = received_shape(t, received)
@@ -103,14 +103,14 @@ def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent
 
 
 @collective(ops.all_reduce.default)
-def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Any) -> Tensor:
+def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: object) -> Tensor:
     """a plain tensor with the sum, mean, maximum or minimum, equal on all processes; codes are sent"""
     reduce = reduction_of(op, reduction)
     return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
 
 
 @collective(ops.reduce_scatter_tensor.default)
-def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: Any) -> Tensor:
+def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: object) -> Tensor:
     """as all_reduce, for this process's rows"""
     reduce, n = reduction_of(op, reduction), part_size(op, t, size)
     try:
@@ -128,13 +128,15 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
 
 
 @collective(ops.all_reduce_coalesced.default)
-def all_reduce_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, group: Any) -> Any:
+def all_reduce_coalesced(op: OpOverload, tensors: Sequence[object], reduction: str, group: object) -> Any:
     """as all_reduce, for each tensor"""
     return [ops.all_reduce(t, reduction, group) for t in tensors]
 
 
 @collective(ops.reduce_scatter_tensor_coalesced.default)
-def reduce_scatter_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, size: int, group: Any) -> Any:
+def reduce_scatter_coalesced(
+    op: OpOverload, tensors: Sequence[object], reduction: str, size: int, group: object
+) -> Any:
     """as reduce_scatter_tensor, for each tensor"""
     return [ops.reduce_scatter_tensor(t, reduction, size, group) for t in tensors]
 

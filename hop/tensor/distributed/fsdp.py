@@ -87,9 +87,9 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
     return QuantizedTensor.fitting(grids, sent.quantizer, sent.shape, dtype)
 
 
-def into(out: Any, new: QuantizedTensor) -> None:
+def into(out: object, new: QuantizedTensor) -> None:
     """Copy `new` into `out`, which FSDP2 keeps, except for buffers that share memory already."""
-    mine: Any = dtensor.own_part(out)
+    mine = dtensor.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
         if own.data_ptr() != other.data_ptr():
             with eager.preserve_version(own):  # memory that autograd saved is refilled with the same values
@@ -138,7 +138,7 @@ def check(t: QuantizedTensor) -> None:
         )
 
 
-def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
+def pre_all_gather(t: QuantizedTensor, mesh: object) -> tuple[tuple[Tensor, ...], Sent]:
     """Implement fsdp_pre_all_gather for a part of a QuantizedTensor."""
     t.check()
     lengths = t.__dict__.get("_lengths")
@@ -156,7 +156,7 @@ def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], S
 
 
 def post_all_gather(
-    gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: Any = None
+    gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: object = None
 ) -> tuple[QuantizedTensor, tuple[Tensor, ...]] | None:
     """Implement fsdp_post_all_gather for a QuantizedTensor."""
     new = receive(sent, gathered, dtype)

@@ -15,7 +15,7 @@ from hop.tensor.table import IndivisibleError, implements, is_moving
 
 
 @implements(torch.ops.aten.constant_pad_nd.default)
-def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: Any = 0) -> Any:
+def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: object = 0) -> Any:
     """zeros at the end of dimensions, with the scale of a block that they complete; otherwise dequantized"""
     behind = [0] * t.dim()
     for i, n in enumerate(pad):

@@ -60,7 +60,7 @@ def products(a: Any, b: Any) -> list[Any]:
     return [x * y for x, y in product(a, b)]
 
 
-def multiply(x: Any, by: Any) -> Any:
+def multiply(x: object, by: object) -> Any:
     if by == 1:
         return x
     if not isinstance(by, int):
@@ -71,11 +71,11 @@ def multiply(x: Any, by: Any) -> Any:
     return result.parts
 
 
-def add_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
+def add_rule(node: Node, a: object, b: object, alpha: object = 1) -> Any:
     return elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], a, multiply(b, alpha))
 
 
-def sub_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
+def sub_rule(node: Node, a: object, b: object, alpha: object = 1) -> Any:
     return elementwise(lambda x, y: [x[0] - y[1], x[1] - y[0]], a, multiply(b, alpha))
 
 
@@ -96,7 +96,7 @@ def divisor_of_remainder(node: Node) -> Any:
     return None
 
 
-def remainder(by: Any) -> Integers | None:
+def remainder(by: object) -> Integers | None:
     """Bounds of a remainder by an integer; None if that may be 0 or negative."""
     divisor = bounds(by)
     if not isinstance(divisor, Integers) or divisor.hull()[0] <= 0:
@@ -104,7 +104,7 @@ def remainder(by: Any) -> Integers | None:
     return Integers(torch.zeros_like(divisor.high), divisor.high - 1)
 
 
-def mul_rule(node: Node, a: Any, b: Any) -> Any:
+def mul_rule(node: Node, a: object, b: object) -> Any:
     if node.args[0] is node.args[1]:  # a square
         low, high = integer_bounds(a).hull()
         limits = [low * low, high * high] + ([0] if low < 0 < high else [])
@@ -112,11 +112,11 @@ def mul_rule(node: Node, a: Any, b: Any) -> Any:
     return elementwise(products, a, b)
 
 
-def neg_rule(node: Node, a: Any) -> Any:
+def neg_rule(node: Node, a: object) -> Any:
     return elementwise(lambda x: [-x[0], -x[1]], a)
 
 
-def abs_rule(node: Node, a: Any) -> Any:
+def abs_rule(node: Node, a: object) -> Any:
     low, high = integer_bounds(a).hull()
     limits = [abs(low), abs(high)]
     return Sum(0 if low <= 0 <= high else min(limits), max(limits), None, interval(low, high))
@@ -137,14 +137,14 @@ def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> 
     return elementwise(lambda x, y: [quotient(*limits) for limits in product(x, y)], a, divisor)
 
 
-def remainder_rule(node: Node, a: Any, b: Any) -> Any:
+def remainder_rule(node: Node, a: object, b: object) -> Any:
     result = remainder(b)
     if result is None:
         raise Unknown("a remainder by a number that may not be positive")
     return result
 
 
-def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
+def bitwise_and_rule(node: Node, a: object, b: object) -> Any:
     limits = [x.hull() for x in (integer_bounds(a), integer_bounds(b))]
     positive = [high for low, high in limits if low >= 0]
     if not positive:
@@ -152,7 +152,7 @@ def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
     return integers(0, min(positive))
 
 
-def clamp_rule(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
+def clamp_rule(node: Node, x: object, low: object = None, high: object = None) -> Any:
     result = integer_bounds(x)
     for limit, function in ((low, torch.maximum), (high, torch.minimum)):
         if limit is not None:
@@ -168,19 +168,19 @@ def _limited(a: Integers, b: Integers, function: Callable[..., Tensor]) -> Integ
     return Integers(function(a.low, b.low), function(a.high, b.high))
 
 
-def maximum_rule(node: Node, a: Any, b: Any) -> Any:
+def maximum_rule(node: Node, a: object, b: object) -> Any:
     return _limited(integer_bounds(a), integer_bounds(b), torch.maximum)
 
 
-def minimum_rule(node: Node, a: Any, b: Any) -> Any:
+def minimum_rule(node: Node, a: object, b: object) -> Any:
     return _limited(integer_bounds(a), integer_bounds(b), torch.minimum)
 
 
-def relu_rule(node: Node, x: Any) -> Any:
+def relu_rule(node: Node, x: object) -> Any:
     return _limited(integer_bounds(x), integers(0, 0), torch.maximum)
 
 
-def where_rule(node: Node, condition: Any, a: Any, b: Any) -> Any:
+def where_rule(node: Node, condition: object, a: object, b: object) -> Any:
     x, y, known = integer_bounds(a), integer_bounds(b), constant(condition)
     if known is not None and known.numel() and (known.all() or not known.any()):
         return x if known.all() else y
@@ -218,21 +218,21 @@ def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
     return integers(min(h[0] for h in hulls), max(h[1] for h in hulls))
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: object) -> bool:
     numbers = bool | int | float | None
     return isinstance(x, Known | numbers | torch.dtype | torch.memory_format | torch.layout | torch.device)
 
 
-def hull_of_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+def hull_of_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Any:
     return single_interval(integer_bounds(x))
 
 
-def hull_and_index_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+def hull_and_index_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Any:
     value = node.meta["val"]
     interval_of = single_interval(integer_bounds(x)) if is_integer(value[0].dtype) else bounds(x)
     return (interval_of, *(dtype_bounds(v) for v in value[1:]))
 
 
-def padded_rule(node: Node, x: Any, pad: Any, value: Any = 0) -> Any:
+def padded_rule(node: Node, x: object, pad: object, value: object = 0) -> Any:
     (low, high), (a, b) = integer_bounds(x).hull(), integer_bounds(value).hull()
     return integers(min(low, a), max(high, b))

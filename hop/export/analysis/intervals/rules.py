@@ -1,7 +1,7 @@
 """The rule of each operator: a table for integers, and one function for floats."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from hop.export.analysis.intervals import elements, sums
 from hop.export.analysis.intervals.values import Integers, Known, Reals, bounds, dtype_range, integers, reals
 
 
-def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
+def cast_rule(node: Node, x: object, **kwargs: object) -> Any:
     dtype = node.meta["val"].dtype
     result = bounds(x)
     low, high = dtype_range(dtype)
@@ -80,7 +80,7 @@ PRODUCTS = frozenset(op for op, rule in RULES.items() if rule.__module__ == sums
 # ---- floats
 
 
-def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reals:
+def float_rule(node: Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Reals:
     """The bounds of a node whose value is floats."""
     target = node.target
     if target in MOVES or target in _CHOOSE:

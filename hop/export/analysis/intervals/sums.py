@@ -22,7 +22,7 @@ from hop.export.analysis.intervals.values import (
 )
 
 
-def _size(n: Any, what: str) -> int:
+def _size(n: object, what: str) -> int:
     result = tracing.largest(n)
     if result is None:
         raise Unknown(f"{what} has {n} elements, a number without an upper bound")
@@ -34,7 +34,7 @@ def _sum_bounds(count: int, low: int, high: int, *, fixed: bool) -> tuple[int, i
     return (count * low, count * high) if fixed else (min(0, count * low), max(0, count * high))
 
 
-def sum_rule(node: Node, x: Any, dims: Any = None, keepdim: Any = False, dtype: Any = None) -> Any:
+def sum_rule(node: Node, x: object, dims: Any = None, keepdim: object = False, dtype: object = None) -> Any:
     shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
     reduced = [d % len(shape) for d in dims] if dims else list(range(len(shape)))
     count, fixed = 1, True
@@ -45,7 +45,7 @@ def sum_rule(node: Node, x: Any, dims: Any = None, keepdim: Any = False, dtype: 
     return Sum(*_sum_bounds(count, *hull, fixed=fixed), None, f"{count:,} numbers of {interval(*hull)}", True)
 
 
-def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
+def matmul_rule(node: Node, a: object, b: object) -> Sum:
     """Bounds of (..., M, K) by (..., K, N)."""
     places = node.args[-2:]
     size = places[0].meta["val"].shape[-1]  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
     return _sum_of_products(count, a, b, fixed=isinstance(size, int))
 
 
-def _sum_of_products(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = False) -> Sum:
+def _sum_of_products(count: int, a: object, b: object, *, fixed: bool, zeros: bool = False) -> Sum:
     """Bounds of a sum of `count` products of two bounded factors, of which some may be zero if `zeros`."""
     x, y = integer_bounds(a).hull(), integer_bounds(b).hull()
     limits = products(x, y) + ([0] if zeros else [])
@@ -68,7 +68,7 @@ def _sum_of_products(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = F
     return Sum(*_sum_bounds(count, min(limits), max(limits), fixed=fixed), None, known, True)
 
 
-def _bounds_along(x: Any, dim: int) -> Integers:
+def _bounds_along(x: object, dim: int) -> Integers:
     """Bounds for each index along a dimension, or one interval if the bounds do not tell indices apart."""
     values = integer_bounds(x)
     if values.is_single() or values.low.dim() < -dim or values.high.shape != values.low.shape:
@@ -104,14 +104,14 @@ def _weighted_sum(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tenso
     return Sum(*parts.hull(), parts, known, True)
 
 
-def addmm_rule(node: Node, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Sum:
+def addmm_rule(node: Node, bias: object, a: object, b: object, beta: object = 1, alpha: object = 1) -> Sum:
     product = matmul_rule(node, a, b)
     if alpha != 1:
         raise Unknown(f"alpha={alpha}")
     return product if beta == 0 else _with_bias(product, multiply(bias, beta))
 
 
-def _with_bias(total: Sum, bias: Any) -> Sum:
+def _with_bias(total: Sum, bias: object) -> Sum:
     low, high = integer_bounds(bias).hull()
     known = f"{total.known}, bias {interval(low, high)}"
     if total.parts is None:

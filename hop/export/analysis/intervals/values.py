@@ -76,7 +76,7 @@ class NoBounds:
     """No bounds, for symbolic numbers and for tensors that are neither integers nor real numbers."""
 
 
-def dtype_bounds(x: Any) -> Any:
+def dtype_bounds(x: object) -> Any:
     """The bounds of a value that follow from its dtype; for a list or tuple, a tuple of them."""
     if isinstance(x, list | tuple):
         return tuple(map(dtype_bounds, x))
@@ -85,7 +85,7 @@ def dtype_bounds(x: Any) -> Any:
     return integers(*dtype_range(x.dtype)) if is_integer(x.dtype) else Reals()
 
 
-def bounds(x: Any) -> Any:
+def bounds(x: object) -> Any:
     """The bounds of a number, tensor or Known as Integers or Reals. Raises Unknown if there are none.
 
     Numbers and known integers are their own bounds; known floats have their minimum and maximum.
@@ -112,7 +112,7 @@ def bounds(x: Any) -> Any:
     raise Unknown("an operand without bounds")
 
 
-def reals(x: Any) -> Reals:
+def reals(x: object) -> Reals:
     """Bounds as floats, rounded outwards."""
     result = bounds(x)
     if isinstance(result, Reals):
@@ -125,7 +125,7 @@ def above(n: int) -> float:
     return math.nextafter(float(n), math.inf) if int(float(n)) < n else float(n)
 
 
-def integer_bounds(x: Any) -> Integers:
+def integer_bounds(x: object) -> Integers:
     result = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
     if not isinstance(result, Integers):
         raise Unknown("a float where an integer is expected")
@@ -150,5 +150,5 @@ def static_shape(shape: Iterable[Any]) -> list[int] | None:
     return sizes if all(isinstance(n, int) for n in sizes) else None
 
 
-def constant(x: Any) -> Tensor | None:
+def constant(x: object) -> Tensor | None:
     return x.value if isinstance(x, Known) and isinstance(x.value, Tensor) else None

@@ -98,7 +98,7 @@ def _array(raw: bytes) -> Any:
     return flat.reshape(shape, order="F" if is_by_column else "C").copy()
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     text = str(value) if isinstance(value, Exception) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

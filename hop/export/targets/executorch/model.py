@@ -95,7 +95,7 @@ def to_executorch(
     return result
 
 
-def _for_partitioners(program: ExportedProgram, partitioners: Sequence[Any], exact: bool) -> ExportedProgram:
+def _for_partitioners(program: ExportedProgram, partitioners: Sequence[object], exact: bool) -> ExportedProgram:
     to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
     program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
     with contextlib.nullcontext() if exact else functions.of_runtime():

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hop.compat.files import write_whole
 from hop.numerics.spelling import shown
@@ -35,7 +34,7 @@ class Names(set[str]):
         return unique
 
 
-def content(caller: str, model: Any, kind: type[Model], file: str) -> tuple[bytes, str]:
+def content(caller: str, model: object, kind: type[Model], file: str) -> tuple[bytes, str]:
     """The bytes of a model (a `kind`, bytes, or the path of a file), and a name for error messages.
 
     Args:

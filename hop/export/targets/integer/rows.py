@@ -42,7 +42,7 @@ def _picture(codes: Codes) -> Codes:
 
 def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
     """The arguments after the tensor in two-dimensional form, with no effect along the first dimension."""
-    args: list[Any] = []
+    args: list[object] = []
     for argument, value in zip(op._schema.arguments[1:], given, strict=False):
         if isinstance(value, Weight):
             args.append(replace(value, codes=value.codes.unsqueeze(2)))

@@ -99,7 +99,7 @@ class Writer:
 
     def source(self, node: Node) -> Node | None:
         """The node whose codes this one passes on."""
-        first: Any = None
+        first = None
         if node.target is compiled.operators["hop_dequantize_buffers"]:
             first = node.args[1][0]  # type: ignore[index]
         elif node.target is aten.detach.default or (node.target is operator.getitem and node.args[1] == 0):
@@ -124,7 +124,7 @@ class Writer:
 
     def scaled(self, node: Node) -> None:
         op, spelled, scale, zero, *flat = node.args
-        output: Any = Quantizer.parse(str(spelled)) if str(spelled).startswith("hop1:") else None
+        output = Quantizer.parse(str(spelled)) if str(spelled).startswith("hop1:") else None
         if output is None:
             raise NotImplementedError(f"its result is {spelled}; quantize it")
         shape = _shape(value(node)[0])
@@ -141,7 +141,7 @@ class Writer:
             raise NotImplementedError(f"conversion of {family.name} to {self.runtime} is not supported")
         self.converters[family](step)
 
-    def argument(self, x: Any) -> Any:
+    def argument(self, x: object) -> Any:
         """An argument of a call as the converters expect it."""
         if isinstance(x, Operand):
             return self.operand(x)

@@ -178,21 +178,21 @@ def _operators() -> Any:
     return opset21
 
 
-def _onnx_matmul(a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
+def _onnx_matmul(a: object, b: object, a_zero_point: object, b_zero_point: object) -> Any:
     op = _operators()
     return op.MatMulInteger(a, b, a_zero_point, b_zero_point)
 
 
-def _onnx_floor_divide(a: Any, b: Any) -> Any:
+def _onnx_floor_divide(a: object, b: object) -> Any:
     op = _operators()
     return op.Div(op.Sub(a, op.Mod(a, b)), b)
 
 
 def _onnx_convolution(
-    x: Any,
-    w: Any,
-    x_zero_point: Any,
-    w_zero_point: Any,
+    x: object,
+    w: object,
+    x_zero_point: object,
+    w_zero_point: object,
     strides: Sequence[int],
     pads: Sequence[int],
     dilations: Sequence[int],

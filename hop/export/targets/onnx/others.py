@@ -41,7 +41,7 @@ def _replacement(node: Any) -> Node | None:
     return None
 
 
-def _floor_divided(a: Tensor, b: Any) -> Tensor:
+def _floor_divided(a: Tensor, b: object) -> Tensor:
     return FLOOR_DIVIDE(a, b if isinstance(b, Tensor) else aten.full.default([1], b, dtype=a.dtype))
 
 

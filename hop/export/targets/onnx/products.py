@@ -24,7 +24,7 @@ def product(op: Any, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor
     return meaning.reference(op, dtype, *args, **kwargs) if result is None else result
 
 
-def _are_codes(*operands: Any) -> bool:
+def _are_codes(*operands: object) -> bool:
     return all(isinstance(x, Tensor) and x.dtype in _CODES for x in operands)
 
 

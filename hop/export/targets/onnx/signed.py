@@ -23,7 +23,7 @@ def choose_signed(model: Any) -> None:
     if not products:
         return
     exact = _exactness_test(ir, model.graph)
-    weights: dict[str, Any] = {}
+    weights: dict[str, object] = {}
     for node in products:
         b = node.inputs[1]
         if b.name not in weights:

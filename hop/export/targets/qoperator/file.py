@@ -76,7 +76,7 @@ class File:
     def name(self, tensor: str) -> str:
         return tensor
 
-    def node(self, op: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
+    def node(self, op: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: object) -> str:
         """Add a node that computes `output`; returns `output`."""
         self.nodes.append(self.helper.make_node(op, list(inputs), [output], name=output, domain=domain, **attributes))
         return output

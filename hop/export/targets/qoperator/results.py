@@ -1,7 +1,6 @@
 """The result of a node in an ONNX file: adjust the sizes, units and range of its codes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ def like(x: Codes, shape: Sequence[int], step: Step) -> Codes:
     return Codes(f"{step.result.name}_of", tuple(shape), x.scale, x.zero, x.dtype)
 
 
-def give(step: Step, output: Codes, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+def give(step: Step, output: Codes, op: str, inputs: Sequence[str], domain: str = "", **attributes: object) -> None:
     """Add a node that computes `output`, then reshape, requantize and clamp it to the step's result."""
     file, result = step.file, step.result
     low, high = _bounds(step)

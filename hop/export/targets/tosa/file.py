@@ -59,7 +59,7 @@ def schema(caller: str) -> tuple[Path, Path]:
     )
 
 
-def encode(caller: str, content: Mapping[str, Any]) -> bytes:
+def encode(caller: str, content: Mapping[str, object]) -> bytes:
     """Encode a file from `content`, structured as in the schema."""
     flatc, its = schema(caller)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def _limits_command(size: int) -> list[str]:
     return ["sh", "-c", f'ulimit -f {size // 512 + 1}; ulimit -v {4 * size // 1024 + 2**18}; exec "$0" "$@"']
 
 
-def _run(command: Sequence[Any]) -> None:
+def _run(command: Sequence[object]) -> None:
     done = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"flatc: {(done.stdout + done.stderr).strip() or f'exit status {done.returncode}'}")
@@ -155,7 +155,7 @@ class File:
     def name(self, tensor: str) -> str:
         return tensor
 
-    def operator(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+    def operator(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
         """Add an operator by its name in the schema; returns `output`."""
         return self._add(op, inputs, output, attributes)
 
@@ -166,7 +166,7 @@ class File:
         name: str,
         shape: Sequence[int],
         dtype: torch.dtype = torch.int32,
-        **attributes: Any,
+        **attributes: object,
     ) -> str:
         """Add an operator with a new output tensor."""
         return self._add(op, inputs, self.tensor(name, shape, dtype), attributes)
@@ -197,7 +197,7 @@ class File:
         }
         return encode("to_tosa", {"version": _VERSION, "regions": [{"name": "main", "blocks": [block]}]})
 
-    def _add(self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]) -> str:
+    def _add(self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, object]) -> str:
         self.operators.append(
             {
                 "op": op,

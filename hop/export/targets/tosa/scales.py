@@ -6,7 +6,6 @@ multiplier is above 1, it is clamped first, which does not change the saturated 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ class Scale:
         return cls(tuple(mantissa.tolist()), tuple(right.tolist()), rounding)
 
     @classmethod
-    def of(cls, convention: Any, lhs: Tensor, rhs: Tensor, out: Tensor) -> "Scale":
+    def of(cls, convention: object, lhs: Tensor, rhs: Tensor, out: Tensor) -> "Scale":
         """The scale that a convention defines."""
         if isinstance(convention, IntegerFunction):  # these change scales by SINGLE
             convention = SINGLE

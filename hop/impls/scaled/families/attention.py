@@ -39,10 +39,10 @@ from hop.compat import tracing
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import ATTENTION, aten
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
-from hop.impls.scaled.attention_options import Options, options
 from hop.impls.scaled.calls import Call, compute_dtype, described, kind, shape, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.native_attention import ATTENTION as NATIVE
+from hop.impls.scaled.native_attention import Options, options
 from hop.impls.scaled.operands import block_of, centered, plain, spread
 from hop.numerics import copies, functions, row_sums
 
@@ -76,7 +76,7 @@ _SCALES = {
 
 def _check(call: Call) -> None:
     q, k, v = call.args[:3]
-    kinds: Any = tuple(map(kind, (q, k, v)))
+    kinds = tuple(map(kind, (q, k, v)))
     if kinds not in PAIRS:
         got = ", ".join(f"{name!r} by {described(x)}" for name, x in zip(NAMES, (q, k, v), strict=True))
         supported = "; ".join(f"{a} with {b} and {c}" for a, b, c in PAIRS)

@@ -1,7 +1,7 @@
 """The Hadamard transform of blocks of the last dimension.
 
-Sums and differences are in float32, in the order of hop::hadamard (hop/dispatch/hadamard.py), with 1 / √size last. In
-float64 if the operand has that dtype.
+Sums and differences are in float32, in the order of hop::hadamard (hop/dispatch/own_operators.py), with 1 / √size
+last. In float64 if the operand has that dtype.
 """
 
 from torch import Tensor

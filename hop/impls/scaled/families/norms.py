@@ -94,7 +94,7 @@ def _by_channel(
     training: bool,
     momentum: float,
     eps: float,
-    *_: Any,
+    *_: object,
 ) -> Tensor:
     factor = _reciprocal_root(var.to(torch.float64), eps)
     factor = factor if weight is None else factor * weight

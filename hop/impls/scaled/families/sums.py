@@ -7,8 +7,6 @@ Of integers with one scale for all that is added, the sum of `code - zero` is ex
 In float64 they are ATen's.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from hop.numerics import copies, functions, row_sums
 
 def _dims(call: Call, position: int = 1) -> list[int]:
     ndim = call.args[0].dim()
-    given: Any = call.args[position] if len(call.args) > position else call.kwargs.get("dim")
+    given = call.args[position] if len(call.args) > position else call.kwargs.get("dim")
     if call.op is aten.sum.default or given is None or given == []:
         return list(range(ndim))
     return [d % max(ndim, 1) for d in ([given] if isinstance(given, int) else given)]
@@ -35,7 +33,7 @@ def _check(call: Call) -> None:
         )
     if call.roles.family is not LENGTH:
         return
-    order: Any = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", 2)
+    order = call.args[1] if len(call.args) > 1 else call.kwargs.get("ord", 2)
     if order != 2:
         raise ValueError(f"scaled: argument 'ord' of {call.op} must be 2, got {order!r}; use {call.op} itself")
 
