@@ -401,6 +401,8 @@ class TestPack(unittest.TestCase):
             for q in (presets.MXFP8, presets.NVFP4, presets.FP8_TENSOR):
                 with self.assertRaisesRegex(ValueError, f"pack: weight .*row-wise copy.*{usages[-1]}"):
                     hop.pack(hop.quantize(q, w, usages=usages))
+        with self.assertRaisesRegex(TypeError, r"pack: weight must be a QuantizedTensor, got \[1.0\]"):
+            hop.pack([1.0])
         for format in (INT8, INT4):
             with self.assertRaisesRegex(ValueError, f"layout=.*float formats.*{format.name}"):
                 Quantizer(format, layout=Decoded())

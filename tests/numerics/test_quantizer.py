@@ -783,6 +783,7 @@ class TestStochastic(unittest.TestCase):
             assert up == math.floor((float(x) - low) / (high - low) * 2**24) and int((got == low).sum()) == 2**24 - up
 
     @parameterized.expand([(f.name, f) for f in (INT8, E4M3, E2M1)])
+    @pytest.mark.quick(3)
     def test_mean_of_draws(self, _name, fmt):
         """Of 10^7 draws within four standard deviations; a bias of 2^-9 of a gap would be 15 of them and more."""
         q = Quantizer(fmt, scale=Static(), stochastic=True)
