@@ -771,6 +771,7 @@ class TestStochastic(unittest.TestCase):
         assert ((less >= 0) & (less < gap / 256)).all()
 
     @parameterized.expand([(f.name, f) for f in ROUNDED])
+    @pytest.mark.quick(3)
     def test_all_24_bits(self, _name, fmt):
         """Of all 2^24 integers as many round up as the place in the gap says, rounded down to a multiple of 2^-24."""
         q = Quantizer(fmt, scale=Static(), stochastic=True)
