@@ -559,8 +559,6 @@ class TestFolders(InFolder):
         for wrong in (-1, 1.5, True):
             with pytest.raises(ValueError, match="step must be an integer of 0 or more"):
                 self.save(wrong)
-        with pytest.raises(ValueError, match="keep must be an integer of 1 or more"):
-            self.save(11, keep=0)
 
     def test_what_does_not_fit_is_refused(self):
         self.save()

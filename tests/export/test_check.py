@@ -75,8 +75,6 @@ class TestCheck(unittest.TestCase):
             export.check(small(), operators=operators)
         with pytest.raises(TypeError, match=r"check: dtypes must be of torch.dtype, got 'int8'"):
             export.check(small(), dtypes=["int8"])
-        with pytest.raises(TypeError, match=r"check: program must be a torch.export.ExportedProgram"):
-            export.check(nn.Linear(2, 2), dtypes=[torch.int8])
 
 
 class TestKeep(unittest.TestCase):

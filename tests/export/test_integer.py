@@ -941,8 +941,6 @@ class TestOddGraphs(unittest.TestCase):
             for bad in (nn.Linear(2, 2), None, "model.pt2"):
                 with self.assertRaisesRegex(TypeError, f"{name}: program must be a torch.export.ExportedProgram, got "):
                     getattr(export, name)(bad)
-        with self.assertRaisesRegex(TypeError, "requantize must be a convention of hop.requantization"):
-            export.to_integer(exported(nn.Linear(2, 2), torch.randn(1, 2)), requantize="even")
 
     @pytest.mark.full
     def test_another_version_of_ours(self):

@@ -55,6 +55,7 @@ class TestUnits(unittest.TestCase):
     """Functions whose kernels give codes of one scale and zero point."""
 
     @parameterized.expand([(name,) for name in FIXED])
+    @pytest.mark.quick(3)
     def test_only_the_kernels(self, name: str) -> None:
         function, targets, units = FIXED[name]
         x = torch.randn(3, 8)
@@ -85,6 +86,7 @@ class TestScales(unittest.TestCase):
     @parameterized.expand(
         [(t.name, n) for t in (TFLITE, TFLITE_MICRO, TFLITE_16X8, TFLITE_MICRO_16X8) for n in ("add", "sub")]
     )
+    @pytest.mark.quick(3)
     def test_of_sums(self, target: str, name: str) -> None:
         """The kernels check that the last multiplier, twice the larger scale over 2^20 of the result's, is below 1."""
         function = getattr(torch, name)

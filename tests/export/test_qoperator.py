@@ -93,15 +93,25 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 class TestNetworks(unittest.TestCase):
-    @parameterized.expand(NAMES)
-    @needs_exact_int8
-    def test_every_tensor(self, name: str) -> None:
+    def check(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = model_of(name)
         x = torch.randn(shape)
         assert compared(exported(model, x), x) > 60_000
 
+    @parameterized.expand(["residual", "transformer"])
+    @needs_exact_int8
+    def test_every_tensor(self, name: str) -> None:
+        self.check(name)
+
+    @parameterized.expand(["digits", "separable", "mobilenet"])
+    @needs_exact_int8
+    @pytest.mark.full
+    def test_every_tensor_of_others(self, name: str) -> None:
+        self.check(name)
+
     @parameterized.expand(NAMES)
+    @pytest.mark.quick(3)
     def test_activations_of_uint8(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = model_of(name)
@@ -155,8 +165,12 @@ class TestRandom(unittest.TestCase):
         self.assertLess(left, 0.2 * len(seeds) + 1)
         return total
 
-    def test_ten(self) -> None:
-        self.assertGreater(self.check(range(10)), 5_000)
+    def test_three(self) -> None:
+        self.assertGreater(self.check(range(3)), 1_000)
+
+    @pytest.mark.full
+    def test_up_to_ten(self) -> None:
+        self.assertGreater(self.check(range(3, 10)), 3_000)
 
     @pytest.mark.exhaustive
     def test_thousand(self) -> None:

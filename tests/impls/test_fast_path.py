@@ -1,5 +1,6 @@
 """The way around the dispatcher gives what the way through it gives, and is not taken where somebody watches."""
 
+import contextlib
 import math
 import sys
 import unittest
@@ -125,44 +126,32 @@ class TestNotTaken(unittest.TestCase):
         assert through_the_dispatcher(call)
         assert torch.equal(call(), want)
 
-    def test_dispatch_mode(self):
+    @parameterized.expand(
+        [
+            ("dispatch", SeesAten, lambda mode: aten.mm.default in mode.seen),
+            ("function", SeesFunctions, lambda mode: out_dtype_operator in mode.seen),
+            ("default_device", lambda: torch.device("cpu"), lambda _: True),
+            (
+                "flop_counter",
+                lambda: FlopCounterMode(display=False),
+                lambda c: c.get_total_flops() == 2 * 2 * 5 * 8 * 6,
+            ),
+        ]
+    )
+    def test_modes(self, _name, make, has_seen):
         a, b = operands()
         want = hop.out_dtype(MM, torch.int32, a, b)
-        with SeesAten() as mode:
+        with make() as mode:
             self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
-        assert aten.mm.default in mode.seen
+        assert has_seen(mode)
 
-    def test_function_mode(self):
-        a, b = operands()
-        want = hop.out_dtype(MM, torch.int32, a, b)
-        with SeesFunctions() as mode:
-            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
-        assert out_dtype_operator in mode.seen
-
-    def test_default_device(self):
-        a, b = operands()
-        want = hop.out_dtype(MM, torch.int32, a, b)
-        with torch.device("cpu"):
-            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
-
-    def test_flop_counter(self):
-        a, b = operands()
-        want = hop.out_dtype(MM, torch.int32, a, b)
-        with FlopCounterMode(display=False) as counter:
-            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
-        assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 6
-
-    def test_fake_mode(self):
-        a, b = operands()
-        with FakeTensorMode() as mode:
-            out = hop.out_dtype(MM, torch.int32, mode.from_tensor(a), mode.from_tensor(b))
-        assert type(out).__name__ == "FakeTensor"
-
-    def test_fake_tensors_outside_their_mode(self):
-        a, b = operands()
-        mode = FakeTensorMode()
-        out = hop.out_dtype(MM, torch.int32, mode.from_tensor(a), mode.from_tensor(b))
-        assert type(out).__name__ == "FakeTensor"
+    def test_fake_tensors(self):
+        """In their mode, and outside."""
+        mode, (a, b) = FakeTensorMode(), operands()
+        for around in (mode, contextlib.nullcontext()):
+            with around:
+                out = hop.out_dtype(MM, torch.int32, mode.from_tensor(a), mode.from_tensor(b))
+            assert type(out).__name__ == "FakeTensor"
 
     def test_make_fx(self):
         a, b = operands()

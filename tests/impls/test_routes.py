@@ -110,6 +110,25 @@ class TestLeaves(unittest.TestCase):
 
 
 QUICK = ("inductor",)  # of the larger operators
+# Which calls of an operator the quick suite takes on a traced route. The last three share one export.
+TURNS = {r.name: min(i, 5) for i, r in enumerate(TRACED)}
+ROUTES_IN_HALVES = [(f"{r.name}_{half}", r, half) for half in (0, 1) for r in TRACED]  # routes of one export in a row
+
+
+@functools.cache
+def in_turn(quantized: bool, half: int, turn: int, quick: bool) -> tuple[list[Case], list[Case]]:
+    """Every fourth call of each ATen operator, at least one, with one of its gradients; or, not `quick`, the others."""
+    families: dict[Any, list[Any]] = {}
+    for operator in QUANTIZED if quantized else SCALED[half::2]:
+        families.setdefault(operator.op, []).append(operator)
+    cases, gradients = [], []
+    for family in families.values():
+        for i, operator in enumerate(family):
+            chosen = (i - turn) % min(4, len(family)) == 0
+            cases += [operator.case()] if chosen == quick else []
+            found = operator.gradient_cases()
+            gradients += [case for k, case in enumerate(found) if (chosen and k == turn % len(found)) == quick]
+    return cases, gradients
 
 
 @functools.cache
@@ -124,9 +143,14 @@ class TestScaled(unittest.TestCase):
     def test_single(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
-    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in TRACED for part in (0, 1)])
-    def test_program(self, _name: str, route: Route, part: int):
-        route.run(*scaled_program(part))
+    @parameterized.expand(ROUTES_IN_HALVES)
+    def test_program(self, _name: str, route: Route, half: int):
+        route.run(*in_turn(False, half, TURNS[route.name], quick=True))
+
+    @parameterized.expand(ROUTES_IN_HALVES)
+    @pytest.mark.full
+    def test_program_at_length(self, _name: str, route: Route, half: int):
+        route.run(*in_turn(False, half, TURNS[route.name], quick=False))
 
     @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in range(4)])
     @pytest.mark.compiler
@@ -157,7 +181,12 @@ class TestQuantized(unittest.TestCase):
 
     @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):
-        route.run(*quantized_program())
+        route.run(*in_turn(True, 0, TURNS[route.name], quick=True))
+
+    @parameterized.expand([(r.name, r) for r in TRACED])
+    @pytest.mark.full
+    def test_program_at_length(self, _name: str, route: Route):
+        route.run(*in_turn(True, 0, TURNS[route.name], quick=False))
 
     @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in (0, 1)])
     @pytest.mark.compiler

@@ -200,8 +200,6 @@ class TestErrors(unittest.TestCase):
         for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
             with self.assertRaisesRegex(ValueError, "must be an operator overload .*use aten.linear.default$"):
                 hop.scaled(op, FLOAT, X, W)
-        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled supports, got .*tan.* mm, "):
-            hop.scaled(aten.tan.default, FLOAT, X)
 
     def test_sizes_that_do_not_fit_are_named(self):
         wide = q8(3, 9)
@@ -209,8 +207,6 @@ class TestErrors(unittest.TestCase):
             RuntimeError, "^scaled: aten.linear.default sums over the last dimension of 'input'"
         ):
             hop.scaled(linear, FLOAT, wide, W)
-        with self.assertRaisesRegex(RuntimeError, r"'bias' of aten.linear.default must have .* elements for 'weight'"):
-            hop.scaled(linear, FLOAT, X, W, torch.zeros(3))
 
     def test_index_out_of_range(self):
         for q in (presets.INT8_ROW, presets.INT4_32, presets.NVFP4, presets.STATE8, presets.FP8_128X128):

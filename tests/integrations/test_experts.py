@@ -304,8 +304,10 @@ def refused(mesh: Any, rank: int) -> None:
 
 class TestProcesses(unittest.TestCase):
     @parameterized.expand([(2,), (4,)])
+    @pytest.mark.quick(2)
     def test_the_same_bits(self, world):
         run(spread, world)
 
+    @pytest.mark.full
     def test_other_placements(self):
         run(refused, 2)

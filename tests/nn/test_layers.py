@@ -118,23 +118,17 @@ class TestLayers(unittest.TestCase):
         assert seen == [1] and "scales" not in plain._modules
 
     def test_errors(self):
-        with pytest.raises(TypeError, match=r"scheme must be a hop.Scheme, got 'int8'"):
-            hop.nn.Linear(8, 4, scheme="int8")
         with pytest.raises(TypeError, match=r"must be a plain torch.nn.Linear.*got Conv1d"):
             hop.nn.Linear.from_float(nn.Conv1d(1, 1, 1), schemes.INT8_DYNAMIC)
         with pytest.raises(ValueError, match="one scale for each"):
             hop.nn.Conv2d(4, 4, 3, scheme=recipes.MXFP8_TRAINING)
         with pytest.raises(ValueError, match="looks up rows of its rhs"):
             hop.nn.Embedding(4, 4, scheme=Scheme(presets.INT8_ROW, None))
-        with pytest.raises(ValueError, match="sparse=True"):
-            hop.nn.Embedding(4, 4, sparse=True, scheme=schemes.INT8_DYNAMIC)
         with pytest.raises(ValueError, match="one for the whole tensor"):
             hop.nn.Linear(4, 4, scheme=Scheme(Quantizer(INT8, (1, -1), Static()), None))
         delayed = Quantizer(E4M3, scale=Delayed())
         with pytest.raises(ValueError, match="amax of unquantized results"):
             hop.nn.Linear(4, 4, scheme=Scheme(delayed, delayed, delayed))
-        with pytest.raises(RuntimeError, match=r"'input' is not set; call hop.nn.calibrate"):
-            linear(LEARNED)(randn(2, 24))
 
     def test_modes_of_autograd_and_autocast(self):
         layer, x = linear(), randn(5, 24)
@@ -413,8 +407,6 @@ class TestSchemes(unittest.TestCase):
             assert torch.equal(rows(torch.arange(4)), rows.weight)
 
     def test_errors(self):
-        with pytest.raises(TypeError, match=r"choice must be a hop.Scheme, or a function"):
-            hop.nn.scheme(3)
         with pytest.raises(TypeError, match=r"choice\('input'\) must be a Quantizer or None, got 'int8'"):
             hop.nn.scheme(lambda role: "int8")
         bad = replace(presets.INT8_ROW, stochastic=True)

@@ -135,8 +135,6 @@ class TestQuantize(unittest.TestCase):
         assert model.hop_report.summary == f"{of - biases:,} of {of:,} parameters quantized (99.6 %)"
 
     def test_static_scales(self):
-        with pytest.raises(ValueError, match=r"calibrate=None, but the scheme .* has static scales"):
-            quantized("int8_static")
         model = net()
         with pytest.raises(ValueError, match="calibrate=None"):
             hop.quantize_(model, schemes.INT8_STATIC)
@@ -485,8 +483,6 @@ class TestSharedInput(unittest.TestCase):
         assert model["a"].shared_input is None
         hop.nn.share_input([model["a"], model["b"]])
         assert isinstance(model["a"].shared_input, SharedInput) and model["b"].shared_input is model["a"].shared_input
-        with pytest.raises(TypeError, match=r"layers must be hop\.nn\.Linear, got Linear"):
-            hop.nn.share_input([nn.Linear(2, 2)])
 
 
 class TestNames(unittest.TestCase):

@@ -118,7 +118,7 @@ class TestProducts(unittest.TestCase):
 
     @parameterized.expand(SCHEMES)
     @pytest.mark.compiler
-    @pytest.mark.quick(4)
+    @pytest.mark.full
     def test_compiled_by_inductor(self, _name, scheme):
         self.check(scheme, "inductor")
 

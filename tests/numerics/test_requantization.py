@@ -995,29 +995,17 @@ class TestScaled(unittest.TestCase):
                     want = requantized(name, meant(x.codes), held, one, scale, zero, out)
                     check_output(made, want, scale, zero, f"{what} {format.name} {out.name} {ratio}")
 
-    def test_int32_bias_that_comes_first(self):
-        """addmm and baddbmm take the bias before the operands."""
+    def test_int32_bias(self):
+        """addmm and baddbmm take the bias before the operands; and a convolution to 4 bits."""
         rng = generator(20)
-        for name in CONVENTIONS:
-            for make in (addmm, baddbmm):
-                product = make(rng, INT8, True, True)
-                given, steps = biases(rng, product, "int32")
-                scale, zero = output_scale(rng, product, True), np.asarray(3)
-                q = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
-                made = product.run(q, given, **given_for(scale, zero, INT8))
-                want = requantized(name, product.total + steps, product.lhs, product.rhs, scale, zero, INT8)
-                check_output(made, want, scale, zero, name)
-
-    def test_int32_bias_of_a_convolution_to_4_bits(self):
-        rng = generator(21)
-        for name in CONVENTIONS:
-            product = conv2d(rng, INT8, True, True)
+        for name, (make, out) in itertools.product(CONVENTIONS, ((addmm, INT8), (baddbmm, INT8), (conv2d, INT4))):
+            product = make(rng, INT8, True, True)
             given, steps = biases(rng, product, "int32")
-            scale, zero = output_scale(rng, product, True) * np.asarray(16, f32), np.asarray(3)
-            q = Quantizer(INT4, scale=Static(affine=True, requantize=CONVENTIONS[name]))
-            made = product.run(q, given, **given_for(scale, zero, INT4))
-            want = requantized(name, product.total + steps, product.lhs, product.rhs, scale, zero, INT4)
-            check_output(made, want, scale, zero, name)
+            scale, zero = output_scale(rng, product, True) * f32(2 ** (8 - out.bits)), np.asarray(3)
+            q = Quantizer(out, scale=Static(affine=True, requantize=CONVENTIONS[name]))
+            made = product.run(q, given, **given_for(scale, zero, out))
+            want = requantized(name, product.total + steps, product.lhs, product.rhs, scale, zero, out)
+            check_output(made, want, scale, zero, f"{name} {make.__name__}")
 
     def test_zero_point_beyond_the_format(self):
         """An integer zero point that is no code of the format is refused, as quantize refuses it."""

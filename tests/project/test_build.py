@@ -52,6 +52,7 @@ def reason(project: Path, source: str = GOOD, **environment: str) -> str:
 
 
 @pytest.mark.compiler
+@pytest.mark.full
 def test_says_why(project):
     """Errors of the compiler reach the reason, and no library of an earlier build is left beside it. What was compiled
     is not compiled again."""

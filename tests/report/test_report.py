@@ -193,10 +193,6 @@ class TestCompare(unittest.TestCase):
         several = [{"x": x}, {"x": torch.randn(3, 64)}]
         assert hop.report.compare(Small().eval(), data=several).inputs == 2
 
-    def test_module_without_data(self):
-        with pytest.raises(ValueError, match="data is None"):
-            hop.report.compare(Small())
-
 
 class TestPairing(unittest.TestCase):
     @pytest.mark.full

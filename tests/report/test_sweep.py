@@ -132,10 +132,6 @@ class TestSweep(unittest.TestCase):
         assert "c is the fastest: it takes 0.50 times as long as the float model" in fast
         assert "None is faster" not in fast
 
-    def test_rounds(self):
-        with pytest.raises(ValueError, match="rounds must be an integer of at least 1, got 0"):
-            Options(rounds=0)
-
 
 class TestJournal(InFolder):
     def setUp(self):

@@ -356,24 +356,24 @@ def pushed_forward(gradients: Cases, *, backend: str) -> None:
 
 
 def _export(cases: Cases, strict: bool) -> tuple[Program, Any]:
-    return _export_once(tuple(cases), strict)
-
-
-@functools.lru_cache(maxsize=1)  # of the same cases, which routes take one after another
-def _export_once(cases: tuple[Case, ...], strict: bool) -> tuple[Program, Any]:
-    program = Program(list(cases))
+    program = Program(cases)
     exported = torch.export.export(program, program.inputs, strict=strict)
     assert nodes(exported.graph) == sum(case.nodes for case in cases)
     return program, exported
 
 
+@functools.lru_cache(maxsize=1)  # of the same cases, which routes take one after another
+def _shared_export(*cases: Case) -> tuple[Program, Any]:
+    return _export(list(cases), strict=False)
+
+
 def exported(cases: Cases, *, strict: bool) -> None:
-    program, ep = _export(cases, strict)
+    program, ep = _export(cases, strict) if strict else _shared_export(*cases)
     program.check(ep.module()(*program.inputs))
 
 
 def saved(cases: Cases, gradients: Cases) -> None:
-    program, ep = _export(cases, strict=False)
+    program, ep = _shared_export(*cases)
     loaded = reloaded(ep)
     assert nodes(loaded.graph) == nodes(ep.graph)
     program.check(loaded.module()(*program.inputs))
@@ -381,7 +381,7 @@ def saved(cases: Cases, gradients: Cases) -> None:
 
 def lowered(cases: Cases, gradients: Cases) -> None:
     """Core ATen only, the same integers."""
-    program, ep = _export(cases, strict=False)
+    program, ep = _shared_export(*cases)
     low = ep.run_decompositions(hop.decompositions())
     targets = {node.target for node in low.graph.nodes if node.op == "call_function"}
     targets.discard(operator.getitem)  # of core operators with several results, such as max_pool2d_with_indices
@@ -390,7 +390,7 @@ def lowered(cases: Cases, gradients: Cases) -> None:
 
 
 def aotinductor(cases: Cases, gradients: Cases) -> None:
-    program, ep = _export(cases, strict=False)
+    program, ep = _shared_export(*cases)
     with tempfile.TemporaryDirectory() as folder:
         path = torch._inductor.aoti_compile_and_package(ep, package_path=str(Path(folder) / "program.pt2"))
         program.check(torch._inductor.aoti_load_package(path)(*program.inputs))

@@ -64,6 +64,7 @@ class TestCodesToCodes(unittest.TestCase):
         np.testing.assert_array_equal(torch.compile(module, fullgraph=True, backend="aot_eager")(x).numpy(), want)
 
     @parameterized.expand([(False,), (True,)])
+    @pytest.mark.quick(2)
     def test_exported_and_lowered(self, strict):
         module, x, want = block()
         program = torch.export.export(module, (x,), strict=strict)
@@ -186,6 +187,7 @@ class TestScalars(unittest.TestCase):
 
     @parameterized.expand([(make,) for make in MAKERS[:3]])
     @pytest.mark.compiler
+    @pytest.mark.quick(3)
     def test_compiled_and_exported(self, make):
         class Module(torch.nn.Module):
             def forward(self, codes: Tensor) -> Tensor:

@@ -29,39 +29,19 @@ def spread(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 class TestGradientsAgainstTorch(unittest.TestCase):
     """PyTorch has fake quantization with straight-through gradients of x, and with learned scales and zero points."""
 
-    def test_per_tensor(self):
-        x = spread((64, 96)).requires_grad_()
-        scale, zero = torch.tensor(0.03), torch.tensor(5, dtype=torch.int32)
-        want = torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)
-        got = hop.fake_quantize(AFFINE, x, scale=scale.reshape(1, 1), zero_point=zero.to(torch.int8).reshape(1, 1))
-        torch.testing.assert_close(got, want)
-        direction = spread((64, 96), 1)
-        assert torch.equal(*(torch.autograd.grad(y, x, direction)[0] for y in (got, want)))
-
-    def test_per_row(self):
-        x = spread((16, 96)).requires_grad_()
-        scale, zero = torch.linspace(0.01, 0.05, 16), torch.arange(-8, 8, dtype=torch.int32)
-        want = torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -128, 127)
-        got = hop.fake_quantize(ROW_STATIC, x, scale=scale[:, None], zero_point=zero[:, None].to(torch.int8))
-        torch.testing.assert_close(got, want)
-        direction = spread((16, 96), 1)
-        assert torch.equal(*(torch.autograd.grad(y, x, direction)[0] for y in (got, want)))
-
-    def test_learned_per_tensor(self):
-        x, direction = spread((64, 96)).requires_grad_(), spread((64, 96), 1)
-        scale, zero = torch.tensor([0.03], requires_grad=True), torch.tensor([5.0], requires_grad=True)
-        want = torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, 1.0)
-        got = hop.fake_quantize(AFFINE, x, scale=scale.reshape(1, 1), zero_point=zero.reshape(1, 1))
-        grads = [torch.autograd.grad(y, (x, scale, zero), direction) for y in (got, want)]
-        for ours, theirs in zip(*grads, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-    def test_learned_per_row(self):
+    @parameterized.expand([("tensor", AFFINE, 1, ()), ("channel", ROW_STATIC, 16, (0,))])
+    def test_of_each(self, kind, q, blocks, axis):
         x, direction = spread((16, 96)).requires_grad_(), spread((16, 96), 1)
-        scale = torch.linspace(0.01, 0.05, 16).requires_grad_()
-        zero = torch.arange(-8.0, 8.0).requires_grad_()
-        want = torch._fake_quantize_learnable_per_channel_affine(x, scale, zero, 0, -128, 127, 1.0)
-        got = hop.fake_quantize(ROW_STATIC, x, scale=scale[:, None], zero_point=zero[:, None])
+        scale = torch.linspace(0.03, 0.05, blocks)
+        zero = torch.arange(5, 5 + blocks, dtype=torch.int32)
+        want = getattr(torch, f"fake_quantize_per_{kind}_affine")(x, scale, zero, *axis, -128, 127)
+        got = hop.fake_quantize(q, x, scale=scale[:, None], zero_point=zero[:, None].to(torch.int8))
+        torch.testing.assert_close(got, want)
+        assert torch.equal(*(torch.autograd.grad(y, x, direction)[0] for y in (got, want)))
+        scale, zero = scale.requires_grad_(), zero.float().requires_grad_()
+        learned = getattr(torch, f"_fake_quantize_learnable_per_{kind}_affine")
+        want = learned(x, scale, zero, *axis, -128, 127, 1.0)
+        got = hop.fake_quantize(q, x, scale=scale[:, None], zero_point=zero[:, None])
         grads = [torch.autograd.grad(y, (x, scale, zero), direction) for y in (got, want)]
         for ours, theirs in zip(*grads, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -103,6 +103,7 @@ class TestOperators(unittest.TestCase):
         return count
 
     @parameterized.expand([("int8", P.INT8_ROW), ("int4", P.INT4_32)])
+    @pytest.mark.quick(2)
     def test_some(self, _name, q):
         assert self.check([op for op in OPERATORS if op.name in SOME], q) > 100
 

@@ -936,8 +936,6 @@ class TestModules(unittest.TestCase):
         assert isinstance(w.data, QuantizedTensor) and not w.data.requires_grad
         w.data = other
         assert w.quantizer == P.MXFP8 and w.dtype == torch.bfloat16 and torch.equal(numbers(w.data), numbers(other))
-        with self.assertRaisesRegex(TypeError, "data of a QuantizedTensor must be another, got a tensor"):
-            w.data = torch.ones(4, 64)
 
     def test_shared_memory(self):
         b = made(P.NVFP4, 4, 64)
@@ -1065,11 +1063,6 @@ class TestAutograd(unittest.TestCase):
         assert b[1:].requires_grad and b[1:].grad_fn is not None
         with self.assertRaisesRegex(RuntimeError, "leaf Variable that requires grad"):
             b.zero_()
-
-    def test_float_appearance_only(self):
-        b = made(P.INT8_ROW, 4, 64)
-        with self.assertRaisesRegex(TypeError, "dtype of a QuantizedTensor must be floating point.*got torch.int8"):
-            QuantizedTensor(b.buffers(), b.quantizer, b.shape, torch.int8)
 
 
 class TestCopies(unittest.TestCase):

@@ -150,10 +150,6 @@ class TestRefused(InFile):
             save_file(tensors(), self.path)
         assert not self.path.exists()
 
-    def test_our_key(self):
-        with self.assertRaisesRegex(ValueError, "the key 'hop' of the metadata is reserved"):
-            save_file({}, self.path, {"hop": "mine"})
-
     def test_shared_memory(self):
         """A file has no ties between tensors; safetensors says which share memory."""
         b = made("INT8_TENSOR", 4, 64)
