@@ -68,9 +68,10 @@ def load_model(
     transformers' stacks, each weight with its own codes; gate and up, one parameter there, become floats if their types
     differ. Keys and values of DeepSeek, whose blocks run along different dimensions, become one float weight.
 
-    A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt, torchao or
-    bitsandbytes (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ permuted ("act-order") are sorted
-    by group; the layer stores the order as its buffer `input_order` and permutes its input by it.
+    A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt, MXFP4, torchao
+    or bitsandbytes (hop.interchange.open_checkpoint), and safetensors. Experts in matrices of their own become stacks.
+    Columns that GPTQ permuted ("act-order") are sorted by group; the layer stores the order as its buffer `input_order`
+    and permutes its input by it.
 
     Args:
         path: a GGUF file, or a folder.
