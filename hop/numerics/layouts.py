@@ -16,7 +16,7 @@ from hop.numerics.formats import Format
 from hop.numerics.layout import Layout, Tiled, sums_described, sums_of
 from hop.numerics.scale_rules import Rule
 
-__all__ = ["Decoded", "Planes", "Summed", "Tiled"]
+__all__ = ["Decoded", "Layout", "Planes", "Stacked", "Summed", "Tiled"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

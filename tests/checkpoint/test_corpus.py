@@ -92,7 +92,7 @@ class TestSpellings(unittest.TestCase):
         texts = spelled(version)
         for kind, cls, now in (
             ("quantizers", Quantizer, presets.PRESETS),
-            ("schemes", schemes.Scheme, contents.NAMED),
+            ("schemes", hop.Scheme, contents.NAMED),
             ("conventions", requantization.Requantization, {}),
         ):
             for name, text in texts[kind].items():
@@ -149,7 +149,7 @@ class TestLayers(unittest.TestCase):
         assert found
         for key, state in found.items():
             scheme, kind, how = key.split(".")
-            x, read = inputs[f"layer.{kind}"], schemes.Scheme.parse(spelled(version)["schemes"][scheme])
+            x, read = inputs[f"layer.{kind}"], hop.Scheme.parse(spelled(version)["schemes"][scheme])
             layer = contents.ready(kind, read, x + x, is_frozen=how == "frozen", is_trained=False)
             with torch.no_grad():
                 for p in layer.parameters():
@@ -246,7 +246,7 @@ class TestComplete(unittest.TestCase):
         texts = [text for version in VERSIONS for text in spelled(version)["quantizers"].values()]
         older = [text for version in VERSIONS for text in spelled(version)["schemes"].values()]
         known = {Quantizer.parse(text) for text in texts}
-        for scheme in map(schemes.Scheme.parse, older):
+        for scheme in map(hop.Scheme.parse, older):
             known |= {scheme.lhs, scheme.rhs, scheme.output, scheme.grad}
         for name, scheme in {**schemes.SCHEMES, **recipes.RECIPES}.items():
             assert {scheme.lhs, scheme.rhs, scheme.output, scheme.grad} <= known, name

@@ -119,7 +119,7 @@ NAMED = {
 }
 
 
-def all_schemes() -> dict[str, schemes.Scheme]:
+def all_schemes() -> dict[str, hop.Scheme]:
     return {
         **NAMED,
         "original": replace(schemes.INT4_WEIGHT_32, backward="original"),
@@ -191,7 +191,7 @@ def layer_inputs() -> dict[str, Tensor]:
     return made | {"layer.embedding": torch.arange(16).reshape(2, 8) // 2}
 
 
-def converted(kind: str, scheme: schemes.Scheme) -> Any:
+def converted(kind: str, scheme: hop.Scheme) -> Any:
     """A layer in a scheme, its weights few bits; None where it cannot run so."""
     layer = LAYERS[kind]()
     with torch.no_grad():
@@ -204,7 +204,7 @@ def converted(kind: str, scheme: schemes.Scheme) -> Any:
     return model["layer"] if row.scheme is not None else None
 
 
-def layer_cases() -> Iterator[tuple[str, str, schemes.Scheme]]:
+def layer_cases() -> Iterator[tuple[str, str, hop.Scheme]]:
     """The name of each layer that runs, its kind, its scheme."""
     for name, scheme in all_schemes().items():
         for kind in LAYERS:
@@ -212,7 +212,7 @@ def layer_cases() -> Iterator[tuple[str, str, schemes.Scheme]]:
                 yield f"{name}.{kind}", kind, scheme
 
 
-def ready(kind: str, scheme: schemes.Scheme, x: Tensor, *, is_frozen: bool, is_trained: bool = True) -> Any:
+def ready(kind: str, scheme: hop.Scheme, x: Tensor, *, is_frozen: bool, is_trained: bool = True) -> Any:
     """A layer whose scales are set: static ones by calibration, delayed ones by what a step of training sees."""
     layer = converted(kind, scheme)
     hop.nn.calibrate(layer, [x], progress=False)
