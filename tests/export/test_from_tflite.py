@@ -246,7 +246,7 @@ class TestOperators(unittest.TestCase):
     def test_tables(self) -> None:
         """A table of a leaky relu, whose slope is found from it; not of any function, and not by all codes."""
         n = torch.arange(-128, 128) + 3
-        data = self.table(torch.where(n > 0, n, (n * 0.3).round()).to(torch.int64) - 3)
+        data = self.table(torch.where(n > 0, n, (n * 0.307).round()).to(torch.int64) - 3)
         program, x = hop.export.from_tflite(data), torch.randn(3, 40) * 3
         assert hop.export.verify(program, data, (x,)).first is None
         assert "aten.leaky_relu.default" in str(program.graph)
