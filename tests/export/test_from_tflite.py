@@ -222,8 +222,8 @@ class TestOperators(unittest.TestCase):
             one = made.file.tensor("one", (1,), torch.int8, ([0.004], [0], 0), torch.tensor([77]))
             made.add("PRELU", shape, one).add("HARD_SWISH", shape, units=([0.04], [-90], 0))
             made.add("LEAKY_RELU", shape, kind="LeakyReluOptions", alpha=-0.3)
-            axes = made.file.integers("axes", [-1])
-            self.check(made.add("REDUCE_MAX", (*shape[:-1], 1), axes, kind="ReducerOptions", keepDims=True), *shape)
+            axes = made.file.integers("axes", [0])
+            self.check(made.add("REDUCE_MAX", (1, *shape[1:]), axes, kind="ReducerOptions", keepDims=True), *shape)
 
     def test_slopes_along_two_dimensions(self) -> None:
         made = Made(2, 3, 4)
