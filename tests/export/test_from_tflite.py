@@ -222,8 +222,8 @@ class TestOperators(unittest.TestCase):
             one = made.file.tensor("one", (1,), torch.int8, ([0.004], [0], 0), torch.tensor([77]))
             made.add("PRELU", shape, one).add("HARD_SWISH", shape, units=([0.04], [-90], 0))
             made.add("LEAKY_RELU", shape, kind="LeakyReluOptions", alpha=-0.3)
-            axes = made.file.integers("axes", [-1])
-            self.check(made.add("REDUCE_MAX", (*shape[:-1], 1), axes, kind="ReducerOptions", keepDims=True), *shape)
+            axes = made.file.integers("axes", [0])
+            self.check(made.add("REDUCE_MAX", (1, *shape[1:]), axes, kind="ReducerOptions", keepDims=True), *shape)
 
     def test_slopes_along_two_dimensions(self) -> None:
         made = Made(2, 3, 4)
@@ -246,7 +246,7 @@ class TestOperators(unittest.TestCase):
     def test_tables(self) -> None:
         """A table of a leaky relu, whose slope is found from it; not of any function, and not by all codes."""
         n = torch.arange(-128, 128) + 3
-        data = self.table(torch.where(n > 0, n, (n * 0.3).round()).to(torch.int64) - 3)
+        data = self.table(torch.where(n > 0, n, (n * 0.307).round()).to(torch.int64) - 3)
         program, x = hop.export.from_tflite(data), torch.randn(3, 40) * 3
         assert hop.export.verify(program, data, (x,)).first is None
         assert "aten.leaky_relu.default" in str(program.graph)

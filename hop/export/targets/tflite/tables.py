@@ -138,5 +138,5 @@ def _slopes(table: Tensor, units: _UNITS, output_units: _UNITS) -> Iterator[floa
     low = ((y + 0.5) * output_units[0] / x).amax().item()
     high = ((y - 0.5) * output_units[0] / x).amin().item()
     middle = (low + high) / 2
-    yield from (slope for slope in (round(middle, digits) for digits in range(1, 9)) if low <= slope <= high)
+    yield from (round(middle, digits) for digits in range(1, 9))
     yield middle
