@@ -125,6 +125,17 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     return pages.table([header, *([*names, *found] for names, found in cells.items())])
 
 
+def models(results: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each row of whole models, at each level that has such rows."""
+    lines = [["level", "model", "ours", "peer", "peer's time", "ours / peer"]]
+    for held in results:
+        rows = [Row(**r) for r in held["rows"] if r["group"] == "models"]
+        for row in rows:
+            own, other = time_of(row.ours_ms), time_of(row.peer_ms)
+            lines.append([f"`{held['level']}`", row.case, own, row.peer, other, f"**{quotient(row.times)}**"])
+    return pages.table(lines)
+
+
 def draw(results: Sequence[Mapping[str, Any]]) -> str:
     """The picture: a bar of length ours / peer for each case, grouped by level, and a line at 1."""
     shown = [(f"CPU level {held['level']}", rows) for held in results if (rows := ten(held))]

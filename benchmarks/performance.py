@@ -27,7 +27,8 @@ def results() -> list[dict[str, Any]]:
 
 
 def page(text: str) -> str:
-    """The page, with its table filled from the results on disk."""
+    """The page, with its tables filled from the results on disk."""
+    text = pages.filled(text, f"{COMMAND}: models", highlights.models(results()))
     return pages.filled(text, f"{COMMAND}: ten rows", highlights.table(results()))
 
 
