@@ -230,9 +230,10 @@ class TestEmulated(unittest.TestCase):
     def test_consumers_of_128_rows_have_scales_for_each(self):
         check(product(FORMS[-3], 300, 80, 272), Tile(256, 64))
 
-    def test_columns_of_a_tile_have_scales_of_several_blocks(self):
-        for n in (48, 96):  # tiles that begin anywhere in a block, and lie in two
-            check(product(FORMS[-3], 70, 400, 272), Tile(64, n))
+    @parameterized.expand([(48,), (96,)])  # tiles that begin anywhere in a block, and lie in two
+    @pytest.mark.quick(2)
+    def test_columns_of_a_tile_have_scales_of_several_blocks(self, n):
+        check(product(FORMS[-3], 70, 400, 272), Tile(64, n))
 
     def test_sums_of_floats_are_promoted_unless_one_step_is_all(self):
         assert hopper.variant_of(product(FORMS[19], 64, 64, 512), Tile(64, 64)).promoted

@@ -248,10 +248,10 @@ class TestEmulated(unittest.TestCase):
             rows, scale = a.x.mT.contiguous().mT, a.scale.mT.contiguous().mT
             check(a._replace(x=rows, codes=wide[:, 3:131], scale=scale), Tile(64, 16, swap=True))
 
-    def test_when_all_is_late(self):
-        for ahead in ("first_ahead", "last_ahead"):
-            for x in (BF16, S8):
-                check(given(11, 150, 400 // 32 * 32, 32, True, x=x), TILE, names=(*ALL_LATE, ahead))
+    @parameterized.expand([(a, x) for a in ("first_ahead", "last_ahead") for x in (BF16, S8)])
+    @pytest.mark.quick(2)
+    def test_when_all_is_late(self, ahead, x):
+        check(given(11, 150, 400 // 32 * 32, 32, True, x=x), TILE, names=(*ALL_LATE, ahead))
 
     @parameterized.expand(list(HABITS))
     @pytest.mark.full

@@ -67,8 +67,7 @@ class TestEmulated(unittest.TestCase):
         compare(kind, dtype, nasty=nasty, device="cpu", around=around)
 
     def test_a_step_has_the_bits_of_the_cpu(self):
-        for nasty in (False, True):
-            self.compare("adamw8", BF16, nasty)
+        self.compare("adamw8", BF16, nasty=True)
 
     @parameterized.expand([(f"{k}_{d}".replace("torch.", ""), k, d) for k in OPTIMIZERS for d in (F32, BF16, F16)])
     @pytest.mark.sampled(9)

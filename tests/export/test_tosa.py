@@ -50,14 +50,23 @@ def compared(program: Any, *inputs: Tensor) -> int:
 
 
 class TestNetworks(unittest.TestCase):
-    @parameterized.expand(["digits", "residual", "separable", "mobilenet", "transformer"])
-    def test_every_tensor(self, name: str) -> None:
+    def check(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = networks()[name]
         x = torch.randn(shape)
         assert compared(exported(model, x), x) > 50_000
 
+    @parameterized.expand(["residual", "transformer"])
+    def test_every_tensor(self, name: str) -> None:
+        self.check(name)
+
+    @parameterized.expand(["digits", "separable", "mobilenet"])
+    @pytest.mark.full
+    def test_every_tensor_of_others(self, name: str) -> None:
+        self.check(name)
+
     @parameterized.expand(["digits", "residual", "separable", "transformer"])
+    @pytest.mark.quick(3)
     def test_activations_of_16_bits(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = networks()[name]
@@ -89,12 +98,12 @@ class TestRandom(unittest.TestCase):
                 total += compared(exported(chain, x, target=TOSA_1_0 if bits == 8 else TOSA_1_0_INT16), x)
         return total
 
-    def test_three(self) -> None:
-        self.assertGreater(self.check(range(3)) + self.check(range(3), 16), 2_000)
+    def test_one(self) -> None:
+        self.assertGreater(self.check(range(1)) + self.check(range(1), 16), 0)
 
     @pytest.mark.full
     def test_up_to_thirty(self) -> None:
-        self.assertGreater(self.check(range(3, 30)) + self.check(range(3, 30), 16), 18_000)
+        self.assertGreater(self.check(range(1, 30)) + self.check(range(1, 30), 16), 18_000)
 
     @pytest.mark.exhaustive
     def test_thousand(self) -> None:
@@ -219,8 +228,6 @@ class TestOperators(unittest.TestCase):
             hop.export.to_tosa(exported(Step(lambda x: x.softmax(1), (1 / 256, -128)), x))
         with pytest.raises(NotImplementedError, match="use the target TOSA_1_0"):
             hop.export.to_tosa(exported(Step(lambda x: x.mean(-1), (0.1, 0)), x, target=TFLITE))
-        with pytest.raises(TypeError, match="to_tosa"):
-            hop.export.to_tosa(x)
 
 
 def _product_and_sum(bits: int) -> Any:

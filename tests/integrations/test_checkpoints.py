@@ -252,44 +252,51 @@ class TestGGUF(InFolder):
             with self.assertRaisesRegex(error, message):
                 load_model(path, **options)
 
-    def test_activations(self):
+    @parameterized.expand(
+        [("Q5_0", hop.presets.INT8_32), ("Q4_1", hop.presets.INT8_256), ("MXFP4", hop.presets.INT8_32)]
+    )
+    @pytest.mark.quick(3)
+    def test_activations(self, kind, q):
         """Inputs of linear layers become codes in each call; those of other weights, and rows of a table, stay."""
-        for kind, q in (("Q5_0", hop.presets.INT8_32), ("Q4_1", hop.presets.INT8_256), ("MXFP4", hop.presets.INT8_32)):
-            write(MODELS["llama tied"](), self.folder / "model.gguf", kind)
-            floats = load_model(self.folder / "model.gguf")
-            model = load_model(self.folder / "model.gguf", activations=q)
-            layers = {name: m for name, m in model.named_modules() if isinstance(m, hop.nn.Linear)}
-            assert len(layers) == 15 and "lm_head" in layers
-            x = torch.randn(3, 64)
-            for layer in (layers["lm_head"], layers["model.layers.1.self_attn.q_proj"]):
-                want = hop.scaled(torch.ops.aten.linear.default, torch.float32, hop.quantize(q, x), layer.weight)
-                assert torch.equal(layer(x), want)
-            assert torch.equal(model.model.embed_tokens(IDS), floats.model.embed_tokens(IDS))
-            assert model.lm_head.weight is model.model.embed_tokens.weight
-            got, exact = result(model), result(floats)
-            assert not torch.equal(got, exact)
-            assert (got - exact).abs().max() < 0.1 * exact.abs().max()
-            with saved(model) as folder:
-                assert torch.equal(result(type(model).from_pretrained(folder)), got)
+        write(MODELS["llama tied"](), self.folder / "model.gguf", kind)
+        floats = load_model(self.folder / "model.gguf")
+        model = load_model(self.folder / "model.gguf", activations=q)
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, hop.nn.Linear)}
+        assert len(layers) == 15 and "lm_head" in layers
+        x = torch.randn(3, 64)
+        for layer in (layers["lm_head"], layers["model.layers.1.self_attn.q_proj"]):
+            want = hop.scaled(torch.ops.aten.linear.default, torch.float32, hop.quantize(q, x), layer.weight)
+            assert torch.equal(layer(x), want)
+        assert torch.equal(model.model.embed_tokens(IDS), floats.model.embed_tokens(IDS))
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        got, exact = result(model), result(floats)
+        assert not torch.equal(got, exact)
+        assert (got - exact).abs().max() < 0.1 * exact.abs().max()
+        with saved(model) as folder:
+            assert torch.equal(result(type(model).from_pretrained(folder)), got)
 
-    def test_exact(self):
-        """The same bits exported, lowered, in every batch and after saving; and what is refused."""
-        file, options = self.folder / "model.gguf", {"activations": hop.presets.INT8_32, "exact": True}
+    @parameterized.expand(
+        [("Q4_0", "llama tied", {"use_cache": False}, {}), ("Q8_0", "bert", {}, {"add_pooling_layer": False})]
+    )
+    @pytest.mark.quick(2)
+    def test_exact(self, kind, named, kwargs, whole):
+        """The same bits exported, lowered, in every batch and after saving."""
         ids = torch.randint(0, 64, (3, 9), generator=torch.Generator().manual_seed(0))
-        for kind, named in (("Q4_0", "llama tied"), ("Q8_0", "bert")):
-            write(MODELS[named](), file, kind)
-            model = load_model(file, **options)
-            with torch.no_grad(), saved(model) as folder:
-                want = model(ids)[0]
-                whole = {"add_pooling_layer": False} if named == "bert" else {}
-                assert torch.equal(type(model).from_pretrained(folder, **whole)(ids)[0], want)
-                assert torch.equal(torch.cat([model(one[None])[0] for one in ids]), want)
-                kwargs = {"use_cache": False} if named == "llama tied" else {}
-                program = torch.export.export(model, (ids,), kwargs)
-                report = hop.export.check_exact(program)
-                assert report.exact, report
-                for run in (program.module(), program.run_decompositions({}).module()):
-                    assert torch.equal(run(ids, **kwargs)[0], want)
+        write(MODELS[named](), self.folder / "model.gguf", kind)
+        model = load_model(self.folder / "model.gguf", activations=hop.presets.INT8_32, exact=True)
+        with torch.no_grad(), saved(model) as folder:
+            want = model(ids)[0]
+            assert torch.equal(type(model).from_pretrained(folder, **whole)(ids)[0], want)
+            assert torch.equal(torch.cat([model(one[None])[0] for one in ids]), want)
+            program = torch.export.export(model, (ids,), kwargs)
+            report = hop.export.check_exact(program)
+            assert report.exact, report
+            for run in (program.module(), program.run_decompositions({}).module()):
+                assert torch.equal(run(ids, **kwargs)[0], want)
+
+    def test_not_exact(self):
+        file, options = self.folder / "model.gguf", {"activations": hop.presets.INT8_32, "exact": True}
+        write(MODELS["bert"](), file, "Q8_0")
         with self.assertRaisesRegex(ValueError, r"load_model: exact=True, and in the scheme .* rows share a scale"):
             load_model(file, activations=hop.presets.INT8_TENSOR, exact=True)
         write(MODELS["llama"](), file, "F32")
