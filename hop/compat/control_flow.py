@@ -150,7 +150,7 @@ def _together(flat: Sequence[object], layout: _Layout) -> list[Any]:
 class Function:
     """A function of an operator that takes and returns the parts of the tensors that `function` takes and returns."""
 
-    def __init__(self, function: object, layout: _Layout, differs: bool, floats: int) -> None:
+    def __init__(self, function: Callable[..., Any], layout: _Layout, differs: bool, floats: int) -> None:
         self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
@@ -187,7 +187,7 @@ _results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKey
 _functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
 
 
-def _wrapped(function: object, layout: _Layout, differs: bool, floats: int) -> Function:
+def _wrapped(function: Callable[..., Any], layout: _Layout, differs: bool, floats: int) -> Function:
     """Wrap a function; returns the same object for equal arguments, since some operators identify functions by
     identity.
 

@@ -179,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
                     found.setdefault(why, []).append(f"{number}.{place}")
         return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
 
-    def _numbers(self, group: Mapping[str, object]) -> list[float | Tensor]:
+    def _numbers(self, group: dict[str, Any]) -> list[float | Tensor]:
         """The options of a step, lr first; tensors in a compiled program, where constants would cause recompilation."""
         options = [group["lr"], *self._options(group)]
         return [as_tensor(x) for x in options] if torch.compiler.is_compiling() else options

@@ -85,7 +85,7 @@ def apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     return subclasses.dispatch(op, args, kwargs, _apply)
 
 
-def _apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)

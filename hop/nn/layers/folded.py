@@ -53,7 +53,7 @@ class FoldedBatchNorm(nn.Module):
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        of = norm
+        of: Any = norm
         if of.running_mean is None:
             raise ValueError(
                 "hop.nn.FoldedBatchNorm: norm must have running statistics, got track_running_stats=False; leave it out"
@@ -68,7 +68,7 @@ class FoldedBatchNorm(nn.Module):
             self.__dict__[kept] = of.__dict__[kept].copy()
         self.train(norm.training)
 
-    def forward(self, input: object) -> Any:
+    def forward(self, input: Any) -> Any:
         return input
 
     def freeze_statistics_(self) -> "FoldedBatchNorm":
