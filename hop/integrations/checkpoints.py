@@ -27,7 +27,6 @@ from hop.nn.contexts import INPUT
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
 from hop.nn.models.kinds import layer_of
-from hop.nn.models.norms import speed_up_norms
 from hop.nn.weights.holders import kind_of
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
@@ -61,7 +60,6 @@ def load_model(
     hop.nn whose activations stay in floats unless `activations` is given. Weights are not materialized in floats,
     except for looked-up rows of an embedding, and temporarily in products without a kernel for the format. Tensors that
     are floats in the file stay floats. A tied embedding and head share one table. `model.hop_report` lists all layers.
-    In eager inference in float32 on the CPU, RMS norms run as one operator.
 
     GGUF: the configuration and the tensors come from the metadata. Rows of Llama's query and key, and of GPT-NeoX's
     query, key and value, are permuted to transformers' order; norms of Gemma, stored as 1 + w, become w. Experts become
@@ -117,7 +115,6 @@ def load_model(
     if quantizers:
         freeze(model, pack=pack)
         model.config.quantization_config.pack = pack
-    speed_up_norms(model)
     return model
 
 

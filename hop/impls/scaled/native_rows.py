@@ -146,31 +146,6 @@ def _computed(words: str, call: Call) -> Any:
     return result if codes else result[0]
 
 
-def rms_norm(x: Tensor, factor: Tensor, eps: float) -> Tensor | None:
-    """scaled(aten.rms_norm.default, torch.float32, x, [len(factor)], factor, eps) of float32 tensors on the CPU.
-
-    For callers that know that nothing observes or differentiates the call. None if native kernels must not run.
-    """
-    known = (_RMS_NORM, eps)
-    return (plan.find(known) or plan.remember(known, _rms_norm(*known)))(x, factor)
-
-
-_RMS_NORM = aten.rms_norm.default
-
-
-def _rms_norm(op: OpOverload, eps: float) -> Plan:
-    if native.declines_here() is not None:
-        return lambda x, factor: None
-    words = rows.description(rows.Operation("rms_norm", number=eps, sums=1), torch.float32)
-    compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
-
-    def run(x: Tensor, factor: Tensor) -> Tensor:
-        with below():
-            return compute(x, None, factor, None, None, None, words)[0]
-
-    return run
-
-
 Both = tuple[Tensor, QuantizedTensor]
 
 
