@@ -381,9 +381,10 @@ class TestErrors(unittest.TestCase):
         self.refused(g, y, ValueError, "DequantizeLinear .* is invalid: its scale is -0.5, and must be positive")
         g = Graph()
         x = g.input("x", (2, 3))
-        y = g.node("QuantizeLinear", x, g.constant(torch.tensor(0.1)), g.constant(torch.tensor(0, dtype=torch.uint16)))
+        y = g.node("QuantizeLinear", x, g.constant(torch.tensor(0.1)), g.constant(torch.tensor(0, dtype=torch.int32)))
         y = g.node("DequantizeLinear", y, g.constant(torch.tensor(0.1)))
-        self.refused(g, y, NotImplementedError, "quantizing to UINT16 is not supported; use one of INT8, UINT8, INT16")
+        message = "quantizing to INT32 is not supported; use one of INT8, UINT8, INT16, UINT16"
+        self.refused(g, y, NotImplementedError, message)
         g = Codes((2, 3))
         y = g.node("Sqrt", g.node("DequantizeLinear", *g.operand(0)))
         self.refused(g, y, ValueError, "from_onnx: model: .*would stay in floats", target=ONNX_INTEGER)

@@ -131,7 +131,7 @@ class TestOperators(unittest.TestCase):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 4
         found = hop.export.verify(program, data, (x,))
         assert found.first is None and found.rows, found
-        assert len(torch.unique(program.module()(x))) > 2
+        assert len(torch.unique(program.module()(x))) > 1
         again = hop.export.to_tflite(program)
         assert hop.export.verify(program, again, (x,)).first is None
         return program
