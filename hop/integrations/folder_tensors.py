@@ -16,10 +16,12 @@ ModelTensor = tuple[str, Tensor, Tensor | None]
 """Name, tensor, and order of its columns."""
 
 # Scales of inputs, outputs, keys and values; stored next to a weight.
-_ACTIVATION_SCALES = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
+_ACTIVATION_SCALES = re.compile(
+    r"(.*[._])?(input_scale|input_zero_point|input_global_scale|output_scale|k_scale|v_scale)"
+)
 _STACKED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 """The model_types whose stack gate_up_proj has the rows of an expert's gate before those of its up."""
-_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,5})\.(gate_proj|up_proj|down_proj|w[123])\.weight")
+_EXPERT = re.compile(r"(.*\.experts)\.(0|[1-9]\d{0,4})\.(gate_proj|up_proj|down_proj|w[123])\.weight")
 _STACK = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _OLD = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # names of Mixtral's files
 
@@ -30,7 +32,7 @@ def folder_tensors(folder: Path, checkpoint: Checkpoint, model_type: str) -> Ite
     """The tensors of a model other than scales of activations. Raises ValueError if experts are missing."""
     stacks: dict[str, Places] = {}
     for name in checkpoint:
-        if name.endswith(_ACTIVATION_SCALES):
+        if _ACTIVATION_SCALES.fullmatch(name):
             continue
         own = name.replace(".block_sparse_moe.", ".mlp.") if model_type in _STACKED else name
         match = _EXPERT.fullmatch(own) if model_type in _STACKED else None
@@ -39,7 +41,11 @@ def folder_tensors(folder: Path, checkpoint: Checkpoint, model_type: str) -> Ite
             continue
         experts, number, matrix = match.groups()
         matrix = _OLD.get(matrix, matrix)
-        stacks.setdefault(f"{experts}.{_STACK[matrix]}", {})[matrix, int(number)] = name
+        places = stacks.setdefault(f"{experts}.{_STACK[matrix]}", {})
+        if (other := places.setdefault((matrix, int(number)), name)) != name:
+            raise ValueError(
+                f"load_model: {folder}: {shown(other)} and {shown(name)} are the same matrix of an expert; remove one"
+            )
     for name, places in stacks.items():
         yield name, _stacked(folder, checkpoint, name, places), None
 

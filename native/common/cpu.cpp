@@ -121,7 +121,8 @@ Cpu best_cpu() {
 Level level() {
     int most = asked.load(std::memory_order_relaxed);
     if (most > best_cpu()) most = best_cpu();
-    while (!has(most)) --most;
+    while (most > 0 && !has(most)) --most;
+    if (most < 0) most = 0;
     return kLevels[most];
 }
 

@@ -137,7 +137,7 @@ class TestRows(unittest.TestCase):
         model, x = Keywords(), torch.randn(4, 3, 80)
         program = exported(widened(model) if target == "TFLITE_16X8" else model, x, target=getattr(targets, target))
         found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
-        assert found.first is None and len(found.rows) == 8, str(found)
+        assert found.first is None and len(found.rows) == 7, str(found)
 
     def test_between_layouts(self) -> None:
         """Convolutions and sums that follow each other are not transposed in between."""
@@ -261,14 +261,6 @@ class TestLarger(unittest.TestCase):
             program = exported(widened(model) if name.endswith("wide") else model, x, target=getattr(targets, target))
             found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
             assert found.first is None and found.rows, str(found)
-
-    def test_transposed_convolution_refused(self) -> None:
-        weight = Weights((6, 2, 3, 3), channel=1)
-        weight.bias = None
-        with pytest.raises(
-            NotImplementedError, match=r"conv_transpose2d.input.* cannot be converted: .*with groups or"
-        ):
-            self.check(lambda x, w, b: F.conv_transpose2d(x, w, None, groups=2), weight)
 
     def test_nearest(self) -> None:
         self.check(lambda x: F.interpolate(x, scale_factor=(3, 2)), out=(0.03, 5))

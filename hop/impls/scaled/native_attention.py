@@ -94,6 +94,7 @@ def _prepare(call: Call) -> Plan:
     words = f"1 result={str(result).removeprefix('torch.')} per={'channel' if per_channel else 'token'}"
     scale_sizes = [_scale_sizes(q), _scale_sizes(k), _scale_sizes(v, per_channel)]
     mask_sizes, sizes = [*q.shape[:-1], k.shape[-2]], [*q.shape[:-1], v.shape[-1]]
+    scales = [x.scale.shape if _is_stored(x) else None for x in (q, k, v)]
     numbers, masked = (asked.scale, asked.is_causal, words), asked.mask is not None
     stored, compute, below = (
         all(map(_is_stored, (q, k, v))),
@@ -103,8 +104,12 @@ def _prepare(call: Call) -> Plan:
 
     def run(*given: Any) -> Any:
         q, k, v = given[:3]
-        if not all(x.codes.shape == x.shape if stored else x.fits() for x in (q, k, v)):
-            raise changed()  # native code checks strides, dtypes, memory and the shapes of scales
+        if stored:  # native code checks strides, dtypes and memory
+            fits = all(x.codes.shape == x.shape and x.scale.shape == s for x, s in zip((q, k, v), scales, strict=True))
+        else:
+            fits = q.fits() and k.fits() and v.fits()
+        if not fits:
+            raise changed()
         codes = []
         for x, n in zip((q, k, v), scale_sizes, strict=True):
             own, scale = (x.codes, x.scale) if stored else _plain(operand(x))

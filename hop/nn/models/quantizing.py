@@ -95,8 +95,8 @@ def quantize_(
     """
     _check_flags(pack=pack, fuse=fuse, exact=exact, requantize=requantize)
     rules = rules_of(model, scheme, filter, exact)
-    data = _data(rules, calibrate, weights)
     attention = _attention(model, rules, attention, exact)
+    data = _data(rules, calibrate, weights)
     settle_weights(model, rules)
     if requantize:
         requantize_(list(layers_taken(model, rules)), weights != "rule")

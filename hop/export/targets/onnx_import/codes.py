@@ -115,7 +115,8 @@ def _by_blocks(
             f"blocks of {block} along axis {axis} of {tuple(codes.shape)} with scales of {tuple(scale.shape)} are not "
             f"supported; the codes must be a matrix, and the scales have the shape {tuple(wanted)}"
         )
-    if size % block:  # hop has no block that is not full: the weight becomes floats
+    if size % block:  # quantizers need full blocks, so dequantize the weight here
+        block = min(block, size)
         call.is_quantized = False
         scale, zero = (x.repeat_interleave(block, axis).narrow(axis, 0, size) for x in given)
         return (codes.to(torch.float32) - zero) * scale

@@ -52,6 +52,8 @@ def unpacked(node: FileNode, constants: MutableMapping[str, Constant]) -> FileNo
         "zeros": Constant.of(zeros, _KINDS[bits]),
     }
     names = [f"{node.outputs[0]}/{name}" for name in added]
+    if taken := [name for name in names if name in constants]:
+        _refuse(f"the file has a tensor {shown(taken[0])}, whose name this operator needs; rename it")
     constants.update(zip(names, added.values(), strict=True))
     return replace(node, inputs=(inputs[0], *names, inputs[5]))
 
@@ -91,7 +93,8 @@ def _zeros(given: Constant, bits: int, n: int, blocks: int) -> Tensor:
 def product(call: Call) -> Tensor:
     """The product of floats with a weight in blocks; onnxruntime sums it in floats."""
     x, k, block = call.tensor(0), call.attribute("K", 0), call.attribute("block_size", 0)
-    call.mark_read("N", "bits", "weight_prepacked")
+    call.mark_read("N", "bits")
+    call.only("weight_prepacked", 0)  # others are layouts of CUDA kernels
     call.only("accuracy_level", 0, 1, 2, 3, 4)  # the least: float32 sums are at every level
     if x.shape[-1] != k:
         raise ValueError(f"its input has the shape {tuple(x.shape)}, and its last dimension must be {k}")

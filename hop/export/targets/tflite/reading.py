@@ -25,6 +25,7 @@ _DAMAGED = (struct.error, IndexError, ValueError, TypeError, AttributeError, Uni
 _MOST_ELEMENTS = 2**40
 _MOST_DIMENSIONS = 64  # PyTorch's limit
 _LONGEST_CODE = 100  # characters of the name of a custom operator
+_RANGES = {"INT8": (-(2**7), 2**7 - 1), "UINT8": (0, 2**8 - 1), "INT16": (-(2**15), 2**15 - 1)}  # of zero points
 _TEXTS = 4  # limit of the total length of texts, which places may share, relative to the file
 _MOST_ITEMS = 2**17  # limit of tensors and of operators, which take a kilobyte each here and 4 bytes in a file
 
@@ -141,9 +142,9 @@ class _Reader:
         if its.Sparsity() is not None:
             self.refuse("is sparse; only dense tensors are supported")
         data = self.constant(model, its, shape, kind)
-        return FileTensor(index, name, shape, kind, self.quantization(its, shape), data)
+        return FileTensor(index, name, shape, kind, self.quantization(its, shape, kind), data)
 
-    def quantization(self, tensor: Any, shape: Sequence[int]) -> Quantization | None:
+    def quantization(self, tensor: Any, shape: Sequence[int], kind: str) -> Quantization | None:
         its = tensor.Quantization()
         if its is None or not its.ScaleLength():
             return None
@@ -152,6 +153,9 @@ class _Reader:
         dimension = its.QuantizedDimension()
         if len(scales) != len(zeros) or not all(math.isfinite(s) and s > 0 for s in scales):
             self.wrong(f"has the scales {scales[:3]} and the zero points {zeros[:3]}")
+        low, high = _RANGES.get(kind, (0, 0))
+        if not all(low <= z <= high for z in zeros):
+            self.wrong(f"has the zero points {zeros[:3]}, but those of {kind} are {low} to {high}")
         if len(scales) > 1 and not (0 <= dimension < len(shape) and shape[dimension] == len(scales)):
             self.wrong(f"has {len(scales)} scales along dimension {dimension} of {shown(tuple(shape))}")
         return Quantization(tuple(map(float, scales)), tuple(map(int, zeros)), dimension)

@@ -69,7 +69,7 @@ def write_table(step: Step) -> None:
 def joined_lookups(
     operators: Sequence[FileOperator], tensors: Sequence[FileTensor], outputs: Sequence[int]
 ) -> tuple[FileOperator, ...]:
-    """The operators of a file, with CAST, ADD and GATHER as one LOOKUP where they look up int8 codes in a table."""
+    """Replace each CAST, ADD and GATHER that look up int8 codes in a table by one LOOKUP."""
     by_result = {op.outputs[0]: op for op in operators if len(op.outputs) == 1}
     readers = [i for op in operators for i in op.inputs] + list(outputs)
     result: dict[int, FileOperator] = {op.index: op for op in operators}
@@ -79,11 +79,13 @@ def joined_lookups(
             continue
         cast, add = parts
         result[op.index] = replace(op, name=LOOKUP, inputs=(cast.inputs[0], op.inputs[0]))
+        dropped = op.inputs[1]
         for part in (add, cast):
-            if readers.count(part.outputs[0]) > 1:
+            readers.remove(dropped)
+            if dropped in readers:
                 break  # something else reads it, too
-            readers.remove(part.inputs[0])
             del result[part.index]
+            dropped = part.inputs[0]
     return tuple(result.values())
 
 
