@@ -194,6 +194,7 @@ class TestActivations(InCheckpoint):
         held |= {"a.weight_scale": torch.ones(8, 2).to(torch.float8_e4m3fn), "a.input_scale": torch.ones(())}
         with pytest.raises(ValueError, match="'input_scale' is the outer scale of inputs in NVFP4, which are not read"):
             self.written({"quant_method": "modelopt"}, held).activation("a.weight")
-        held = {"a.weight": codes[:8, :16].clone(), "a.weight_scale": torch.ones(()), "a.input_scale": torch.zeros(())}
+        ones = torch.ones(8, 16).to(torch.float8_e4m3fn)
+        held = {"a.weight": ones, "a.weight_scale": torch.ones(()), "a.input_scale": torch.zeros(())}
         with pytest.raises(ValueError, match=r"'a\.weight': 'input_scale' is 0\.0, and must be finite and"):
             self.written({"quant_method": "modelopt"}, held).activation("a.weight")

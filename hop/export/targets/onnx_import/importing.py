@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -230,8 +230,10 @@ class _Module(nn.Module):
             raise NotImplementedError(f"{self.place(node)} is not supported: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"{self.place(node)} is invalid: {str(error).splitlines()[0]}") from error
-        outputs = output if isinstance(output, tuple) and not isinstance(output, Numbers | Shifted) else (output,)
-        outputs = tuple(map(Shifted, outputs)) if moves_shifted else outputs
+        is_one = not isinstance(output, tuple) or isinstance(output, Numbers | Shifted)
+        outputs = cast(tuple[Any, ...], (output,) if is_one else output)
+        if moves_shifted:
+            outputs = tuple(Shifted(x) for x in outputs)
         if len([name for name in node.outputs if name]) > len(outputs):
             raise ValueError(f"{self.place(node)} has {len(node.outputs)} results, and its operator {len(outputs)}")
         self.found.is_quantized |= call.is_quantized and not folds
