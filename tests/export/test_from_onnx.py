@@ -209,6 +209,14 @@ class TestProductsOfCodes(unittest.TestCase):
             torch.testing.assert_close(program.module()(x), theirs, rtol=1e-5, atol=1e-4)
             assert calls(program) == ["aten.linear.default"]
 
+    def test_blocks_larger_than_the_weight(self) -> None:
+        """Memory depends on the weight, not on the size of blocks that the file states."""
+        codes, scale, x = torch.arange(-6, 6).reshape(4, 3), torch.rand(4, 1) + 0.1, torch.randn(2, 4)
+        g = Graph()
+        w = g.node("DequantizeLinear", g.constant(codes, KINDS.INT8), g.constant(scale), axis=1, block_size=2**33)
+        program = hop.export.from_onnx(g.model(g.node("MatMul", g.input("x", (2, 4)), w)))
+        torch.testing.assert_close(program.module()(x), x @ (codes * scale))
+
 
 class TestModels(unittest.TestCase):
     """What onnxruntime's quantizer writes."""

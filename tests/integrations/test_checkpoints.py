@@ -549,6 +549,7 @@ class TestFolder(InFolder):
             ({f"{whole}.2.w3.weight": None, f"{whole}.2.w3.weight_scale_inv": None}, "lacks the up_proj of expert 2"),
             ({f"{whole}.3.w1.weight": torch.ones(128, 32)}, "do not have the same shape"),
             ({f"{whole}.99999.w2.weight": torch.ones(64, 128)}, "down_proj' lacks the down_proj of expert 4, and has"),
+            ({f"{whole}.2.gate_proj.weight": torch.ones(128, 64)}, "are the same matrix of an expert; remove one"),
         ):
             changed = {name: t for name, t in (state | change).items() if t is not None}
             safetensors.save_file(
