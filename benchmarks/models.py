@@ -42,18 +42,19 @@ def _minilm() -> Iterator[Row]:
     ids = torch.cat([batch[mask.bool()] for batch, mask in batches])
     ours = {scheme: quantize(bert, Form(scheme, torch.float32)) for scheme in SCHEMES}
     for tokens in (1, 128):
-        inputs = ids[:tokens].reshape(-1, min(tokens, 32))  # sentences of 32 tokens
+        size = "1 token" if tokens == 1 else f"{tokens} tokens"
+        inputs = ids[:tokens].reshape(-1, min(tokens, 32))  # pieces of 32 tokens
         with torch.inference_mode():
             own = interleaved([_call(model, inputs) for model in (*ours.values(), bert)], budget_s=20.0)
             eager = dict(zip((*SCHEMES, "float32"), own, strict=True))
             for scheme in SCHEMES:
-                yield Row("models", f"MiniLM {scheme}, {tokens} tokens", eager[scheme], "float32", eager["float32"])
+                yield Row("models", f"MiniLM {scheme}, {size}", eager[scheme], "float32", eager["float32"])
             for scheme in COMPILED:
                 torch._dynamo.reset()
                 run = _call(torch.compile(ours[scheme]), inputs)
                 run()
                 compiled, plain = interleaved([run, _call(ours[scheme], inputs)], budget_s=10.0)
-                yield Row("models", f"MiniLM {scheme}, {tokens} tokens, compiled", compiled, "ours, eager", plain)
+                yield Row("models", f"MiniLM {scheme}, {size}, compiled", compiled, "ours, eager", plain)
 
 
 def _call(model: Callable[..., Any], ids: torch.Tensor) -> Callable[[], Any]:

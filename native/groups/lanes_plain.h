@@ -3,7 +3,7 @@
 
 using Lanes = float __attribute__((vector_size(64)));
 #if defined(__x86_64__)
-constexpr bool kFromRegisters = false;  // for CPUs before 2013: few rows take a strip too, a quarter slower, in a fifth of the code
+constexpr bool kFromRegisters = false;  // before AVX2 (2013) few rows use strips too: a third slower, in a fifth of the code
 #else
 constexpr bool kFromRegisters = true;
 #endif

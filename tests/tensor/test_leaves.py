@@ -29,11 +29,12 @@ def spread(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 class TestGradientsAgainstTorch(unittest.TestCase):
     """PyTorch has fake quantization with straight-through gradients of x, and with learned scales and zero points."""
 
-    @parameterized.expand([("tensor", AFFINE, 1, ()), ("channel", ROW_STATIC, 16, (0,))])
-    def test_of_each(self, kind, q, blocks, axis):
+    @parameterized.expand([("tensor", AFFINE, 5, 1, ()), ("channel", ROW_STATIC, -8, 16, (0,))])
+    def test_of_each(self, kind, q, least, blocks, axis):
+        """PyTorch truncates a learned zero point of a tensor below 0 in the forward, but not one of a channel."""
         x, direction = spread((16, 96)).requires_grad_(), spread((16, 96), 1)
-        scale = torch.linspace(0.03, 0.05, blocks)
-        zero = torch.arange(5, 5 + blocks, dtype=torch.int32)
+        scale = torch.linspace(0.05, 0.01, blocks)
+        zero = torch.arange(least, least + blocks, dtype=torch.int32)
         want = getattr(torch, f"fake_quantize_per_{kind}_affine")(x, scale, zero, *axis, -128, 127)
         got = hop.fake_quantize(q, x, scale=scale[:, None], zero_point=zero[:, None].to(torch.int8))
         torch.testing.assert_close(got, want)

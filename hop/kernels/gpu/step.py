@@ -119,7 +119,7 @@ def _untrusted(subject: Subject, p: Tensor) -> str | None:
 
 
 def subject_of(kinds: Mapping[object, Sequence[Call]], target: str) -> Subject:
-    """What determines the kernel for calls, which have one rule."""
+    """The subject of the kernel for calls that share a rule."""
     calls = [call for own in kinds.values() for call in own]
     return Subject(calls[0][0], any(key is not None for _, _, key, *_ in calls), tuple(kinds), target)
 
