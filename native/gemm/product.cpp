@@ -5,6 +5,7 @@
 
 #include "common/cpu.h"
 #include "common/isa.h"
+#include "gemm/few_sums.h"
 
 namespace hop {
 namespace {
@@ -66,6 +67,12 @@ const char* hop_product_declines(const hop_product* p) {
 
 namespace {
 
+#if defined(__x86_64__)
+constexpr Level kLastOfFewSums = Level::avx_vnni;
+#else
+constexpr Level kLastOfFewSums = Level::portable;
+#endif
+
 hop_data step(const hop_data& data, const hop_steps& by, int64_t i) {
     const auto at = [i](const void* p, int64_t bytes) -> const void* {
         return p ? static_cast<const char*>(p) + i * bytes : nullptr;
@@ -74,6 +81,13 @@ hop_data step(const hop_data& data, const hop_steps& by, int64_t i) {
 }
 
 int multiply(Job& job) {
+    // Not timed with AVX-512 and NEON, whose kernels pack faster.
+    if (takes_few_sums(job) && level() <= kLastOfFewSums) {
+#if defined(__x86_64__)
+        if (level() > Level::portable) return avx2::few_sums(job), HOP_OK;
+#endif
+        return portable::few_sums(job), HOP_OK;
+    }
     const bool integers = by_integers(job.p);
     switch (level()) {
 #if defined(__x86_64__)

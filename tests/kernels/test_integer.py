@@ -61,6 +61,24 @@ def test_every_way_is_exact(way: str | None) -> None:
             assert torch.equal(got, exact(a, b)), (a_dtype, b_dtype, lead, m, k, n)
 
 
+@NATIVE
+@pytest.mark.parametrize("level", ["portable", native.library().best])
+def test_few_rows_of_an_unpacked_factor(level: str) -> None:
+    # Chunks of 1,024 k and columns, vectors of 16 columns, and four rows and k at a time.
+    generator = np.random.default_rng(1)
+    with native.use(level):
+        for rows in range(1, 18):
+            k, n = (
+                int(generator.choice(sizes)) for sizes in ((1, 3, 64, 1023, 1025, 2050), (1, 15, 33, 1023, 1040, 2100))
+            )
+            dtypes = [(torch.int8, torch.uint8)[i] for i in generator.integers(2, size=2)]
+            a, b = drawn(generator, dtypes[0], rows, k), drawn(generator, dtypes[1], k, n)
+            wide = torch.cat([b, b], 1)
+            for left in (a, a.t().contiguous().t()):
+                for right in (b, b.t().contiguous().t(), wide[:, :n], wide.t().contiguous().t()[:, n:]):
+                    assert torch.equal(integer.mm(left, right, way="native"), exact(a, b)), (rows, k, n, dtypes)
+
+
 @contextlib.contextmanager
 def float32_matmul_precision(value: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()

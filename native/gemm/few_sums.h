@@ -1,0 +1,26 @@
+// Sums of products of up to kFewSums rows, without packing the right factor: packing reads and writes it, and few rows
+// do not make up for that.
+#pragma once
+#include "gemm/product.h"
+
+namespace hop {
+
+constexpr int64_t kFewSums = 16;
+
+// Whether `few_sums` computes the product: int8 or uint8 by int8 or uint8 whose rows or columns are contiguous, to int32.
+inline bool takes_few_sums(const Job& job) {
+    const auto plain = [](const hop_operand& o) {
+        return (o.format == HOP_INT8 || o.format == HOP_UINT8) && o.layout == HOP_STRIDED && o.zero == 0 &&
+               o.zero_format == HOP_NONE && o.scale.format == HOP_NONE && o.fold.format == HOP_NONE;
+    };
+    const hop_product& p = job.p;
+    return p.m <= kFewSums && p.k > 0 && p.output.format == HOP_INT32 && p.output.bias_format == HOP_NONE && plain(p.lhs) &&
+           plain(p.rhs) && (p.rhs.k_stride == 1 || p.rhs.row_stride == 1);
+}
+
+namespace portable { void few_sums(const Job& job); }
+#if defined(__x86_64__)
+namespace avx2 { void few_sums(const Job& job); }
+#endif
+
+}  // namespace hop
