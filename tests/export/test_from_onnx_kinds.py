@@ -90,6 +90,7 @@ class TestPackedWeights(unittest.TestCase):
             ({"K": 2**40}, ValueError, r"MatMulNBits .* is invalid: its codes are UINT8 with 768 elements"),
             ({"N": -4}, ValueError, r"its K, N and block_size are 64, -4 and 16"),
             ({"block_size": 24}, ValueError, r"the block's size is a power of 2 from 16"),
+            ({"weight_prepacked": 1}, NotImplementedError, r"weight_prepacked is 1, and only 0 is supported"),
         ):
             with pytest.raises(error, match=message):
                 hop.export.from_onnx(self.changed(**attributes))
