@@ -83,7 +83,7 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
 
 _MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_fp8")
 _CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32")  # safetensors' names of the dtypes of codes
-_SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
+_SCALES = re.compile(r"[._](\w*_)?(scales?|zero_points?|absmax|quant_map|quant_state)(?![a-z])")  # after codes
 _SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 
 
@@ -155,13 +155,16 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _scale_of(self, name: str) -> str | None:
         """The name of a tensor that scales the codes in `name`; None if they are not codes or there is none."""
-        if self._files[name].get_slice(name).get_dtype() not in _CODES:
+        dtype = self._files[name].get_slice(name).get_dtype()
+        if dtype not in _CODES:
             return None
         module, dot, leaf = name.rpartition(".")
         if leaf in ("weight", "qweight", "weight_packed"):
             for end in _SCALES_OF_MODULES:
                 if (scale := module + dot + end) in self._names:
                     return scale
+        if dtype == "I16":  # codes in words of 16 bits have one of these names
+            return None
         at = bisect_right(self._sorted, name)
         while at < len(self._sorted) and self._sorted[at].startswith(name):
             if _SCALES.match(self._sorted[at], len(name)):
