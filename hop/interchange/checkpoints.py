@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from hop.interchange import compressed_tensors, float_checkpoints, gptq, torchao_files
+from hop.interchange import compressed_tensors, float_checkpoints, gptq, torch_files, torchao_files
 from hop.interchange.compressed_activations import (
     SCALE,
     ZERO_POINT,
@@ -229,6 +229,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Args:
         path: a folder with config.json and one or several safetensors files, or one such file next to its config.json.
+            A file of torch.save (.pt or .pth, such as llm-awq's) is read with weights_only=True.
 
     Returns:
         A mapping from names to tensors: quantized weights as QuantizedTensors that appear in the dtype to which their
@@ -284,6 +285,8 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
 
 
 def _opened(file: Path) -> Any:
+    if file.suffix in torch_files.SUFFIXES:
+        return torch_files.TorchFile(file)
     try:
         import safetensors
     except ImportError as error:
