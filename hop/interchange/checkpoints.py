@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from hop.interchange import compressed_tensors, float_checkpoints, gptq, torchao_files
+from hop.interchange import compressed_tensors, float_checkpoints, gptq, torch_files, torchao_files
 from hop.interchange.compressed_activations import (
     SCALE,
     ZERO_POINT,
@@ -83,7 +83,7 @@ _METHODS: dict[str, tuple[WeightKind, ...]] = {
 
 _MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_fp8")
 _CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32")  # safetensors' names of the dtypes of codes
-_SCALES = re.compile(r"[._]\w*(scale|zero_point|absmax|quant_map|quant_state)")  # after the name of the codes
+_SCALES = re.compile(r"[._](\w*_)?(scales?|zero_points?|absmax|quant_map|quant_state)(?![a-z])")  # after codes
 _SCALES_OF_MODULES = ("scales", "qzeros", "SCB", "weight_scale", "weight_scale_inv", "scale")
 
 
@@ -155,13 +155,16 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _scale_of(self, name: str) -> str | None:
         """The name of a tensor that scales the codes in `name`; None if they are not codes or there is none."""
-        if self._files[name].get_slice(name).get_dtype() not in _CODES:
+        dtype = self._files[name].get_slice(name).get_dtype()
+        if dtype not in _CODES:
             return None
         module, dot, leaf = name.rpartition(".")
         if leaf in ("weight", "qweight", "weight_packed"):
             for end in _SCALES_OF_MODULES:
                 if (scale := module + dot + end) in self._names:
                     return scale
+        if dtype == "I16":  # codes in words of 16 bits have one of these names
+            return None
         at = bisect_right(self._sorted, name)
         while at < len(self._sorted) and self._sorted[at].startswith(name):
             if _SCALES.match(self._sorted[at], len(name)):
@@ -226,6 +229,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Args:
         path: a folder with config.json and one or several safetensors files, or one such file next to its config.json.
+            A file of torch.save (.pt or .pth, such as llm-awq's) is read with weights_only=True.
 
     Returns:
         A mapping from names to tensors: quantized weights as QuantizedTensors that appear in the dtype to which their
@@ -281,6 +285,8 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
 
 
 def _opened(file: Path) -> Any:
+    if file.suffix in torch_files.SUFFIXES:
+        return torch_files.TorchFile(file)
     try:
         import safetensors
     except ImportError as error:

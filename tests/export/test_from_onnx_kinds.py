@@ -56,6 +56,15 @@ def packed(model: Any, bits: int, symmetric: bool, block: int, operators: bool =
     return quantizer.model.model
 
 
+def ordered(model: Any, groups: Tensor) -> Any:
+    """The file with a group for each column."""
+    (node,) = model.graph.node
+    result = copy.deepcopy(model)
+    result.graph.node[0].input.extend([""] * (4 - len(node.input)) + ["groups"])
+    result.graph.initializer.append(onnx.numpy_helper.from_array(groups.to(torch.int32).numpy(), "groups"))
+    return result
+
+
 class TestPackedWeights(unittest.TestCase):
     @parameterized.expand(
         [(4, True, 64, 16), (4, False, 72, 32), (4, False, 80, 16), (8, True, 72, 32), (8, False, 64, 16)]
@@ -75,6 +84,17 @@ class TestPackedWeights(unittest.TestCase):
         # By default onnxruntime makes it MatMulNBits with accuracy level 4, whose activations have 8 bits.
         torch.testing.assert_close(program.module()(x), run(model, x, optimized=False)[0], rtol=1e-5, atol=1e-4)
 
+    @parameterized.expand([(64, 16), (72, 32)])
+    def test_groups_in_another_order(self, k: int, block: int) -> None:
+        """onnxruntime's sums of columns whose groups are not next to each other (act-order)."""
+        groups = (torch.arange(k) // block)[torch.randperm(k, generator=torch.Generator().manual_seed(0))]
+        plain = packed(product(k), 4, True, block)
+        model, x = ordered(plain, groups), random(3, k, seed=2)
+        program, want = hop.export.from_onnx(model), run(model, x)[0]
+        torch.testing.assert_close(program.module()(x), want, rtol=1e-5, atol=1e-4)
+        assert (want - run(plain, x)[0]).abs().max() > 0.1
+        assert calls(program) == ["aten.linear.default"]
+
     def changed(self, **attributes: Any) -> Any:
         model = packed(product(64), 4, False, 16)
         (node,) = model.graph.node
@@ -90,13 +110,20 @@ class TestPackedWeights(unittest.TestCase):
             ({"K": 2**40}, ValueError, r"MatMulNBits .* is invalid: its codes are UINT8 with 768 elements"),
             ({"N": -4}, ValueError, r"its K, N and block_size are 64, -4 and 16"),
             ({"block_size": 24}, ValueError, r"the block's size is a power of 2 from 16"),
+            ({"weight_prepacked": 1}, NotImplementedError, r"weight_prepacked is 1, and only 0 is supported"),
         ):
             with pytest.raises(error, match=message):
                 hop.export.from_onnx(self.changed(**attributes))
-        model = packed(product(64), 4, False, 16)
-        model.graph.node[0].input.append(model.graph.node[0].input[3])
-        with pytest.raises(NotImplementedError, match="g_idx, is not supported; quantize without reordered groups"):
-            hop.export.from_onnx(model)
+        for groups, symmetric, error, message in (
+            (torch.arange(64) // 16, False, NotImplementedError, "both g_idx and zero points other than 8; quantize"),
+            (torch.arange(64) // 32, True, NotImplementedError, "g_idx does not assign 16 columns to each group"),
+            (torch.arange(64) // 16 - 1, True, NotImplementedError, "g_idx does not assign 16 columns to each group"),
+            (torch.arange(63) // 16, True, ValueError, "g_idx is torch.int32 with 63 elements, and must be int32 with"),
+        ):
+            with pytest.raises(error, match=message):
+                hop.export.from_onnx(ordered(packed(product(64), 4, symmetric, 16), groups))
+        with pytest.raises(NotImplementedError, match="it has g_idx and 8 bits, which onnxruntime does not run"):
+            hop.export.from_onnx(ordered(packed(product(64), 8, True, 16), torch.arange(64) // 16))
 
 
 class TestWideCodes(unittest.TestCase):

@@ -231,16 +231,26 @@ class TestOperators(unittest.TestCase):
         with pytest.raises(NotImplementedError, match=r"PRELU .* may differ along one dimension only"):
             hop.export.from_tflite(made.add("PRELU", (2, 3, 4), slopes).bytes())
 
-    def table(self, codes: Tensor, lowest: int = 128) -> bytes:
-        """A file that looks codes up in a table."""
+    def table(self, *tables: Tensor, lowest: int = 128, shared: str = "") -> bytes:
+        """A file with the sum of codes that are looked up in each table, by operators that are shared or not."""
         made, types = Made(3, 40), File().schema.TensorType
-        table = made.file.tensor("table", codes.shape, torch.int8, UNITS, codes)
         options = {"inDataType": types.INT8, "outDataType": types.INT32}
-        ends = made.file.tensor("codes", (3, 40), torch.int32), made.file.tensor("places", (3, 40), torch.int32)
-        x = made.file.operator("CAST", [made.x], ends[0], "CastOptions", options)
-        x = made.file.operator("ADD", [x, made.file.integers("lowest", [lowest])], ends[1], "AddOptions")
-        y = made.file.tensor("y", (3, 40), quantization=UNITS)
-        made.x = made.file.operator("GATHER", [table, x], y, "GatherOptions", {"axis": 0})
+        results: list[int] = []
+        cast = places = -1
+        for i, codes in enumerate(tables):
+            table = made.file.tensor(f"table{i or ''}", codes.shape, torch.int8, UNITS, codes)
+            if not i or not shared:
+                cast = made.file.tensor(f"codes{i or ''}", (3, 40), torch.int32)
+                cast = made.file.operator("CAST", [made.input], cast, "CastOptions", options)
+            if not i or shared != "ADD":
+                places = made.file.tensor(f"places{i or ''}", (3, 40), torch.int32)
+                constant = made.file.integers(f"lowest{i or ''}", [lowest])
+                places = made.file.operator("ADD", [cast, constant], places, "AddOptions")
+            y = made.file.tensor(f"y{i or ''}", (3, 40), quantization=UNITS)
+            results.append(made.file.operator("GATHER", [table, places], y, "GatherOptions", {"axis": 0}))
+        made.x = results[0]
+        for other in results[1:]:
+            made.add("ADD", (3, 40), other, kind="AddOptions", units=([0.1], [4], 0))
         return made.bytes()
 
     def test_tables(self) -> None:
@@ -252,9 +262,21 @@ class TestOperators(unittest.TestCase):
         assert "aten.leaky_relu.default" in str(program.graph)
         with pytest.raises(NotImplementedError, match=r"its table 'table' is not that of a function"):
             hop.export.from_tflite(self.table(torch.arange(256) % 7))
-        for wrong in (self.table(n[:100]), self.table(n.clamp(-128, 127), 127)):
+        for wrong in (self.table(n[:100]), self.table(n.clamp(-128, 127), lowest=127)):
             with pytest.raises(NotImplementedError, match=r"operator 0 CAST 'codes' is not supported"):
                 hop.export.from_tflite(wrong)
+
+    @parameterized.expand([("CAST", 6), ("ADD", 5), ("", 7)])
+    def test_tables_that_share(self, shared: str, count: int) -> None:
+        """Two lookups read one CAST, or one ADD, or neither; the program has both functions."""
+        n = torch.arange(-128, 128) + 3
+        slopes = [torch.where(n > 0, n, (n * slope).round()).to(torch.int64) - 3 for slope in (0.307, 0.12)]
+        x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)) * 3
+        data = self.table(*slopes, shared=shared)
+        assert len(read_graph("from_tflite", data).operators) == count
+        program = hop.export.from_tflite(data)
+        assert hop.export.verify(program, data, (x,)).first is None
+        assert str(program.graph).count("aten.leaky_relu.default") == 2
 
     def test_inner_product_of_wide_inputs(self) -> None:
         """Dimensions in front are joined where they are not kept."""
@@ -315,6 +337,17 @@ class TestErrors(unittest.TestCase):
         made = Made(2, 3)
         with pytest.raises(NotImplementedError, match=r"the bound 6.0 of its activation is halfway between"):
             hop.export.from_tflite(made.add("RELU6", (2, 3), units=([12 / 101], [0], 0)).bytes())
+
+    @parameterized.expand([("INT8", 128), ("INT8", -129), ("INT16", 2**15), ("INT16", -(2**15) - 1)])
+    def test_zero_points_outside_their_dtype(self, kind: str, zero: int) -> None:
+        made = Made(2, 3)
+        dtype = getattr(torch, kind.lower())
+        other = made.file.tensor("other", (3,), dtype, ([0.02], [zero], 0), torch.tensor([3, 100, 5]))
+        made.add("MUL", (2, 3), other, kind="MulOptions")
+        info = torch.iinfo(dtype)
+        message = rf"'other' has the zero points \({zero},\), but those of {kind} are {info.min} to {info.max}"
+        with pytest.raises(ValueError, match=message):
+            hop.export.from_tflite(made.bytes())
 
     def test_damaged(self) -> None:
         """Any bytes changed, or left out: an error that says where, or another program; nothing else, and quickly."""

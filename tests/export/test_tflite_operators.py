@@ -71,6 +71,18 @@ INT8: dict[str, tuple[Callable[..., Tensor], Any, tuple[float, int], str]] = {
         (0.06, -9),
         "TRANSPOSE_CONV",
     ),
+    "transposed rows": (
+        lambda x, w, b: F.conv_transpose1d(x.flatten(2), w, b, 3, 1, 2).relu(),
+        lambda: Weights((6, 4, 3), True, channel=1),
+        (0.06, -9),
+        "TRANSPOSE_CONV",
+    ),
+    "transposed rows, grouped": (
+        lambda x, w, b: F.conv_transpose1d(x.flatten(2), w, b, 2, groups=3, dilation=2),
+        lambda: Weights((6, 4, 3), True, channel=1),
+        (0.06, -9),
+        "TRANSPOSE_CONV",
+    ),
     "transposed, dilated": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 0, dilation=(2, 3)),
         lambda: Weights((6, 4, 3, 2), True, channel=1),
@@ -80,7 +92,7 @@ INT8: dict[str, tuple[Callable[..., Tensor], Any, tuple[float, int], str]] = {
 }
 MICRO = (
     *("prelu", "log_softmax", "hardswish", "leaky_relu", "maximum with ceil_mode", "maximum padded by -inf"),
-    *("amax", "transposed, grouped"),
+    *("amax", "transposed, grouped", "transposed rows"),
 )
 
 

@@ -234,6 +234,22 @@ class TestErrors(unittest.TestCase):
             one = torch.export.export(nn.Sequential(Point(0.1), Point(0.2)), (x,))
             hop.export.verify(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
 
+    def test_output_without_codes(self) -> None:
+        """Views of floats that no codes represent, and the file's output has codes."""
+
+        class Floats(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return both(x, 0.1, 0).sin().reshape(1, 7).permute(1, 0)
+
+        class Codes(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return both(both(x, 0.1, 0).reshape(1, 7), 0.2, 0).permute(1, 0)
+
+        x = (torch.randn(7),)
+        model = hop.export.to_tflite(hop.export.to_integer(torch.export.export(Codes(), x), target=TFLITE).program)
+        with pytest.raises(ValueError, match=r"the output 'permute' is torch.float32 computed by 'sin', not .* codes"):
+            hop.export.verify(torch.export.export(Floats(), x), model, x)
+
 
 class TestCommand(unittest.TestCase):
     def test_verify(self) -> None:

@@ -23,6 +23,8 @@ safetensors: Any = pytest.importorskip("safetensors.torch")
 transformers: Any = pytest.importorskip("transformers")
 
 from hop import load_model  # noqa: E402
+from hop.integrations.folder_tensors import folder_tensors  # noqa: E402
+from hop.interchange import open_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
@@ -539,6 +541,16 @@ class TestFolder(InFolder):
         (self.folder / "config.json").write_text(json.dumps({**held, "quantization_config": config}))
         safetensors.save_file(state, self.folder / "model.safetensors")
         return model
+
+    def test_scales_of_activations_are_left_out(self):
+        """Scales are whole words of a name: others that end alike are tensors of the model."""
+        scales = ("k_scale", "a.k_scale", "a.k_proj.v_scale", "a.input_scale", "a.kv_input_scale", "x_output_scale")
+        own = ("block_scale", "a.block_scale", "a.mask_scale", "a.k_scale.weight", "a.k_scales")
+        state = {name: torch.tensor(float(i)) for i, name in enumerate(scales + own)}
+        (self.folder / "config.json").write_text("{}")
+        safetensors.save_file(state, self.folder / "model.safetensors")
+        found = {name: t for name, t, _ in folder_tensors(self.folder, open_checkpoint(self.folder), "llama")}
+        assert found.keys() == set(own) and all(torch.equal(t, state[name]) for name, t in found.items())
 
     def test_experts_missing(self):
         self.written_experts(MODELS["mixtral"](), "fp8")

@@ -81,6 +81,23 @@ class TestFiles(InCheckpoint):
                 text = str(caught.exception)
                 assert message in text and str(self.folder) in text and len(text) < len(str(file)) + 300, text
 
+    def test_integers_that_are_no_codes(self):
+        """Integers beside names that only look like their scales' are tensors of the model; int8 codes are refused."""
+        config, tensors, want = gptq()
+        plain = torch.arange(-4, 4, dtype=torch.int16).reshape(2, 4)
+        names = ("ids", "places", "b.qzeros")
+        others = ("ids_scale", "places_scaled_by.weight", "b.scales")
+        held = {**tensors, **dict.fromkeys(names, plain), **dict.fromkeys(others, torch.ones(2))}
+        found = self.written(config, {name: t.clone() for name, t in held.items()})
+        assert_bits(found["a.weight"], want)
+        assert all(torch.equal(found[name], plain) and found[name].dtype == torch.int16 for name in names)
+        held = {**tensors, "places": plain.to(torch.int8), "places_scaled_by.weight": torch.ones(2)}
+        assert torch.equal(self.written(config, held)["places"], held["places"])
+        codes = {**tensors, "ids": plain.to(torch.int8), "ids_scale": torch.ones(2)}
+        self.fails(config, codes, "'ids' would be read as codes without their scale, 'ids_scale'")
+        codes = {"b.qweight": plain, "b.scales": torch.ones(2, 4), "b.scaled_zeros": torch.ones(2, 4)}
+        self.fails(config, {**tensors, **codes}, "'qweight' is torch.int16 of (2, 4)")
+
     def test_no_elements(self):
         """A shape such as (2^57, 0) takes no byte of a file, and must not count rows to read."""
         many, words = 2**57, torch.int32

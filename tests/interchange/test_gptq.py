@@ -1,14 +1,15 @@
 """GPTQ and AWQ, packed here by their specifications, against their formulas in numpy."""
 
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import torch
 from parameterized import parameterized
+from torch import nn
 
 import hop
-from hop.interchange import packed
+from hop.interchange import open_checkpoint, packed
 from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of, unpack_words
 
 
@@ -30,6 +31,15 @@ def interleaved(codes: np.ndarray) -> np.ndarray:
             at = 64 * (r % 4) + 32 * half + 8 * thread + 4 * odd + step  # of the 256 codes of the tile
             result[r // 4, 64 * tile + at // 4] |= codes[r, k] << (4 * (at % 4))
     return result.view(np.int16)
+
+
+class Code:
+    """An object whose unpickling would call a function."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __reduce__(self):
+        return (self.ran.append, ("code",))
 
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -249,6 +259,46 @@ class TestAWQ(InCheckpoint):
         assert_bits(found["a.weight"], want)
         older = {"quant_method": "awq", "w_bit": 4, "q_group_size": group}
         assert_bits(self.written(older, tensors)["a.weight"], want)
+
+    def test_llm_awq_of_torch_save(self):
+        """The file that llm-awq itself writes, next to a config.json, has the values of the same safetensors."""
+        config, tensors, want = self.llm_awq(32)
+        self.written(config, {})
+        file = self.folder / "w4-g32-awq-v2.pt"
+        torch.save({**tensors, "a.bias": nn.Parameter(torch.ones(3))}, file)
+        found = open_checkpoint(file)
+        assert set(found) == {"a.weight", "a.bias"} and torch.equal(found["a.bias"], torch.ones(3))
+        assert_bits(found["a.weight"], want)
+        self.written(None, {})
+        with self.assertRaisesRegex(ValueError, "'a.qweight' would be read as codes without their scale, 'a.scales'"):
+            open_checkpoint(file)["a.qweight"]
+
+    def test_wrong_files_of_torch_save(self):
+        config, tensors, _ = self.llm_awq(32)
+        self.written(config, {})
+        file = self.folder / "wrong.pt"
+        words = tensors["a.qweight"]
+        for state, message in (
+            ({"a": Code()}, r"cannot be read with torch.load\(weights_only=True\)"),
+            ([words], "must have a dict of tensors by name, got 'list'"),
+            ({"a": 3}, "'a' must name a plain tensor, got 3"),
+            ({3: words}, "3 must name a plain tensor"),
+            ({"a": words.to_sparse()}, "'a' must name a plain tensor"),
+            ({"a": words.to("meta")}, "'a' must name a plain tensor"),
+            ({"a": torch.ones(2, dtype=torch.complex64)}, "'a' must name a plain tensor"),
+            ({"a": words.t()}, r"'a' of shape \(128, 6\) and stride \(1, 128\) must be contiguous"),
+            ({"a": torch.ones(1).expand(2**40)}, r"stride \(0,\) must be contiguous"),
+        ):
+            torch.save(state, file)
+            with self.assertRaisesRegex(ValueError, message):
+                open_checkpoint(file)
+        assert not Code.ran
+        torch.save(tensors, file)
+        content = file.read_bytes()
+        for size in range(0, len(content), 97):
+            file.write_bytes(content[:size])
+            with self.assertRaisesRegex(ValueError, "is not a complete file of torch.save"):
+                open_checkpoint(file)
 
     def test_llm_awq_columns(self):
         """The order of a row's first 32 columns, as the packer of llm-awq documents it."""

@@ -215,8 +215,9 @@ class FileRunner(Runner):
         views: tuple[Node, ...] = ()
         if tensor.dtype is not None and tensor.dtype.is_floating_point:
             return node, views
+        output = node
         while True:
-            if of(node.target).family is VIEW and value(node).dtype not in _CODES:
+            if of(node.target).family is VIEW and value(node).dtype.is_floating_point:
                 node, views = node.args[0], (node, *views)  # type: ignore[assignment]
             elif node.target is compiled.operators["hop_dequantize_buffers"]:
                 node = node.args[1][0]  # type: ignore[index,assignment]
@@ -225,7 +226,14 @@ class FileRunner(Runner):
             elif getattr(node.target, "__name__", "") == "getitem" and can_be_tried(node.args[0]):  # type: ignore[arg-type]
                 node = node.args[0]  # type: ignore[assignment]
             else:
-                return node, views
+                break
+        its = value(node)
+        if tensor.dtype in _CODES and isinstance(its, Tensor) and its.dtype.is_floating_point:
+            raise ValueError(
+                f"{self.caller}: the output {output.name!r} is {its.dtype} computed by {node.name!r}, not dequantized "
+                f"codes, but the file's {tensor.name!r} is {tensor.dtype}; give the program of that file"
+            )
+        return node, views
 
     def _note(self, node: Node, output: Any) -> None:
         """Record the scale and the zero point of codes."""

@@ -11,6 +11,7 @@ from hop.export.targets.integer.values import LAST, ROWS, Codes, Order, tensor
 TWO_DIMENSIONAL = {
     aten.conv1d.default: aten.conv2d.default,
     aten.conv1d.padding: aten.conv2d.padding,
+    aten.conv_transpose1d.default: aten.conv_transpose2d.input,
     aten.max_pool1d.default: aten.max_pool2d.default,
     aten.avg_pool1d.default: aten.avg_pool2d.default,
     aten.adaptive_avg_pool1d.default: aten.adaptive_avg_pool2d.default,
@@ -50,5 +51,5 @@ def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
             args.append(value)
         else:
             (number,) = value if isinstance(value, list | tuple) else [value]
-            args.append([0 if argument.name == "padding" else 1, number])
+            args.append([0 if argument.name in ("padding", "output_padding") else 1, number])
     return args

@@ -10,6 +10,7 @@ from hop.numerics.integer import functions as integers
 
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
+_TRANSPOSED = ("conv_transpose1d.default", "conv_transpose2d.input")
 _CONVOLUTIONS = ("conv1d.default", "conv2d.default", "conv1d.padding", "conv2d.padding")
 _TABLES = tuple(
     n
@@ -44,7 +45,7 @@ TFLITE = Target(
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
         ),
-        Row(("conv_transpose2d.input",), requantization.GEMMLOWP, f"{_INTEGER_OPS}/transpose_conv.h TransposeConv"),
+        Row(_TRANSPOSED, requantization.GEMMLOWP, f"{_INTEGER_OPS}/transpose_conv.h TransposeConv"),
         Row(
             ("linear.default",),
             requantization.TFLITE,
@@ -135,7 +136,7 @@ TFLITE_16X8 = Target(
             limits=_LIMITS_15_BITS,
         ),
         Row(
-            ("conv_transpose2d.input",),
+            _TRANSPOSED,
             requantization.WideFixedPoint(),
             f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16",
             limits=_LIMITS_15_BITS,
