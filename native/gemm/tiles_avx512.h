@@ -160,7 +160,7 @@ inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
 // Makes lines that bypassed the cache visible before subsequent stores.
 inline void fence() { _mm_sfence(); }
 
-// Stores whole cache lines past the cache: they are not read soon, and need not be fetched first.
+// Stores whole cache lines past the cache: they are not read soon, and the cache need not fetch them first.
 inline void store_lines(void* out, const void* data, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(out) % 64 || bytes % 64) {
         std::memcpy(out, data, bytes);
