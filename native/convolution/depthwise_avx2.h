@@ -1,6 +1,6 @@
 // Depthwise convolutions with AVX2: bytes as int16. Included in a namespace (isa.h), after depthwise.h.
 
-constexpr int64_t kWidenedSteps = 16;  // whose weight is widened at a time
+constexpr int64_t kWidenedSteps = 16;  // steps whose weight is widened at a time
 
 // With exactly `Steps` steps, or any number if 0. `words` are even and odd taps of four vectors of eight channels, for
 // each step.
