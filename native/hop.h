@@ -240,15 +240,13 @@ enum PowerRounding { HOP_MX_RCEIL = 0, HOP_MX_FLOOR = 1, HOP_MX_CEIL = 2, HOP_MX
 
 struct hop_quantizer {
     int32_t format, bits, rule;
-    int32_t low, high, zero;                          // integers: the range of codes, and the code of 0 without a zero
-                                                      // point
+    int32_t low, high, zero;                          // integers: the codes, and the code of 0 without a zero point
     int32_t mantissa_bits, bias, largest, keeps_nan;  // floats
     int32_t size, zero_code;                          // codebooks
     int32_t affine;                                   // whether zero points are stored
     int32_t power_of_two, most_of_dtype;              // HOP_CURRENT_SCALING
     int32_t outer_rows;                               // HOP_TWO_LEVEL: one global_amax per row
-    int32_t rounding, largest_power;                  // HOP_MICROSCALING: a PowerRounding, and the exponent of the
-                                                      // format's largest value
+    int32_t rounding, largest_power;                  // HOP_MICROSCALING: PowerRounding; exponent of the largest value
     float floor;                                      // lower bound of amax
     float range;                                      // of the codes: amax, or max - min, is mapped to it
     float inverse;                                    // float32(1 / max)
@@ -321,8 +319,7 @@ enum RowFunction {
 
 struct hop_rows {
     int32_t operation, function;
-    double number;          // eps of norms, the slope of HOP_LEAKY_RELU, or the block size of HOP_HADAMARD, which
-                            // divides a row
+    double number;          // eps of norms, the slope of HOP_LEAKY_RELU, the block size of HOP_HADAMARD (divides a row)
     int64_t count, length;  // rows, and elements of each: the reduced or transformed dimension
     // FloatDtype values; result_dtype is that of `result` without a quantizer, else of `floats`
     int32_t dtype, other_dtype, weight_dtype, bias_dtype, result_dtype;

@@ -2,13 +2,11 @@
 
 // The layout of a thread's memory for one head of keys and values and one block of rows.
 struct AttentionRoom {
-    static constexpr int kMost = 24;  // maximum rows of a block; kScores: bytes of their scores, which fit in the
-                                      // second-level cache
+    static constexpr int kMost = 24;  // maximum rows of a block; kScores: bytes of their scores, which fit in L2
     static constexpr int64_t kScores = 1 << 18;
     int rows;
     int64_t quads_of_keys, lines, quads_of_values;  // lines of kLanes tokens; quads_of_values of kTogether tokens
-    int64_t apart;  // row pitch of scores and weights: not a power of two, because rows would then compete for cache
-                    // sets
+    int64_t apart;  // row pitch of scores and weights: not a power of two, to avoid cache set conflicts
     size_t sizes[8], size = 0;
     uint8_t *keys = nullptr, *values = nullptr;
     RowCode *queries = nullptr, *weights = nullptr;

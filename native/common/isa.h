@@ -36,7 +36,7 @@
 #define HOP_TARGET_I8MM "dotprod,i8mm"
 #define HOP_TARGET_BF16 "dotprod,i8mm,bf16"
 #else
-// Without this, GCC moves loads ahead of register allocation, and they take the registers of sums.
+// Otherwise GCC schedules loads before register allocation, and they take the registers of sums.
 #define HOP_BEGIN_NEON _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-schedule-insns\")")
 #define HOP_END_NEON _Pragma("GCC pop_options")
 #define HOP_TARGET_DOTPROD "arch=armv8.2-a+dotprod"

@@ -5,8 +5,7 @@ struct Columns {
     alignas(64) float scale[kBlock];
     alignas(64) float bias[kBlock];
     alignas(64) int32_t sum[kBlock];   // sums of the weight's codes
-    alignas(64) int32_t less[kBlock];  // subtracted from the sums: contributions of the zero point and of an integer
-                                       // bias
+    alignas(64) int32_t less[kBlock];  // subtracted from the sums: for the zero point, and an integer bias
     // If codes are computed by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds minus the zero
     // point.
     alignas(64) float factor[kBlock];

@@ -23,8 +23,7 @@ public:
                       (gives_codes(c.job) && c.job.p.output.scale_row_stride != 0);
         past_ = c.c.channels_last && result_bytes(c.job) * c.c.outputs * c.pixels * c.batch > kPastBytes;
         const int64_t chunks = ceil_div(c.slices, kMostSlices);
-        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // approximate number of elements that a pixel adds
-                                                                   // to the lines that are read
+        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // approximate elements read for each pixel
         at_once_ = c.depthwise ? 4 : c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
         chunk_ = c.depthwise || c.slices <= kMostSlices + kMostSlices / 4 ? c.slices : ceil_div(c.slices, chunks);
         if (chunk_ < c.slices) at_once_ = 0;
@@ -151,8 +150,7 @@ private:
                 const int64_t end = begin + at_once < pixels_.count() ? begin + at_once : pixels_.count();
                 Ahead ahead = rows_ahead(end, (last - first) * (end - begin) * c_.slices);
                 for (int64_t panel = first; panel < last; ++panel) {
-                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are read
-                                                                                               // next
+                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are next
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
                         if (!c_.windows && !c_.depthwise) pixels_.gather(unit_);

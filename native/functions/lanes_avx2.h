@@ -3,8 +3,7 @@
 using V = __m256d;
 using I = __m256i;
 constexpr int kWidth = 4;
-constexpr int kParts = 1;  // parts of a power of two: 16 in a table, or 1: a gather takes longer than a longer
-                           // polynomial
+constexpr int kParts = 1;  // no table of parts of a power of two: a gather takes longer than a longer polynomial
 
 HOP_INLINE V set(double x) { return _mm256_set1_pd(x); }
 HOP_INLINE I whole(uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); }

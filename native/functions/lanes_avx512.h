@@ -12,7 +12,7 @@ HOP_INLINE void store(float* y, V v) { _mm256_storeu_ps(y, _mm512_cvtpd_ps(v)); 
 HOP_INLINE V fused(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
 HOP_INLINE V over(V a, V b) { return _mm512_div_pd(a, b); }
 HOP_INLINE V root(V a) { return _mm512_sqrt_pd(a); }
-// Of a bound and a number; NaN if the number is NaN.
+// Minimum and maximum of a bound and a number; NaN if the number is NaN.
 HOP_INLINE V smaller(V bound, V x) { return _mm512_min_pd(bound, x); }
 HOP_INLINE V larger(V bound, V x) { return _mm512_max_pd(bound, x); }
 HOP_INLINE I bits(V v) { return _mm512_castpd_si512(v); }

@@ -12,7 +12,7 @@ HOP_INLINE void store(float* y, V v) { *y = static_cast<float>(v); }
 HOP_INLINE V fused(V a, V b, V c) { return a * b + c; }
 HOP_INLINE V over(V a, V b) { return a / b; }
 HOP_INLINE V root(V a) { return std::sqrt(a); }
-// Of a bound and a number; NaN if the number is NaN.
+// Minimum and maximum of a bound and a number; NaN if the number is NaN.
 HOP_INLINE V smaller(V bound, V x) { return bound < x ? bound : x; }
 HOP_INLINE V larger(V bound, V x) { return bound > x ? bound : x; }
 HOP_INLINE I bits(V v) {

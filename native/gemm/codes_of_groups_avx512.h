@@ -32,8 +32,7 @@ struct NarrowInt8 {
         }
         const uint8_t *a = g.a, *b = g.b;
         for (int64_t slice = 0; slice < g.slices; ++slice, a += g.stride, b += kTile) {
-            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // sums of 16 quads; each code is at
-                                                                                  // most 15
+            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // sums of 16 quads of codes <= 15
             HOP_UNROLL_BY_TWO
             for (int quad = g.quad; quad < g.end; quad += 2) {
                 HOP_UNROLL

@@ -68,7 +68,7 @@ struct Int8 : Int32Sums {
         }
     }
 
-    // As `quad`, with widened codes.
+    // Like `quad`, with widened codes.
     template <int N>
     HOP_INLINED static void quad_of_words(const uint8_t* a, const uint8_t* words, int at, Vector (&sums)[N][2]) {
         const __m256i* w = reinterpret_cast<const __m256i*>(words + at * 128);
@@ -123,8 +123,7 @@ public:
 
 private:
     static constexpr int kRow = kLhsBytes * kSlice;
-    static constexpr int kWidensFrom = 2 * Numbers::kMost;  // rows above which codes are widened once in advance, not
-                                                            // in each block
+    static constexpr int kWidensFrom = 2 * Numbers::kMost;  // for more rows, codes are widened once in advance
     static constexpr int64_t kWidened = 4;                  // slices at a time: they fit in the first-level cache
 
     template <class Between>

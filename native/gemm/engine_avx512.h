@@ -92,8 +92,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulator registers; bytes of
-                                                                 // one row
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulators; bytes of one row
 
     template <int N, int S, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,

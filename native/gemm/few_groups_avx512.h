@@ -69,8 +69,8 @@ struct GroupCodes {
     const uint8_t *a, *b;
     int64_t stride, slices;  // stride: bytes between slices of `a`
     int quad, end;
-    const uint8_t* zero;  // of 32 columns
-    const int32_t* pair;  // of the rows
+    const uint8_t* zero;  // one per column
+    const int32_t* pair;  // one per row
     int32_t terms;
 };
 

@@ -7,8 +7,7 @@ public:
     // Whether this kernel supports the product: packed codes without zero points, with one sum over all k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
-        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // folding scales in more than once
-                                                                                 // costs too much
+        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // fold scales in once only
         return job.p.m <= most && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
     }
 

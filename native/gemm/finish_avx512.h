@@ -1,4 +1,4 @@
-// From sums to a floating-point output, with AVX-512. Included in a namespace (isa.h), after epilogue.h.
+// Converts sums to a floating-point output, with AVX-512. Included in a namespace (isa.h), after epilogue.h.
 
 // bfloat16 words in the upper halves of lanes; the lower halves are arbitrary.
 inline __m512i bfloat16_above(__m512 x) {

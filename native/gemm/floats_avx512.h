@@ -70,8 +70,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulator registers; bytes of
-                                                                 // one row
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulators; bytes of one row
     static constexpr int kChains = Numbers::kChains;
 
     template <int N, class Between>

@@ -85,7 +85,7 @@ private:
             return;
         }
         for (int half = 0; half < 2; ++half)
-            for (int64_t line = 0; line < bytes; ++line) {  // of 64 bytes: 64 / bytes blocks
+            for (int64_t line = 0; line < bytes; ++line) {  // lines of 64 bytes: 64 / bytes blocks
                 const int64_t each = kWindow / bytes, from = line * each;
                 const int64_t here = count - from < each ? count - from : each;
                 if (here > 0) part(first + half * kRows, rows - half * kRows, begin + from, here, bytes, half, from);

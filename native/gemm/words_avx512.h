@@ -56,7 +56,7 @@ struct Fold {
 // two.
 template <bool Halves>
 inline Fold fold_of(const float* numbers) {
-    constexpr int least = 17, most = 239;  // of the exponents: numbers of all formats are between 2^-16 and 2^15
+    constexpr int least = 17, most = 239;  // bounds of exponents: numbers of all formats are between 2^-16 and 2^15
     const __m512 fold = _mm512_loadu_ps(numbers);
     const auto words = [](__m512 x, int unit) {
         const __m512i bits = _mm512_castps_si512(x);
@@ -120,7 +120,7 @@ private:
             }
             return;
         }
-        __m512i most = _mm512_setzero_si512();  // of magnitudes
+        __m512i most = _mm512_setzero_si512();  // largest magnitudes
         __mmask16 unsafe = 0;
         const __m512i magnitude = _mm512_set1_epi8(Numbers::kHalves ? 7 : 127);
         for (int first = 0; first < vectors; first += fold.vectors) {

@@ -3,8 +3,7 @@
 
 // The steps of k: ranges in which no scale changes. A unit is a chunk, or half of one if groups are half chunks.
 struct Steps {
-    static constexpr int64_t kMore = 3 * kBlock;  // codes repeated after the end of a row: 16 units may begin close to
-                                                  // it
+    static constexpr int64_t kMore = 3 * kBlock;  // codes repeated after a row's end: 16 units may begin near it
     bool pairs;
     int64_t unit, chunks, units, padded, held, step, count, each, bytes;
 

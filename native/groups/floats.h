@@ -20,11 +20,8 @@ public:
     }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
-        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {  // scales are
-                                                                                                       // multiplied
-                                                                                                       // into the
-                                                                                                       // tables in
-                                                                                                       // advance
+        // Scale the tables in advance.
+        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {
             const float factor = s.scale[chunk], less = F::kOffset ? s.offset[chunk] : 0.0f;
             if constexpr (F::kBits == 2)
                 look_up_pairs(scaled<F::kOffset>(table_, factor, less), scaled<F::kOffset>(of_second_, factor, less), codes, a, b);

@@ -132,7 +132,7 @@ public:
 private:
     int64_t each_, count_;  // units in a group of 16 chunks, and number of whole groups
     size_t rest_;
-    int64_t bytes_, high_;  // of a chunk
+    int64_t bytes_, high_;  // per chunk
     uint8_t own_[16 * codes_of_chunk(8)] = {}, own_high_[16 * high_of_chunk(6)] = {};
 };
 

@@ -70,8 +70,8 @@ HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uin
     a = _mm512_permutexvar_ps(fields, first.numbers), b = _mm512_permutexvar_ps(fields, second.numbers);
 }
 
-constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23: adding a smaller integer to them gives 2^23 + that
-                                               // integer
+// kMagic: the bits of 2^23; adding a smaller integer to them gives 2^23 + that integer.
+constexpr int kLow = 15, kMagic = 0x4b000000;
 
 // Decodes 5-bit codes with a table of scaled values; and codes of 3, 6 and 8 bits to values that are scaled afterwards.
 template <int Bits>

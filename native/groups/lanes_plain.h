@@ -3,8 +3,8 @@
 
 using Lanes = float __attribute__((vector_size(64)));
 #if defined(__x86_64__)
-constexpr bool kFromRegisters = false;  // on CPUs before AVX2 (2013), few rows use strips too: a third slower, with a
-                                        // fifth of the code
+// Before AVX2 (2013), few rows use strips too: a third slower, with a fifth of the code.
+constexpr bool kFromRegisters = false;
 #else
 constexpr bool kFromRegisters = true;
 #endif

@@ -32,8 +32,7 @@ struct PieceCodes {
             const __m512 m = is_signed ? _mm512_range_ps(y, tiny, 0b1011)  // the larger magnitude
                                        : _mm512_mask_max_ps(tiny, above_zero(x.v[k]), y, lowest);
             const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(m), 23);
-            const __m512 second = _mm512_permutex2var_ps(begin[0], exponent, begin[1]);  // the low bits are the index
-                                                                                         // of the first line
+            const __m512 second = _mm512_permutex2var_ps(begin[0], exponent, begin[1]);  // low bits: the first line
             const __mmask16 beyond = _mm512_cmp_ps_mask(m, second, _CMP_GE_OQ);
             const __m512i first = _mm512_castps_si512(second);
             const __m512i line = _mm512_mask_add_epi32(first, beyond, first, _mm512_set1_epi32(1));

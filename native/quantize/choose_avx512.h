@@ -95,7 +95,7 @@ static bool encode_float_row(const RowOfBlocks<T>& r) {
     return encode_all<T, size>(r, FloatCodes<T, size, false>{r.by.by, r.f});
 }
 
-// Codebooks on lines; only for large blocks, like those of optimizer states.
+// Codebooks on lines; only for large blocks, as in optimizer states.
 template <class T, int size, bool few>
 static bool encode_pieces([[maybe_unused]] const RowOfBlocks<T>& r, [[maybe_unused]] const float* inverse,
                           [[maybe_unused]] const ByteTables* next) {

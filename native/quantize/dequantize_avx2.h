@@ -38,10 +38,7 @@ struct FewNumbers {
         const __m128i even = _mm_and_si128(x, nibble), odd = _mm_and_si128(_mm_srli_epi16(x, 4), nibble);
         const __m128i first = _mm_unpacklo_epi8(even, odd), second = _mm_unpackhi_epi8(even, odd);
         const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
-        const __m256i c = _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));  // in the order
-                                                                                                        // that
-                                                                                                        // unpacking
-                                                                                                        // needs
+        const __m256i c = _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));  // for unpacking
         __m256i b[4];
         for (int k = 0; k < 4; ++k) b[k] = _mm256_shuffle_epi8(bytes[k], c);
         const __m256i low[2] = {_mm256_unpacklo_epi8(b[0], b[1]), _mm256_unpackhi_epi8(b[0], b[1])};

@@ -46,8 +46,7 @@ HOP_INLINE int32_t code_of_zero(const hop_quantizer& q, uint8_t code) {
 // Parameters for products with reciprocals, for blocks of one column.
 struct Columns {
     float above[kColumns], below[kColumns];
-    float low[kColumns], high[kColumns];  // low, high and zero: per block if blocks have zero points, else the first
-                                          // entry for all
+    float low[kColumns], high[kColumns];  // low, high, zero: one for all if there are no zero points
     int32_t zero[kColumns];
     HOP_ALONE void set(const hop_quantizer& q, const Factors& f, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {

@@ -43,12 +43,12 @@ struct QuantizeCall {
     void* scale;
     void* second;  // zero points, or global_amax
     int threads;
-    bool of_state;  // of an optimizer: NaN counts as 0, infinities count as the largest floats
+    bool of_state;  // an optimizer state: NaN counts as 0, infinities count as the largest floats
 };
 
 // The factors that x is multiplied by first, and the source of noise.
 struct Product {
-    const float* factor;  // of each column
+    const float* factor;  // one per column
     bool turned;          // x has the layout (batch, cols, rows)
     const int64_t* seed;  // nullptr: noise is passed, or there is none
     uint32_t stream;
@@ -77,7 +77,7 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A row of blocks, or a part of it processed at a time: blocks `first` to `first + count - 1`, over all of their rows.
 struct Strip {
-    int64_t row, rows;  // of the tensor, batches included
+    int64_t row, rows;  // row of the tensor, batches included
     int64_t col, cols;
     int64_t first, count;
 };

@@ -45,8 +45,7 @@ constexpr float kMargin = 4;
 
 template <class T, int size, bool affine>
 struct FixedCodes {
-    const float *scale, *inverse, *first, *zero;  // per block; unless `affine`, one entry of the last two for all
-                                                  // blocks
+    const float *scale, *inverse, *first, *zero;  // per block; `first` and `zero`: one for all unless `affine`
     __m512i low, high;                            // bounds of codes, in words
 
     HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {

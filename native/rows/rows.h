@@ -30,8 +30,8 @@ struct Piece {
 // The pieces of a row of blocks: strips; if scales are given, also parts of a wide block.
 struct Pieces {
     const hop_blocks& g;
-    int64_t across, width, per_block, per_row;  // blocks, blocks per piece, pieces per block wider than kColumns,
-                                                // pieces
+    // Blocks of a row; blocks of a piece; pieces of a block wider than kColumns (else 1); pieces of a row of blocks.
+    int64_t across, width, per_block, per_row;
 
     Pieces(const hop_blocks& blocks, bool given) : g(blocks) {
         const Strips strips(g);

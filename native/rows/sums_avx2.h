@@ -28,8 +28,8 @@ static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
         __m256i lows[2], mosts[2], tops[2];
         for (int k = 0; k < 2; ++k)
             lows[k] = _mm256_set1_epi32(-1), mosts[k] = _mm256_setzero_si256(), tops[k] = _mm256_set1_epi32(top);
-        const int64_t ahead = n < kColumns ? n : kColumns;  // prefetch distance, to the next row: CPUs prefetch lines
-                                                            // of another page too late
+        // Prefetch distance, to the next row: CPUs prefetch lines of another page too late.
+        const int64_t ahead = n < kColumns ? n : kColumns;
         for (; i + 16 <= n; i += 16) {
             _mm_prefetch(reinterpret_cast<const char*>(x + i + ahead), _MM_HINT_T0);
             for (int k = 0; k < 2; ++k) {

@@ -220,8 +220,8 @@ bool run(uint64_t seed) {
     return true;
 }
 
-// hop_quantize_product with noise passed or from a seed, and x plain or transposed: all levels agree, and, for dtypes
-// that are widened line by line, equal quantizing the product.
+// hop_quantize_product with noise passed or from a seed, and x plain or transposed: all levels must agree, and, for
+// float32 and bfloat16, equal hop_quantize of the product.
 bool run_product(uint64_t seed) {
     generator.seed(seed);
     Case c;

@@ -153,7 +153,7 @@ void convolution(StableIValue* values, uint64_t count) {
     if (d.output.codes) {
         if (!v[6]) fail("output_scale must be given");
         Sizes own = shape, found;
-        if (v[6].dim < static_cast<int64_t>(shape.size())) own.erase(own.begin());  // of one example
+        if (v[6].dim < static_cast<int64_t>(shape.size())) own.erase(own.begin());  // shared by all examples
         found = counts(own, d.output.block);
         expect(v[6], found, HOP_FLOAT32);
         if (c.output.zero_format != HOP_NONE) expect(v[7], found, c.output.zero_format);

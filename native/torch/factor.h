@@ -52,14 +52,14 @@ struct Factor {
     hop_steps steps{};
     hop_data data{};
     int64_t batch = 1, rows = 1, k = 0;
-    bool needs_copy = false;     // of its codes: rows do not have a constant stride
+    bool needs_copy = false;     // the codes: their rows do not have a constant stride
     const char* declined = nullptr;  // the reason why no kernel supports it
 };
 Factor make(const FactorDescription& description, const char* name, const Sizes& shape, bool batched, bool is_lhs,
             const Buffers& buffers);
 
-Sizes per_dimension(const Sizes& block, size_t dim);      // as hop.numerics.blocks.per_dimension
-Sizes counts(const Sizes& shape, const Sizes& block);     // as hop.numerics.blocks.counts
+Sizes per_dimension(const Sizes& block, size_t dim);      // like hop.numerics.blocks.per_dimension
+Sizes counts(const Sizes& shape, const Sizes& block);     // like hop.numerics.blocks.counts
 void expect(const View& x, const Sizes& shape, int format);  // raises unless x has this shape and format
 
 }  // namespace hop::torch

@@ -133,8 +133,8 @@ void quantize(StableIValue* values, uint64_t count) {
 }
 
 void quantize_product(StableIValue* values, uint64_t count) {
-    constexpr int64_t gathered = int64_t(1) << 14;  // columns: for longer transposed rows, a thread's cache holds too
-                                                    // few
+    // Maximum columns: for longer transposed rows, a thread's cache holds too few rows.
+    constexpr int64_t gathered = int64_t(1) << 14;
     Stack stack(values, count);
     Tensor x = stack.tensor(), factor = stack.tensor(), noise = stack.optional();
     const int64_t stream = stack.integer();  // below 0: noise contains the bits, not their seed

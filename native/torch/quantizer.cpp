@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"integer", "float", "codebook"};
 constexpr std::string_view kRules[] = {"given", "amax", "minmax", "absmean", "current", "microscaling", "two_level"};
-constexpr int64_t kColumns = 512;  // blocks of up to this many columns must begin at whole bytes, because kernels
-                                   // process several at a time
+// Blocks of up to this many columns must begin at whole bytes, because kernels process several at a time.
+constexpr int64_t kColumns = 512;
 constexpr int kMostCodes = 256, kPadded = 272;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

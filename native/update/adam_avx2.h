@@ -21,8 +21,8 @@ HOP_INLINE void store(uint16_t* p, const Four& f, BF16) {
     }
 }
 
-constexpr int64_t kQuickStep = 512;  // elements whose states, and the data prefetched for the next ones, fit in the
-                                     // first-level cache
+// Elements whose states, and the data prefetched for the next ones, fit in the first-level cache.
+constexpr int64_t kQuickStep = 512;
 constexpr int64_t kAhead = 1024;     // prefetch distance in elements
 
 // A state with blocks of a multiple of 32 elements.

@@ -23,8 +23,7 @@ std::atomic<int64_t> emulated{0};
 // and a header. The layout is uncompacted: the upper halves of the YMM registers are at offset 576.
 constexpr size_t kXmm = 160, kDescription = 464, kHeader = 512, kHigh = 576;
 constexpr uint32_t kMagic = 0x46505853;                  // FP_XSTATE_MAGIC1
-constexpr uint64_t kSseState = 2, kAvxState = 4;         // bits of XCR0; state components missing in the header are
-                                                         // zero
+constexpr uint64_t kSseState = 2, kAvxState = 4;         // bits of XCR0; components missing in the header are 0
 
 struct Ymm {
     uint8_t bytes[32];
