@@ -1,19 +1,20 @@
-# Builds the native kernels in build/native, and copies the library to hop/, or, if the build fails, _native.txt with the
-# output of CMake and the compiler. An installation (CMakeLists.txt) continues in either case, and hop/ is the installed
-# folder; without an installation it is the one of this checkout:
+# Builds the native kernels in build/native, and copies the library to hop/, or, if the build fails, writes _native.txt
+# with the output of CMake and the compiler. An installation (CMakeLists.txt) continues in either case; hop/ is then the
+# installed folder. Without an installation it is that of this checkout:
 #     cmake -P native/build.cmake
 cmake_minimum_required(VERSION 3.24)
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH root)
 set(build ${root}/build/native)
 set(place ${root}/hop)
 if(HOP_STATE STREQUAL editable)
-    # This file is enough for Python to find the package here, unless another copy is earlier on its path.
+    # This file is enough for Python to find the package here, unless another copy precedes it on the path.
     file(WRITE ${CMAKE_INSTALL_PREFIX}/torch_hop.pth "${root}\n")
 elseif(HOP_STATE)
     set(place ${CMAKE_INSTALL_PREFIX}/hop)
 endif()
 
-# All settings come from the environment, which CMake only reads in an empty folder: changed settings need a new build.
+# All settings come from the environment, which CMake only reads in an empty folder, so changed settings need a fresh
+# build.
 if(NOT CMAKE_GENERATOR)
     set(CMAKE_GENERATOR Ninja)
     find_program(CMAKE_MAKE_PROGRAM ninja REQUIRED)
@@ -38,7 +39,7 @@ else()
     file(WRITE ${build}/settings.txt "${settings}")
 endif()
 
-# Runs a command; its output is both shown and kept.
+# Runs a command, shows its output, and keeps it in `said`.
 function(run)
     execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output
         ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)

@@ -1,5 +1,6 @@
 // The C interface of hop's native kernels. It uses only plain C types, so that one binary works with every version of
-// PyTorch. Strides and offsets are in elements. Functions return 0, or a value of Result.
+// PyTorch. Strides and offsets are in elements. Functions that return int without a comment return HOP_OK or another
+// Result.
 #pragma once
 #include <stdint.h>
 
@@ -14,13 +15,13 @@ enum Result { HOP_OK = 0, HOP_NO_MEMORY = 1, HOP_UNSUPPORTED = 2 };
 // The version of this interface; Python rejects libraries with another version.
 HOP_API int hop_version();
 
-// Levels of instructions, as in cpu.h. hop_use_level returns the previous one.
+// Instruction levels, as in common/cpu.h. hop_use_level returns the previous level.
 HOP_API int hop_best_level();
 HOP_API int hop_has_level(int level);  // a level below the best may be missing: AVX-VNNI
 HOP_API int hop_use_level(int level);
 
-// Whether one or two rows of floats may be summed in another order than more rows, where that is faster: with matrix
-// tiles, and a packed weight. Off by default. Returns the previous setting.
+// Whether one or two rows of floats may be summed in a different order than more rows where that is faster: on CPUs
+// with matrix tiles, for a packed weight. Off by default. Returns the previous setting.
 HOP_API int hop_reorder_few_rows(int yes);
 
 // Operations per second of the matrix unit with int8, 0 if there is none; and bytes per second read from memory.
@@ -28,8 +29,8 @@ HOP_API double hop_peak(int threads);
 HOP_API double hop_bandwidth(int threads, const void* data, int64_t bytes);
 
 // Sets the host's function that runs body(context, index, count) on at most `count` threads, all at the same time, with
-// index 0..count-1, and returns when all have returned. With fewer threads, the count passed to body is their number,
-// the same for all. Without such a function, calls run on their own thread.
+// index 0..count-1, and returns when all have returned. If there are fewer threads, the count passed to body is their
+// number, the same for all. Without such a function, each call runs on the caller's thread.
 typedef void (*hop_threads)(int count, void (*body)(void*, int, int), void* context);
 HOP_API void hop_use_threads(hop_threads run);
 
@@ -48,7 +49,7 @@ enum Format {
 // The memory layout of codes.
 enum Layout {
     HOP_STRIDED = 0,
-    // A factor that is summed along its last dimension, as [rows / 32][k / 64][2][16 quads][16 rows][4] codes: the tile
+    // A matrix whose last dimension is summed, as [rows / 32][k / 64][2][16 quads][16 rows][4] codes: the tile
     // instructions of CPUs read this layout directly. Rows and k are padded with zero bytes. 4-bit codes: quads 2i and
     // 2i + 1 share their bytes, the first in the low bits.
     HOP_TILED = 1,
@@ -62,14 +63,14 @@ struct hop_scale {
     int64_t row_stride, k_stride;
 };
 
-// A factor of a product, as a matrix (rows, k): (code - zero) * scale * fold.
+// An operand of a product, as a matrix (rows, k): (code - zero) * scale * fold.
 struct hop_operand {
     int32_t format, layout;
     int64_t row_stride, k_stride;
     int32_t zero;         // for all elements
-    int32_t zero_format;  // of zero points with the blocks of scale, instead of `zero`: HOP_INT8, HOP_UINT8 or HOP_NONE
+    int32_t zero_format;  // zero points per block of scale, instead of `zero`: HOP_INT8, HOP_UINT8 or HOP_NONE
     hop_scale scale;      // float32
-    hop_scale fold;       // with so few bits that decode(code) * fold is a bfloat16 number
+    hop_scale fold;       // block scales of few enough bits that decode(code) * fold is a bfloat16 number
 };
 
 // How codes are computed from a sum, as in hop.requantization.
@@ -83,7 +84,7 @@ struct hop_output {
     int32_t requantize, low, high, zero, zero_format;
     int32_t bounded;         // 1: the activation has a lower bound, 2: an upper bound, 3: both
     float bounds[2];
-    int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 if all share one
+    int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 if all share one value
 };
 
 // Distances in bytes between the members of a batch, for codes, scale, zero point and fold.
@@ -100,22 +101,21 @@ struct hop_product {
     int64_t output_step;
 };
 
-// The data of an operand: codes, scale, zero point and fold. For a right factor also, if known, the sums of the codes
-// of each row over all k, one batch member after the other; zero points of the left factor are multiplied by them.
+// The data of an operand: codes, scale, zero point and fold. For rhs also, if known, the sums of the codes of each row
+// over all k, one batch member after the other; they are multiplied by the zero points of lhs.
 struct hop_data {
     const void *codes, *scale, *zero, *fold;
     const int32_t* sums;
 };
 
-// The reason why no kernel supports the product; a null pointer if one does.
+// Returns the reason why no kernel supports the product; a null pointer if one does.
 HOP_API const char* hop_product_declines(const hop_product* product);
 
-// output (m, n) = lhs (m, k) times the transpose of rhs (n, k), for each member of the batch.
+// Computes output (m, n) = lhs (m, k) times the transpose of rhs (n, k), for each member of the batch.
 HOP_API int hop_multiply(const hop_product* product, int threads, const hop_data* lhs, const hop_data* rhs, const void* bias,
                          const void* output_scale, const void* output_zero, void* output);
 
-// The same for a left factor in HOP_FLOAT32 or HOP_FLOAT16, contiguous along k, without scales, and an output in
-// float32.
+// The same for an lhs in HOP_FLOAT32 or HOP_FLOAT16, contiguous along k, without scales, and a float32 output.
 HOP_API int hop_multiply_floats(
     const hop_product* product, int threads, const void* lhs, const void* rhs_codes, const void* rhs_scale,
     const void* rhs_zero, const void* rhs_fold, float* output);
@@ -172,7 +172,7 @@ struct hop_group_data {
     const void *codes, *high, *scale, *offset, *outer_scale, *outer_offset;
 };
 
-// The reason why no kernel supports the product; a null pointer if one does.
+// Returns the reason why no kernel supports the product; a null pointer if one does.
 HOP_API const char* hop_group_product_declines(const struct hop_group_product* product);
 
 // x_scale: for x in HOP_INT8, float32 (m, k / x_group), rounded up; else null.
@@ -197,7 +197,7 @@ struct hop_convolution {
     hop_output output;  // row_stride is ignored
 };
 
-// The reason why no kernel supports the convolution; a null pointer if one does.
+// Returns the reason why no kernel supports the convolution; a null pointer if one does.
 HOP_API const char* hop_convolution_declines(const hop_convolution* convolution);
 
 HOP_API int hop_convolve(
@@ -205,7 +205,7 @@ HOP_API int hop_convolve(
     const void* weight, const void* weight_scale, const void* bias, const void* output_scale, const void* output_zero,
     void* output);
 
-// ---- the same for tensors of PyTorch, which are checked before they are read
+// ---- checks of PyTorch tensors before they are read
 
 // The expected form of a tensor: its bytes in the storage range from its offset up to `extent`. An item size of 0: no
 // tensor.
@@ -216,11 +216,11 @@ struct hop_form {
     int64_t sizes[HOP_DIMS], strides[HOP_DIMS];
 };
 
-// Whether the storage of each tensor with these implementations is known to contain all of its elements, and, if forms
-// are given, the tensor has the form's shape, dtype and device; strides may differ.
+// Whether the storage of each tensor, given by its implementation pointer, is known to contain all of its elements.
+// With forms, also whether the tensor has the form's shape, dtype and device; strides may differ.
 HOP_API int hop_all_fit(int count, const hop_form* forms, const void* const* implementations);
 
-// ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.numerics.quantizer.
+// ---- quantize: codes and scales of a tensor, and back, bit for bit equal to hop.numerics.quantizer
 
 enum FloatDtype { HOP_F32 = 0, HOP_BF16 = 1, HOP_F16 = 2 };
 enum FormatKind { HOP_INTEGER = 0, HOP_FLOAT = 1, HOP_CODEBOOK = 2 };
@@ -234,81 +234,84 @@ enum ScaleRule {
     HOP_TWO_LEVEL = 6
 };
 
-// Of HOP_MICROSCALING: amax / max rounded up; or amax over the largest power of two of the format, rounded down, rounded
-// up, or rounded as the format rounds its mantissa, and then down.
+// How HOP_MICROSCALING finds the power of two: amax / max rounded up; or amax over the largest power of two of the
+// format, rounded down, rounded up, or rounded as the format rounds its mantissa, and then down.
 enum PowerRounding { HOP_MX_RCEIL = 0, HOP_MX_FLOOR = 1, HOP_MX_CEIL = 2, HOP_MX_EVEN = 3 };
 
 struct hop_quantizer {
     int32_t format, bits, rule;
-    int32_t low, high, zero;                          // integers: the codes, and that of 0 without a zero point
+    int32_t low, high, zero;                          // integers: the codes, and the code of 0 without a zero point
     int32_t mantissa_bits, bias, largest, keeps_nan;  // floats
     int32_t size, zero_code;                          // codebooks
     int32_t affine;                                   // whether zero points are stored
     int32_t power_of_two, most_of_dtype;              // HOP_CURRENT_SCALING
-    int32_t outer_rows;                               // HOP_TWO_LEVEL: a global_amax for each row
-    int32_t rounding, largest_power;                  // HOP_MICROSCALING: how, and of which exponent the largest number is
-    float floor;                                      // least amax
-    float range;                                      // of the codes: what amax, or max - min, becomes
+    int32_t outer_rows;                               // HOP_TWO_LEVEL: one global_amax per row
+    int32_t rounding, largest_power;                  // HOP_MICROSCALING: PowerRounding; exponent of the largest value
+    float floor;                                      // lower bound of amax
+    float range;                                      // of the codes: amax, or max - min, is mapped to it
     float inverse;                                    // float32(1 / max)
     float top, inverse_top;                           // HOP_TWO_LEVEL: 448 * max, float32(1 / that)
-    const float* thresholds;                          // codebooks: the least number of each code, NaN after the last
+    const float* thresholds;                          // codebooks: the least value with each code, NaN after the last
     const float* numbers;                             // codebooks
-    const uint8_t* index;                             // of hop_codebook_index, or nullptr
-    const uint8_t* tables;                            // of hop_codebook_tables, or nullptr
+    const uint8_t* index;                             // from hop_codebook_index, or nullptr
+    const uint8_t* tables;                            // from hop_codebook_tables, or nullptr
 };
 
-// (batch, rows, cols), blocks of (tile_rows, tile_cols), the last of each cut off; rows of x lie row_stride apart.
+// A tensor (batch, rows, cols) in blocks of (tile_rows, tile_cols), the last ones cut off; row_stride is the distance
+// of rows of x.
 struct hop_blocks {
     int64_t batch, rows, cols, tile_rows, tile_cols, row_stride;
 };
 
 enum { HOP_INDEX_SIZE = 65536, HOP_TABLES_SIZE = 2384 + 4 * 6400 };
 
-// Fills HOP_INDEX_SIZE bytes with where to look for a number's code; HOP_UNSUPPORTED if numbers lie too close.
+// Fills HOP_INDEX_SIZE bytes: for the upper 16 bits of each float, the least code of the floats with these bits.
+// Returns HOP_UNSUPPORTED if any such floats have more than two codes.
 HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
 
-// Fills HOP_TABLES_SIZE bytes: the first, second, third and fourth bytes of 256 numbers, the same of the thresholds after
-// the first, whether codes may be found by products with 1 / scale, the lines on which magnitudes of thresholds lie, where
-// those are few, and, where they are apart, codes by the upper half of a number. Arrays have 257 floats at least.
+// Fills HOP_TABLES_SIZE bytes: the first, second, third and fourth bytes of 256 numbers; the same for the thresholds
+// after the first; whether products with 1 / scale may find codes; the lines that the magnitudes of thresholds are on,
+// if there are few (quantize/pieces.cpp); and, if thresholds are far enough apart, codes by the upper half of a float
+// (quantize/bins.cpp). `numbers` and `thresholds` have at least 257 floats.
 HOP_API void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
-// x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
-// given_scale takes the place of the rule: float32, or codes if given_codes. noise, of 8 or 24 bits as hop_noise makes it,
-// makes rounding stochastic.
+// x -> codes, several per byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
+// given_scale replaces the rule: float32, or codes if given_codes. `noise`, as hop_noise makes it with noise_bits of 8
+// or 24, makes rounding stochastic.
 HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                          const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
                          const void* noise, int32_t noise_bits, uint8_t* codes, void* scale, void* second, int32_t threads);
 
-// The same of x times a factor for each column, in float32, with scales by the rule; for blocks within rows, and any rule
-// but HOP_TWO_LEVEL, else HOP_UNSUPPORTED. With `turned` x lies as (batch, cols, rows). With a seed, noise is what
-// hop_noise makes of it, in 24 bits, for the elements counted row by row.
+// The same for x times one factor per column, in float32, with scales computed by the rule. Returns HOP_UNSUPPORTED for
+// blocks of several rows, HOP_TWO_LEVEL and HOP_GIVEN. If `turned`, the layout of x is (batch, cols, rows). With a
+// seed, noise comes from hop_noise in 24 bits, with elements counted row by row.
 HOP_API int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                                  int32_t turned, const float* factor, const int64_t* seed, uint32_t stream,
                                  const void* noise, int32_t noise_bits, uint8_t* codes, void* scale, void* second,
                                  int32_t threads);
 
-// The numbers, computed in float32 and cast to dtype once; out is contiguous.
+// codes -> values, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
                            const void* scale, const void* second, void* out, int32_t threads);
 
-// (batch, rows, cols) -> (batch, cols, rows), of elements of 1, 2 or 4 bytes; HOP_UNSUPPORTED for others.
+// (batch, rows, cols) -> (batch, cols, rows), for elements of 1, 2 or 4 bytes; HOP_UNSUPPORTED for others.
 HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t bytes, const void* in, void* out,
                           int32_t threads);
 
-// count random integers, of 8 bits, in bytes, or of 24, in uint32: stream number `stream` of the seed, which is read from
-// memory.
+// Writes `count` random integers, of 8 bits as bytes, or of 24 bits as uint32: stream number `stream` of the seed,
+// which is read from memory.
 HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, int32_t bits, void* out, int32_t threads);
 
-// ---- elementary functions of float32, correctly rounded; as native/functions/functions.h counts them. x is float32,
-// bfloat16 or float16, of FloatDtype, and may be y.
+// ---- elementary functions of float32, correctly rounded, numbered as in functions/functions.h. x is float32, bfloat16
+// or float16 (FloatDtype), and may alias y.
 HOP_API int hop_function(int32_t function, int32_t dtype, const void* x, float* y, int64_t n, int32_t threads);
 
-// ---- rows: what lies between products, computed in float32 and cast or quantized while it lies in the cache, bit for bit
-// as hop/impls/scaled/families says
+// ---- rows: operations between products, computed in float32, and cast or quantized while the row is in cache; bit for
+// bit as defined in hop/impls/scaled/families
 
 enum RowOperation { HOP_FUNCTION = 0, HOP_GATED, HOP_LAYER_NORM, HOP_RMS_NORM, HOP_SOFTMAX, HOP_LOG_SOFTMAX, HOP_HADAMARD };
 
-// Of HOP_FUNCTION and HOP_GATED; up to HOP_SILU as native/functions/functions.h counts them.
+// For HOP_FUNCTION and HOP_GATED. The first ones, up to HOP_SILU, are numbered as in functions/functions.h.
 enum RowFunction {
     HOP_EXP = 0, HOP_EXP2, HOP_LOG, HOP_TANH, HOP_ERF, HOP_SIGMOID, HOP_RSQRT, HOP_GELU, HOP_GELU_TANH, HOP_SILU,
     HOP_HARDSIGMOID, HOP_HARDSWISH, HOP_LEAKY_RELU
@@ -316,18 +319,18 @@ enum RowFunction {
 
 struct hop_rows {
     int32_t operation, function;
-    double number;          // eps of norms, the slope of HOP_LEAKY_RELU, the size of blocks of HOP_HADAMARD, which divides a row
-    int64_t count, length;  // rows, and elements of each: those that are summed, or transformed
-    // of FloatDtype; result_dtype is that of `result` if there is no quantizer, or else of `floats`
+    double number;          // eps of norms, the slope of HOP_LEAKY_RELU, the block size of HOP_HADAMARD (divides a row)
+    int64_t count, length;  // rows, and elements of each: the reduced or transformed dimension
+    // FloatDtype values; result_dtype is that of `result` without a quantizer, else of `floats`
     int32_t dtype, other_dtype, weight_dtype, bias_dtype, result_dtype;
-    const hop_quantizer* quantizer;  // nullptr: the result is of floats
+    const hop_quantizer* quantizer;  // nullptr: the result is floats
     hop_blocks blocks;               // of all elements; tile_rows is 1 unless scales are given
-    void* floats;                    // with a quantizer: the elements, rounded before they are quantized; or nullptr
+    void* floats;                    // with a quantizer: the rounded elements before quantization, or nullptr
 };
 
-// x, and of HOP_GATED the other factor, lie in contiguous memory, and so does the result: floats, or codes, with scale and
-// second as of hop_quantize. weight and bias, of norms, have `length` elements, or are null pointers. HOP_UNSUPPORTED for
-// HOP_TWO_LEVEL with one amax of the tensor that is not given.
+// x, the other operand of HOP_GATED and the result are contiguous. The result is floats, or codes with scale and second
+// as in hop_quantize. weight and bias of norms have `length` elements, or are null pointers. Returns HOP_UNSUPPORTED
+// for HOP_TWO_LEVEL without a given scale, if one amax covers the tensor.
 HOP_API int hop_compute_rows(const struct hop_rows* rows, const void* x, const void* other, const void* weight,
                              const void* bias, const void* given_scale, int32_t given_codes,
                              const uint8_t* given_zero_point, void* result, void* scale, void* second, int32_t threads);
@@ -354,23 +357,25 @@ HOP_API int hop_attend(const struct hop_attention* attention, const int8_t* q, c
                        const float* k_scale, const int8_t* v, const float* v_scale, const void* mask, void* result,
                        int32_t threads);
 
-// ---- a step of an optimizer, in float32, bit for bit that of hop/optim/updates.py
+// ---- optimizer steps in float32, bit for bit as in hop/optim/updates.py
 
 enum UpdateRule { HOP_ADAM = 0, HOP_SGD = 1, HOP_LION = 2 };
 enum UpdateFlag {
     HOP_COUPLED = 1,    // weight decay is added to the gradient
     HOP_NESTEROV = 2,   // HOP_SGD
     HOP_MAXIMIZE = 4,   // the gradient is negated
-    HOP_STOCHASTIC = 8  // p is bfloat16, and rounded with the noise of `seed` and `stream`, two bytes for each element
+    HOP_STOCHASTIC = 8  // p is bfloat16, rounded with noise from `seed` and `stream`, two bytes per element
 };
 enum { HOP_STATES = 3, HOP_NUMBERS = 9, HOP_LEAST_BLOCK = 16, HOP_MOST_BLOCK = 2048 };
 
-// A state: floats, or codes and scales of blocks, of HOP_LEAST_BLOCK elements at least, that divide HOP_MOST_BLOCK.
+// An optimizer state: floats, or codes with one scale per block. Blocks have at least HOP_LEAST_BLOCK elements and
+// divide HOP_MOST_BLOCK.
 struct hop_state {
     const hop_quantizer* quantizer;  // nullptr: floats of `dtype`
     int64_t block;
     int32_t dtype;
-    float least;  // HOP_AMAX: what part of the largest in its block a number above 0 is at least; 0 for none
+    float least;  // HOP_AMAX: positive values are raised to at least this fraction of their block's amax; 0: they are
+                  // not
     void* data;
     float* scale;
 };
@@ -387,5 +392,5 @@ struct hop_update {
     struct hop_state state[HOP_STATES];
 };
 
-// Changes p and the states. HOP_UNSUPPORTED, before anything has changed, for blocks or rules of scales of others.
+// Updates p and the states. Returns HOP_UNSUPPORTED, before anything has changed, for other blocks or scale rules.
 HOP_API int hop_step(const struct hop_update* update, int32_t threads);

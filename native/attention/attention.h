@@ -18,8 +18,8 @@ struct AttentionCall {
     int threads;
 };
 
-// Whether there are so few rows for each head of keys that packing keys and values costs more than it saves, and both can be
-// read in place 16 elements at a time.
+// Whether each head of keys has so few rows that packing keys and values costs more than it saves, and keys and values
+// can be read in place, 16 elements at a time.
 inline bool has_few_rows(const hop_attention& a) {
     constexpr int64_t most = 4;
     return a.queries * (a.heads / a.key_heads) <= most && a.width % 16 == 0 && a.value_width % 16 == 0;

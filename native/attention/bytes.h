@@ -1,4 +1,4 @@
-// Codes that are multiplied as bytes, four at a time. Included in a namespace, by the dot products of a level.
+// Codes multiplied as bytes, four at a time. Included in a namespace, by the dot products of a level.
 
 using RowCode = uint8_t;
 

@@ -17,7 +17,7 @@ using avx2::evaluate;
 int attend(const AttentionCall& c) {
     const hop_attention& a = c.a;
     const int64_t groups = a.heads / a.key_heads, all_rows = a.queries * groups, heads = a.batch * a.key_heads;
-    constexpr int64_t kWorth = 256;  // rows from which it pays to pack keys and values once more
+    constexpr int64_t kWorth = 256;  // rows that justify packing keys and values once more
     const int64_t wanted = least(divide_up(4 * c.threads, heads), divide_up(all_rows, kWorth));
     const int64_t parts = c.threads > 1 && heads % c.threads ? wanted : 1, per_part = divide_up(all_rows, parts);
     const int threads = worth(c.threads, all_rows * heads * a.keys * (a.width + a.value_width), 1 << 20);

@@ -1,4 +1,4 @@
-// Dot products of four bytes, one at a time. Included in a namespace, after lanes.h.
+// Dot products of four bytes, in plain C++. Included in a namespace, after lanes.h.
 
 #include "attention/bytes.h"
 

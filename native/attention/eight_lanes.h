@@ -1,5 +1,5 @@
-// What the dot products of AVX2 and of AVX-VNNI share. Included by them; eight_quads(p) are the codes from p on, as lines
-// have them.
+// Shared by the dot products of AVX2 and AVX-VNNI, which include it. They define eight_quads(p), which loads codes from
+// p on in the format of lines.
 
 HOP_INLINE Floats fused(Floats a, Floats b, Floats c) { return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c))); }
 HOP_INLINE bool any(Ints mask) { return _mm256_movemask_ps(__m256(mask)) != 0; }

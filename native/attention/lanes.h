@@ -1,5 +1,5 @@
-// Vectors of numbers at any level, as compilers' vector types. Included in a namespace, before the dot products of a
-// level. AVX2 uses vectors of eight: GCC splits comparisons and selections of longer ones into scalars.
+// Vectors at any level, as compilers' vector types. Included in a namespace, before the dot products of a level. AVX2
+// uses vectors of eight: GCC splits comparisons and selections of longer ones into scalars.
 
 #if defined(HOP_IN_AVX2) || defined(HOP_IN_AVX_VNNI)
 constexpr int kLanes = 8;
@@ -27,7 +27,7 @@ HOP_INLINE Floats number(Ints x) { return load_as<Floats>(&x); }
 #if defined(HOP_IN_AVX2) || defined(HOP_IN_AVX_VNNI)
 HOP_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
 HOP_INLINE Ints either_nan(Floats a, Floats b) { return Ints(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_UNORD_Q)); }
-HOP_INLINE Ints nearest(Floats x) { return Ints(_mm256_cvtps_epi32(__m256(x))); }  // integers of 0 to 2^22 - 1
+HOP_INLINE Ints nearest(Floats x) { return Ints(_mm256_cvtps_epi32(__m256(x))); }  // integers from 0 to 2^22 - 1
 #else
 HOP_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 HOP_INLINE Ints either_nan(Floats a, Floats b) { return (a != a) | (b != b); }

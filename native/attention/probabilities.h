@@ -1,8 +1,8 @@
-// From scores to probabilities in uint8 (hop/impls/scaled/families/attention.py). Included in a namespace, after the
-// dot products of a level.
+// Converts scores to probabilities in uint8 (hop/impls/scaled/families/attention.py). Included in a namespace, after
+// the dot products of a level.
 //
-// 255 · e^t is approximated to within 2^-20. If that does not determine the rounded integer, which happens for about
-// one value in 2^13, the exponential is computed as in the reference.
+// 255 · e^t is approximated with an error of at most 2^-20. If that does not determine the rounded integer, as for
+// about one value in 2^13, the exponential is computed as in the reference.
 
 // 255 · 2^f for f from -1/2 to 1/2, relative error 2^-23.4
 constexpr float kPower[] = {0x1.fe0002p+7f, 0x1.618144p+7f, 0x1.ea0d1ep+5f, 0x1.c4f02ep+3f, 0x1.3bcf46p+1f, 0x1.5aacdcp-2f};
@@ -28,7 +28,7 @@ HOP_INLINE void powers(const Floats (&t)[V], Floats (&y)[V]) {
 
 struct Rounded {
     Ints codes;
-    Floats off;  // above 1/2 if the rounding is not determined
+    Floats off;  // above 1/2 if the approximation does not determine the rounding
 };
 
 // Rounds x to an integer.
@@ -49,8 +49,8 @@ struct Undecided {
     float off[V * kLanes];
 };
 
-// Recomputes the codes whose rounding was not determined, and stores them if c is not null. Returns the change of the
-// sum of codes.
+// Recomputes the codes whose rounding is undecided, and stores them if c is not null. Returns the change of the sum of
+// codes.
 template <int steps, int V>
 static HOP_ALONE int32_t decide(const float* x, const float* more, float most, const Undecided<V>& u, RowCode* c) {
     int32_t changed = 0;
@@ -64,7 +64,7 @@ static HOP_ALONE int32_t decide(const float* x, const float* more, float most, c
     return changed;
 }
 
-// Computes V vectors at a time: within one vector each step depends on the previous one.
+// Computes V vectors at a time: the steps of a single vector depend on each other.
 template <int steps, bool Stored, bool More, int V>
 HOP_INLINE void probabilities_of(const float* x, const float* more, float most, RowCode* c, Ints& total, int32_t& changed) {
     Floats t[V], y[V];

@@ -1,12 +1,12 @@
-// Attention, one block of rows of scores at a time. Included in a namespace (isa.h), after probabilities.h.
+// Attention, one block of score rows at a time. Included in a namespace (isa.h), after probabilities.h.
 
 // The layout of a thread's memory for one head of keys and values and one block of rows.
 struct AttentionRoom {
-    static constexpr int kMost = 24;  // maximum rows of a block, and bytes of their scores that stay in the second-level cache
+    static constexpr int kMost = 24;  // maximum rows of a block; kScores: bytes of their scores, which fit in L2
     static constexpr int64_t kScores = 1 << 18;
     int rows;
-    int64_t quads_of_keys, lines, quads_of_values;  // of kLanes and of kTogether tokens
-    int64_t apart;  // row pitch of scores and weights: not a power of two, for which rows would compete for cache sets
+    int64_t quads_of_keys, lines, quads_of_values;  // lines of kLanes tokens; quads_of_values of kTogether tokens
+    int64_t apart;  // row pitch of scores and weights: not a power of two, to avoid cache set conflicts
     size_t sizes[8], size = 0;
     uint8_t *keys = nullptr, *values = nullptr;
     RowCode *queries = nullptr, *weights = nullptr;
@@ -38,7 +38,7 @@ struct AttentionRoom {
         corrections = reinterpret_cast<int32_t*>(parts[4]), sums = reinterpret_cast<int32_t*>(parts[5]);
         scores = reinterpret_cast<float*>(parts[6]), scales = reinterpret_cast<float*>(parts[7]);
     }
-    float* logs() const { return scales + lines * kLanes; }  // of the scales of values
+    float* logs() const { return scales + lines * kLanes; }  // logarithms of the scales of values
     float* channels() const { return scales + 2 * lines * kLanes; }
 };
 
@@ -48,7 +48,8 @@ struct AttentionRow {
     float scale;
 };
 
-// The number of keys that a row may see: up to the last one that a boolean mask keeps. `mask` is the start of its row.
+// Returns the number of keys that a row may see: up to the last one that a boolean mask keeps. `mask` is the start of
+// its row.
 static int64_t seen(const uint8_t* mask, int64_t keys) {
     constexpr int64_t word = sizeof(uint64_t);
     for (; keys >= word; keys -= word) {
@@ -71,7 +72,7 @@ static AttentionRow row_of(const AttentionCall& c, int64_t batch, int64_t head, 
 
 // ---- products
 
-// Multiplies the first `count` of `quads_of` quads of a line.
+// Multiplies the first `count` quads of a line of `quads_of` quads.
 template <int N>
 HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int64_t count, int64_t quads_of,
                          Ints (&sums)[N][kLinesAtOnce]) {
@@ -91,7 +92,7 @@ HOP_INLINE void multiply(const RowCode* a, int64_t stride, const uint8_t* b, int
 
 // ---- scores
 
-// Adds the mask to the scores of keys j to j + kLanes.
+// Adds the mask to the scores of keys j to j + kLanes - 1.
 HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j) {
     const int64_t there = least(kLanes, c.a.keys - j);
     if (c.a.mask == HOP_MASK_FLOAT) {
@@ -122,8 +123,8 @@ struct Extent {
     Ints nan;
 };
 
-// Computes scores of rows `first` to `first + N`, keys j to j + kLanes · kLinesAtOnce, from their sums. `plain`: no
-// mask applies.
+// Computes scores of rows `first` to `first + N - 1` and kLanes · kLinesAtOnce keys from j on, from their sums.
+// `plain`: no mask applies.
 template <int N>
 HOP_INLINE void finish(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                        bool plain, const Ints (&sums)[N][kLinesAtOnce], Extent* extents) {
@@ -231,7 +232,7 @@ static HOP_ALONE void store_any(const AttentionCall& c, const float* y, int64_t 
     }
 }
 
-// Copies the queries of a block, adding the offset to their codes.
+// Copies the queries of a block, with the offset added to their codes.
 static HOP_ALONE void take_queries(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t elements = room.quads_of_keys * kTogether;
     for (int i = 0; i < rows; ++i) {
@@ -259,7 +260,8 @@ static HOP_ALONE float weigh(const AttentionCall& c, const AttentionRoom& room, 
     return functions::exactly(Function::exp, top - most) * (1.0f / float(total) * (float(kSteps) / 255.0f));
 }
 
-// Computes the weighted sums of values for rows `first` to `first + N`, channels p to p + kLanes · kLinesAtOnce.
+// Computes the weighted sums of values for rows `first` to `first + N - 1` and kLanes · kLinesAtOnce channels from p
+// on.
 template <int N>
 static HOP_ALONE void add_values(const AttentionRoom& room, int first, int64_t p, int64_t keys, int64_t channels) {
     Ints sums[N][kLinesAtOnce];
@@ -312,7 +314,7 @@ static HOP_ALONE void attend_block(const AttentionCall& c, const AttentionRoom& 
 
 // ---- heads
 
-// Packs the keys and values of a head that rows of at most `seen` keys read.
+// Packs the keys and values of a head that rows with at most `seen` keys read.
 static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch, int64_t head, int64_t seen) {
     const hop_attention& a = c.a;
     const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;

@@ -8,8 +8,8 @@ struct ByteTables {
             for (int part = 0; part < 4; ++part) table[byte][part] = _mm512_loadu_si512(bytes + 256 * byte + 64 * part);
     }
 
-    // Looks up four vectors of floats. The places are in groups of 16 bytes: four for the first vector, four for the
-    // second, four for the third and four for the last.
+    // Looks up four vectors of floats. `places` has groups of 16 indices: each group holds four indices for each
+    // vector, in order of the vectors.
     HOP_MEMBER void of(__m512i places, __m512 v[4]) const {
         const __mmask64 above = _mm512_movepi8_mask(places);
         __m512i b[4];
@@ -25,7 +25,7 @@ struct ByteTables {
         v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(low2, high2));
     }
 
-    // The same for places in four vectors of integers.
+    // The same for four vectors of 32-bit indices.
     HOP_MEMBER void of_lanes(const __m512i n[4], __m512 v[4]) const {
         const __m512i a = _mm512_or_si512(n[0], _mm512_slli_epi32(n[1], 8));
         const __m512i b = _mm512_or_si512(_mm512_slli_epi32(n[2], 16), _mm512_slli_epi32(n[3], 24));

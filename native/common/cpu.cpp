@@ -17,7 +17,7 @@
 #endif
 
 #if defined(__linux__) && defined(__x86_64__)
-// Whether instructions of AVX-VNNI that trap are emulated. Only tests load a library that defines this
+// Whether trapping AVX-VNNI instructions are emulated. Only tests load a library that defines this
 // (native/tests/emulation/avx_vnni.cpp).
 extern "C" __attribute__((weak, visibility("default"))) int hop_emulates_avx_vnni();
 #endif
@@ -43,7 +43,7 @@ bool has_amx() {
 #endif
 }
 
-// Of a CPU with AVX2; its registers are all that the operating system must support.
+// Requires AVX2: the operating system needs no support beyond the AVX2 registers.
 bool has_avx_vnni() {
 #if defined(__linux__)
     if (hop_emulates_avx_vnni && hop_emulates_avx_vnni()) return true;

@@ -36,7 +36,7 @@
 #define HOP_TARGET_I8MM "dotprod,i8mm"
 #define HOP_TARGET_BF16 "dotprod,i8mm,bf16"
 #else
-// Without this, GCC moves loads ahead of register allocation, and they take the registers of sums.
+// Otherwise GCC schedules loads before register allocation, and they take the registers of sums.
 #define HOP_BEGIN_NEON _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-schedule-insns\")")
 #define HOP_END_NEON _Pragma("GCC pop_options")
 #define HOP_TARGET_DOTPROD "arch=armv8.2-a+dotprod"
@@ -59,11 +59,11 @@
 // For functions that must not be inlined.
 #define HOP_ALONE __attribute__((noinline))
 
-// For functions that are called so seldom that small code is better than fast code: compilers make no vectors of loops.
+// For rarely called functions where small code is better than fast code: loops are not vectorized.
 #define HOP_SELDOM __attribute__((noinline, cold))
 
-// In a loop over 16 elements at a time: vectors are made of the 16, and not of those of several turns, which take ten times
-// the code.
+// In a loop over 16 elements at a time: makes GCC vectorize one iteration of 16 elements rather than several iterations
+// together, which takes ten times the code.
 #define HOP_ONE_TURN asm volatile("")
 
 // Before a short loop over arrays that must stay in registers.

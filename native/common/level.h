@@ -1,18 +1,18 @@
-// What the code of a kernel needs at each level, from the system and from common/.
+// System headers and common/ headers that a kernel needs at each level.
 //
-// A kernel's code is compiled once for each level of instructions, in a namespace of that level: hop::portable, hop::avx2,
-// hop::avx512 and, of some kernels, hop::neon. A file of a few lines names the code and includes the header of a level:
+// A kernel's code is compiled once per instruction level, in that level's namespace: hop::portable, hop::avx2,
+// hop::avx512 and, for some kernels, hop::neon. A short file names the code and includes the header of a level:
 //
 //     #include "groups/groups.h"
 //     #define HOP_CODE "groups/integers_code.h"
 //     #include "common/level_avx2.h"
 //
-// Small kernels have one file for all levels, which includes common/levels.h. For other architectures a header of x86
-// is empty. HOP_CODE keeps all but its entries in an unnamed namespace, as headers are shared; it finds defined
-// HOP_IN_PORTABLE, HOP_IN_AVX2, HOP_IN_AVX_VNNI, HOP_IN_AVX512 or HOP_IN_NEON, and
+// Small kernels have one file for all levels, which includes common/levels.h. On other architectures the x86 headers
+// are empty. HOP_CODE keeps everything except its entry points in an unnamed namespace, because kernels share headers.
+// It can test HOP_IN_PORTABLE, HOP_IN_AVX2, HOP_IN_AVX_VNNI, HOP_IN_AVX512 and HOP_IN_NEON, and use
 //
 //     HOP_HEADER(rows/sums)              "rows/sums_plain.h", "rows/sums_avx2.h", "rows/sums_avx512.h", "rows/sums_neon.h"
-//     HOP_WIDE_OR_PLAIN(rows/hadamard)   "rows/hadamard_avx512.h", and of the other levels "rows/gelu_plain.h"
+//     HOP_WIDE_OR_PLAIN(rows/hadamard)   "rows/hadamard_avx512.h"; at other levels "rows/hadamard_plain.h"
 #pragma once
 #include <atomic>
 #include <cmath>
@@ -21,8 +21,8 @@
 #include <type_traits>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
-#pragma GCC diagnostic ignored "-Wunused-function"      // of headers, which several kernels share
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // intrinsics leave values undefined on purpose
+#pragma GCC diagnostic ignored "-Wunused-function"      // headers are shared by several kernels
 #endif
 
 #include "common/cpu.h"

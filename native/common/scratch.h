@@ -1,4 +1,5 @@
-// Thread-local memory, valid until the next call. Each file that includes this has its own.
+// Thread-local memory, valid until the next call. Each translation unit that includes this header has a separate
+// buffer.
 #pragma once
 #include "common/parallel.h"
 

@@ -22,7 +22,8 @@ void transpose(int64_t batch, int64_t rows, int64_t cols, const T* in, T* out, i
             T* to = out + at / across * rows * cols + first * rows;
             int64_t i = 0;
             for (; width == kSide && i + kSide <= rows; i += kSide) {
-                for (int64_t k = 0; i + 2 * kSide <= rows && k < kSide; ++k) {  // CPUs do not prefetch such strides themselves
+                for (int64_t k = 0; i + 2 * kSide <= rows && k < kSide; ++k) {  // hardware does not prefetch such
+                                                                                // strides
                     __builtin_prefetch(from + (i + kSide + k) * cols, 0);
                     __builtin_prefetch(to + k * rows + i + kSide, 1);
                 }

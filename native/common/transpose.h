@@ -12,7 +12,7 @@ struct LineOf {  // 16 bytes
     typedef T type __attribute__((vector_size(16)));
 };
 
-// Interleaves elements of two lines.
+// Interleaves elements of two 16-byte vectors.
 #define HOP_LOW(T, ...) \
     inline LineOf<T>::type low_halves(LineOf<T>::type a, LineOf<T>::type b) { \
         return __builtin_shufflevector(a, b, __VA_ARGS__);                    \
@@ -31,7 +31,7 @@ HOP_HIGH(uint32_t, 2, 6, 3, 7)
 #undef HOP_HIGH
 #endif
 
-// Transposes 16 bytes x as many elements, of which `columns` are read and as many rows stored.
+// Transposes a square of 16 / sizeof(T) rows and columns; reads `columns` columns and stores as many rows.
 template <class T>
 inline void transpose_square(const T* in, int64_t in_stride, T* out, int64_t out_stride, int64_t columns) {
     constexpr int kSide = 16 / sizeof(T);

@@ -1,9 +1,9 @@
 // Transposes in units of cache lines. Included in a namespace (isa.h), after transpose.h.
 
-constexpr int64_t kLine = 64;  // bytes of a cache line: reads and writes are whole lines
+constexpr int64_t kLine = 64;  // bytes of a cache line: reads and writes cover whole lines
 
-// Transposes a square, one line wide, via the stack: rows whose distance is a power of two compete for the cache sets
-// that would keep them from one square of registers to the next.
+// Transposes a square one cache line wide, through a copy on the stack: rows at a power-of-two distance share cache
+// sets and would evict each other between two squares of registers.
 template <class T>
 inline void transpose_lines(const T* in, int64_t in_stride, T* out, int64_t out_stride) {
     constexpr int kSide = kLine / sizeof(T), kSquare = 16 / sizeof(T);

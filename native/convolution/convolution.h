@@ -1,8 +1,8 @@
 // Data structures of convolutions that all instruction sets share.
 //
-// The input is copied to an image: channels last, with the border filled with the code of 0. So the elements that an
-// output pixel multiplies have the same offsets from its first element for all pixels. If the input already has this
-// form, it is read in place. There are two ways to multiply an image:
+// The input is copied to an image: channels last, with the border filled with the code of 0. The elements that an
+// output pixel multiplies then have the same offsets from its first element for all pixels. An input that already has
+// this form is read in place. There are two ways to multiply an image:
 //
 //     windows    tiles of 16 pixels are loaded from the image itself, 64 channels of one kernel element at a time. Pixels
 //                run on from line to line, and results between two lines of outputs are dropped. With strides, the image
@@ -46,8 +46,8 @@ struct Convolution {
     hop_convolution c;
     Job job;  // the equivalent product over all pixels and all outputs
     Dimension dims[3];
-    int64_t batch, pixels;  // of the output of one example
-    int64_t strides[5];     // of the input, in bytes
+    int64_t batch, pixels;  // output pixels of one example
+    int64_t strides[5];     // input strides, in bytes
 
     // Groups with few channels are merged and multiplied together, with zeros between them.
     int64_t units, merged, inputs, outputs;  // units, groups in each unit, inputs and outputs of a unit
@@ -99,7 +99,7 @@ inline int64_t Convolution::lhs_steps(Step* steps) const {
         return slices;
     }
     Step* next = steps;
-    for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // the taps of the same channels read the same lines
+    for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // taps of the same channels read the same lines
         for (int64_t tap = 0; tap < taps; ++tap) {
             const int64_t of[3] = {tap / (c.kernel[1] * c.kernel[2]), tap / c.kernel[2] % c.kernel[1],
                                    tap % c.kernel[2]};

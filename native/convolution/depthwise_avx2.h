@@ -1,8 +1,8 @@
 // Depthwise convolutions with AVX2: bytes as int16. Included in a namespace (isa.h), after depthwise.h.
 
-constexpr int64_t kWidenedSteps = 16;  // whose weight is widened at a time
+constexpr int64_t kWidenedSteps = 16;  // steps whose weight is widened at a time
 
-// With exactly `Steps` steps, or any number if 0. `words` are even and odd taps of four vectors of eight channels, for
+// Computes exactly `Steps` steps, or any number if 0. `words`: even and odd taps of four vectors of eight channels, for
 // each step.
 template <bool Turned, int Steps>
 inline void depthwise_block(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t any,

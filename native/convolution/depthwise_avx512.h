@@ -1,6 +1,6 @@
 // Depthwise convolutions with VNNI. Included in a namespace (isa.h), after depthwise.h.
 
-// With exactly `Steps` steps, the weight stays in registers; 0 for any number.
+// Computes exactly `Steps` steps, with the weight in registers; or any number if 0.
 template <bool Turned, int Steps>
 inline void depthwise_block(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t any,
                             const int8_t* weight, int32_t* sums) {

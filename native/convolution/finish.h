@@ -1,10 +1,10 @@
-// From the sums of pixels to stored results. Included in a namespace (isa.h), after requantize.h.
+// Converts the sums of pixels to stored results. Included in a namespace (isa.h), after requantize.h.
 
 // The data of the 32 outputs of a panel, for one example.
 struct Columns {
     alignas(64) float scale[kBlock];
     alignas(64) float bias[kBlock];
-    alignas(64) int32_t sum[kBlock];   // of the weight's codes
+    alignas(64) int32_t sum[kBlock];   // sums of the weight's codes
     alignas(64) int32_t less[kBlock];  // subtracted from the sums: for the zero point, and an integer bias
     // If codes are computed by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds minus the zero
     // point.

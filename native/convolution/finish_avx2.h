@@ -1,5 +1,5 @@
-// Stores rows of sums with AVX2: codes by hand, other results as in finish_plain.h. Included in a namespace (isa.h), after
-// finish.h. The formulas are those of finish_avx512.h.
+// Stores rows of sums with AVX2: codes with intrinsics, other results as in finish_plain.h. Included in a namespace
+// (isa.h), after finish.h. The formulas are those of finish_avx512.h.
 
 inline __m256 floats_at(const float* x) { return _mm256_load_ps(x); }
 
@@ -8,7 +8,7 @@ inline __m256 exact_sums(const Columns& c, const int32_t* sums, int at) {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(load256(sums + at), load256(c.less + at)));
 }
 
-// Codes of 32 steps; the low bytes of steps plus zero points.
+// Stores the codes of 32 steps: the low bytes of steps plus zero points.
 inline void put_codes(const Columns& c, const __m256i (&steps)[4], uint8_t* out) {
     __m256i codes[4];
     HOP_UNROLL

@@ -23,7 +23,7 @@ struct Scales512 {
     }
 };
 
-// The high words of two halves of a row, after rounding by their low words.
+// Rounds to bfloat16 in the high words of lanes. `nan`: whether y may contain NaN.
 inline __m512i rounded_512(__m512 y, bool nan) {
     const __m512i bits = _mm512_castps_si512(y),
                   odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -96,8 +96,8 @@ inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, con
     }
 }
 
-// Codes by division. y · (1 / scale) differs from y / scale by less than 2^-22 relatively, so the nearest integer is
-// the same unless the value is very close to the middle of two; such rows are passed to `slow`.
+// Codes by division. The relative difference of y · (1 / scale) and y / scale is below 2^-22, so the nearest integer is
+// the same unless the value is very close to the midpoint of two; such rows are passed to `slow`.
 template <bool Biased, class Slow>
 inline void division_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output,
                           bool exactly, Slow slow) {
@@ -106,7 +106,7 @@ inline void division_rows(const Columns& c, const int32_t* sums, int rows, const
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
     const __m512 least[2] = {_mm512_load_ps(c.least), _mm512_load_ps(c.least + 16)};
     const __m512 most[2] = {_mm512_load_ps(c.most), _mm512_load_ps(c.most + 16)};
-    // No step exceeds 510. If the factor is the convention's own multiplier, all codes are exact.
+    // No step exceeds 510. If the factor is the convention's multiplier itself, all codes are exact.
     const __m512 sure = _mm512_set1_ps(exactly ? 1.f : 0.5f - 512 * 0x1p-21f);
     const __m256i zero = bytes_of(load512(c.target.zero), load512(c.target.zero + 16));
     const __mmask32 used = c.count == kBlock ? ~__mmask32(0) : (__mmask32(1) << c.count) - 1;

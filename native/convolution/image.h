@@ -26,7 +26,8 @@ public:
     explicit Image(const Convolution& c) : c_(c), channels_(c.c.channels) {}
     int64_t line_bytes() const { return c_.strides[1] == 1 || channels_ == 1 ? 0 : c_.dims[2].size * channels_; }
 
-    // Builds the band of outputs from `first` on of an example; `line` is memory for one line, channels last.
+    // Builds the band of `count` outputs from `first` on, for one example; `line` is memory for one line, channels
+    // last.
     void build(int64_t example, int64_t first, int64_t count, uint8_t* image, uint8_t* line) const {
         const auto* input = static_cast<const uint8_t*>(c_.job.lhs.codes) + example * c_.strides[0];
         const auto zero = static_cast<int>(c_.zero(example) & 255);

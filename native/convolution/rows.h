@@ -1,19 +1,19 @@
-// The pixels that are multiplied at once, in blocks of 32. Included in a namespace (isa.h), after gemm.h.
+// The pixels that are multiplied together, in blocks of 32. Included in a namespace (isa.h), after gemm.h.
 
 struct Need {
-    void* pointer;  // to a pointer that is set to so many bytes
+    void* pointer;  // address of the pointer to set to a buffer of `bytes` bytes
     int64_t bytes;
 };
 
-// A block: what an engine is to read of it.
+// A block of rows that an engine reads.
 struct Rows {
-    const uint8_t* at;  // their first element, or their tiles
-    int64_t first;      // of them, among all that are taken at once
+    const uint8_t* at;  // the first element of the rows, or their tiles
+    int64_t first;      // index of the first row, among all rows of `take`
     int64_t example;
     int count;
 };
 
-// With Windows an engine reads rows that lie anywhere; without, tiles as products have them.
+// With Windows, an engine reads rows at any address; without, tiles as in products.
 template <class Engine, bool Windows>
 class Pixels {
 public:
@@ -40,7 +40,7 @@ public:
     const Rows& block(int64_t i) const { return blocks_[i]; }
     const int64_t* stored_at(const Rows& block) const {
         return at_ + block.first;
-    }  // elements of the output; none if negative
+    }  // positions in the output; negative: not stored
     const int64_t* lie_at(const Rows& block) const { return from_ + block.first; }  // addresses of the first elements
     const int64_t* tap_offsets() const { return segments_; }  // of a depthwise convolution
 
@@ -64,10 +64,10 @@ public:
         }
     }
 
-    // The rows of all blocks, for a unit.
+    // Gathers the rows of all blocks for a unit.
     void gather(int64_t unit) {
         const int64_t stride = c_.row_stride(), first = unit * c_.inputs;
-        const bool in_place = c_.inputs % kSlice == 0;  // the slices of a row lie in the image
+        const bool in_place = c_.inputs % kSlice == 0;  // slices of a row are contiguous in the image
         uint8_t* tiles = tiles_;
         for (int64_t b = 0; b < count_; ++b) {
             Rows& block = blocks_[b];
@@ -91,7 +91,8 @@ public:
 private:
     static constexpr int kLhsUnit = Engine::kLhsBytes * kTile;
 
-    // The rows of an example's outputs, from `row` on: where each is stored, and where it lies. Returns what follows.
+    // Places the rows of an example's outputs, from `row` on: where each is stored, and where it is read. Returns the
+    // next row.
     int64_t place(int64_t example, int64_t first, int64_t count, const uint8_t* image, int64_t row) {
         int64_t from[3] = {}, counts[3] = {c_.dims[0].outputs, c_.dims[1].outputs, c_.dims[2].outputs};
         from[c_.outer] = first, counts[c_.outer] = count;
@@ -119,8 +120,9 @@ private:
         return cut(example, first == 0, all, image, row);
     }
 
-    // Into blocks. What is read in place has no more rows than these, but some before them where `leading` is false: the
-    // last block of an engine of whole tiles begins earlier, and does not store again.
+    // Cuts rows into blocks. An engine of whole tiles that reads in place needs blocks of 16 or 32 rows. There is no
+    // memory after the last row, so the last block begins earlier, and does not store the repeated rows; but before the
+    // first row there is none either if `leading`.
     int64_t cut(int64_t example, bool leading, int64_t rows, const uint8_t* image, int64_t row) {
         bool exact = false;
         if constexpr (Windows) exact = Engine::kWhole && c_.windows && c_.borrowed;
@@ -130,7 +132,7 @@ private:
             if (exact && here != kBlock && here != kRows) {
                 const int64_t whole = here < kRows ? kRows : kBlock;
                 back = whole - here;
-                if (leading && back > i) here = kRows, back = 0;  // two small ones in its place
+                if (leading && back > i) here = kRows, back = 0;  // two small blocks instead
                 if (back > 0) {
                     for (int64_t j = rest - 1; j >= 0; --j) at_[row + i + back + j] = at_[row + i + j];
                     for (int64_t j = 0; j < back; ++j) at_[row + i + j] = -1;
@@ -157,7 +159,7 @@ private:
         for (int i = 0; i < kTaps - 1 && c_.depthwise; ++i) segments_[segment_count_ + i] = segments_[0];
     }
 
-    // What is beyond the last code of a row is multiplied by zeros.
+    // Codes beyond the end of a row are multiplied by zeros.
     void gather_row(const uint8_t* from, uint8_t* row) const {
         const int64_t bytes = segment_;
         const int64_t *offset = segments_, *end = segments_ + segment_count_;
@@ -165,7 +167,7 @@ private:
             for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, static_cast<size_t>(bytes));
             return;
         }
-        // Whole units, of which the next overwrites the rest: image and rows are longer than what is used of them.
+        // Copies whole units; the next copy overwrites the excess. Image and rows are longer than their used part.
         constexpr int64_t kUnit = 32;
         if (bytes <= kUnit) {
             for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, kUnit);
@@ -177,7 +179,7 @@ private:
 
     const uint8_t* pixel(const Rows& block, int i) const { return reinterpret_cast<const uint8_t*>(from_[block.first + i]); }
 
-    // `of_slice` says where the codes of the rows lie in a slice.
+    // of_slice(slice) returns a function from rows to the addresses of their codes in that slice.
     template <class OfSlice>
     uint8_t* to_tiles(int count, uint8_t* out, OfSlice of_slice) const {
         const int tiles = count > kRows ? 2 : 1;

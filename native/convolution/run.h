@@ -23,7 +23,7 @@ public:
                       (gives_codes(c.job) && c.job.p.output.scale_row_stride != 0);
         past_ = c.c.channels_last && result_bytes(c.job) * c.c.outputs * c.pixels * c.batch > kPastBytes;
         const int64_t chunks = ceil_div(c.slices, kMostSlices);
-        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // approximate elements that a pixel adds to the lines read
+        const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // approximate elements read for each pixel
         at_once_ = c.depthwise ? 4 : c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
         chunk_ = c.depthwise || c.slices <= kMostSlices + kMostSlices / 4 ? c.slices : ceil_div(c.slices, chunks);
         if (chunk_ < c.slices) at_once_ = 0;
@@ -76,13 +76,13 @@ public:
     }
 
 private:
-    static constexpr int64_t kPastBytes = 4 << 20;  // size of results that exceed all second-level caches
+    static constexpr int64_t kPastBytes = 4 << 20;  // results of this size exceed all second-level caches
     static constexpr int64_t kMostSlices = 16;  // slices of a chunk: the panel's tiles stay in the first-level cache
     static constexpr int64_t kRowsBytes = 24 << 10;
     using Sum = int32_t;
     static constexpr int kLhsUnit = Engine::kLhsBytes * kTile;
 
-    int32_t zero(int64_t example) const {  // of the codes that are multiplied
+    int32_t zero(int64_t example) const {  // of the codes as they are multiplied
         if (c_.depthwise) return static_cast<int32_t>(c_.zero(example)) + (c_.job.p.lhs.format == HOP_INT8 ? 128 : 0);
         if (Windows) return static_cast<int32_t>(c_.zero(example));
         int32_t zero;
@@ -150,7 +150,7 @@ private:
                 const int64_t end = begin + at_once < pixels_.count() ? begin + at_once : pixels_.count();
                 Ahead ahead = rows_ahead(end, (last - first) * (end - begin) * c_.slices);
                 for (int64_t panel = first; panel < last; ++panel) {
-                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are about to be read
+                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are next
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
                         if (!c_.windows && !c_.depthwise) pixels_.gather(unit_);
@@ -161,7 +161,7 @@ private:
         }
 
     private:
-        // Memory that the next blocks read in place, to be prefetched.
+        // Prefetches the memory that the next blocks read in place.
         Ahead rows_ahead(int64_t block, int64_t steps) const {
             if (!c_.windows || !c_.borrowed || block >= pixels_.count()) return Ahead(nullptr, 0, 1);
             const int64_t rest = pixels_.count() - block, blocks = rest < all_.at_once_ ? rest : all_.at_once_;

@@ -60,7 +60,8 @@ inline void weight_by_taps(const Convolution& c, int64_t panel, int half, int64_
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t i = 0; i < kSlice; i += kSide) {
                 const int64_t channel = channels * kSlice + i;
-                const bool last = first + row + 1 == c.outputs && channel + kSide == c.inputs;  // must not read past the end
+                const bool last = first + row + 1 == c.outputs && channel + kSide == c.inputs;  // stay inside the
+                                                                                                // weight
                 transpose_square(static_cast<const uint8_t*>(c.job.rhs.codes) + (first + row) * strides[0] +
                                      channel * c.taps + from,
                                  c.taps, block + row * kSlice + i, kTile, last ? count : kSide);

@@ -1,4 +1,4 @@
-// Elementary functions (functions.h) at a level.
+// Elementary functions (functions.h) at one level.
 namespace {
 #include HOP_HEADER(functions/lanes)
 #include "functions/evaluate.h"

@@ -1,9 +1,10 @@
-// Elementary functions of rows in float64, rounded to float32 once. Included in a namespace, after the lanes of a level.
+// Elementary functions of rows in float64, rounded to float32 once. Included in a namespace, after the lanes of a
+// level.
 //
-// Each function is found to within 2^-43 of itself. Where that does not decide to which float32 it is rounded, at about
-// one number in 2^17, and where the result is subnormal, functions::exactly finds it.
+// The relative error of each function is at most 2^-43. If that does not determine the float32 result, as for about one
+// number in 2^17, or if the result is subnormal, functions::exactly computes it.
 
-constexpr double kMagic = 0x1.8p52;  // adding it rounds to an integer, which the low bits then are
+constexpr double kMagic = 0x1.8p52;  // adding it rounds to an integer, which is then in the low bits
 constexpr uint64_t kSign = uint64_t(1) << 63;
 
 template <int n>
@@ -16,12 +17,12 @@ HOP_INLINE V horner(const double (&c)[n], V x) {
 HOP_INLINE V magnitude(V x) { return number(both(bits(x), whole(~kSign))); }
 HOP_INLINE V with_sign(V y, V x) { return number(either(both(bits(y), whole(~kSign)), both(bits(x), whole(kSign)))); }
 
-// 2^(n / kParts) and e^r - 1, n in the low bits of t.
+// 2^(n / kParts) and e^r - 1, with n in the low bits of t.
 struct Power {
     V two, rest;
 };
 
-// A longer polynomial in the place of a table.
+// Uses a longer polynomial instead of a table.
 HOP_INLINE Power power_without_table(V t, V r) {
     const V two = number(left<52>(sum(bits(t), whole(1023))));
     const V square = r * r, fourth = square * square;
@@ -55,7 +56,7 @@ HOP_INLINE V exp_of(V x) {
     return fused(p.two, p.rest, p.two);
 }
 
-// Which lanes are not decided.
+// The mask of lanes whose rounding is undecided.
 HOP_INLINE int close(V y) {
     constexpr uint64_t allowed = 1024, half = uint64_t(1) << 28;
     const I low = both(sum(bits(y), whole(allowed - half)), whole(2 * half - 1));
@@ -133,7 +134,7 @@ struct Erf : Decided {
 struct Log {
     HOP_INLINE V of(V x) {
         const I b = bits(x);
-        const I k = right<52>(sum(b, whole(uint64_t(9) << 48)));  // the exponent and 1023, one more from 23/16 on
+        const I k = right<52>(sum(b, whole(uint64_t(9) << 48)));  // exponent + 1023, one more from 23/16 on
         const V m = number(difference(sum(b, whole(uint64_t(1023) << 52)), left<52>(k)));
         const I j = right<48>(b);
         const V r = fused(m, lookup(functions::kInverses, j), set(-1));

@@ -1,5 +1,6 @@
-// One number exactly: its float64 value, moved a little to the side of the middle on which the exact value lies
-// (hard_cases.h), and rounded once. Slow; for the few numbers that evaluate.h does not decide.
+// A function of one number, correctly rounded: the float64 value is moved slightly to the side of the midpoint (of two
+// float32 numbers) on which the exact value is (hard_cases.h), and rounded once. Slow; for the few numbers that
+// evaluate.h does not decide.
 #pragma once
 #include "functions/hard_cases.h"
 #include "functions/wide.h"
@@ -8,7 +9,7 @@ namespace hop::functions {
 
 inline double fraction(double x) { return x - std::floor(x); }
 
-// What moves the float64 value y of x to the side of a middle on which the exact value lies.
+// The factor that moves the float64 value y of x to the side of a midpoint on which the exact value is.
 inline double toward(Function f, double x, const Wide& w) {
     const Sides& s = kSides[static_cast<int>(f)];
     if (!s.parts) return 1;

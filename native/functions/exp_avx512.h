@@ -1,15 +1,15 @@
-// e^x of rows in pairs of float32, 16 at a time: twice as many lanes as float64 has. Included in a namespace, after
+// e^x of rows in pairs of float32, 16 lanes at a time, twice as many as in float64. Included in a namespace, after
 // evaluate.h.
 //
-// x = n ln 2 / 32 + r, r = first + second; the first part is exact, as float32 holds the difference. With T = 2^(n / 32)
-// from a table,
+// x = n ln 2 / 32 + r, r = first + second; `first` is exact, because float32 can represent the difference. With T =
+// 2^(n / 32) from a table,
 //
 //     e^x = T + T first + (T (r^2 p(r) + second) + rest of the table)
 //
-// of which the first sum is exact in two numbers, and what is added to it off by less than 2^-34 where T is in [1, 2):
-// each of the some six roundings of numbers below 2^-13, and the polynomial, takes 2^-36 at most. Where a number more or
-// less by that much is rounded to another float32, about one in 2^10, and outside of `least` to `most`, where results are
-// subnormal or infinite, float64 decides.
+// The first sum is exact as a pair of float32. The error of the rest is below 2^-34 for T in [1, 2): about six
+// roundings of numbers below 2^-13, and the polynomial, contribute at most 2^-36 each. Float64 decides where adding and
+// subtracting that error gives different float32 results, about one number in 2^10, and outside of `least` to `most`,
+// where results are subnormal or infinite.
 
 HOP_INLINE __m512 f32(float x) { return _mm512_set1_ps(x); }
 
@@ -37,7 +37,7 @@ inline void exp_row(const float* x, float* y, int64_t n) {
         const F rest = _mm512_add_ps(more, _mm512_fmadd_ps(low, first, low));
         const F tail = _mm512_add_ps(_mm512_sub_ps(by, _mm512_sub_ps(s, high)), rest);
         const F above = _mm512_add_ps(s, _mm512_add_ps(tail, error)), below = _mm512_add_ps(s, _mm512_sub_ps(tail, error));
-        const F result = _mm512_scalef_ps(above, _mm512_mul_ps(k, f32(0x1p-5f)));  // by 2^floor(k / 32)
+        const F result = _mm512_scalef_ps(above, _mm512_mul_ps(k, f32(0x1p-5f)));  // times 2^floor(k / 32)
         const __mmask16 outside = _mm512_cmp_ps_mask(v, f32(least), _CMP_NGE_UQ) | _mm512_cmp_ps_mask(v, f32(most), _CMP_NLE_UQ);
         __mmask16 open = _mm512_cmp_ps_mask(above, below, _CMP_NEQ_UQ) | outside;
         if (__builtin_expect(!open & whole, 1)) {

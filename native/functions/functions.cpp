@@ -52,7 +52,7 @@ float* made(Function f, int32_t dtype) {
 }  // namespace
 
 const float* table(Function f, int32_t dtype) {
-    static std::atomic<const float*> tables[kFunctions][2];  // never freed: threads may read them to the end
+    static std::atomic<const float*> tables[kFunctions][2];  // never freed: threads may read them until exit
     std::atomic<const float*>& own = tables[static_cast<int>(f)][dtype == HOP_BF16];
     if (const float* known = own.load(std::memory_order_acquire)) return known;
     const float* found = made(f, dtype);

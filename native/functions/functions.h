@@ -14,13 +14,13 @@ namespace functions {
 
 float exactly(Function f, float x);
 
-// The function of each of the 65,536 bfloat16 or float16 (HOP_BF16, HOP_F16) numbers, by their bits; made when it is first
-// asked for. A null pointer if there is no memory.
+// The function of each of the 65,536 bfloat16 or float16 (HOP_BF16, HOP_F16) numbers, indexed by their bits; computed
+// at first use. A null pointer if there is not enough memory.
 const float* table(Function f, int32_t dtype);
 
 }  // namespace functions
 
-// The function of n numbers in the cache; y may be x.
+// Computes the function of n contiguous numbers; y may alias x.
 HOP_AT_EACH_LEVEL(void evaluate(Function f, const float* x, float* y, int64_t n);)
 
 }  // namespace hop

@@ -1,4 +1,4 @@
-// Which way a function lies from the middle of two float32s: hop/numerics/hard_cases.py.
+// The side of the midpoint of two float32s on which a function's value is: see hop/numerics/hard_cases.py.
 // Written by tests/numerics/hard_cases.py.
 #pragma once
 

@@ -3,7 +3,7 @@
 using V = __m256d;
 using I = __m256i;
 constexpr int kWidth = 4;
-constexpr int kParts = 1;  // of a power of two, 16 to look up, or 1: a gather takes longer than a longer polynomial
+constexpr int kParts = 1;  // no table of parts of a power of two: a gather takes longer than a longer polynomial
 
 HOP_INLINE V set(double x) { return _mm256_set1_pd(x); }
 HOP_INLINE I whole(uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); }
@@ -12,7 +12,7 @@ HOP_INLINE void store(float* y, V v) { _mm_storeu_ps(y, _mm256_cvtpd_ps(v)); }
 HOP_INLINE V fused(V a, V b, V c) { return _mm256_fmadd_pd(a, b, c); }
 HOP_INLINE V over(V a, V b) { return _mm256_div_pd(a, b); }
 HOP_INLINE V root(V a) { return _mm256_sqrt_pd(a); }
-// Of a bound and a number: the number where it is NaN.
+// Of a bound and a number; NaN if the number is NaN.
 HOP_INLINE V smaller(V bound, V x) { return _mm256_min_pd(bound, x); }
 HOP_INLINE V larger(V bound, V x) { return _mm256_max_pd(bound, x); }
 HOP_INLINE I bits(V v) { return _mm256_castpd_si256(v); }
@@ -25,7 +25,7 @@ template <int n>
 HOP_INLINE I left(I a) { return _mm256_slli_epi64(a, n); }
 template <int n>
 HOP_INLINE I right(I a) { return _mm256_srli_epi64(a, n); }
-// An entry of 16, by the low four bits.
+// Looks up one of 16 entries by the low four bits.
 HOP_INLINE V lookup(const double* table, I index) { return _mm256_i64gather_pd(table, both(index, whole(15)), 8); }
 HOP_INLINE V where_negative(V x, V a, V b) { return _mm256_blendv_pd(b, a, x); }
 HOP_INLINE int at_most(I a, I b) { return ~_mm256_movemask_pd(number(_mm256_cmpgt_epi64(a, b))) & 15; }

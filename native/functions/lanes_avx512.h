@@ -3,7 +3,7 @@
 using V = __m512d;
 using I = __m512i;
 constexpr int kWidth = 8;
-constexpr int kParts = 16;  // of a power of two, 16 to look up
+constexpr int kParts = 16;  // parts of a power of two, in a table
 
 HOP_INLINE V set(double x) { return _mm512_set1_pd(x); }
 HOP_INLINE I whole(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }
@@ -12,7 +12,7 @@ HOP_INLINE void store(float* y, V v) { _mm256_storeu_ps(y, _mm512_cvtpd_ps(v)); 
 HOP_INLINE V fused(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
 HOP_INLINE V over(V a, V b) { return _mm512_div_pd(a, b); }
 HOP_INLINE V root(V a) { return _mm512_sqrt_pd(a); }
-// Of a bound and a number: the number where it is NaN.
+// Minimum and maximum of a bound and a number; NaN if the number is NaN.
 HOP_INLINE V smaller(V bound, V x) { return _mm512_min_pd(bound, x); }
 HOP_INLINE V larger(V bound, V x) { return _mm512_max_pd(bound, x); }
 HOP_INLINE I bits(V v) { return _mm512_castpd_si512(v); }
@@ -25,7 +25,7 @@ template <int n>
 HOP_INLINE I left(I a) { return _mm512_slli_epi64(a, n); }
 template <int n>
 HOP_INLINE I right(I a) { return _mm512_srli_epi64(a, n); }
-// An entry of 16, by the low four bits.
+// Looks up one of 16 entries by the low four bits.
 HOP_INLINE V lookup(const double* table, I index) {
     return _mm512_permutex2var_pd(_mm512_loadu_pd(table), index, _mm512_loadu_pd(table + 8));
 }

@@ -3,7 +3,7 @@
 using V = double;
 using I = uint64_t;
 constexpr int kWidth = 1;
-constexpr int kParts = 16;  // of a power of two, 16 to look up
+constexpr int kParts = 16;  // parts of a power of two, in a table
 
 HOP_INLINE V set(double x) { return x; }
 HOP_INLINE I whole(uint64_t x) { return x; }
@@ -12,7 +12,7 @@ HOP_INLINE void store(float* y, V v) { *y = static_cast<float>(v); }
 HOP_INLINE V fused(V a, V b, V c) { return a * b + c; }
 HOP_INLINE V over(V a, V b) { return a / b; }
 HOP_INLINE V root(V a) { return std::sqrt(a); }
-// Of a bound and a number: the number where it is NaN.
+// Minimum and maximum of a bound and a number; NaN if the number is NaN.
 HOP_INLINE V smaller(V bound, V x) { return bound < x ? bound : x; }
 HOP_INLINE V larger(V bound, V x) { return bound > x ? bound : x; }
 HOP_INLINE I bits(V v) {

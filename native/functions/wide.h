@@ -1,4 +1,4 @@
-// The functions in float64, by the forms of hop/numerics/functions.py.
+// The functions in float64, with the formulas of hop/numerics/functions.py.
 #pragma once
 #include <cmath>
 
@@ -6,7 +6,7 @@
 
 namespace hop::functions {
 
-// The function in float64, and how much of itself it may be off by, with room to spare.
+// A function in float64, and a generous bound of its relative error.
 struct Wide {
     double y, off;
 };

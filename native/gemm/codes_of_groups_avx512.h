@@ -32,7 +32,7 @@ struct NarrowInt8 {
         }
         const uint8_t *a = g.a, *b = g.b;
         for (int64_t slice = 0; slice < g.slices; ++slice, a += g.stride, b += kTile) {
-            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // of 16 quads, at most 15 each
+            __m512i bytes[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // sums of 16 quads of codes <= 15
             HOP_UNROLL_BY_TWO
             for (int quad = g.quad; quad < g.end; quad += 2) {
                 HOP_UNROLL
@@ -50,7 +50,7 @@ struct NarrowInt8 {
                     }
                 }
             }
-            // terms · zero - Σ of the codes, including the offset by `sign`
+            // terms · zero - Σ codes, including the offset by `sign`
             const __m512i added = _mm512_dpbusd_epi32(_mm512_setzero_si512(), sign, _mm512_set1_epi8(static_cast<char>(g.end - g.quad)));
             HOP_UNROLL
             for (int half = 0; half < 2; ++half)

@@ -20,7 +20,7 @@ inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, 
 // Adds the codes of some quads, a multiple of 4, of 16 rows to each row's sum; for `steps` tiles at distance `step`.
 inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t step, int32_t* sums) {
     for (; steps > 0; --steps, tile += step) {
-        int16_t halves[2 * kRows] = {};  // of a quad: two codes each
+        int16_t halves[2 * kRows] = {};  // sums of two codes each
         for (int quad = 0; quad < quads; ++quad)
             for (int i = 0; i < 2 * kRows; ++i) {
                 uint16_t codes;

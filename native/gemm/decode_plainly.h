@@ -1,8 +1,8 @@
 // Included in a namespace (isa.h).
 
-// Decodes the bfloat16 numbers of 16 quads: k 0 and 2 to `even`, k 1 and 3 to `odd`. In each quad, `zero` is subtracted
-// from the codes first, and `fold` multiplies the numbers. Not inlined: it is rarely called, and would take registers
-// from hot code.
+// Decodes 16 quads to bfloat16: k 0 and 2 to `even`, k 1 and 3 to `odd`. In each quad, `zero` is subtracted from the
+// codes first, and the values are multiplied by `fold`. Not inlined: it is rarely called, and would take registers from
+// hot code.
 __attribute__((noinline)) inline void decode_plainly(
     const Decoder& d, const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) {
     uint16_t* const out[2] = {even, odd};

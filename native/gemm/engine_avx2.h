@@ -24,7 +24,7 @@ struct Int32Sums {
     static void store(Sum* p, Vector x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 };
 
-// Factors as int16, in pairs of k 0 and 2, and of k 1 and 3.
+// Operands as int16, in pairs of k 0 and 2, and of k 1 and 3.
 struct Int8 : Int32Sums {
     static constexpr int kBytes = 1, kLhsBytes = 2, kMost = 4;
     static constexpr bool kWidens = true;  // whether `quad` widens codes, which is done once for many rows
@@ -68,7 +68,7 @@ struct Int8 : Int32Sums {
         }
     }
 
-    // As `quad`, with widened codes.
+    // Like `quad`, with widened codes.
     template <int N>
     HOP_INLINED static void quad_of_words(const uint8_t* a, const uint8_t* words, int at, Vector (&sums)[N][2]) {
         const __m256i* w = reinterpret_cast<const __m256i*>(words + at * 128);
@@ -123,8 +123,8 @@ public:
 
 private:
     static constexpr int kRow = kLhsBytes * kSlice;
-    static constexpr int kWidensFrom = 2 * Numbers::kMost;  // rows above which codes are widened before, not in each block
-    static constexpr int64_t kWidened = 4;                  // slices at a time: they stay in the first-level cache
+    static constexpr int kWidensFrom = 2 * Numbers::kMost;  // for more rows, codes are widened once in advance
+    static constexpr int64_t kWidened = 4;                  // slices at a time: they fit in the first-level cache
 
     template <class Between>
     void multiply_widened(const uint8_t* a, int64_t stride, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add,

@@ -19,7 +19,7 @@
 #include "gemm/codes_of_groups_avx512.h"
 #include "gemm/narrow_sums_avx512.h"
 
-// Accumulators for each element: few rows need several, because a single one would be limited by latency.
+// Accumulators per element: few rows need several, because a single one would be limited by latency.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
 
 // The first operand of vpdpbusd is unsigned, so 128 is added to the codes of lhs (Job::shift).
@@ -92,7 +92,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 registers of sums; bytes of one row
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulators; bytes of one row
 
     template <int N, int S, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,

@@ -4,7 +4,7 @@
 
 // The first operand of vpdpbusd is unsigned, so 128 is added to the codes of lhs (Job::shift).
 struct Bytes8 : Int32Sums {
-    static constexpr int kBytes = 1, kLhsBytes = 1, kMost = 6;  // six rows: 12 registers of sums, and 3 of factors
+    static constexpr int kBytes = 1, kLhsBytes = 1, kMost = 6;  // six rows: 12 accumulators, and 3 operand registers
     static constexpr bool kWidens = false;
 
     template <int N>

@@ -97,7 +97,8 @@ private:
         }
     }
 
-    using Vector = float __attribute__((vector_size(16)));  // works on any CPU: compilers split it if there are no such registers
+    using Vector = float __attribute__((vector_size(16)));  // works on any CPU: compilers split vectors that are wider
+                                                            // than registers
     static constexpr int kVectors = kRows / 4;
 
     template <int N>

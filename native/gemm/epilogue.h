@@ -1,9 +1,10 @@
-// From sums to stored results. Included in a namespace (isa.h).
+// Converts sums to stored results. Included in a namespace (isa.h).
 
 // Applies the zero points to rows begin..end - 1 of a block's sums, modulo 2^32:
 //
-// Σ (a - za)(b - zb) = Σ ab - za Σ b - zb Σ a + terms · za · zb.
-// (__restrict__: so the values of the sides are not reloaded for each sum, and the loop is vectorized.)
+//     Σ (a - za)(b - zb) = Σ ab - za Σ b - zb Σ a + terms · za · zb
+//
+// __restrict__ keeps the compiler from reloading the sides for each sum, so the loop is vectorized.
 template <bool LhsZero, bool RhsZero>
 inline void center(int32_t* __restrict__ c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
     for (int i = begin; i < end; ++i) {
@@ -59,7 +60,7 @@ inline bool is_past_cache(const Job& job, int64_t bytes) {
     return job.p.m * job.p.n * bytes > large;
 }
 
-// Stores `columns` elements; in most cases all 32 of a block.
+// Stores `columns` elements; in most cases all 32 columns of a block.
 template <class T>
 inline void store_elements(const Job& job, T* out, const T* elements, int columns) {
     if (columns == kBlock && is_past_cache(job, sizeof(T))) store_lines(out, elements, sizeof(T) * kBlock);

@@ -14,8 +14,8 @@ public:
         return !job.grouped() && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
     }
 
-    // Multiplies `rows` of lhs by panel n to y (rows x 32): sums, or those of groups, scaled. Returns false if a code
-    // is infinite or NaN.
+    // Multiplies `rows` rows of lhs by panel n into y (rows x 32): plain sums, or scaled sums of groups. Returns false
+    // if a code is infinite or NaN.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales& folds,
                          int64_t n, float* y) {
         const Call call{job, reinterpret_cast<const float*>(lhs), sides, count, scales, folds, n, y};

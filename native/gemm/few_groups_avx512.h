@@ -1,7 +1,7 @@
 // Few rows times a panel of packed codes in groups: decoded values stay in registers. Included in a namespace (isa.h),
 // after gemm.h; codes_of_groups_avx512.h computes the sums of a group.
 
-// The zero points of 32 rows, group by group along k, one byte each; those of many groups are computed at a time.
+// The zero points of 32 rows, group by group along k, one byte each; computed for many groups at a time.
 class GroupZeros {
 public:
     GroupZeros(const hop_operand& o, const void* data, int64_t rows, int64_t groups)
@@ -25,7 +25,7 @@ public:
         return window_;
     }
 
-    // Whether the last ones computed are all below 16.
+    // Whether all zero points computed last are below 16.
     HOP_ALONE bool are_small() const {
         __m512i any = load512(window_);
         for (int i = 64; i < kWindow * kBlock; i += 64) any = _mm512_or_si512(any, load512(window_ + i));
@@ -63,13 +63,14 @@ private:
     alignas(64) uint8_t window_[kWindow * kBlock] = {};
 };
 
-// The inputs of a group's sums: quads `quad` to `end` of each of `slices` slices, zero points and terms.
+// The operands of a group's sums: quads `quad` to `end` of each of `slices` slices, zero points and the number of
+// terms.
 struct GroupCodes {
     const uint8_t *a, *b;
     int64_t stride, slices;  // stride: bytes between slices of `a`
     int quad, end;
-    const uint8_t* zero;  // of 32 columns
-    const int32_t* pair;  // of the rows
+    const uint8_t* zero;  // one per column
+    const int32_t* pair;  // one per row
     int32_t terms;
 };
 
@@ -124,7 +125,8 @@ private:
                      stride, span, 0, quads, nullptr, nullptr, 0};
         int64_t slices = job.slices;
         const bool once = rows.first == 0;
-        // Later rows find codes in the cache that the first ones read: memory bandwidth is free for the next panel.
+        // Later row blocks find the codes that the first one read in the cache, so memory bandwidth is free for the
+        // next panel.
         const int64_t size = job.slices * tiles;
         Ahead next_codes(job.p.m > kTogether ? g.b + size + size * rows.first / job.p.m : nullptr, size * N / job.p.m, job.groups);
         Ahead next_scales = rows_ahead(job, job.p.rhs.scale, once ? job.rhs.scale : nullptr, first, 4);

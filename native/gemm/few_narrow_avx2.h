@@ -5,7 +5,7 @@ class FewNarrow {
 public:
     static constexpr int kMost = 4;  // more rows are faster with tiles
 
-    // All zero points must be equal. The sums of columns must be known, if they are over all k.
+    // Requires equal zero points, and known column sums if the sums run over all k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         if (job.p.m > kMost || o.layout != HOP_TILED || o.zero_format != HOP_NONE) return false;
@@ -13,7 +13,7 @@ public:
         return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
     }
 
-    // Computes y (rows x 32): sums, or those of groups, scaled.
+    // Computes y (rows x 32): plain sums, or scaled sums of groups.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales, BlockScales&, int64_t n, float* y) {
         in_row_blocks<kMost>(static_cast<int>(job.p.m), [&](auto rows, int) {
             constexpr int N = rows.value, T = N <= 2 ? 2 : 1;
@@ -26,7 +26,7 @@ public:
     }
 
 private:
-    // Multiplies N rows by the 16 columns of each of T tiles; with `Summed` it also adds the columns' codes.
+    // Multiplies N rows by the 16 columns of each of T tiles; with `Summed` also sums the columns' codes.
     template <int N, int T, bool Summed>
     static void columns(const Job& job, const uint8_t* a, const Side* sides, int64_t count, BlockScales& scales, int64_t n, int tile, float* y) {
         constexpr int M = 2 * T;  // vectors of columns

@@ -1,22 +1,22 @@
-// Few rows by the 32 columns of a panel: numbers go from codes to products in registers, in an order of their own, which
-// has to be asked for (hop_reorder_few_rows). Included in a namespace (isa.h) of a CPU with products of bfloat16, after
-// words_avx512.h and scales.h.
+// Few rows by the 32 columns of a panel: values go from codes to products in registers. The summation order differs
+// from that of the engines, so callers must allow it (hop_reorder_few_rows). Included in a namespace (isa.h) of a CPU
+// with bfloat16 products, after words_avx512.h and scales.h.
 
 constexpr int kFewRows = 2;
 
-// The factors of the sums of blocks of `block` k, of which `ks` have theirs one behind the other.
+// Scales for sums over blocks of `block` k. The scales of the next `ks` k are contiguous.
 struct Factors {
     int64_t block, ks;
-    const float* rhs;    // of 32 columns
-    const Side* lhs;     // of rows; nullptr: 1
-    int64_t lhs_stride;  // from block to block: 0 or 1
+    const float* rhs;    // 32 columns per block; nullptr: 1
+    const Side* lhs;     // rows; nullptr: 1
+    int64_t lhs_stride;  // entries between blocks: 0 or 1
 };
 
-// N rows of lhs, in tiles of words, by a panel in tiles of codes, to y (N rows x 32). Blocks have a multiple of 16 k;
-// factors(k) are those from k on.
+// Multiplies N rows of lhs, in tiles of words, by a panel in tiles of codes, into out (N rows x 32). Blocks are
+// multiples of 16 k; factors(k) returns the scales from k on.
 template <int N, bool Packed, class Numbers, class Find>
 inline void few_rows(const Numbers words, const uint8_t* lhs, const uint8_t* rhs, int64_t size, Find factors, float* out) {
-    constexpr int kSums = N == 1 ? 2 : 1;  // of each element: products that wait for each other cost more than they do
+    constexpr int kSums = N == 1 ? 2 : 1;  // accumulators per element: two hide the latency of a single row's products
     constexpr int64_t kStep = 16;
     const auto load = [&](int half, int quad) {
         const uint8_t* tile = rhs + half * (Packed ? kTile / 2 : kTile);
@@ -82,9 +82,9 @@ inline void few_rows(int rows, const Numbers& words, const uint8_t* lhs, const u
     else few_rows<kFewRows, Packed>(words, lhs, rhs, size, factors, out);
 }
 
-// Products of floats of few rows.
+// Float products with few rows.
 struct FewRows {
-    // The k of a block whose sums have a scale of their own: a group, or what a fold belongs to.
+    // The number of k whose sum is scaled as a unit: a group, or a block of the fold.
     static int64_t block_of(const Job& job) {
         const hop_scale& fold = job.p.rhs.fold;
         if (job.grouped()) return job.group;
@@ -92,7 +92,8 @@ struct FewRows {
         return fold.ks < job.p.k ? fold.ks : job.slices * kSlice;
     }
 
-    // Whether a product of floats is done so: blocks of rhs have a factor each, of a group or a fold.
+    // Whether this kernel supports the product: packed codes without zero points, with one sum over all k, or one
+    // factor per block of rhs from a group or a fold.
     static bool take(const Job& job, const uint8_t* lhs) {
         const hop_operand& o = job.p.rhs;
         const bool folds = o.fold.format != HOP_NONE;
@@ -102,8 +103,8 @@ struct FewRows {
         return !folds || are_moderate(lhs, static_cast<int>(job.p.m), job.slices);
     }
 
-    // Whether all words but zeros lie between 2^-60 and 2^60: products and their sums, times a scale like these, stay in the
-    // range of normal numbers.
+    // Whether all nonzero words are between 2^-60 and 2^60: products and their sums, times a scale in that range, stay
+    // normal numbers.
     static bool are_moderate(const uint8_t* tiles, int rows, int64_t slices) {
         bool all = true;
         for (int64_t tile = 0; tile < 2 * slices; ++tile, tiles += kTile)
@@ -116,8 +117,8 @@ struct FewRows {
         return all;
     }
 
-    // Multiplies `rows` of lhs by panel n, to y (rows x 32): sums, or scaled ones of groups. False if scales are such that
-    // words have to be multiplied by them first.
+    // Multiplies `rows` rows of lhs by panel n into y (rows x 32): plain sums, or scaled sums of groups. Returns false
+    // if the folds are outside the range of are_moderate, so that words must be multiplied by them first.
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* lhs_sides, int64_t sides, BlockScales& scales,
                                BlockScales& folds, int64_t n, float* y) {
         const hop_operand& o = job.p.rhs;

@@ -1,17 +1,17 @@
-// Few rows of floats by a panel, with the sums that the engine of many rows makes, bit for bit: words go from codes
-// to products in registers. Included in a namespace (isa.h), after floats_avx512.h.
+// Few rows of floats by a panel, bit for bit with the sums of the many-row engine: words go from codes to products in
+// registers. Included in a namespace (isa.h), after floats_avx512.h.
 
 template <class Products>
 class FewRows {
 public:
-    // Whether a product is done so: of packed codes without zero points, with one sum for all of k.
+    // Whether this kernel supports the product: packed codes without zero points, with one sum over all k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
-        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // twice is too often to fold scales in
+        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // fold scales in once only
         return job.p.m <= most && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
     }
 
-    // `rows` of lhs by panel n, to sums (rows x 32).
+    // Multiplies the rows of lhs by panel n into sums (rows x 32).
     static bool multiply(const Job& job, const uint8_t* lhs, const Side*, int64_t, BlockScales&, BlockScales& folds, int64_t n, float* sums) {
         const Decoder& d = *decoder(job.p.rhs.format);
         if (is_narrow(job.p.rhs.format)) by_rows<true>(job, NarrowWords(d), lhs, folds, n, sums);
@@ -22,7 +22,7 @@ public:
 
 private:
     static constexpr int kChains = Products::kChains;
-    static constexpr int kTogether = kChains == 1 ? 6 : 3;  // rows whose sums the registers hold, beside tables
+    static constexpr int kTogether = kChains == 1 ? 6 : 3;  // rows whose sums fit in registers together with the tables
     static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
 
     template <bool Packed, class Numbers>
@@ -60,7 +60,7 @@ private:
 
     static int special_of(const Job& job) { return decoder(job.p.rhs.format)->special; }
 
-    // The chains of a chunk become the first of the next.
+    // At the end of a chunk: adds the second chain to the first, and clears it.
     template <int N>
     static HOP_IN_REGISTERS void add_up(__m512 (&c)[kChains][N][2]) {
         for (int i = 0; kChains == 2 && i < N; ++i)
@@ -70,7 +70,7 @@ private:
             }
     }
 
-    // A slice whose scales, or numbers, are not among the common ones.
+    // Multiplies a slice with scales or values that `slice` does not support.
     template <int N>
     static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[kChains][N][2]) {
         const Words words(job.p.rhs.format);
@@ -81,8 +81,8 @@ private:
             for (int e = 0; e < 2; ++e) add_quad<Products>(lhs, tiles, quad, e, c[e % kChains]);
     }
 
-    // `vectors` quads share a fold of each column. False if words, folded so, are not what they should be: of infinities,
-    // NaN, and what is not a normal number.
+    // Multiplies a slice; `vectors` quads share a fold for each column. Returns false if a folded word would be wrong:
+    // infinities, NaN, and results that are not normal numbers.
     template <int N, bool Packed, bool Folded, class Numbers>
     static HOP_IN_REGISTERS bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
         constexpr bool halves = Numbers::kHalves;

@@ -1,6 +1,6 @@
-// From sums to a floating-point output, with AVX-512. Included in a namespace (isa.h), after epilogue.h.
+// Converts sums to a floating-point output, with AVX-512. Included in a namespace (isa.h), after epilogue.h.
 
-// Words in the upper halves of lanes; the lower halves are arbitrary.
+// bfloat16 words in the upper halves of lanes; the lower halves are arbitrary.
 inline __m512i bfloat16_above(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);

@@ -1,4 +1,4 @@
-// From sums to a floating-point output, for any instruction set. Included in a namespace (isa.h), after epilogue.h.
+// Converts sums to a floating-point output, for any instruction set. Included in a namespace (isa.h), after epilogue.h.
 
 // Computes (float(c) · s_lhs) · s_rhs, plus the bias; each operation is rounded.
 template <class Sum>

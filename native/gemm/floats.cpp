@@ -1,9 +1,9 @@
-// Products of float32 and float16 with quantized factors. At level avx2, which multiplies floats in float32, they are
-// factors like others; at other levels the product is computed with bfloat16 numbers.
+// Products of float32 and float16 with quantized operands. The avx2 level multiplies in float32 and takes them like any
+// other operand; other levels compute the product with bfloat16.
 //
 // A float32 number is exactly the sum of three bfloat16 numbers: its upper 8 bits, the next 8 and the last 8; a float16
-// number is the sum of two. The parts become additional rows of lhs, so that the right factor is read once, and their
-// results are added, from the least significant.
+// number is the sum of two. The parts become additional rows of lhs, so that rhs is read once, and their results are
+// added, starting with the least significant.
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -15,8 +15,8 @@ namespace hop {
 namespace {
 
 constexpr int64_t kFew = 16;                        // rows up to which reading the weight dominates
-constexpr int64_t kElements = int64_t(1) << 19;     // elements of the left factor, and of the result, processed at a time
-constexpr int64_t kRowsOfThread = int64_t(1) << 14;  // elements that pay for a thread
+constexpr int64_t kElements = int64_t(1) << 19;     // elements of lhs, and of the result, processed at a time
+constexpr int64_t kRowsOfThread = int64_t(1) << 14;  // least number of elements that is worth a thread
 
 uint32_t bits_of(float x) {
     uint32_t bits;

@@ -1,8 +1,7 @@
 // Float products with AVX2, in float32 with fused multiply-adds. Included in a namespace (isa.h), after numbers_avx2.h.
 //
-// A tile of rhs is [64][16 columns] floats, one of lhs [16 rows][64]. Products are added one after the other, in the
-// order of k, beginning with the first k of all, or of the group. So a sum does not depend on the other rows or on the
-// chunks.
+// A tile of rhs is [64][16 columns] floats, a tile of lhs is [16 rows][64]. Products are added one by one in the order
+// of k, from the first k of the sum or of the group, so a sum depends neither on the other rows nor on the chunks.
 
 class Floats {
 public:
@@ -88,9 +87,9 @@ private:
         });
     }
 
-    static constexpr int kMost = 6;  // rows at a time: 12 registers of sums
+    static constexpr int kMost = 6;  // rows at a time: 12 accumulator registers
 
-    // One or two rows use both tiles of a panel, more rows use one: at most twelve sums.
+    // One or two rows use both tiles of a panel, more rows use one: at most twelve accumulators.
     template <class Body>
     static void blocks(int rows, Body body) {
         for (int tile = 0; tile < 2; ++tile)

@@ -1,15 +1,15 @@
 // Float products with AVX-512. Included in a namespace (isa.h), after engine_avx512.h.
 //
 // The order in which products are added depends only on k, not on the number of rows. Each Numbers class has kChains
-// independent sums for each element; each chain adds a chunk's products in the order of k:
+// independent accumulators for each element; each chain adds a chunk's products in the order of k:
 //
 //     template <int N> add(a, left, right, quad, e, sums)
 //         products of rows of lhs and words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
 //
-// A single chain adds both; of two chains each adds one, and they are added at the end of a chunk. Groups use one
-// chain.
+// A single chain adds both; with two chains each adds one, and the chains are added at the end of a chunk. Groups use
+// one chain.
 
-// For functions on arrays that must stay in registers: a call would move them to memory.
+// For functions on arrays that must stay in registers: a call would spill them to memory.
 #define HOP_IN_REGISTERS inline __attribute__((always_inline))
 
 // Adds the products of one quad of tiles.
@@ -70,7 +70,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 registers of sums; bytes of one row
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at a time: 24 accumulators; bytes of one row
     static constexpr int kChains = Numbers::kChains;
 
     template <int N, class Between>
@@ -89,7 +89,7 @@ private:
             }
             if constexpr (kChains == 2) end<N>(c[0], c[1], sums);
             else end<N>(c[0], sums);
-        } else {  // one chain after the other: the registers hold only one
+        } else {  // one chain after the other: the registers hold only one chain
             __m512 c[N][2], first[N][2];
             begin<N>(sums, add, c);
             chain<N>(a, stride, b, slices, quad, quads, 0, c, between);

@@ -7,7 +7,7 @@
 //         for each chunk of slices        the panel's tiles stay in the first-level cache, decoded if codes are not tiles
 //           for each row block            an engine multiplies 32 rows by 32 columns
 //
-// An Engine has a type of sums, the bytes of an element of its tiles (kBytes; kLhsBytes for lhs), and
+// An Engine defines the type of its sums, the bytes of an element of its tiles (kBytes; kLhsBytes for lhs), and
 //
 //     Engine(rows, quads)                         rows of a row block (16 or fewer: of the only block); quads of a step
 //     template <int R> multiply(a, b, rows, slices, sums, add, between)
@@ -15,11 +15,11 @@
 //     template <int R> step(a, b, rows, quad, sums, between)      the same over `quads` quads of a slice, overwriting sums
 //
 // It calls between() regularly, in `multiply` after each slice, for other work that overlaps with the products.
-// Optional:
+// Optional members:
 //
 //     lhs_tile(tile, out)                         converts a tile of lhs to the engine's format
 //     lhs_slice(job, first, rows, slice, out), rhs_tile(job, folds, first, slice, out)
-//                                                 creates the engine's own tiles from codes, with any bytes per element
+//                                                 makes engine-specific tiles from codes, with any bytes per element
 //     reads_codes(yes)                            receives whether tiles of rhs are packed codes, in memory
 //     kLongChunk                                  bytes of a chunk of integers
 //     kGroup                                      bytes of lhs in a group of row blocks
@@ -42,7 +42,7 @@ private:
     int64_t each_, left_;
 };
 
-// The scales or zero points of the next panel's rows, if they are contiguous.
+// Prefetches the scales or zero points of the next panel's rows, if they are contiguous.
 inline HOP_ALONE Ahead rows_ahead(const Job& job, const hop_scale& s, const void* data, int64_t first, int64_t bytes) {
     if (!data || s.rows != 1 || s.k_stride != 1 || first + 2 * kBlock > job.p.n) return Ahead(nullptr, 0, 1);
     const int64_t size = kBlock * s.row_stride * bytes;
@@ -96,7 +96,7 @@ public:
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
-        // A chunk of twice the length costs less than moving the sums to memory and back, if it is the only one. Codes
+        // If a chunk of twice the length covers all k, it costs less than moving the sums to memory and back. Codes
         // that are read once need not stay in the cache.
         const bool once = ready_ && job.p.m <= kReadOnce, twice = kInteger && job.slices <= 2 * kChunkBytes / (2 * kUnit);
         if (!job.grouped() && (once || twice)) chunk_ = job.slices;
@@ -138,8 +138,8 @@ private:
         of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
         if (of_group > count) of_group = count;
         const int64_t row_groups = ceil_div(count, of_group);
-        // For many rows, rhs is converted to tiles once, unless conversion is fast. The same for columns, where several
-        // panels share cache lines and pages.
+        // For many rows, rhs is converted to tiles once, unless conversion is fast. The same for column-major rhs,
+        // where several panels share cache lines and pages.
         const bool fast = OwnTiles<Engine>::value && job_.p.rhs.layout == HOP_TILED;
         const bool ahead = !ready_ && ((row_groups > 1 && !fast) || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
         static thread_local Scratch strips;
@@ -196,7 +196,7 @@ private:
             }
     }
 
-    // Makes the tiles of two panels from complete columns of bytes; false if they are not.
+    // Makes the tiles of two panels from columns of bytes; false unless all rows and k of the panels exist.
     bool make_two(int64_t n, int64_t slice) {
         const hop_operand& o = job_.p.rhs;
         if (!kInteger || o.layout != HOP_STRIDED || is_narrow(o.format) || o.row_stride != 1) return false;
@@ -232,8 +232,8 @@ private:
         else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
-    // Scales the sums of one group, some rows at a time, while those of the next are computed; prefetches the following
-    // data.
+    // Scales the sums of one group, some rows at a time, while the engine computes the next group's sums; prefetches
+    // the data that follows.
     class Scaling {
     public:
         explicit Scaling(const Job& job) : job_(job) {}
@@ -305,7 +305,7 @@ private:
         }
 
     private:
-        // Multiplies without tiles of words; false if that is not possible.
+        // Multiplies without tiles of words; returns false if that is not possible.
         bool few_panel(int64_t n) {
             if constexpr (Engine::kFewRows) {
                 float* y = job_.grouped() ? y_ : reinterpret_cast<float*>(sums_);
@@ -322,17 +322,18 @@ private:
             return false;
         }
 
-        // The memory that is read after `count` slices before `end` of a panel, to be prefetched in `steps` steps.
+        // Prefetches, in `steps` steps, the memory that will be read: `count` slices of panel n from slice `end` on, or
+        // the first slices of panel `next`.
         Ahead ahead_of(int64_t n, int64_t next, int64_t end, int64_t count, int64_t steps) const {
-            // Prefetching codes twice makes reading them a third slower.
+            // Prefetching codes twice slows their reading by a third.
             if (m_.ready_ && job_.p.m <= FetchedRows<Engine>::value) return Ahead(nullptr, 0, 1);
             const bool more = end < job_.slices;
             const void* source = more || next >= 0 ? m_.source(more ? n : next, more ? end : 0) : nullptr;
             return Ahead(source, count * m_.source_bytes(), steps);
         }
 
-        // Returns the tiles of a chunk, and adds the sums of its columns in each of `groups` if they are needed and not
-        // known.
+        // Returns the tiles of a chunk. Adds the sums of the columns' codes in each of `groups`, if they are needed and
+        // not known.
         const uint8_t* chunk(int64_t n, int64_t first, int64_t count, int64_t groups) {
             const uint8_t* tiles = tiles_;
             if (m_.made_) {
@@ -503,7 +504,7 @@ private:
 
     Job& job_;
     int64_t chunk_, block_bytes_, slab_;
-    int64_t sides_;  // for each row block: 1 if all groups have the same
+    int64_t sides_;  // per row block: 1 if all groups have the same
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
     bool kept_ = false;  // whether sums of groups stay in registers

@@ -3,8 +3,8 @@
 
 // Processes rows first..first + N - 1. Like add_group of groups_plain.h, bit for bit: each operation is rounded, and
 // groups are added in order. Paired: zero points are included in the initial sums; Scaled: lhs has scales. For integers
-// y stays in registers. For floats it stays in memory, for twice as many rows: fewer sums would be limited by latency
-// on CPUs that start two multiply-adds per cycle.
+// y stays in registers. For floats it stays in memory, for twice as many rows: fewer accumulators would be limited by
+// latency on CPUs that start two multiply-adds per cycle.
 template <class Numbers, int N, bool Paired, bool Scaled, class Between>
 inline void kept_groups(const KeptGroups& g, int first, const Between& between) {
     constexpr int64_t row_bytes = Numbers::kLhsBytes * kSlice, slice_bytes = 2 * Numbers::kBytes * kTile;

@@ -1,4 +1,4 @@
-// Engines whose instructions multiply four numbers of a row, one in each lane, by those of four columns. Included in a
+// Engines whose instructions multiply four values of a row, one per lane, by those of four columns. Included in a
 // namespace (isa.h), after skeleton_neon.h.
 //
 // Numbers defines the products of N rows and T tiles of 16 columns, with kVectors vectors of sums for a row of a tile:
@@ -36,9 +36,9 @@ public:
     }
 
 private:
-    static constexpr int kRow = kLhsBytes * kSlice, kRegisters = 24;  // bytes of a row; registers of sums
+    static constexpr int kRow = kLhsBytes * kSlice, kRegisters = 24;  // bytes of a row; accumulator registers
 
-    // Few rows use both tiles at once: fewer sums would be limited by latency.
+    // Few rows use both tiles at once: fewer accumulators would be limited by latency.
     template <class Body>
     static void blocks(int rows, Body body) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {

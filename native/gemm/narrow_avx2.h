@@ -27,7 +27,7 @@ inline HOP_INLINED void add_products(__m256i& sum, __m256i codes, __m256i x) {
 inline HOP_INLINED __m256i in_int32(__m256i sum, __m256i ones) { return _mm256_madd_epi16(sum, ones); }
 #endif
 
-// 16-bit ones, not created again at each use.
+// 16-bit ones that the compiler keeps in a register instead of recreating them at each use.
 inline HOP_INLINED __m256i kept_ones() {
     __m256i ones = _mm256_set1_epi16(1);
     __asm__("" : "+x"(ones));
@@ -136,7 +136,7 @@ public:
     }
 
 private:
-    static constexpr int kMost = 6;  // rows at a time: 12 registers of sums
+    static constexpr int kMost = 6;  // rows at a time: 12 accumulator registers
 
     template <class Body>
     static void blocks(int rows, Body body) {
@@ -159,7 +159,7 @@ private:
         }
     }
 
-    // Sums of Q quads, to be converted by in_int32.
+    // Sums of Q quads, to be converted with in_int32.
     template <int N, int Q>
     HOP_INLINED static inline void products(const uint8_t* a, const uint8_t* b, int quad, __m256i (&part)[N][2]) {
         a += quad * 4, b += quad * 64;

@@ -3,7 +3,7 @@
 
 template <class Numbers>
 struct NarrowSums {
-    // The sums of the columns' codes must be known: they are not computed here.
+    // Requires known sums of the columns' codes: this kernel does not compute them.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         return job.p.m <= kMost && o.layout == HOP_TILED && is_narrow(o.format) && (!lhs_has_zero(job) || knows_sums(job));
@@ -16,7 +16,7 @@ struct NarrowSums {
     }
 
 private:
-    static constexpr int kMost = 12;                                // maximum rows: 24 registers of sums
+    static constexpr int kMost = 12;                                // maximum rows: 24 accumulator registers
     static constexpr int64_t kStride = Numbers::kLhsBytes * kTile;  // bytes between slices of lhs
 
     struct Codes {
@@ -27,7 +27,7 @@ private:
         }
     };
 
-    // Few rows use several sums for each element, because a single one would be limited by latency.
+    // Few rows use several accumulators per element, because a single one would be limited by latency.
     template <int N>
     static void panel(const Job& job, const uint8_t* a, int64_t n, float* sums) {
         constexpr int S = N == 1 ? 4 : N <= 5 ? 2 : 1;
@@ -56,7 +56,7 @@ private:
         }
     }
 
-    // Adds to sums `First` and the next.
+    // Adds the products of two quads to accumulators `First` and `First` + 1, modulo S.
     template <int N, int S, int First>
     static HOP_INLINED void two_quads(const Codes& codes, const uint8_t* a, const uint8_t* b, int quad, __m512i (&c)[S][N][2]) {
         constexpr int first = First % S, second = (First + 1) % S;

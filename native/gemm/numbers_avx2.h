@@ -1,11 +1,11 @@
 // Decodes codes to float32 with AVX2. Included in a namespace (isa.h), after pack_rhs.h and loads_avx2.h.
 
-// How bytes are decoded. 4-bit codes are first looked up as 8-bit integers, which for e2m1 are twice the number.
+// How bytes are decoded. 4-bit codes are first looked up as 8-bit integers, which for e2m1 are twice the value.
 enum class Bytes { signed_integers, unsigned_integers, e4m3, e5m2 };
 
 constexpr bool are_floats(Bytes b) { return b == Bytes::e4m3 || b == Bytes::e5m2; }
 
-// Calls body with a constant: how bytes of a format are decoded.
+// Calls body with a constant: the Bytes value of a format.
 template <class Body>
 inline void by_bytes(int format, Body body) {
     switch (format) {
@@ -57,8 +57,8 @@ inline bool has_subnormals() {
     return !(_mm_getcsr() & subnormals_are_zeros);
 }
 
-// The numbers of eight columns from four bytes of each, or (Packed) from eight 4-bit codes: int4, or entries of a
-// table, minus a zero point.
+// The values of eight columns from four bytes of each, or (Packed) from eight 4-bit codes: int4, or table entries minus
+// a zero point.
 template <Bytes B, bool Packed, bool Table>
 struct Eight {
     static constexpr int kCodes = Packed ? 8 : 4;  // codes of a column
@@ -195,7 +195,7 @@ inline void tile_of_numbers(const Job& job, BlockScales& folds, int64_t first, i
     });
 }
 
-// Decodes 64 numbers of a row of lhs, from k on; those beyond the first `count` are 0.
+// Decodes 64 values of a row of lhs, from k on; those beyond the first `count` are 0.
 inline void row_of_numbers(const Job& job, int64_t row, int64_t k, int count, float* out) {
     const hop_operand& o = job.p.lhs;
     if (o.format == HOP_FLOAT32 || o.format == HOP_FLOAT16 || o.format == HOP_BFLOAT16) {

@@ -1,4 +1,4 @@
-// Packs the left factor, from codes to tiles. Included in a namespace (isa.h).
+// Packs lhs, from codes to tiles. Included in a namespace (isa.h).
 
 inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
 inline bool rhs_has_zero(const Job& job) { return has_zero(job.p.rhs) || job.rhs_shift != 0; }
@@ -7,7 +7,7 @@ inline bool lhs_has_zero(const Job& job) {
     return o.zero_format != HOP_NONE || o.zero - (o.format == HOP_UINT8 ? 128 : 0) + job.shift != 0;
 }
 
-// 64 codes of a row from k on, zeros after the first `count` of them. Returns a pointer to them.
+// Returns 64 codes of a row from k on, with zeros after the first `count`.
 inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int64_t row, int64_t k, int count, uint8_t* buffer) {
     const auto* base = static_cast<const uint8_t*>(codes);
     if (is_narrow(o.format)) {
@@ -88,7 +88,7 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
     }
 }
 
-// Computes scales, zero points and sums of the rows of a block in one group.
+// Computes scales, zero points and code sums of the rows of a block in one group.
 inline void side_of_rows(const Job& job, BlockScales& scales, int64_t first, int rows, int64_t group, bool sums, Side& side) {
     const hop_operand& o = job.p.lhs;
     const int64_t k = group * job.group, end = k + job.group < job.p.k ? k + job.group : job.p.k;

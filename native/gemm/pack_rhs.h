@@ -1,12 +1,12 @@
-// Packs the right factor, from codes to tiles. Included in a namespace (isa.h).
+// Packs rhs, from codes to tiles. Included in a namespace (isa.h).
 
-// The tile of rows first..first + 15 in a slice of a tiled factor with `size` k.
+// The tile of rows first..first + 15 in a slice of a tiled operand with `size` k.
 inline const uint8_t* tile_in_panel(const hop_operand& o, const void* data, int64_t size, int64_t first, int64_t slice) {
     const int64_t tile = (first / kBlock * ceil_div(size, kSlice) + slice) * 2 + first / kRows % 2;
     return static_cast<const uint8_t*>(data) + tile * (is_narrow(o.format) ? kTile / 2 : kTile);
 }
 
-// The tile of codes of rows first..first + 15 in a slice. Returns a pointer to it: `buffer` if it had to be made.
+// Returns the tile of codes of rows first..first + 15 in a slice: in place if possible, else in `buffer`.
 inline const uint8_t* tile_of_codes(
     const hop_operand& o, const void* data, int64_t rows, int64_t size, int64_t first, int64_t slice, uint8_t* buffer) {
     const auto* base = static_cast<const uint8_t*>(data);
@@ -108,11 +108,10 @@ inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& fo
     });
 }
 
-// Whether sums of the columns' codes were passed with the factor: over all k, so not for groups.
+// Whether the caller passed sums of the columns' codes. They run over all k, so they do not serve groups.
 inline bool knows_sums(const Job& job) { return job.rhs.sums && !job.grouped(); }
 
-// Loads scales and zero points of the columns of a block in one group. Their sums, if not known, are 0 until they are
-// added.
+// Loads scales and zero points of the columns of a block in one group. Unknown code sums start at 0.
 inline void side_of_columns(const Job& job, BlockScales& scales, int64_t first, int64_t group, Side& side) {
     const int64_t k = group * job.group, rest = job.p.n - first;
     std::memset(side.zero, 0, sizeof(side.zero));

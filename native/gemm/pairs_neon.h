@@ -41,7 +41,7 @@ public:
 private:
     static constexpr int kMost = 6, kPair = 2 * kLhsBytes * kSlice;  // pairs of rows at a time; bytes of one pair
 
-    // Few rows use 16 columns at once: fewer sums would be limited by latency.
+    // Few rows use 16 columns at once: fewer accumulators would be limited by latency.
     template <class Body>
     static void blocks(int rows, Body body) {
         in_row_blocks<kMost>((rows + 1) / 2, [&](auto pairs, int first) {
@@ -80,7 +80,7 @@ private:
 
     static Sum* row(Sum* sums, int pair, int four) { return sums + pair * 2 * kBlock + four * 4; }
 
-    // Converts between four columns of each of two rows, and two columns of both rows.
+    // Converts between vectors of four columns of one row and vectors of two columns of both rows.
     static void turn(Vector a, Vector b, Vector& first, Vector& second) {
         const uint64x2_t x = reinterpret_cast<uint64x2_t>(a), y = reinterpret_cast<uint64x2_t>(b);
         first = reinterpret_cast<Vector>(vzip1q_u64(x, y)), second = reinterpret_cast<Vector>(vzip2q_u64(x, y));

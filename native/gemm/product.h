@@ -24,7 +24,7 @@ constexpr int kSlice = 64, kRows = 16, kQuads = 16, kTile = kSlice * kRows;
 constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at a time
 constexpr int64_t kChunkBytes = 16 << 10;  // bytes of tiles of rhs, which stay in the first-level cache
 
-// The low and high bytes of each code's bfloat16 number.
+// The low and high bytes of each code's bfloat16 value.
 struct Decoder {
     uint8_t low[256], high[256];
     int codes;    // entries in use: 64, 128 (and a sign in the highest bit) or 256
@@ -32,15 +32,16 @@ struct Decoder {
 };
 
 // Prefetches a line of packed codes at some distance after `at`. Reading two tiles alternately creates two streams, for
-// which CPUs may prefetch too little: Zen 5 then reads at a third of the memory bandwidth. So lines are prefetched in
-// address order. (always_inline: GCC assumes that a function with only prefetches has no effect, and removes its
-// calls.)
+// which CPUs may prefetch too little: Zen 5 then reads at a third of the memory bandwidth. Lines are therefore
+// prefetched in address order. (always_inline: GCC assumes that a function with only prefetches has no effect, and
+// removes its calls.)
 inline __attribute__((always_inline)) void fetch_in_order(const uint8_t* at) {
-    constexpr int64_t ahead = 8 << 10;  // shorter distances do not last while the scales of many groups are computed
+    constexpr int64_t ahead = 8 << 10;  // shorter distances run out while the scales of many groups are computed
     __builtin_prefetch(at + ahead, 0, 3);
 }
 
-// The values that `vectors` successive vectors of 16 quads share, one for each quad; the next ones are at `stride`.
+// The values that `vectors` successive vectors of 16 quads share, one for each quad; the values of the next vectors
+// follow at `stride`.
 template <class T>
 struct PerQuads {
     const T* numbers = nullptr;  // nullptr: none

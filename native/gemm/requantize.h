@@ -1,17 +1,17 @@
 // Requantizes a row of 32 sums to codes, as defined in hop.requantization. Included in a namespace (isa.h).
 
-// The parameters of a block's codes: scale and zero point of the output for each column, and what follows from them and
-// the scales of the operands.
+// The parameters of a block's codes: the output's scale and zero point for each column, and values derived from them
+// and from the operands' scales.
 struct Target {
     float scale[kBlock];
     int32_t zero[kBlock];
     int32_t least[kBlock], most[kBlock];  // codes of the bounds of a fused activation
-    float factor[kBlock];                 // real values times it, or sums times it, are steps
+    float factor[kBlock];                 // converts real values, or sums, to steps
     int64_t mantissa[kBlock], shift[kBlock];
     uint64_t bias[kBlock];  // in units of the sums
 };
 
-// Whether codes are computed from real values, by the scale or by its reciprocal.
+// Whether codes are computed from real values, by dividing by the scale or multiplying by its reciprocal.
 inline bool by_real(const hop_output& o) { return o.requantize == HOP_DIVISION || o.requantize == HOP_RECIPROCAL; }
 
 inline float steps_of(const hop_output& o, float x, float scale) {
@@ -128,7 +128,7 @@ inline void load_rounded_bias(float lhs, const float* rhs, const float* bias, Ta
     }
 }
 
-// Computes what depends on the scales of the operands.
+// Computes the values that depend on the operands' scales.
 inline void load_factors(const hop_output& o, float lhs, const float* rhs, const float* bias, Target& t) {
     if (by_real(o)) {
         for (int j = 0; j < kBlock; ++j) t.factor[j] = 1.f / t.scale[j];
@@ -142,7 +142,7 @@ inline void load_factors(const hop_output& o, float lhs, const float* rhs, const
             fixed_point(static_cast<double>(lhs) * rhs[j] / t.scale[j], t.mantissa[j], t.shift[j]);
 }
 
-// Converts one row of sums to codes, by the output's convention. `bias`: real values, or nullptr.
+// Converts one row of sums to codes, by the output's rounding convention. `bias`: real values, or nullptr.
 template <class Sum>
 inline void requantize_row(
     const hop_output& o, Sum* sums, float lhs, const float* rhs, const float* bias, const Target& target, uint8_t* out, int columns) {

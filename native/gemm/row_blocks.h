@@ -1,6 +1,6 @@
 // Included in a namespace (isa.h).
 
-// Work between tiles (gemm.h) that is done for one row block only; it has the same type for all blocks.
+// Work between tiles (gemm.h) that runs for the first row block only; the type is the same for all blocks.
 template <class Between>
 struct Once {
     Between& between;
@@ -10,7 +10,7 @@ struct Once {
     }
 };
 
-// Calls body(N, first) for `rows` (at most 32) in blocks of at most `Most`, of about the same size: N.value.
+// Calls body(N, first) for `rows` (at most 32) in blocks of at most `Most`, of about the same size; N is a constant.
 template <int Most, int N = Most, class Body>
 inline void in_row_block(int rows, int first, Body& body) {
     if constexpr (N > 1)

@@ -1,4 +1,4 @@
-// Scales and zero points of the rows of a factor. Included in a namespace (isa.h), after tiles.
+// Scales and zero points of an operand's rows. Included in a namespace (isa.h), after tiles.
 
 // Calls body(i, index) for rows first..first + count - 1 with the index of their block.
 template <class Body>
@@ -42,8 +42,7 @@ inline void load_zeros(const hop_operand& o, const void* data, int64_t first, in
     });
 }
 
-// The scales of 32 rows, block by block along k. If a row's scales are contiguous, those of many blocks are loaded at a
-// time.
+// The scales of 32 rows, block by block along k. If a row's scales are contiguous, many blocks are loaded at a time.
 class BlockScales {
 public:
     BlockScales(const hop_scale& s, const void* data, int64_t rows, int64_t k)
@@ -53,8 +52,9 @@ public:
         if (int64_t(1) << shift_ != s.ks) shift_ = -1;
     }
 
-    // The scales of rows first..first + 31 in the block that contains k, 0 for missing rows; after them those of the
-    // following blocks, up to the next multiple of 16. They are valid until the next call.
+    // Returns the scales of rows first..first + 31 in the block that contains k, 0 for missing rows; the scales of the
+    // following blocks come after them, up to the end of the aligned window of kWindow blocks. Valid until the next
+    // call.
     const float* at(int64_t first, int64_t k) {
         const int64_t block = blocks_ == 1 ? 0 : shift_ >= 0 ? k >> shift_ : k / s_.ks, begin = block / kWindow * kWindow;
         if (first != first_ || begin != begin_) {
@@ -64,13 +64,13 @@ public:
         return window_[block - begin];
     }
 
-    // Whether the scales loaded together with the last ones are all 0, or between 2^-60 and 2^60.
+    // Whether all scales of the window last loaded are 0, or between 2^-60 and 2^60.
     bool are_moderate() {
         if (!judged_) judge(blocks_ - begin_ < kWindow ? blocks_ - begin_ : kWindow);
         return moderate_;
     }
 
-    static constexpr int kWindow = 64;  // blocks that are loaded at a time, aligned to multiples of it
+    static constexpr int kWindow = 64;  // blocks per load, aligned to multiples of it
 
 private:
 
@@ -85,7 +85,7 @@ private:
             return;
         }
         for (int half = 0; half < 2; ++half)
-            for (int64_t line = 0; line < bytes; ++line) {  // of 64 bytes: 64 / bytes blocks
+            for (int64_t line = 0; line < bytes; ++line) {  // lines of 64 bytes: 64 / bytes blocks
                 const int64_t each = kWindow / bytes, from = line * each;
                 const int64_t here = count - from < each ? count - from : each;
                 if (here > 0) part(first + half * kRows, rows - half * kRows, begin + from, here, bytes, half, from);

@@ -97,7 +97,7 @@ inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* cons
         const __m512i c = _mm512_unpacklo_epi16(high01, high23), d = _mm512_unpackhi_epi16(high01, high23);
         const __m512i ab02 = _mm512_shuffle_i32x4(a, b, 0x88), ab13 = _mm512_shuffle_i32x4(a, b, 0xdd);
         const __m512i cd02 = _mm512_shuffle_i32x4(c, d, 0x88), cd13 = _mm512_shuffle_i32x4(c, d, 0xdd);
-        // of 16 columns each: a, b, c and d in turn
+        // 16 columns each of a, b, c and d
         const __m512i order = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13), next = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
         store512(tiles[0] + quad * 64, _mm512_permutex2var_epi64(ab02, order, cd02));
         store512(tiles[1] + quad * 64, _mm512_permutex2var_epi64(ab13, order, cd13));
@@ -160,7 +160,7 @@ inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
 // Makes lines that bypassed the cache visible before subsequent stores.
 inline void fence() { _mm_sfence(); }
 
-// Stores whole cache lines past the cache: they are not read soon, and need not be fetched first.
+// Stores whole cache lines past the cache: they are not read soon, and the cache need not fetch them first.
 inline void store_lines(void* out, const void* data, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(out) % 64 || bytes % 64) {
         std::memcpy(out, data, bytes);

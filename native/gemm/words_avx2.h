@@ -62,7 +62,7 @@ private:
     }
     static __m256i upper() { return _mm256_set1_epi32(static_cast<int>(0xffff0000)); }
 
-    // 4-bit codes, by tables of low and of high bytes.
+    // Looks up 4-bit codes in tables of low and of high bytes.
     void narrow(__m256i code, __m256i& even, __m256i& odd) const {
         const __m256i lower = _mm256_set1_epi16(0x00ff);
         const __m256i low = _mm256_shuffle_epi8(ends_[0], code), high = _mm256_shuffle_epi8(ends_[1], code);
@@ -70,7 +70,7 @@ private:
         odd = _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(lower, high));
     }
 
-    // E4M3 and E5M2 in 16 bits each: magnitudes 8 to 119 are shifted and offset, lower and higher ones are looked up.
+    // E4M3 and E5M2, in 16 bits each: magnitudes 8 to 119 are shifted and offset, others are looked up.
     __m256i bytes(__m256i code) const {
         const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(127));
         const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(128)), 8);

@@ -43,7 +43,7 @@ struct ByteWords {
     }
 };
 
-// A fold of 16 quads as words: the increments for numbers 2^i, and for numbers 1.5 · 2^i; both are bits(fold · m) -
+// A fold of 16 quads as words: the increments for numbers 2^i, and for numbers 1.5 · 2^i. Both are bits(fold · m) -
 // bits(m).
 struct Fold {
     __m512i one, half;
@@ -52,11 +52,11 @@ struct Fold {
     __mmask16 special;  // unsafe quads whose fold is infinite or NaN: 0 does not stay 0
 };
 
-// Numbers with at most one bit after the first (Halves) support folds that are any bfloat16 numbers; others only powers
-// of two.
+// Formats whose numbers have at most one mantissa bit set (Halves) support any bfloat16 fold; others only powers of
+// two.
 template <bool Halves>
 inline Fold fold_of(const float* numbers) {
-    constexpr int least = 17, most = 239;  // of the exponents: numbers of all formats are between 2^-16 and 2^15
+    constexpr int least = 17, most = 239;  // bounds of exponents: numbers of all formats are between 2^-16 and 2^15
     const __m512 fold = _mm512_loadu_ps(numbers);
     const auto words = [](__m512 x, int unit) {
         const __m512i bits = _mm512_castps_si512(x);
@@ -120,7 +120,7 @@ private:
             }
             return;
         }
-        __m512i most = _mm512_setzero_si512();  // of magnitudes
+        __m512i most = _mm512_setzero_si512();  // largest magnitudes
         __mmask16 unsafe = 0;
         const __m512i magnitude = _mm512_set1_epi8(Numbers::kHalves ? 7 : 127);
         for (int first = 0; first < vectors; first += fold.vectors) {
@@ -134,7 +134,7 @@ private:
                 store512(odd + i * 32, folded<Numbers::kHalves>(o, f));
             }
         }
-        // infinities, NaN and numbers that are not normal
+        // infinities, NaN and subnormal numbers
         const bool special = !Numbers::kHalves && decoder_.special < 256 &&
                              _mm512_cmpge_epu8_mask(most, _mm512_set1_epi8(static_cast<char>(decoder_.special))) != 0;
         if (special || unsafe) plainly<Packed>(codes, vectors, {}, fold, even, odd);

@@ -49,8 +49,7 @@ private:
         }
     }
 
-    // Multiplies numbers by the factor of their quad; if the results are not bfloat16 numbers, they are computed one by
-    // one.
+    // Multiplies values by the fold of their quad; results that are not bfloat16 numbers are recomputed one by one.
     void folded(const uint8_t* codes, const float* fold, uint16_t* even, uint16_t* odd) const {
         uint32x4_t rest = vdupq_n_u32(0);
         for (int i = 0; i < 4; ++i) {

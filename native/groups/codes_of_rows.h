@@ -1,9 +1,9 @@
-// Rows of x as products of integers take them: codes in the order of a weight's, and what each step needs beside its sum.
-// Included in a namespace (isa.h), after weight.h and the integers of a level.
+// Rows of x for integer products: codes in the order of a weight's codes, and the values that each step needs besides
+// its sum. Included in a namespace (isa.h), after weight.h and the integers of a level.
 
-// The steps of the summed dimension, in which no scale changes. A unit is a chunk, or half of one where a group is that.
+// The steps of k: ranges in which no scale changes. A unit is a chunk, or half of one if groups are half chunks.
 struct Steps {
-    static constexpr int64_t kMore = 3 * kBlock;  // codes of a row again, behind its end: 16 units may begin near to it
+    static constexpr int64_t kMore = 3 * kBlock;  // codes repeated after a row's end: 16 units may begin near it
     bool pairs;
     int64_t unit, chunks, units, padded, held, step, count, each, bytes;
 
@@ -18,8 +18,8 @@ struct Steps {
     }
 };
 
-// A row of x: codes, and of each step what is added to the sums of bytes from 0 up, the scale, and the scale times the sum of
-// codes. All of them come again behind the last.
+// A row of x: codes; and for each step the correction of sums with unsigned weight bytes, the scale, and the scale
+// times the sum of codes. All of them are repeated after the end.
 struct RowOfCodes {
     const int8_t* codes;
     const int32_t* added;
@@ -38,7 +38,7 @@ public:
         return {reinterpret_cast<const int8_t*>(at), reinterpret_cast<const int32_t*>(numbers), numbers + steps_.held, numbers + 2 * steps_.held};
     }
 
-    // Row `row` of x becomes row i.
+    // Converts row `row` of x to row i.
     HOP_ALONE void prepare(int64_t row, int64_t i, const Order& order) const {
         char* at = memory_ + i * steps_.of_row();
         auto* codes = reinterpret_cast<int8_t*>(at);
@@ -76,5 +76,5 @@ private:
     const float* scales_;
     int zero_;
     char* memory_;
-    int64_t own_, of_row_;  // elements of a scale of x, and scales of a row
+    int64_t own_, of_row_;  // elements per scale of x, and scales per row
 };

@@ -20,7 +20,8 @@ public:
     }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
-        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {  // tables are scaled in advance
+        // Scale the tables in advance.
+        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {
             const float factor = s.scale[chunk], less = F::kOffset ? s.offset[chunk] : 0.0f;
             if constexpr (F::kBits == 2)
                 look_up_pairs(scaled<F::kOffset>(table_, factor, less), scaled<F::kOffset>(of_second_, factor, less), codes, a, b);
@@ -67,7 +68,7 @@ HOP_ALONE inline void prepare(const hop_group_product& p, const void* x, int64_t
 
 // ---- few rows of x
 
-// Up to M rows of x times up to N rows of the weight; the last one is repeated for missing rows.
+// Multiplies up to M rows of x by up to N rows of the weight; the last row is repeated for missing ones.
 template <class F, int M, int N>
 void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight, const float* x, int64_t row, int64_t columns, float* memory) {
     constexpr int64_t codes_bytes = codes_of_chunk(F::kBits), high_bytes = high_of_chunk(F::kBits);
@@ -137,7 +138,7 @@ HOP_ALONE void decode_rows(const GroupCall& call, int64_t row, int64_t rows, con
     }
 }
 
-// M rows of x times a strip of kTileColumns rows of the weight, of which `columns` are valid.
+// Multiplies M rows of x by a strip of kTileColumns rows of the weight, `columns` of which are valid.
 template <int M>
 HOP_ALONE void tile(const GroupCall& call, const float* x, int64_t row, const float* strip, int64_t column, int64_t columns) {
     const int64_t k = call.p.k;
@@ -167,7 +168,7 @@ HOP_ALONE void tile(const GroupCall& call, const float* x, int64_t row, const fl
 
 // ---- a call
 
-// The functions that are compiled for each form of a weight.
+// The functions compiled for each form of a weight.
 struct FormOfFloats {
     void (*one)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);
     void (*two)(const GroupCall&, const float* x, int64_t first, int64_t last, float* memory);

@@ -5,7 +5,7 @@ namespace {
 
 bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_BFLOAT16 || format == HOP_FLOAT16; }
 
-// The reason why codes of x cannot be multiplied as integers, or null.
+// Returns the reason why codes of x cannot be multiplied as integers, or null.
 const char* declines_integers(const hop_group_product& p) {
     if (p.x_group < 0 || p.x_group % 32) return "for scales of rows of codes, or of multiples of 32 elements";
     const int64_t own = p.x_group && p.x_group < p.k ? p.x_group : p.k, group = p.scales.group;

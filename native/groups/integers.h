@@ -5,13 +5,13 @@
 //                        computed at a time, and multiplied by their scales; the terms of 16 rows of the weight are then
 //                        added up together
 //     many rows of x     16 rows of the weight are converted to a strip of bytes, with four bytes of each row in turn, and
-//                        each register holds the sums of 16 rows for a row of x
+//                        each register accumulates 16 rows of the weight for a row of x
 //
 // Integer sums are exact, and the float operations are the same in both methods and at every level. Only unpacking of
 // codes is compiled separately for each form of a weight (FormOfIntegers).
 
 constexpr int64_t kColumns = 16;         // rows of the weight at a time
-constexpr int64_t kIntegersFetched = 8 << 10;  // bytes of codes that are prefetched for few rows
+constexpr int64_t kIntegersFetched = 8 << 10;  // prefetch distance in bytes of codes, for few rows
 constexpr int64_t kBegun = 2 << 10;            // the same while rows of x are prepared
 
 // A product in the form that all functions use.
@@ -76,8 +76,8 @@ struct RowsOfTerms {
     float* terms[M];
 };
 
-// Processes `count` times 16 units, beginning at `unit` of the `units` of a row of x: computes terms, from `first` on,
-// if each unit has its scales, or else the sums of bytes. Arguments are copied, so that they stay in registers.
+// Processes `count` groups of 16 units, beginning at `unit` of the `units` of a row of x: computes terms, from `first`
+// on, if each unit has its own scale, or else the sums of bytes. Arguments are copied, so that they stay in registers.
 template <class F, int M, bool Terms>
 HOP_ALONE void of_units(const Codes& given, const RowsOfTerms<M>& r, const uint8_t* low, const uint8_t* high, RowScales s, int64_t first,
                         int64_t unit, int64_t units, int64_t count) {
@@ -132,7 +132,7 @@ public:
 private:
     int64_t each_, count_;  // units in a group of 16 chunks, and number of whole groups
     size_t rest_;
-    int64_t bytes_, high_;  // of a chunk
+    int64_t bytes_, high_;  // per chunk
     uint8_t own_[16 * codes_of_chunk(8)] = {}, own_high_[16 * high_of_chunk(6)] = {};
 };
 
@@ -163,10 +163,10 @@ auto add_steps_of(int64_t each) {
     return each == 2 ? add_steps<2, Offset> : each == 4 ? add_steps<4, Offset> : add_steps<0, Offset>;
 }
 
-// Adds up the terms of a row of x and 16 rows of the weight, which have the distance `apart`.
+// Adds up the terms of a row of x and 16 rows of the weight, whose distance is `apart`.
 HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, float* results) {
     alignas(64) float square[16 * kColumns];
-    constexpr int64_t few = 4;  // so few are added one by one in less time than transposing 16
+    constexpr int64_t few = 4;  // up to this many are added one by one, faster than transposing 16
     Lanes y{};
     int64_t first = 0;
     for (; first < count && (!first || count - first > few); first += 16) {
@@ -197,7 +197,7 @@ HOP_ALONE void decode_row(const Codes& codes, const uint8_t* low, const uint8_t*
     }
 }
 
-// The functions that are compiled for each form of a weight.
+// The functions compiled for each form of a weight.
 struct FormOfIntegers {
     template <int M>
     using OfUnits = void (*)(const Codes&, const RowsOfTerms<M>&, const uint8_t* low, const uint8_t* high, RowScales, int64_t first,
@@ -234,7 +234,7 @@ public:
     HOP_ALONE void operator()(int64_t column, int64_t columns) const {
         weight_.fetch(column + ahead_, columns);
         weight_.find(column, columns, scales_);
-        // Rows and their scales are contiguous: if each row consists of whole blocks and all rows together of whole
+        // Rows and their scales are contiguous. If each row consists of whole blocks, and all rows together of whole
         // groups of 16 units, a group may end one row and begin the next.
         const bool is_one = steps_.chunks % 4 == 0 && columns * steps_.units % 16 == 0;
         const int64_t apart = is_one ? steps_.units : steps_.padded, rows = is_one ? 1 : columns;
@@ -273,7 +273,7 @@ private:
     const Weight weight_;
     float* scales_;
     RowsOfTerms<M> rows_;
-    int64_t ahead_;  // rows of the weight ahead of which scales are prefetched
+    int64_t ahead_;  // distance in rows of the weight at which scales are prefetched
 };
 
 // ---- many rows
@@ -288,7 +288,7 @@ public:
         return weight.floats(kColumns) + 2 * kColumns * steps.padded + kColumns * steps.bytes / 2;
     }
 
-    // Processes rows of x from `first` on; the first is row 0 here.
+    // Processes rows of x from `first` on; the memory begins at row `first`.
     HOP_ALONE void operator()(int64_t column, int64_t first, int64_t rows) const {
         const int64_t rest = call_.p.n - column, columns = rest < kColumns ? rest : kColumns;
         decode(column, columns);
@@ -370,7 +370,7 @@ private:
     const FormOfIntegers& form_;
     const Weight weight_;
     const RowsOfCodes& x_;
-    float *found_, *scales_, *offsets_;  // by rows of the weight, and by steps
+    float *found_, *scales_, *offsets_;  // per row of the weight, and per step
     uint8_t *rows_, *strip_;
 };
 

@@ -1,10 +1,10 @@
-// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX2; at level avx_vnni by dot
+// Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX2; at level avx_vnni with dot
 // products of four bytes. Included in a namespace (isa.h), after the lanes.
 
-struct Bytes {  // 64, 16 of each of four chunks
+struct Bytes {  // 64 bytes, 16 of each of four chunks
     __m256i lo, hi;
 };
-struct Ints {  // 16 of int32
+struct Ints {  // 16 int32
     __m256i lo, hi;
 };
 constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x in a product from registers, and from a strip
@@ -24,7 +24,7 @@ HOP_INLINE Ints plus_ints(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo)
 HOP_INLINE Lanes to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 
-// For each 128 bits of four e: the sums of e[j], for chunks 4 j to 4 j + 3, in the order of chunks.
+// For each 128 bits of the four e: the sums of e[j], for chunks 4 j to 4 j + 3, in chunk order.
 HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
     const auto added = [](__m256i a, __m256i b, __m256i c, __m256i d) {
         const __m256i low = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -37,7 +37,7 @@ HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
             _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(a, b), order)};
 }
 
-// The same for each half of a chunk, for two e.
+// The same per half chunk, for two e.
 HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     const auto added = [](__m256i a, __m256i b) {
         const __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
@@ -47,7 +47,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     return {_mm256_permute4x64_epi64(_mm256_unpacklo_epi64(a, b), 0xd8), _mm256_permute4x64_epi64(_mm256_unpackhi_epi64(a, b), 0xd8)};
 }
 
-// Transposes 16 lines of 64 bytes, `stride` bytes apart, in units of words.
+// Transposes 16 lines of 64 bytes, `stride` bytes apart, in 4-byte units.
 static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int row = 0; row < 16; row += 8)
         for (int column = 0; column < 16; column += 8) {
@@ -67,7 +67,7 @@ static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
         }
 }
 
-// sum + products of unsigned and signed bytes, with AVX-VNNI, in code that is compiled for AVX2.
+// sum + products of unsigned and signed bytes, with AVX-VNNI, in code compiled for AVX2.
 HOP_INLINE __m256i dots_of_bytes(__m256i sum, __m256i w, __m256i x) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
     return sum;
@@ -96,7 +96,7 @@ public:
     template <int Bits>
     HOP_INLINED Block block(const uint8_t* codes, const uint8_t* high) const {
         Block b;
-        constexpr int bytes = Bits == 8 ? 64 : Bits < 4 ? 16 : 32, more = Bits == 6 ? 16 : 0;  // of two chunks
+        constexpr int bytes = Bits == 8 ? 64 : Bits < 4 ? 16 : 32, more = Bits == 6 ? 16 : 0;  // for two chunks
         two<Bits>(codes, high, place_.lo, b.first.lo, b.second.lo);
         two<Bits>(codes + bytes, high + more, place_.hi, b.first.hi, b.second.hi);
         return b;
@@ -108,7 +108,7 @@ public:
         sum.hi = added(sum.hi, w.first.hi, load_half(x + 32), w.second.hi, load_half(x + 96));
         return sum;
     }
-    // Adds products of four codes of 16 rows of the weight and four of x.
+    // Adds the products of four codes of 16 rows of the weight and four codes of x.
     HOP_INLINED Ints quad(Ints sum, Bytes w, const int8_t* x) const {
         int32_t four;
         std::memcpy(&four, x, 4);
@@ -119,7 +119,7 @@ public:
     }
 
 private:
-    // Products of bytes below 64 and int8 fit in int16 in sums of four; others are processed in halves.
+    // A sum of four products of bytes below 64 and int8 fits in int16; other bytes are processed in halves.
     enum class By { bytes, halves, dots };
 
     HOP_INLINED __m256i added(__m256i sum, __m256i w, __m256i x, __m256i v, __m256i y) const {

@@ -1,8 +1,8 @@
 // Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, with AVX-512 VNNI. Included in a
 // namespace (isa.h), after the lanes.
 
-using Bytes = __m512i;  // 64, 16 of each of four chunks
-using Ints = __m512i;   // 16 of int32
+using Bytes = __m512i;  // 64 bytes, 16 of each of four chunks
+using Ints = __m512i;   // 16 int32
 constexpr int kIntegerFew = 4, kIntegerRows = 8;  // rows of x in a product from registers, and from a strip
 
 struct Block {
@@ -18,7 +18,7 @@ HOP_INLINE Ints plus_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 HOP_INLINE Lanes to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
 
-// For each 128 bits of four e, two at a time: the sums of e[j], for chunks 4 j to 4 j + 3, in the order of chunks.
+// For each 128 bits of the four e, two at a time: the sums of e[j], for chunks 4 j to 4 j + 3, in chunk order.
 HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const Ints low = _mm512_add_epi32(_mm512_unpacklo_epi32(e[0], e[1]), _mm512_unpackhi_epi32(e[0], e[1]));
@@ -27,7 +27,7 @@ HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
     return _mm512_permutexvar_epi32(order, both);
 }
 
-// The same for each half of a chunk, for two e.
+// The same per half chunk, for two e.
 HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     const __m512i order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m512 a = _mm512_castsi512_ps(e[0]), b = _mm512_castsi512_ps(e[1]);
@@ -35,7 +35,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
     return _mm512_permutexvar_epi32(order, _mm512_add_epi32(even, odd));
 }
 
-// Transposes 16 lines of 64 bytes, `stride` bytes apart, in units of words.
+// Transposes 16 lines of 64 bytes, `stride` bytes apart, in 4-byte units.
 static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     __m512i a[16], b[16];
     HOP_UNROLL
@@ -111,7 +111,7 @@ public:
         sum = _mm512_dpbusd_epi32(sum, w.first, _mm512_loadu_si512(x));
         return _mm512_dpbusd_epi32(sum, w.second, _mm512_loadu_si512(x + 64));
     }
-    // Adds products of four codes of 16 rows of the weight and four of x.
+    // Adds the products of four codes of 16 rows of the weight and four codes of x.
     HOP_INLINED Ints quad(Ints sum, Bytes w, const int8_t* x) const {
         int32_t four;
         std::memcpy(&four, x, 4);
@@ -131,7 +131,7 @@ private:
     __m512i table_, place_, first_, second_, turned_;
 };
 
-// Brings 128 codes of x to the order of a weight's codes.
+// Permutes 128 codes of x to the order of a weight's codes.
 class Order {
 public:
     explicit Order(int bits) {

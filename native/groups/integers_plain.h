@@ -1,10 +1,10 @@
 // Converts codes of weights to unsigned bytes, and multiplies them by int8 codes, in plain loops. Included in a
 // namespace (isa.h), after the lanes.
 
-struct Bytes {  // 64, 16 of each of four chunks
+struct Bytes {  // 64 bytes, 16 of each of four chunks
     uint8_t of[64];
 };
-struct Ints {  // 16, modulo 2^32
+struct Ints {  // 16 integers modulo 2^32
     uint32_t of[16];
 };
 constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x in a product from registers, and from a strip
@@ -41,7 +41,7 @@ HOP_INLINE Lanes to_floats(const Ints& x) {
 }
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return a + b; }
 
-// For each four elements of four e: the sums of e[j], for chunks 4 j to 4 j + 3, in the order of chunks.
+// For each four elements of the four e: the sums of e[j], for chunks 4 j to 4 j + 3, in chunk order.
 static HOP_ALONE inline Ints sums_of_chunks(const Ints (&e)[4]) {
     Ints made;
     for (int j = 0; j < 4; ++j)
@@ -50,7 +50,7 @@ static HOP_ALONE inline Ints sums_of_chunks(const Ints (&e)[4]) {
     return made;
 }
 
-// The same for each half of a chunk, for two e.
+// The same per half chunk, for two e.
 static HOP_ALONE inline Ints sums_of_halves(const Ints (&e)[2]) {
     Ints made;
     for (int j = 0; j < 2; ++j)
@@ -58,7 +58,7 @@ static HOP_ALONE inline Ints sums_of_halves(const Ints (&e)[2]) {
     return made;
 }
 
-// Transposes 16 lines of 64 bytes, `stride` bytes apart, in units of words.
+// Transposes 16 lines of 64 bytes, `stride` bytes apart, in 4-byte units.
 static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j)
@@ -85,7 +85,7 @@ public:
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.first.of[i] * x[i] + w.second.of[i] * x[64 + i]);
         return sum;
     }
-    // Adds products of four codes of 16 rows of the weight and four of x.
+    // Adds the products of four codes of 16 rows of the weight and four codes of x.
     HOP_ALONE Ints quad(Ints sum, const Bytes& w, const int8_t* x) const {
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.of[i] * x[i % 4]);
         return sum;

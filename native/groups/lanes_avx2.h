@@ -1,4 +1,4 @@
-// Sixteen float32 numbers, and decoding of codes to them, with AVX2. Included in a namespace (isa.h).
+// Sixteen float32 values, and decoding of codes to them, with AVX2. Included in a namespace (isa.h).
 
 struct Lanes {
     __m256 lo, hi;
@@ -64,7 +64,7 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
     b = {looked_up(t, _mm256_srli_epi32(first, 4)), looked_up(t, _mm256_srli_epi32(second, 4))};
 }
 
-// For 8 lanes: 4 bits of each.
+// The 4-bit fields of 32 bits, one per lane of eight.
 HOP_INLINE __m256i fields_of_four(const uint8_t* p) {
     int32_t word;
     std::memcpy(&word, p, 4);

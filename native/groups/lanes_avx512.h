@@ -1,4 +1,4 @@
-// Sixteen float32 numbers, and decoding of codes to them, with AVX-512. Included in a namespace (isa.h).
+// Sixteen float32 values, and decoding of codes to them, with AVX-512. Included in a namespace (isa.h).
 
 using Lanes = __m512;
 constexpr bool kFromRegisters = true;
@@ -35,7 +35,7 @@ HOP_INLINE float total(Lanes x) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-// A table of 16 numbers.
+// A table of 16 values.
 struct Table {
     __m512 numbers;
     static HOP_INLINED inline Table of(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -53,7 +53,7 @@ HOP_INLINE __m512i spread_bytes(const uint8_t* p) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
 }
 
-// Looks up 32 codes: the low halves of 16 bytes, and the high halves. Permutations ignore higher bits than they need.
+// Looks up 32 codes: the low halves of 16 bytes, and the high halves. Permutations ignore the other bits of an index.
 HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) {
     const __m512i bytes = spread_bytes(low);
     a = _mm512_permutexvar_ps(bytes, t.numbers);
@@ -70,9 +70,10 @@ HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uin
     a = _mm512_permutexvar_ps(fields, first.numbers), b = _mm512_permutexvar_ps(fields, second.numbers);
 }
 
-constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23: adding a smaller integer to them gives 2^23 + that integer
+// kMagic: the bits of 2^23; adding a smaller integer to them gives 2^23 + that integer.
+constexpr int kLow = 15, kMagic = 0x4b000000;
 
-// Decodes codes of 5 bits by a table of scaled numbers; codes of 3, 6 and 8 bits to numbers that are scaled afterwards.
+// Decodes 5-bit codes with a table of scaled values; and codes of 3, 6 and 8 bits to values that are scaled afterwards.
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = Bits == 5;
@@ -140,7 +141,7 @@ struct Decoder {
 private:
     int sign;  // the highest bit of signed codes
 
-    // The low bits of each lane are a code.
+    // Leaves a code in the low bits of each lane.
     HOP_INLINED void joined(const uint8_t* codes, const uint8_t* high, __m512i (&code)[2]) const {
         const __m512i bytes = spread_bytes(codes), low = _mm512_set1_epi32(kLow);
         __m512i fields;
@@ -167,7 +168,7 @@ HOP_INLINE void from_halves(const uint16_t* p, int64_t count, float* to) {
     _mm512_mask_storeu_ps(to + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, p + i)));
 }
 
-// Reorders 32 contiguous numbers: the even ones, then the odd ones.
+// Reorders 32 contiguous values: the even ones, then the odd ones.
 HOP_INLINE void apart(const float* p, float* to) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512 first = _mm512_loadu_ps(p), second = _mm512_loadu_ps(p + 16);

@@ -1,9 +1,10 @@
-// Sixteen float32 numbers as compilers' vector types, and decoding of codes to them. Multiplies and adds are not fused.
-// Included in a namespace (isa.h).
+// Sixteen float32 values as compilers' vector types, and decoding of codes to them. Multiplications and additions are
+// not fused. Included in a namespace (isa.h).
 
 using Lanes = float __attribute__((vector_size(64)));
 #if defined(__x86_64__)
-constexpr bool kFromRegisters = false;  // before AVX2 (2013) few rows use strips too: a third slower, in a fifth of the code
+// Before AVX2 (2013), few rows use strips too: a third slower, with a fifth of the code.
+constexpr bool kFromRegisters = false;
 #else
 constexpr bool kFromRegisters = true;
 #endif

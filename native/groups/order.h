@@ -1,8 +1,8 @@
 // The order of codes for integer products. Included in a namespace (isa.h).
 //
-// Blocks consist of four chunks of 32 elements: 64 bytes of the first elements of each chunk, and 64 of the second
-// ones; 16 bytes of each chunk, of which 8 are from either half of it. First and second are chosen by the position in a
-// byte of codes, so that codes are unpacked by shifts only.
+// A block consists of four chunks of 32 elements: 64 bytes with the first elements of each chunk, then 64 with the
+// second ones. Each chunk has 16 of these bytes, 8 from either half. The position of codes in their bytes determines
+// which are first and second elements, so that codes are unpacked by shifts only.
 
 constexpr int64_t kBlock = 128;  // elements
 
@@ -25,7 +25,7 @@ inline int zero_of(const hop_group_product& p) {
     return -least;
 }
 
-// Brings a block of codes of x to this order with plain loops.
+// Permutes a block of codes of x to this order with plain loops.
 class PlainOrder {
 public:
     explicit PlainOrder(int bits) {

@@ -1,10 +1,10 @@
 // Weights with a scale for each group of a row, and results of products with them. Included in a namespace (isa.h),
 // after the lanes of a level.
 
-constexpr int64_t kChunk = 32;                    // elements that are decoded at a time
+constexpr int64_t kChunk = 32;                    // elements decoded at a time
 constexpr int64_t kBlockBytes = 512 << 10;        // bytes of rows of x that are multiplied by a strip
-constexpr int64_t kFetched = 4 << 10;             // distance of prefetches in bytes
-constexpr int64_t kWorthAThread = int64_t(1) << 16;  // products that pay for a thread
+constexpr int64_t kFetched = 4 << 10;             // prefetch distance in bytes
+constexpr int64_t kWorthAThread = int64_t(1) << 16;  // least number of products that is worth a thread
 
 // Bytes of a chunk: its codes, and their high bits.
 constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : bits < 4 ? 8 : 16; }
@@ -56,7 +56,7 @@ public:
         if (p_.has_offset) ask(d_.outer_offset, outers_, s.outer_format);
     }
 
-    // Computes the scales and offsets of some rows, in memory for floats(rows).
+    // Computes the scales and offsets of some rows, in memory of floats(rows) floats.
     int64_t floats(int64_t rows) const { return rows * (2 * served_ + groups_ + outers_) + kMore; }
     HOP_ALONE void find(int64_t row, int64_t rows, float* memory) const {
         float* rest = memory + rows * 2 * served_;
@@ -94,7 +94,7 @@ private:
             for (int64_t j = 0; j < each_; ++j) to[i * each_ + j] = own[i];
     }
 
-    // Multiplies scales from `first` on by outer scales, one for each `under` of them.
+    // Multiplies scales from `first` on by outer scales, each shared by `under` scales.
     HOP_ALONE void multiply(const void* inner, int64_t first, int64_t count, const float* over, int64_t under, float* to) const {
         const hop_group_scales& s = p_.scales;
         const bool is_signed = s.format == HOP_INT8;
@@ -128,7 +128,7 @@ private:
 
     const hop_group_product& p_;
     const hop_group_data& d_;
-    int64_t codes_, high_, groups_, outers_, each_, served_;  // bytes, and values, of a row; chunks of a group
+    int64_t codes_, high_, groups_, outers_, each_, served_;  // bytes, and values, per row; chunks per group
 };
 
 // ---- results and memory
@@ -137,7 +137,7 @@ class Results {
 public:
     explicit Results(const GroupCall& call) : p_(call.p), bias_(call.bias), y_(call.y) {}
 
-    // Stores results of a row of x, from a column on.
+    // Stores results of a row of x, from column `column` on.
     HOP_ALONE void put(int64_t row, int64_t column, const float* sums, int64_t count) const {
         for (int64_t j = 0; j < count; ++j) {
             const float sum = bias_ ? sums[j] + number(p_.bias_format, bias_, column + j) : sums[j];

@@ -1,4 +1,4 @@
-// Loops of encode.h and stats.h by hand, 32 elements at a time. Included in a namespace (isa.h).
+// Hand-written loops of encode.h and stats.h, 32 elements at a time. Included in a namespace (isa.h).
 
 struct Four {
     __m256 v[4];
@@ -17,13 +17,13 @@ HOP_INLINE void load(const uint16_t* x, Four& f, F16) {
     for (int k = 0; k < 4; ++k) f.v[k] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + 8 * k)));
 }
 
-// The lines of 32 elements.
+// Prefetches the cache lines of 32 elements.
 template <class Word>
 HOP_INLINE void fetch(const Word* x) {
     for (size_t at = 0; at < 32 * sizeof(Word); at += 64) _mm_prefetch(reinterpret_cast<const char*>(x) + at, _MM_HINT_T0);
 }
 
-// n elements in float32, times a factor each, or nullptr; with the lines of the next strip.
+// Widens n elements to float32, times one factor each unless `factor` is nullptr; prefetches the next strip.
 template <class T>
 static HOP_ALONE void widen_line(const typename T::Word* x, int64_t n, const float* factor, float* out) {
     typename T::Word rest[32] = {};
@@ -44,11 +44,11 @@ static HOP_ALONE void widen_line(const typename T::Word* x, int64_t n, const flo
     }
 }
 
-// The number of the block of eight elements, the k-th of 32, which are in two blocks if `halves`.
+// The entry for the block of elements 8 k to 8 k + 7 of 32; with `halves`, 16 elements are a block.
 template <bool halves>
 HOP_INLINE __m256 of_block(const float* by, int k) { return _mm256_set1_ps(by[halves ? k / 2 : 0]); }
 
-// What packing two vectors to one does to the order of eights of bytes.
+// Restores the order of groups of eight bytes after two 128-bit packs.
 HOP_INLINE __m256i in_order(__m256i packed) {
     return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -57,7 +57,7 @@ HOP_INLINE __m256i magnitude_of(__m256 x) {
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(int32_t(kMagnitude)));
 }
 
-// 32 codes, two to a byte if they have 4 bits.
+// Stores 32 codes, two per byte if they have 4 bits.
 HOP_INLINE void store_codes(__m256i codes, int32_t bits, uint8_t* out) {
     if (bits == 8) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes);
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(codes, _mm256_set1_epi8(15)), _mm256_set1_epi16(0x1001));
@@ -66,7 +66,7 @@ HOP_INLINE void store_codes(__m256i codes, int32_t bits, uint8_t* out) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(_mm_and_si128(low, byte), _mm_and_si128(high, byte)));
 }
 
-// ---- integers (encode.h): from products a little above and below the quotients
+// ---- integers (encode.h): from products with values a little above and below 1 / scale
 
 template <class T, bool halves, bool affine>
 struct IntegerCodes {
@@ -104,25 +104,25 @@ struct IntegerCodes {
     }
 };
 
-// y, where it is of an x above 0 at least `lowest`.
+// y, raised to at least `lowest` where x is above 0.
 HOP_INLINE __m256 raised_to(__m256 y, __m256 x, float lowest) {
     const __m256 above = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ);
     return _mm256_max_ps(y, _mm256_and_ps(above, _mm256_set1_ps(lowest)));
 }
 HOP_INLINE float raised_above(float x, float lowest) { return x > 0 && x < lowest ? lowest : x; }
 
-// ---- floats (numbers.h); with `divides` as integers
+// ---- floats (numbers.h); with `divides`, by products like integers
 
 template <class T, bool halves, bool divides, bool raises = false>
 struct FloatCodes {
     FloatFormat f;
     const Factors& given;
-    const float* by;  // with `divides` inverse scales
+    const float* by;  // factors; with `divides`, inverse scales
     float raised;
 
     HOP_MEMBER __m256i operator()(const typename T::Word* x, int64_t block) const {
         const uint32_t shift = 23 - f.mantissa, half = 1u << f.sign;
-        // What encode_float subtracts from the code is added to the unit here, whose low bits are free.
+        // The constant that encode_float subtracts from the code is added to the unit here, whose low bits are free.
         const __m256i unit_of = _mm256_set1_epi32(int32_t((shift << 23) + ((0u - f.base) & (2 * half - 1))));
         const __m256i least = _mm256_set1_epi32(int32_t(f.least)), infinity = _mm256_set1_epi32(int32_t(kInfinity));
         const __m256 largest = _mm256_castsi256_ps(_mm256_set1_epi32(int32_t(f.largest)));
@@ -169,7 +169,7 @@ struct FloatCodes {
 
 // ---- codebooks: by bins (quantize.h)
 
-// Entries of a table of 32 bits.
+// Looks up eight entries of 32 bits.
 HOP_INLINE __m256i entries(const uint8_t* table, __m256i index) {
     alignas(32) uint32_t at[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(at), index);
@@ -244,14 +244,14 @@ struct RowOfBlocks {
     const typename T::Word* x;
     int64_t n, size;
     const Factors& by;
-    int32_t bits;  // of a code in memory
+    int32_t bits;  // of a stored code
     bool fetches;
     uint8_t* out;
 };
 
 constexpr int kMostBlocks = kColumns / 16 + 16;
 
-// 1 / scale of each block, times `by`; false where those might not be near it.
+// Computes 1 / scale of each block, times `by`; returns false if the product with it may be too far from the quotient.
 HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float by, float* __restrict__ inverse) {
     bool even = true;
     for (int64_t i = 0; i < blocks; ++i) {
@@ -262,7 +262,7 @@ HOP_INLINE bool invert(const float* __restrict__ scale, int64_t blocks, float by
     return even;
 }
 
-// Codes of all elements, 32 at a time, of blocks of 16 or of a multiple of 32.
+// Encodes all elements, 32 at a time, in blocks of 16 or of a multiple of 32.
 template <class T, bool halves, class Codes>
 static HOP_ALONE bool encode_all(const RowOfBlocks<T>& r, const Codes& given) {
     const Codes codes = given;
@@ -322,12 +322,12 @@ static HOP_ALONE bool encode_row(const RowOfBlocks<T>& r) {
     return encode_integer_row<T, halves>(r);
 }
 
-// Packed codes of a row of blocks; false where the plain loops must make them.
+// Packed codes of a row of blocks; returns false if the plain loops must encode it.
 template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n, int64_t size,
                            const Factors& by, bool known, bool fetches, uint8_t* out) {
     const int32_t bits = 8 / codes_per_byte(q);
-    // Quotients are no larger than codes.
+    // Quotients are no larger than codes for these.
     const bool bounded = q.format != HOP_INTEGER || q.rule == HOP_AMAX || q.rule == HOP_MINMAX;
     if (!known || !bounded || (bits != 8 && bits != 4)) return false;
     if (q.format == HOP_FLOAT && !(f.sign == 7 || f.sign == 3)) return false;
@@ -348,9 +348,9 @@ static bool encode_with_noise(const hop_quantizer&, const typename T::Word*, int
     return false;
 }
 
-// ---- what scale rules need to know of blocks
+// ---- statistics of blocks for scale rules
 
-// Words or lanes, by the size of an element.
+// Whether elements are 16-bit words, not 32-bit lanes.
 template <class T>
 constexpr bool kHalf = sizeof(typename T::Word) == 2;
 template <class T>
@@ -358,7 +358,7 @@ HOP_INLINE __m256i all_of(typename T::Word x) {
     return kHalf<T> ? _mm256_set1_epi16(int16_t(x)) : _mm256_set1_epi32(int32_t(x));
 }
 
-// Passes vectors of a run to take(vector, 0 or 1), the last ones filled with zeros.
+// Passes the vectors of a run to take(vector, 0 or 1), padded with zeros at the end.
 template <class T, class Take>
 HOP_INLINE void each_vector(const typename T::Word* x, int64_t n, const Take& take) {
     constexpr int64_t words = 32 / int64_t(sizeof(typename T::Word));
@@ -371,7 +371,7 @@ HOP_INLINE void each_vector(const typename T::Word* x, int64_t n, const Take& ta
     for (int k = 0; k < 4; ++k) take(_mm256_load_si256(reinterpret_cast<const __m256i*>(rest + k * words)), k % 2);
 }
 
-// The one element of a vector that `keep` keeps of any two; it may keep a 0 instead.
+// Reduces a vector to one element with `keep`; zeros may take part in the reduction.
 template <class T, class Keep>
 HOP_INLINE uint32_t across(__m256i v, const Keep& keep) {
     __m128i x = keep(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -434,8 +434,8 @@ static HOP_ALONE void amax_of_few_groups(const typename T::Word* x, int64_t grou
     amax_of_groups_plainly<T, size>(x, groups, high, known);
 }
 
-// high[i] = max(high[i], amax of group i) for 8 groups of `size`, unless there is a NaN or an infinity: a tree of shuffles
-// keeps the larger of integers that count up with magnitudes.
+// high[i] = max(high[i], amax of group i) for 8 groups of `size`; returns false if there is a NaN or an infinity.
+// Magnitudes compare like their bits as integers, so a tree of shuffles keeps the larger integers.
 template <int size>
 HOP_INLINE bool amax_of_8_groups(const uint32_t* x, float* high) {
     __m256i v[8];

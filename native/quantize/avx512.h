@@ -1,18 +1,18 @@
-// Loops of encode.h and stats.h by hand, 64 elements at a time. Included in a namespace (isa.h).
+// Hand-written loops of encode.h and stats.h, 64 elements at a time. Included in a namespace (isa.h).
 //
-// Elements are held in four vectors of float32, in an order that is cheap to make: of bfloat16, even and odd ones.
-// Codes are the low bytes of four vectors; one permutation brings them in order.
+// Elements are in four vectors of float32, in an order that is cheap to produce: for bfloat16, even and odd elements
+// separately. Codes are the low bytes of four vectors; one permutation restores their order.
 
-// Whether even and odd elements lie in vectors of their own.
+// Whether even and odd elements are in separate vectors.
 template <class T>
 constexpr bool kPairs = sizeof(typename T::Word) == 2 && T::infinity == 0x7f80;
 
 struct Four {
     __m512 v[4];
-    __m512i words[2];  // of bfloat16
+    __m512i words[2];  // the raw bfloat16 words
 };
 
-// The four bytes of each lane, in the order of memory.
+// The four bytes of each lane, in memory order.
 template <class T>
 HOP_INLINE __m512i byte_order() {
     alignas(64) static constexpr struct Order {
@@ -47,7 +47,7 @@ HOP_INLINE void load(const uint16_t* x, Four& f, F16) {
     }
 }
 
-// The number of each element's block: of blocks of 16 or 32, or one for all 64.
+// Loads each element's block value: for blocks of 16 or 32, or one block for all 64.
 template <int size>
 HOP_INLINE void spread(const float* by, Four& f, bool interleaved) {
     for (int k = 0; k < 4; ++k) {
@@ -68,7 +68,7 @@ HOP_INLINE __m512i select(__m512i mask, __m512i low, __m512i high) {
     return _mm512_ternarylogic_epi32(mask, low, high, 0xca);
 }
 
-// The low bytes of four vectors, in the order of memory.
+// The low bytes of four vectors, in memory order.
 template <class T>
 HOP_INLINE __m512i bytes_of(const __m512i n[4]) {
     const __m512i byte = _mm512_set1_epi32(0xff), word = _mm512_set1_epi32(0xffff);
@@ -77,7 +77,7 @@ HOP_INLINE __m512i bytes_of(const __m512i n[4]) {
     return _mm512_permutexvar_epi8(byte_order<T>(), select(word, a, _mm512_slli_epi32(b, 16)));
 }
 
-// 64 codes, several to a byte if they have 4 or 2 bits.
+// Stores 64 codes, several per byte if they have 4 or 2 bits.
 HOP_INLINE void store_codes(__m512i codes, int32_t bits, uint8_t* out) {
     if (bits == 8) {
         _mm512_storeu_si512(out, codes);
@@ -93,7 +93,7 @@ HOP_INLINE void store_codes(__m512i codes, int32_t bits, uint8_t* out) {
     }
 }
 
-// Blocks of `size` elements; 64 stands for `blocks` times as many.
+// Position in blocks of `size` elements; 64 means `blocks` times 64.
 template <int size>
 struct At {
     int64_t block, left, blocks;
@@ -107,7 +107,7 @@ struct At {
     }
 };
 
-// codes(64 elements, number of their first block) for whole 64 of them; returns where the next ones are.
+// Stores codes(64 elements, index of their first block) for each whole 64 elements; returns the position after them.
 template <class T, int size, class Codes>
 static HOP_ALONE At<size> each_whole_64(const typename T::Word* x, int64_t n, At<size> at, int32_t bits, uint8_t* out, const Codes& given) {
     const Codes codes = given;
@@ -122,7 +122,7 @@ static HOP_ALONE At<size> each_whole_64(const typename T::Word* x, int64_t n, At
     return at;
 }
 
-// The same for all x.
+// The same for all elements, including the tail.
 template <class T, int size, class Codes>
 HOP_INLINE void each_64(const typename T::Word* x, int64_t n, int64_t blocks, int32_t bits, uint8_t* out, const Codes& codes) {
     const At<size> at = each_whole_64<T, size>(x, n, At<size>{0, blocks, blocks}, bits, out, codes);

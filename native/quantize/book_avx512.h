@@ -1,13 +1,13 @@
-// Codes of codebooks whose thresholds lie on a few lines (hop_codebook_tables), of numbers that are finite and whose scale
-// the rule found. Included in a namespace (isa.h), after words_avx512.h.
+// Codes of codebooks whose thresholds are on a few lines (hop_codebook_tables), for finite elements and scales found by
+// the rule. Included in a namespace (isa.h), after words_avx512.h.
 //
-// The exponent of a magnitude says on which line it lies, or on which two and where the second begins; a product and a sum
-// say between which thresholds, in units of 2^-16. They are off by kPieceMargin units at most, as are products with
-// 1 / scale: what is as near to a threshold is divided, and compared.
+// The exponent of a magnitude selects its line, or two lines and where the second begins. A multiply-add then gives the
+// position between thresholds, in units of 2^-16, with an error of at most kPieceMargin units, including that of
+// products with 1 / scale. Values within the margin of a threshold are divided and compared exactly.
 template <class T, int size, bool few, bool is_signed>
 struct PieceCodes {
     __m512 begin[2], slope, offset, limit;
-    __m512i zero;  // what becomes of 0
+    __m512i zero;  // the position of 0
     const float* inverse;
     float raised;
     BookCodes<T, size, few> exactly;
@@ -32,7 +32,7 @@ struct PieceCodes {
             const __m512 m = is_signed ? _mm512_range_ps(y, tiny, 0b1011)  // the larger magnitude
                                        : _mm512_mask_max_ps(tiny, above_zero(x.v[k]), y, lowest);
             const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(m), 23);
-            const __m512 second = _mm512_permutex2var_ps(begin[0], exponent, begin[1]);  // its low bits are the line before
+            const __m512 second = _mm512_permutex2var_ps(begin[0], exponent, begin[1]);  // low bits: the first line
             const __mmask16 beyond = _mm512_cmp_ps_mask(m, second, _CMP_GE_OQ);
             const __m512i first = _mm512_castps_si512(second);
             const __m512i line = _mm512_mask_add_epi32(first, beyond, first, _mm512_set1_epi32(1));

@@ -1,6 +1,6 @@
-// Which loops make the codes of a row of blocks. Included in a namespace (isa.h), after codes_avx512.h and words_avx512.h.
+// Chooses the loops that encode a row of blocks. Included in a namespace (isa.h), after codes_avx512.h and
+// words_avx512.h.
 
-// A row of blocks.
 template <class T>
 struct RowOfBlocks {
     const hop_quantizer& q;
@@ -9,9 +9,9 @@ struct RowOfBlocks {
     int64_t n, size;
     const Factors& by;
     bool known;
-    int32_t bits;  // of a code in memory
+    int32_t bits;  // of a stored code
     uint8_t* out;
-    float raised = 0;  // what numbers above 0 are at least, in units of codes; only where x is finite
+    float raised = 0;  // lower bound of elements above 0, in units of codes; only for finite x
 };
 
 template <class T, int size, class Codes>
@@ -20,7 +20,7 @@ HOP_INLINE bool encode_all(const RowOfBlocks<T>& r, const Codes& codes) {
     return true;
 }
 
-// 1 / scale of each block; false where those might not be near it.
+// Computes 1 / scale of each block; returns false if the product with it may be too far from the quotient.
 static HOP_ALONE bool invert(const float* __restrict__ scale, int64_t blocks, float* __restrict__ inverse) {
     bool even = true;
     for (int64_t i = 0; i < blocks; ++i) {
@@ -33,12 +33,12 @@ static HOP_ALONE bool invert(const float* __restrict__ scale, int64_t blocks, fl
 
 constexpr int kMostBlocks = kColumns / 16 + 16;
 
-// What the codes of integers need to know of each block.
+// Parameters of integer codes for each block.
 struct IntegerBlocks {
     float inverse[kMostBlocks], above[kMostBlocks], below[kMostBlocks], low[kMostBlocks], high[kMostBlocks];
     int32_t zero[kMostBlocks];
 
-    // Of FixedCodes: inverse, low (where products begin) and high (the code of 0).
+    // For FixedCodes: inverse, low (the offset of products) and high (the code of 0).
     HOP_ALONE void fix(const hop_quantizer& q, const Factors& by, int64_t blocks) {
         for (int64_t i = 0; i < blocks; ++i) inverse[i] *= 0x1p16f;
         for (int64_t i = 0; i < (by.zero ? blocks : 1); ++i) {
@@ -46,7 +46,7 @@ struct IntegerBlocks {
             low[i] = high[i] * 0x1p16f + (0x1p15f + kMargin);
         }
     }
-    // Of IntegerCodes.
+    // For IntegerCodes.
     HOP_ALONE void bound(const hop_quantizer& q, const Factors& by, int64_t blocks) {
         for (int64_t i = 0; i < blocks; ++i) {
             above[i] = inverse[i] * kAbove;
@@ -95,7 +95,7 @@ static bool encode_float_row(const RowOfBlocks<T>& r) {
     return encode_all<T, size>(r, FloatCodes<T, size, false>{r.by.by, r.f});
 }
 
-// Of codebooks on lines; for large blocks alone, as those of states are.
+// Codebooks on lines; only for large blocks, as in optimizer states.
 template <class T, int size, bool few>
 static bool encode_pieces([[maybe_unused]] const RowOfBlocks<T>& r, [[maybe_unused]] const float* inverse,
                           [[maybe_unused]] const ByteTables* next) {
@@ -130,7 +130,7 @@ static bool encode_row(const RowOfBlocks<T>& r) {
     return r.by.zero ? encode_integer_row<T, size, true>(r) : encode_integer_row<T, size, false>(r);
 }
 
-// Packed codes of a row of blocks; false where the plain loops must make them.
+// Packed codes of a row of blocks; returns false if the plain loops must encode it.
 template <class T>
 static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n,
                            int64_t size, const Factors& by, bool known, bool, uint8_t* out) {

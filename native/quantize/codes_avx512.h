@@ -2,8 +2,8 @@
 
 // ---- integers
 
-// By products with numbers above and below 1 / scale (encode.h). `low` and `high` bound codes less the code of
-// 0; they and `zero` are those of each block, or, unless `affine`, of all.
+// From products with values above and below 1 / scale (encode.h). `low` and `high` are the bounds of codes minus the
+// code of 0; they and `zero` have one entry per block, or, unless `affine`, one for all blocks.
 template <class T, int size, bool affine>
 struct IntegerCodes {
     const float *scale, *above, *below, *low, *high;
@@ -46,7 +46,7 @@ struct IntegerCodes {
             p.v[k] = _mm512_min_ps(raised, _mm512_add_ps(b.v[k], whole));
         }
     }
-    // Bounds are far inside those of kWhole, and so may be those of any block.
+    // The bounds here are far inside the range of kWhole, and may be those of any block.
     HOP_MEMBER void divide(const Four& x, int64_t block, Four& p) const {
         const __m512 most = _mm512_set1_ps(1024.0f), least = _mm512_set1_ps(-1024.0f);
         Four s;
@@ -69,7 +69,7 @@ struct FloatCodes {
         const __m512i magnitude = _mm512_set1_epi32(int32_t(kMagnitude)),
                       infinity = _mm512_set1_epi32(int32_t(kInfinity));
         const uint32_t shift = 23 - f.mantissa, half = 1u << f.sign;
-        // What encode_float subtracts from the code is added to the unit here, whose low bits are free.
+        // The constant that encode_float subtracts from the code is added to the unit here, whose low bits are free.
         const __m512i unit_of = _mm512_set1_epi32(int32_t((shift << 23) + ((0u - f.base) & (2 * half - 1))));
         const __m512i least = _mm512_set1_epi32(int32_t(f.least)), largest = _mm512_set1_epi32(int32_t(f.largest));
         const __m512i digits = _mm512_set1_epi32(int32_t(half - 1));
@@ -96,15 +96,15 @@ struct FloatCodes {
 
 // ---- codebooks
 
-// Products with 1 / scale find the codes of quotients, unless a threshold is close: three roundings move one by 3 units
-// of its last place at most. The index is asked for a number that is smaller by kLower, so that the threshold that it
-// leaves to compare with is the close one, though it may be where the index goes on.
+// Products with 1 / scale give the codes of quotients, unless a threshold is close: three roundings change a value by
+// at most 3 units in its last place. The index is looked up for a value reduced by kLower, so that the one remaining
+// comparison is with the close threshold, even if that is where the next index entry begins.
 constexpr int32_t kClose = 4;
 
-// Of at most 16 codes, or, with tables of the thresholds after the first, of more by an index.
+// For at most 16 codes, or for more by an index, with tables of the thresholds after the first.
 template <class T, int size, bool few>
 struct BookCodes {
-    const float *scale, *inverse;  // inverse is nullptr where quotients are needed
+    const float *scale, *inverse;  // inverse is nullptr if quotients are required
     const hop_quantizer& q;
     const ByteTables* next;
 
@@ -158,7 +158,7 @@ struct BookCodes {
         close |= near(y, _mm512_permutexvar_ps(code, table)) | near(y, _mm512_permutexvar_ps(code, above));
         return code;
     }
-    // The least code of numbers that share the upper half of y, lowered.
+    // The least code of the floats that share the upper half of y, after y is lowered by kLower.
     HOP_MEMBER __m512i look_up(__m512 y) const {
         const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(y));
         const float by = inverse ? kLower : 0;

@@ -1,8 +1,8 @@
 // Integers with noise, 64 at a time. Included in a namespace (isa.h), after avx512.h.
 
-// As encode_integer_with, by a product with 1 / scale: three roundings move a quotient of 512 or less by 2^-13 at most,
-// so that only within kNear of an integer it is divided after all; what is larger has the code of the bound anyway.
-// With `bounded` elements may be infinite or NaN, and codes out of bounds.
+// As encode_integer_with, by a product with 1 / scale. Three roundings change a quotient of 512 or less by at most
+// 2^-13, so only results within kNear of an integer are divided; the code of a larger quotient is a bound anyway. With
+// `bounded`, elements may be infinite or NaN, and codes may be out of bounds.
 template <bool bounded>
 struct NoisyCodes {
     static constexpr float kNear = 0x1p-12f;
@@ -15,7 +15,7 @@ struct NoisyCodes {
             magnitude = _mm512_maskz_min_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), magnitude, _mm512_set1_ps(0x1p20f));
         return magnitude;
     }
-    // Of a quotient y, and of its magnitude after stochastic rounding.
+    // The code of a quotient y, given its magnitude after stochastic rounding.
     HOP_MEMBER __m512i code_of(__m512 y, __m512i steps) const {
         const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(y));
         const __m512i code = _mm512_mask_sub_epi32(steps, negative, _mm512_setzero_si512(), steps);
@@ -41,7 +41,7 @@ struct NoisyCodes {
         }
         return bytes_of<T>(code);
     }
-    // As whole_steps.
+    // Like whole_steps.
     static HOP_MEMBER __m512i whole_steps_512(__m512 magnitude, __m512i noise) {
         const __m512i whole = _mm512_cvttps_epi32(magnitude);
         const __m512 part = _mm512_mul_ps(_mm512_sub_ps(magnitude, _mm512_cvtepi32_ps(whole)), _mm512_set1_ps(0x1p24f));
@@ -99,7 +99,7 @@ static HOP_ALONE bool encode_integers_with_noise(const hop_quantizer& q, const t
     return true;
 }
 
-// Codes, a byte each, of a row of blocks of integers.
+// Codes, one byte each, of a row of integer blocks.
 template <class T, class Noise>
 static bool encode_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size,
                               const Factors& by, bool known, const Noise* noise, uint8_t* out) {

@@ -1,4 +1,4 @@
-// Numbers of codes, of a level; quantize/numbers.h and, with AVX-512, common/bytes_avx512.h come before.
+// Decodes codes at one level; include quantize/numbers.h and, with AVX-512, common/bytes_avx512.h first.
 #include "quantize/lines.h"
 #include "quantize/dequantize_decode.h"
 #if defined(HOP_IN_NEON)

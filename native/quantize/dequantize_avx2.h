@@ -1,10 +1,10 @@
-// Loops of dequantize_decode.h by hand, 32 codes at a time, to float32. Included in a namespace (isa.h).
+// Hand-written loops of dequantize_decode.h, 32 codes at a time, to float32. Included in a namespace (isa.h).
 
 struct Numbers {
     __m256 v[4];
 };
 
-// Of up to 256 codes: numbers one by one.
+// Codebooks of up to 256 values: looks up one by one.
 struct BookNumbers {
     static constexpr int bits = 8;
     const float* numbers;
@@ -21,7 +21,7 @@ struct BookNumbers {
     }
 };
 
-// Of 16 codes, two to a byte: the bytes of numbers, by permutations.
+// Codebooks of 16 values, two codes per byte: looks up the bytes of the floats by permutations.
 struct FewNumbers {
     static constexpr int bits = 4;
     __m256i bytes[4];
@@ -38,7 +38,7 @@ struct FewNumbers {
         const __m128i even = _mm_and_si128(x, nibble), odd = _mm_and_si128(_mm_srli_epi16(x, 4), nibble);
         const __m128i first = _mm_unpacklo_epi8(even, odd), second = _mm_unpackhi_epi8(even, odd);
         const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
-        const __m256i c = _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));  // as they are unpacked
+        const __m256i c = _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));  // for unpacking
         __m256i b[4];
         for (int k = 0; k < 4; ++k) b[k] = _mm256_shuffle_epi8(bytes[k], c);
         const __m256i low[2] = {_mm256_unpacklo_epi8(b[0], b[1]), _mm256_unpackhi_epi8(b[0], b[1])};
@@ -50,7 +50,7 @@ struct FewNumbers {
     }
 };
 
-// Of e4m3 and e5m2, which have the bits of float16 but for their exponents.
+// e4m3 and e5m2, which have the bits of float16 except for the exponent.
 template <bool e4m3>
 struct ByteFloatNumbers {
     static constexpr int bits = 8;
@@ -60,7 +60,7 @@ struct ByteFloatNumbers {
             const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * k));
             __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8);
             if (e4m3) {
-                // The one NaN of a sign would be 1.875 · 2^8: it becomes that of float16.
+                // The one NaN of each sign would be 1.875 · 2^8: make it a float16 NaN.
                 const __m256i largest = _mm256_set1_epi16(0x7f00);
                 const __m256i special = _mm256_cmpeq_epi16(_mm256_and_si256(words, largest), largest);
                 words = _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(int16_t(0xbf80)));
@@ -73,7 +73,7 @@ struct ByteFloatNumbers {
     }
 };
 
-// Blocks of a multiple of 32 elements, or of 16, of which there are two in 32.
+// Decodes blocks of a multiple of 32 elements, or of 16: two in each vector group of 32.
 template <class Decode>
 static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& given,
                                  uint32_t* out) {
@@ -99,7 +99,7 @@ static HOP_ALONE void decode_32s(const uint8_t* codes, int64_t n, int64_t size, 
     }
 }
 
-// A row of blocks; false where the plain loops must do it.
+// Decodes a row of blocks; returns false if the plain loops must do it.
 template <class T>
 static bool decode_quickly(const DequantizeCall& c, const uint8_t*, const uint8_t* codes, int64_t n, const float* steps,
                            typename T::Word* out) {

@@ -1,13 +1,13 @@
-// Loops of dequantize_decode.h by hand, 64 codes at a time. Included in a namespace (isa.h).
+// Hand-written loops of dequantize_decode.h, 64 codes at a time. Included in a namespace (isa.h).
 //
-// Numbers are made in four vectors of float32: for bfloat16 even and odd ones, as each pair becomes one lane of words;
-// in the order of memory otherwise. Few-bit floats are bfloat16 numbers, whose bytes are looked up.
+// Values are in four vectors of float32: for bfloat16, even and odd elements separately, as each pair becomes one lane
+// of words; otherwise in memory order. Few-bit floats are bfloat16 numbers, whose bytes are looked up.
 
 struct Numbers {
     __m512 v[4];
 };
 
-// 64 codes of 8, 4 or 2 bits, one to a byte.
+// Loads 64 codes of 8, 4 or 2 bits, one per byte.
 HOP_INLINE __m512i load_codes(const uint8_t* p, int32_t bits) {
     if (bits == 8) return _mm512_loadu_si512(p);
     if (bits == 4) {
@@ -19,7 +19,7 @@ HOP_INLINE __m512i load_codes(const uint8_t* p, int32_t bits) {
     return _mm512_and_si512(_mm512_or_si512(low, high), _mm512_set1_epi8(3));
 }
 
-// Words, the first 32 in a and the others in b, as whole numbers in lanes.
+// Converts words, the first 32 in a and the others in b, to integers in lanes.
 template <class T>
 HOP_INLINE void lanes_of(__m512i a, __m512i b, __m512i n[4]) {
     if (T::infinity == 0x7f80) {
@@ -50,10 +50,10 @@ struct IntegerNumbers {
     }
 };
 
-// The bytes of bfloat16 numbers by their codes without the sign.
+// The bytes of bfloat16 numbers, indexed by codes without the sign.
 struct FloatNumbers {
     __m512i low[2], high[2];
-    uint32_t half;  // the sign
+    uint32_t half;  // the sign bit
 
     FloatNumbers(const hop_quantizer& q) : half(1u << (q.bits - 1)) {
         const FloatFormat f = float_format(q);
@@ -70,7 +70,7 @@ struct FloatNumbers {
     }
     template <class T>
     HOP_MEMBER void of(__m512i codes, Numbers& f) const {
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // as unpacking works within 16 bytes
+        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // unpacking works within 16 bytes
         const __m512i c = _mm512_permutexvar_epi64(order, codes);
         const __m512i bottom = _mm512_permutex2var_epi8(low[0], c, low[1]);
         const __m512i magnitude = _mm512_permutex2var_epi8(high[0], c, high[1]);
@@ -108,12 +108,12 @@ struct BookNumbers {
     }
 };
 
-// Numbers of up to 256 codes.
+// Codebooks of up to 256 values.
 struct BookBytes {
     const ByteTables tables;
     explicit BookBytes(const uint8_t* bytes) : tables(bytes) {}
 
-    // Where the codes of what ByteTables takes come from.
+    // The order of codes that ByteTables requires.
     template <class T>
     static __m512i order() {
         alignas(64) static constexpr struct Order {
@@ -134,7 +134,7 @@ struct BookBytes {
     }
 };
 
-// To the nearest bfloat16, in the upper halves; NaN are those of hardware, which rounding leaves NaN.
+// Rounds to bfloat16 in the upper halves. NaNs come from the hardware, and stay NaN when rounded.
 HOP_INLINE __m512i rounded(__m512 x) {
     const __m512i b = _mm512_castps_si512(x), up = _mm512_add_epi32(b, _mm512_set1_epi32(0x7fff));
     return _mm512_mask_add_epi32(up, _mm512_test_epi32_mask(b, _mm512_set1_epi32(0x10000)), up, _mm512_set1_epi32(1));
@@ -159,7 +159,7 @@ HOP_INLINE void store(const Numbers& f, uint16_t* out, F16) {
     }
 }
 
-// The number of each element's block: of blocks of 16 or 32, or of one where size is 0.
+// The value of each element's block: for blocks of 16 or 32, or for one block if size is 0.
 template <class T, int size>
 HOP_INLINE __m512 of_block(const float* by, int k) {
     constexpr bool interleaved = T::infinity == 0x7f80;
@@ -167,12 +167,12 @@ HOP_INLINE __m512 of_block(const float* by, int k) {
     return size == 16 && interleaved ? _mm512_mask_mov_ps(first, 0xff00, _mm512_set1_ps(by[k / 2 * 2 + 1])) : first;
 }
 
-// What blocks are multiplied with, and what is subtracted before, or nullptr.
+// The factor of each block, and the value subtracted before, or nullptr.
 struct Steps {
     const float *by, *zero;
 };
 
-// Whole 64 codes.
+// Decodes whole groups of 64 codes.
 template <class T, int size, bool affine, class Decode>
 static HOP_ALONE void decode_whole_64(const uint8_t* codes, int64_t n, int32_t bits, Steps steps, const Decode& given, typename T::Word* out) {
     const Decode decode = given;
@@ -215,7 +215,7 @@ static HOP_ALONE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t siz
     return true;
 }
 
-// A row of blocks; false where the plain loops must do it.
+// Decodes a row of blocks; returns false if the plain loops must do it.
 template <class T>
 static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
                            const float* by, typename T::Word* out) {
@@ -236,7 +236,7 @@ static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const 
     if (!zeros) return decode_blocks<T, false>(codes, n, size, bits, steps, integers, out);
     if (size < 16) return false;
     const int64_t blocks = divide_up(n, size);
-    for (int64_t i = 0; i < blocks + 4; ++i) {  // a little more than those of the row may be read
+    for (int64_t i = 0; i < blocks + 4; ++i) {  // loads may read a little past the row's blocks
         const uint8_t code = i < blocks ? zeros[i] : 0;
         zero[i] = float(q.low < 0 ? int32_t(int8_t(code)) : int32_t(code));
     }

@@ -1,4 +1,4 @@
-// Dequantizing (quantize.h) at a level.
+// Dequantization (quantize.h) at one level.
 namespace {
 #include "quantize/numbers.h"
 #if defined(HOP_IN_AVX512)

@@ -1,6 +1,6 @@
-// From codes and scales to numbers. Included in a namespace (isa.h), after numbers.h.
+// From codes and scales to values. Included in a namespace (isa.h), after numbers.h.
 
-// ---- several codes to a byte
+// ---- several codes per byte
 
 static HOP_ALONE void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32_t bits, uint8_t* __restrict__ codes) {
     const uint8_t mask = uint8_t((1 << bits) - 1);
@@ -21,15 +21,15 @@ static HOP_ALONE void unpack(const uint8_t* __restrict__ bytes, int64_t n, int32
         codes[i] = uint8_t(bytes[whole] >> ((i - whole * per_byte) * bits) & mask);
 }
 
-// ---- the number of a code
+// ---- the value of a code
 
 HOP_INLINE uint32_t sign_of(const hop_quantizer& q) {
     return q.low >= 0 ? 0 : codes_per_byte(q) > 1 ? 1u << (q.bits - 1) : 128u;
 }
 
 struct DecodeInteger {
-    int32_t zero;   // which is subtracted
-    uint32_t sign;  // the bit that counts negatively, or 0
+    int32_t zero;   // subtracted
+    uint32_t sign;  // the bit with negative weight, or 0
     HOP_MEMBER float operator()(uint8_t code) const { return float(int32_t((code ^ sign) - sign) - zero); }
 };
 
@@ -43,13 +43,13 @@ struct DecodeByBook {
     HOP_MEMBER float operator()(uint8_t code) const { return numbers[code]; }
 };
 
-// The last few of a run, by a small loop.
+// The tail of a run, in a small loop.
 template <class Decode>
 static HOP_SELDOM void decode_rest(const uint8_t* codes, int64_t n, const float* steps, int64_t each, const Decode decode, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = decode(codes[i]) * steps[each * i];
 }
 
-// out[i] = the numbers of codes times a step each, or one for all if `each` is 0.
+// out[i] = value of the code times its step, or times the only step if `each` is 0.
 template <int each, class Decode>
 HOP_INLINE void decode_run(const uint8_t* __restrict__ codes, int64_t n, const float* __restrict__ steps, const Decode decode,
                            float* __restrict__ out) {

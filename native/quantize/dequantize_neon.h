@@ -1,11 +1,11 @@
-// Loops of dequantize_decode.h with NEON, where compilers would look up numbers one by one: few-bit floats, and codebooks
-// of 16 numbers. Included in a namespace (isa.h), after dequantize_decode.h and bytes_neon.h.
+// NEON versions of loops of dequantize_decode.h in which compilers would look up values one by one: few-bit floats, and
+// codebooks of 16 values. Included in a namespace (isa.h), after dequantize_decode.h and bytes_neon.h.
 
 struct Numbers {
     float32x4_t v[4];
 };
 
-// As bfloat16 numbers.
+// Few-bit floats, as bfloat16 numbers.
 struct FloatNumbers {
     FloatBytes bytes;
     HOP_MEMBER Numbers of(uint8x16_t codes) const {
@@ -18,7 +18,7 @@ struct FloatNumbers {
     }
 };
 
-// By their four bytes.
+// Codebooks of 16 values, by their four bytes.
 struct BookNumbers {
     uint8x16_t bytes[4];
     explicit BookNumbers(const float* numbers) {
@@ -39,7 +39,7 @@ struct BookNumbers {
     }
 };
 
-// 16 codes from element i on.
+// Loads 16 codes from element i on.
 template <int bits>
 HOP_INLINE uint8x16_t load_codes(const uint8_t* codes, int64_t i) {
     if (bits == 8) return vld1q_u8(codes + i);
@@ -62,7 +62,7 @@ static void decode_blocks(const uint8_t* codes, int64_t n, int64_t size, const f
     }
 }
 
-// Whole blocks of a multiple of 16 numbers; false if there are none such.
+// Decodes whole blocks of a multiple of 16 values; returns false for other blocks.
 template <class T>
 static bool decode_quickly(const DequantizeCall& c, const uint8_t*, const uint8_t* codes, int64_t n, const float* steps,
                            typename T::Word* out) {

@@ -1,4 +1,4 @@
-// A tensor of codes, strip by strip. Included in a namespace (isa.h).
+// Dequantizes a tensor, strip by strip. Included in a namespace (isa.h).
 
 // ---- part of a strip
 
@@ -35,7 +35,7 @@ static HOP_ALONE void decode_affine_row(const DequantizeCall& c, const uint8_t* 
     }
 }
 
-// At most kColumns elements of a row, to float32.
+// Decodes at most kColumns elements of a row to float32.
 static HOP_ALONE void decode_line(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
                                   const float* steps, float* out) {
     const hop_quantizer& q = c.q;
@@ -61,7 +61,7 @@ static void decode_unit(const DequantizeCall& c, const Strip& s, const Unit& u) 
     const int32_t per_byte = codes_per_byte(c.q);
     const int64_t row_bytes = divide_up(c.blocks.cols, per_byte);
     float steps[kColumns + 16];
-    for (int64_t i = 0; i < 16; ++i) steps[s.count + i] = 0;  // vectors are read whole
+    for (int64_t i = 0; i < 16; ++i) steps[s.count + i] = 0;  // whole vectors are read
     find_steps(c, s, steps);
     const uint8_t* zeros = c.q.affine ? static_cast<const uint8_t*>(c.second) + s.first : nullptr;
     for (int64_t r = 0; r < u.rows; ++r) {

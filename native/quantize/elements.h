@@ -1,4 +1,4 @@
-// Scales of blocks and codes of elements, of a level.
+// Scales of blocks and codes of elements, at one level.
 #include "quantize/numbers.h"
 #include "quantize/stats.h"
 #include "quantize/scales.h"

@@ -1,20 +1,20 @@
 // From elements and factors to codes. Included in a namespace (isa.h).
 //
 // Rounding x / scale to an integer needs no division: with a and b a little above and below 1 / scale, the rounded
-// quotient lies between the rounded x * a and x * b. Where those differ, near a tie, it is divided after all.
+// quotient is between the rounded x * a and x * b. Only where these differ, near a tie, x is divided.
 
-constexpr int kLanes = 16;  // elements at a time, which become one vector, or a few
+constexpr int kLanes = 16;  // elements at a time: one vector, or a few
 constexpr float kAbove = 1.0f + 0x1p-20f, kBelow = 1.0f - 0x1p-20f;  // further from 1 than three roundings
 
-// What all elements of a block share.
+// The parameters that all elements of a block share.
 struct Run {
     float by;
     bool divides;
-    bool known;    // elements are finite and the rule found the scale, so that no code is out of bounds
+    bool known;    // elements are finite and the rule found the scale, so no code is out of bounds
     int32_t zero;  // the code of 0
 };
 
-// The last few of a run, by a small loop.
+// The tail of a run, in a small loop.
 template <class T, class Encode>
 static HOP_SELDOM void encode_rest(const typename T::Word* x, int64_t n, uint8_t* out, const Encode& encode) {
     for (int64_t i = 0; i < n; ++i) out[i] = encode(T::widen(x[i]));
@@ -34,7 +34,7 @@ HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__
 // ---- integers
 
 struct Bounds {
-    float low, high;  // of codes, less the code of 0
+    float low, high;  // bounds of codes, minus the code of 0
     Bounds(float least, float most) : low(least), high(most) {}
     Bounds(const hop_quantizer& q, int32_t zero) : low(float(q.low - zero)), high(float(q.high - zero)) {}
 };
@@ -43,15 +43,15 @@ HOP_INLINE int32_t code_of_zero(const hop_quantizer& q, uint8_t code) {
     return q.low < 0 ? int32_t(int8_t(code)) : int32_t(code);
 }
 
-// What products with reciprocals need, of blocks side by side.
+// Parameters for products with reciprocals, for blocks of one column.
 struct Columns {
     float above[kColumns], below[kColumns];
-    float low[kColumns], high[kColumns];  // and zero: of each block where it has a zero point, or the first for all
+    float low[kColumns], high[kColumns];  // low, high, zero: one for all if there are no zero points
     int32_t zero[kColumns];
     HOP_ALONE void set(const hop_quantizer& q, const Factors& f, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const float magnitude = float_of(bits_of(f.by[i]) & kMagnitude), inverse = 1.0f / f.by[i];
-            // Where the reciprocal is not to be used, all but 0 has two codes, and is divided.
+            // If the reciprocal cannot be used, everything but 0 gets two different codes, and is divided.
             const bool even = magnitude > 0x1p-100f && magnitude < 0x1p100f;
             above[i] = even ? inverse * kAbove : 0.0f;
             below[i] = even ? inverse * kBelow : float_of(kInfinity);
@@ -70,7 +70,7 @@ HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
     return bits_of(bounded + kWhole) + zero;
 }
 
-// Of N elements, or with 0 of `count`.
+// Encodes N elements, or `count` if N is 0.
 template <class T, int N = 0>
 static void encode_integers_exactly(const typename T::Word* x, int64_t count, const Bounds& b, const Run& run,
                                               uint8_t* out) {
@@ -114,7 +114,7 @@ static void encode_integers(const hop_quantizer& q, const typename T::Word* x, i
 }
 
 HOP_INLINE uint8_t encode_integer_with(float y, uint32_t noise, const Bounds& b, uint32_t zero) {
-    // In integers, so that nothing becomes a branch: magnitudes up to 2^20, 0 for NaN.
+    // In integers, to avoid branches: magnitudes up to 2^20, 0 for NaN.
     const uint32_t own = bits_of(y) & kMagnitude, most = bits_of(0x1p20f), negative = 0u - (bits_of(y) >> 31);
     const uint32_t steps = whole_steps(float_of((own < most ? own : most) & ~nan_mask(own)), noise);
     return uint8_t(encode_integer(float(int32_t((steps ^ negative) - negative)), b, zero));
@@ -138,7 +138,7 @@ static void encode_floats(const FloatFormat& f, const typename T::Word* x, int64
 
 // ---- codebooks
 
-// Up to 16 numbers: the code counts the thresholds that y reaches.
+// Up to 16 values: the code counts the thresholds that y reaches.
 struct EncodeFew {
     const hop_quantizer& q;
     float by;
@@ -150,7 +150,7 @@ struct EncodeFew {
     }
 };
 
-// The upper half of y's bits says where to look, and leaves a choice of two.
+// The upper half of y's bits is an index; it leaves a choice of two codes.
 struct EncodeIndexed {
     const uint8_t* index;
     const float* thresholds;
@@ -182,7 +182,7 @@ static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, in
     each<T>(x, n, out, EncodeSearched{q, run.by});
 }
 
-// ---- with noise: words of 24 bits, or bytes, which are the upper 8
+// ---- with noise: words of 24 bits, or bytes, which become the upper 8 bits
 
 HOP_INLINE uint32_t in_24_bits(uint32_t noise) { return noise; }
 HOP_INLINE uint32_t in_24_bits(uint8_t noise) { return uint32_t(noise) << 16; }
@@ -203,7 +203,7 @@ static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float
     for (; i < n; ++i) y[i] = divides ? T::widen(x[i]) / by : T::widen(x[i]) * by;
 }
 
-// The same of x.
+// The same, from x.
 template <class T, bool divides, class Noise>
 static HOP_ALONE void encode_floats_of(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n, float by,
                                        const Noise* __restrict__ noise, uint8_t* __restrict__ out) {
@@ -221,7 +221,7 @@ static HOP_ALONE void encode_integers_with(const Bounds& b, const typename T::Wo
     for (int64_t i = 0; i < n; ++i) out[i] = encode_integer_with(T::widen(x[i]) / by, in_24_bits(noise[i]), b, zero);
 }
 
-// ---- elements each of a block of its own
+// ---- blocks of one column
 
 template <class T, bool divides>
 static HOP_ALONE void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
@@ -241,7 +241,7 @@ static HOP_ALONE void encode_integer_columns_exactly(const typename T::Word* x, 
     }
 }
 
-// As encode_integers_by.
+// Like encode_integers_by.
 template <class T, bool affine>
 static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const float* by, const Columns& c,
                                              uint8_t* __restrict__ out) {
@@ -262,9 +262,10 @@ static HOP_ALONE void encode_integer_columns(const typename T::Word* __restrict_
     encode_integer_columns_exactly<T>(x, i, n, by, affine, c, out);
 }
 
-// ---- all
+// ---- dispatch
 
-// Integers with noise by the instructions of a level (plain.h, codes_with_noise_avx512.h); false where plain loops make them.
+// Encodes integers with noise with the instructions of a level (plain.h, codes_with_noise_avx512.h); returns false if
+// the plain loops must do it.
 template <class T, class Noise>
 static bool encode_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size, const Factors& by,
                               bool known, const Noise* noise, uint8_t* out);
@@ -276,7 +277,7 @@ struct Encoder {
         if (q.format == HOP_FLOAT) f = float_format(q);
     }
 
-    // A block's part of a row.
+    // The part of a block in one row.
     template <class T>
     void run(const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) const {
         if (q.format == HOP_INTEGER) return encode_integers<T>(q, x, n, run, out);
@@ -329,7 +330,7 @@ struct Encoder {
     }
 };
 
-// ---- several codes to a byte, the first in the lowest bits
+// ---- several codes per byte, the first in the lowest bits
 
 static HOP_ALONE void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
     const int64_t whole = n * bits / 8;

@@ -1,8 +1,8 @@
-// Elements of any dtype to float32 and back, a line at a time, for loops that are compiled for float32 alone. Included in a
-// namespace (isa.h), after numbers.h.
+// Converts elements of any dtype to float32 and back, a line at a time, for loops that are compiled for float32 only.
+// Included in a namespace (isa.h), after numbers.h.
 
 #if defined(HOP_IN_AVX2)
-// Eight words, rounded as BF16::narrow and F16::narrow do, in the lower halves of lanes.
+// Eight words in the lower halves of lanes, rounded like BF16::narrow and F16::narrow.
 HOP_INLINE __m256i words_of(__m256 x, BF16) {
     const __m256i b = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
     const __m256i up = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, odd), _mm256_set1_epi32(0x7fff)), 16);
@@ -10,7 +10,7 @@ HOP_INLINE __m256i words_of(__m256 x, BF16) {
     return _mm256_blendv_epi8(up, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(nan));
 }
 
-// 16 numbers.
+// Stores 16 values.
 HOP_INLINE void store_words(__m256 a, __m256 b, uint16_t* out, BF16) {
     const __m256i words = _mm256_packus_epi32(words_of(a, BF16{}), words_of(b, BF16{}));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(words, 0xd8));

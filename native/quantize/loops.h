@@ -1,7 +1,8 @@
-// The loops that are compiled for each dtype of x (Loops of quantize.h). Included in a namespace (isa.h), after elements.h.
+// The loops that are compiled once per dtype of x (Loops of quantize.h). Included in a namespace (isa.h), after
+// elements.h.
 
-// NaN for the amax of each block whose scale is NaN: of one with a NaN, unless its codes keep that, and, by rules whose
-// scale is a float, of one with an infinity.
+// Sets the amax of each block whose scale is NaN to NaN: of blocks with a NaN, unless the codes keep NaN
+// (HOP_MICROSCALING only under HOP_MX_RCEIL), and, for rules with float scales, of blocks with an infinity.
 template <class T>
 static HOP_SELDOM void mark_nan(const QuantizeCall& c, const Strip& s, float* high) {
     const hop_quantizer& q = c.q;
@@ -24,7 +25,7 @@ static float amax_of_row(const void* words, int64_t n) {
     bool known = true;
     const auto* x = static_cast<const typename T::Word*>(words);
 #if defined(HOP_IN_AVX2)
-    constexpr int64_t some = 512, ahead = 1024;  // elements, whose lines a CPU fetches too late by itself
+    constexpr int64_t some = 512, ahead = 1024;  // elements; CPUs prefetch their lines too late
     float most = 0;
     for (int64_t i = 0; i < n; i += some) {
         for (int64_t line = 0; line < some; line += 32) fetch(x + i + ahead + line);

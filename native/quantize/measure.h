@@ -1,4 +1,4 @@
-// What is known of the blocks of a strip. Included in a namespace (isa.h).
+// Statistics of the blocks of a strip. Included in a namespace (isa.h).
 
 template <class T, int size>
 static void measure_groups(const typename T::Word* x, int64_t groups, int rule, Stats& s) {
@@ -9,7 +9,7 @@ static void measure_groups(const typename T::Word* x, int64_t groups, int rule, 
     }
 }
 
-// One row of blocks of `size` columns.
+// Measures one row of blocks of `size` columns.
 template <class T>
 static void measure_row(const typename T::Word* x, int64_t cols, int64_t size, int rule, Stats& s) {
     const int64_t whole = rule == HOP_ABSMEAN ? 0 : cols / size;
@@ -32,7 +32,7 @@ static void measure_row(const typename T::Word* x, int64_t cols, int64_t size, i
     }
 }
 
-// Blocks of one column: the words of each, as integers that count up with magnitudes.
+// Measures blocks of one column. Magnitudes compare like their bits as integers.
 template <class T>
 static void measure_columns(const typename T::Word* x, const Unit& u, int64_t row_stride, int rule, Stats& s) {
     using Word = typename T::Word;
@@ -74,7 +74,7 @@ static void measure_columns(const typename T::Word* x, const Unit& u, int64_t ro
     }
 }
 
-// Part of a strip.
+// Measures part of a strip.
 template <class T>
 static void measure(const QuantizeCall& c, const Strip& strip, const Unit& u, Stats& s) {
     const int64_t stride = c.blocks.row_stride;

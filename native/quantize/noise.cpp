@@ -1,4 +1,4 @@
-// Random bits of stochastic rounding: Philox4x32-10, as hop/tensor/buffers/noise.py defines it.
+// Random bits for stochastic rounding: Philox4x32-10, as defined in hop/tensor/buffers/noise.py.
 #include <algorithm>
 
 #include "hop.h"

@@ -1,8 +1,8 @@
-// Philox4x32-10 on GROUP counters side by side, eight in a vector: words lie in 64 bits each, of which products read the
-// lower half, so that the upper one may hold anything. Included in a namespace (isa.h).
+// Philox4x32-10 on GROUP counters, eight per vector: each word is in a 64-bit lane. Multiplications read only the lower
+// half, so the upper half is arbitrary. Included in a namespace (isa.h).
 constexpr int64_t GROUP = 32, BLOCK = 16;
 
-// The blocks first..first + GROUP - 1, 16 bytes each.
+// Computes blocks first..first + GROUP - 1, 16 bytes each.
 inline void philox(uint64_t key, uint32_t stream, uint64_t first, uint8_t* out) {
     constexpr int vectors = GROUP / 8;
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);

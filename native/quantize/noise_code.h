@@ -1,4 +1,4 @@
-// Random bits (noise.cpp) at a level.
+// Random bits (noise.cpp) at one level.
 namespace {
 #include HOP_HEADER(quantize/noise)
 #include "quantize/noise_wide.h"

@@ -1,2 +1,2 @@
-// Loops of noise_plain.h become vectors here too. Included in a namespace (isa.h).
+// Compilers vectorize the loops of noise_plain.h for NEON too. Included in a namespace (isa.h).
 #include "quantize/noise_plain.h"

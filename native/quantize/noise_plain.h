@@ -1,8 +1,8 @@
-// What an instruction set without noise_avx512.h takes in its place: loops that become vector instructions. Included in
-// a namespace (isa.h).
+// The replacement of noise_avx512.h for other instruction sets: loops that compilers vectorize. Included in a namespace
+// (isa.h).
 constexpr int64_t GROUP = 32, BLOCK = 16;
 
-// The blocks first..first + GROUP - 1, 16 bytes each; bytes of words lie from the lowest up on all CPUs that we build for.
+// Computes blocks first..first + GROUP - 1, 16 bytes each. All supported CPUs are little-endian.
 inline void philox(uint64_t key, uint32_t stream, uint64_t first, uint8_t* out) {
     uint32_t w0[GROUP], w1[GROUP], w2[GROUP], w3[GROUP];
     for (int64_t i = 0; i < GROUP; ++i) {

@@ -1,4 +1,4 @@
-// Random integers, some groups of blocks at a time. Included in a namespace (isa.h), after noise_wide.h.
+// Random integers, several groups of blocks at a time. Included in a namespace (isa.h), after noise_wide.h.
 
 template <class Word, class Make>
 inline void noise_of(int64_t count, Word* out, int threads, const Make& make) {

@@ -1,6 +1,7 @@
-// Random integers of 24 bits (hop/tensor/buffers/noise.py). Included in a namespace (isa.h), after philox.
+// 24-bit random integers (hop/tensor/buffers/noise.py). Included in a namespace (isa.h), after philox.
 
-// The integers of 24 bits of the blocks first..first + GROUP - 1: of each byte, it and those 4 and 9 places on.
+// The 24-bit integers of blocks first..first + GROUP - 1. Each joins a byte with the bytes 4 and 9 places after it,
+// cyclically within its block.
 inline void wide_noise(uint64_t key, uint32_t stream, uint64_t first, uint32_t* __restrict__ out) {
     constexpr int64_t SIZE = GROUP * BLOCK;
     uint8_t bytes[SIZE], second[SIZE], third[SIZE];

@@ -1,5 +1,5 @@
-// One element: floats of x, and codes. Included in a namespace (isa.h). Loops over these functions are vectorized by
-// the compiler, so they choose rather than branch. Each operation is rounded as the reference rounds it.
+// One element: floats of x, and codes. Included in a namespace (isa.h). Compilers vectorize loops over these functions,
+// so they select instead of branching. Each operation is rounded as in the reference.
 
 HOP_INLINE uint32_t bits_of(float x) {
     uint32_t bits;
@@ -15,7 +15,7 @@ HOP_INLINE float float_of(uint32_t bits) {
 
 constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;
 constexpr float kLargest = 3.4028234663852886e38f;
-constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then are
+constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
 
 // ---- dtypes of x
 
@@ -60,7 +60,8 @@ struct F16 {
     }
 };
 
-// All ones for the magnitude of a NaN: of a choice GCC makes a branch, and then no vectors of the loop.
+// All ones for the magnitude of a NaN. GCC turns a conditional expression into a branch, and then does not vectorize
+// the loop.
 HOP_INLINE uint32_t nan_mask(uint32_t magnitude) { return uint32_t(int32_t(kInfinity - magnitude) >> 31); }
 
 // ---- float formats
@@ -84,13 +85,13 @@ HOP_INLINE FloatFormat float_format(const hop_quantizer& q) {
     return f;
 }
 
-// `code`, or that of NaN for the magnitude of one.
+// `code`, or the code of NaN if `magnitude` is that of a NaN.
 HOP_INLINE uint32_t or_nan(uint32_t magnitude, uint32_t code, const FloatFormat& f) {
     const uint32_t is_nan = nan_mask(magnitude);
     return (code & ~is_nan) | (f.nan & is_nan);
 }
 
-// The code of y, to the nearest, ties to even. Adding 2^(e + 23 - M) to a magnitude of exponent e rounds it to a
+// The code of y, rounded to nearest, ties to even. Adding 2^(e + 23 - M) to a magnitude of exponent e rounds it to a
 // multiple of the gap 2^(e - M), and leaves that multiple in the low bits.
 template <bool known>
 HOP_INLINE uint32_t encode_float(float y, const FloatFormat& f) {
@@ -102,14 +103,14 @@ HOP_INLINE uint32_t encode_float(float y, const FloatFormat& f) {
     return known ? code + sign : or_nan(own, code + sign, f);
 }
 
-// How many whole steps a number of them, from 0 to 2^24, is after stochastic rounding: one more than its integer part if
-// the rest and the low 24 bits of `noise` make another.
+// Stochastically rounds a number of steps, from 0 to 2^24, to whole steps: one more than the integer part if the
+// fraction and the low 24 bits of `noise` add up to 1 or more.
 HOP_INLINE uint32_t whole_steps(float steps, uint32_t noise) {
     const int32_t whole = int32_t(steps);
     return uint32_t(whole) + ((uint32_t(int32_t((steps - float(whole)) * 0x1p24f)) + (noise & 0xffffff)) >> 24);
 }
 
-// As encode_float, rounded stochastically.
+// Like encode_float, rounded stochastically.
 HOP_INLINE uint32_t encode_float_with(float y, uint32_t noise, const FloatFormat& f) {
     const uint32_t b = bits_of(y), own = b & kMagnitude, shift = 23 - f.mantissa;
     const uint32_t m = own < f.largest ? own : f.largest;
@@ -132,14 +133,14 @@ HOP_INLINE float decode_float(uint32_t code, const FloatFormat& f) {
 
 // ---- scales
 
-// e4m3, of blocks under HOP_TWO_LEVEL.
+// e4m3, the format of block scales under HOP_TWO_LEVEL.
 [[maybe_unused]] static FloatFormat inner_format() {
     hop_quantizer e4m3{};
     e4m3.bits = 8, e4m3.mantissa_bits = 3, e4m3.bias = 7, e4m3.largest = 0x7e, e4m3.keeps_nan = 1;
     return float_format(e4m3);
 }
 
-// e8m0: x rounded up to a power of two, 0 for what is not above 0.
+// e8m0: x rounded up to a power of two; 0 unless x is above 0.
 HOP_INLINE uint32_t encode_power(float x) {
     const uint32_t b = bits_of(x), m = b & kMagnitude, exponent = m >> 23, rest = m & 0x7fffff;
     const uint32_t up = exponent + (rest > (exponent ? 0u : 0x400000u) ? 1 : 0), code = up < 254 ? up : 254;
@@ -147,7 +148,7 @@ HOP_INLINE uint32_t encode_power(float x) {
     return m > kInfinity ? 255 : positive;
 }
 
-// e8m0 of the scale of a block with this amax, for all roundings but HOP_MX_RCEIL.
+// The e8m0 scale of a block with this amax, for all roundings but HOP_MX_RCEIL.
 HOP_INLINE uint32_t encode_exponent(float amax, const hop_quantizer& q) {
     const uint32_t b = bits_of(amax), half = 1u << (22 - q.mantissa_bits), up = b + (b & 0x7fffff ? 1u << 23 : 0);
     const uint32_t rounded = q.rounding == HOP_MX_CEIL ? up : q.rounding == HOP_MX_EVEN ? b + half : b;
@@ -166,7 +167,8 @@ HOP_INLINE float inverse_power(uint32_t code) {
     return float_of(code == 255 ? 0x7fc00000 : known);
 }
 
-// What elements are multiplied by under encode_exponent: the inverse of the scale, of 2^-126 at least, of infinity for NaN.
+// The factor of elements under encode_exponent: the inverse of the scale, with the scale at least 2^-126, and infinite
+// for NaN.
 HOP_INLINE float inverse_exponent(uint32_t code) {
     return code == 255 ? 0.0f : code > 1 ? inverse_power(code) : 0x1p126f;
 }

@@ -1,4 +1,4 @@
-// The lines on which the thresholds of a codebook lie: dynamic maps have as many as decades, linear ones have one.
+// Finds the lines that the thresholds of a codebook are on: dynamic maps have one per decade, linear maps have one.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -22,11 +22,12 @@ float number(uint32_t b) {
     return x;
 }
 
-// How PieceCodes counts the thresholds that a magnitude reaches: slope * m + offset, at most limit, rounded.
+// Parameters with which PieceCodes counts the thresholds that a magnitude reaches: slope * m + offset, at most limit,
+// rounded.
 struct Pieces {
     float begin[kExponents], slope[kLines] = {}, offset[kLines] = {}, limit[kLines] = {};
 
-    // The rank, or -1 near a threshold, where products are `off` units more.
+    // The rank, or -1 near a threshold; `off` is an error of the position, in units.
     int32_t rank(float m, int32_t off) const {
         m = m > kPieceLeast ? m : kPieceLeast;
         const float second = begin[bits(m) >> 23 & (kExponents - 1)];
@@ -39,7 +40,8 @@ struct Pieces {
     }
 };
 
-// Magnitudes that count up from 0, where the first threshold is not 0; thresholds of negative numbers mirror those.
+// Collects the positive thresholds as increasing magnitudes. False unless the first is above 0, and thresholds of
+// negative values mirror them.
 bool magnitudes(const float* thresholds, const float* numbers, int32_t size, int32_t& zero, std::vector<double>& t) {
     zero = 0;
     while (zero < size && numbers[zero] < 0) ++zero;
@@ -53,13 +55,14 @@ bool magnitudes(const float* thresholds, const float* numbers, int32_t size, int
     return true;
 }
 
-// Lines, each from the first threshold that is not on the one before. Those of `brief` have one threshold alone.
+// Fits lines; each starts at the first threshold that is not on the previous line. Lines in the mask `brief` have a
+// single threshold.
 bool fit(const std::vector<double>& t, uint32_t brief, Pieces& made, std::vector<float>& begins) {
     const size_t count = t.size();
     for (size_t from = 0, line = 0;; ++line) {  // ranks from `from` on
         if (line == kLines) return false;
         const double start = from ? t[from - 1] : 0;
-        double slope = 1, at = start, rank = static_cast<double>(from) + 0.5;  // the line is `rank` at `at`
+        double slope = 1, at = start, rank = static_cast<double>(from) + 0.5;  // the line has the value `rank` at `at`
         size_t end = from;                                                      // thresholds before it are on the line
         if (from < count) {
             at = t[from], rank = static_cast<double>(from) + 1;
@@ -80,8 +83,8 @@ bool fit(const std::vector<double>& t, uint32_t brief, Pieces& made, std::vector
     }
 }
 
-// Of each exponent where the second line begins, if one does: a little early, with the number of the first line in the low
-// bits.
+// For each exponent, sets where the second line begins, if one does: a little early, with the index of the first line
+// in the low bits.
 bool begin(const std::vector<float>& begins, Pieces& made) {
     size_t line = 0;
     for (uint32_t e = 127 - 24; e <= 127; ++e) {
@@ -97,7 +100,7 @@ bool begin(const std::vector<float>& begins, Pieces& made) {
     return line == begins.size();
 }
 
-// Whether magnitudes around each threshold, and between them, have their rank, or are told to be near.
+// Whether magnitudes around and between thresholds get their rank, or are reported as near a threshold.
 bool holds(const std::vector<double>& t, const Pieces& made) {
     for (size_t i = 0; i < t.size(); ++i) {
         const uint32_t own = bits(static_cast<float>(t[i]));
@@ -110,7 +113,7 @@ bool holds(const std::vector<double>& t, const Pieces& made) {
             int32_t rank = 0;
             for (const size_t k : {i, i + 1, i + 2}) rank += k < t.size() + 1 && k > 0 && m >= static_cast<float>(t[k - 1]);
             const int32_t below = static_cast<int32_t>(i > 0 ? i - 1 : 0);
-            for (const int32_t off : {-5, 0, 5}) {  // what products with 1 / scale, and rounding, add
+            for (const int32_t off : {-5, 0, 5}) {  // errors of products with 1 / scale, and of rounding
                 const int32_t found = made.rank(m, off);
                 if (found >= 0 && found != below + rank) return false;
             }

@@ -1,4 +1,4 @@
-// What instruction sets without avx512.h or avx2.h take in its place. Included in a namespace (isa.h).
+// The replacement of avx512.h and avx2.h for other instruction sets. Included in a namespace (isa.h).
 
 template <class T, int size>
 HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
@@ -10,7 +10,7 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     range_of_groups_plainly<T, size>(x, groups, low, high, known);
 }
 
-// n elements in float32, times a factor each, or nullptr; with the lines of the next strip.
+// Widens n elements to float32, times one factor each unless `factor` is nullptr; prefetches the next strip.
 template <class T>
 static HOP_ALONE void widen_line(const typename T::Word* __restrict__ x, int64_t n, const float* __restrict__ factor,
                                  float* __restrict__ out) {

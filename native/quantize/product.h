@@ -1,7 +1,8 @@
-// x times a factor, row by row: products and their noise go through the first cache alone. Rows that lie as columns are
-// gathered first, as many as a line of the cache holds. Included in a namespace (isa.h), after run.h.
+// Quantizes x times one factor per column, row by row, so that products and their noise stay in the first-level cache.
+// If x is transposed, as many rows as fit in a cache line are gathered first. Included in a namespace (isa.h), after
+// run.h.
 
-// A thread's memory.
+// The memory of one thread.
 struct ProductRoom {
     int64_t side;  // rows at a time
     float* product;
@@ -9,7 +10,7 @@ struct ProductRoom {
     char *rows, *rest;
 
     static int64_t side_of(const Loops& loops) { return kLine / loops.bytes; }
-    // Of `cols` of `all` columns at a time.
+    // `cols`: columns at a time, out of `all`.
     static int64_t noise_bytes(int64_t cols) { return divide_up(cols + BLOCK, GROUP * BLOCK) * GROUP * BLOCK * 4; }
     static size_t bytes(int64_t cols, int64_t all, const Product& p) {
         return size_t(divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0) + (p.turned ? kLine * all : 0) + kLine);
@@ -37,7 +38,7 @@ static void gather_rows(const Word* x, int64_t stride, int64_t cols, int64_t cou
         for (int64_t j = 0; j < count; ++j) rows[j * cols + i] = x[i * stride + j];
 }
 
-// A strip, of which `x` are the elements.
+// Quantizes a strip, whose elements are at x.
 static void quantize_strip_product(const QuantizeCall& c, const Loops& loops, const Product& p, const Strip& s, const void* x,
                                    ProductRoom& own, Room& room) {
     const hop_blocks& g = c.blocks;

@@ -25,7 +25,8 @@ int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
     return HOP_OK;
 }
 
-// Products find codes where no two thresholds would be left by the index, and none is so small that quotients lose digits.
+// Products may find codes if the index never leaves two thresholds to compare with, and no threshold is so small that
+// quotients lose digits.
 void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables) {
     const auto bits = [](float x) {
         uint32_t b;

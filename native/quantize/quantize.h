@@ -1,4 +1,4 @@
-// What quantize and dequantize share: a call, and how its tensor is cut into pieces for threads.
+// Data structures of quantize and dequantize: calls, and how tensors are split among threads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,47 +8,49 @@
 
 namespace hop {
 
-constexpr int64_t kColumns = 4096;     // of a row at a time: as float32 they stay in the first cache
+constexpr int64_t kColumns = 4096;     // columns of a row at a time: as float32 they fit in the first-level cache
 constexpr int64_t kLarge = 64 * 1024;  // elements above which threads share a block
 
-// Of hop_codebook_tables: where the lines are; magnitudes below count as this one; what codes in units of 2^-16 are off by.
+// In the tables of hop_codebook_tables: the offset of the lines; the magnitude to which smaller ones are raised; the
+// error of a position, in units of 2^-16.
 constexpr int64_t kPieces = 2064;
 constexpr float kPieceLeast = 0x1p-24f;
 constexpr int32_t kPieceMargin = 16;
-constexpr uint32_t kBeginNear = 48;  // units of the last place after which a line begins for certain
+constexpr uint32_t kBeginNear = 48;  // a line begins within so many units in the last place
 void find_pieces(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
-// Of hop_codebook_tables: whether there are bins, and where: one for each upper half of numbers from kPieceLeast up to 2,
-// first of positive and then of negative ones. Added to half the lower half of a number, which counts up with numbers, a bin
-// has the code in its upper half, and in its lower one how far the number is above a threshold, and kBinMargin.
+// In the tables of hop_codebook_tables: whether there are bins, and their offset. There is one bin for each upper half
+// of floats from kPieceLeast up to 2, first for positive and then for negative floats. Half of a float's lower half,
+// which increases with the float, is added to the bin: the upper half of the sum is the code, the lower half the
+// distance above a threshold plus kBinMargin.
 constexpr int64_t kHasBins = 2051, kBins = 2384, kBinsOfSign = 3200;
 constexpr uint32_t kFirstBin = 103 << 7, kBinMargin = 4;
-constexpr float kBinLeast = 0x1.4p-24f;  // as which magnitudes below count
+constexpr float kBinLeast = 0x1.4p-24f;  // smaller magnitudes are raised to it
 void find_bins(const float* thresholds, int32_t size, uint8_t* tables);
 
-constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see codes_avx512.h
+constexpr float kLower = 0x1p-20f;  // at least 8 units in the last place: see codes_avx512.h
 
 struct QuantizeCall {
     const hop_quantizer& q;
     const hop_blocks& blocks;
     const void* x;
-    const void* given_scale;          // nullptr: the rule finds it
-    bool given_codes;                 // rather than float32
+    const void* given_scale;          // nullptr: computed by the rule
+    bool given_codes;                 // given_scale has codes, not float32
     const uint8_t* given_zero_point;  // codes
-    const void* noise;                // nullptr: to the nearest
+    const void* noise;                // nullptr: round to nearest
     int32_t noise_bits;               // 8, in bytes, or 24, in words
     uint8_t* codes;
     void* scale;
     void* second;  // zero points, or global_amax
     int threads;
-    bool of_state;  // of an optimizer: NaN counts as 0, and infinities as the largest floats
+    bool of_state;  // an optimizer state: NaN counts as 0, infinities count as the largest floats
 };
 
-// What x is multiplied by first, and whence noise comes.
+// The factors that x is multiplied by first, and the source of noise.
 struct Product {
-    const float* factor;  // of each column
-    bool turned;          // x lies as (batch, cols, rows)
-    const int64_t* seed;  // nullptr: noise is given, or there is none
+    const float* factor;  // one per column
+    bool turned;          // x has the layout (batch, cols, rows)
+    const int64_t* seed;  // nullptr: noise is passed, or there is none
     uint32_t stream;
 };
 
@@ -66,21 +68,21 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int32_t codes_per_byte(const hop_quantizer& q) {
     return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1;
 }
-// Items of `size` elements that a thread takes at a time: in a row, as it fetches the next while it is at one.
+// Items of `size` elements that a thread takes at a time: adjacent ones, because it prefetches the next during each.
 inline int64_t grain_of(int64_t items, int64_t size, int threads) {
     const int64_t fair = items / (8 * threads), most = kLarge / size;
     return 1 + (fair < most ? fair : most);
 }
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A row of blocks, or what of it is done at a time: blocks `first` to `first + count`, over all of their rows.
+// A row of blocks, or a part of it processed at a time: blocks `first` to `first + count - 1`, over all of their rows.
 struct Strip {
-    int64_t row, rows;  // of the tensor, batches included
+    int64_t row, rows;  // row of the tensor, batches included
     int64_t col, cols;
     int64_t first, count;
 };
 
-// The strips of a tensor. One is as wide as kColumns, or one block if that is wider.
+// The strips of a tensor: kColumns wide, or one block if that is wider.
 struct Strips {
     const hop_blocks& g;
     int64_t down, across;  // blocks
@@ -111,10 +113,10 @@ struct Strips {
 
 // Part of a strip: one thread's work.
 struct Unit {
-    int64_t row, rows, col, cols;  // row and col from the strip's
+    int64_t row, rows, col, cols;  // row and col are relative to the strip
 };
 
-// The units of a strip: by the shape alone, never by the number of threads, as sums depend on them.
+// The units of a strip. They depend only on the shape, not on the number of threads, because sums depend on them.
 struct Units {
     const Strip& s;
     int64_t cols, rows;  // of a unit
@@ -132,7 +134,7 @@ struct Units {
     }
 };
 
-// What is known of blocks side by side.
+// Statistics of adjacent blocks.
 struct Stats {
     float* high;     // amax, or the largest number
     float* low;      // HOP_MINMAX: the smallest
@@ -160,45 +162,46 @@ struct Stats {
     }
 };
 
-// How elements of blocks side by side are encoded: divided by, or multiplied with, a factor each.
+// The factors of adjacent blocks: elements are divided or multiplied by them.
 struct Factors {
     bool divides;
     float* by;
-    uint8_t* zero;  // the code of 0, where each block has its own
+    uint8_t* zero;  // the code of 0, if each block has a zero point
 };
 
-// S of HOP_TWO_LEVEL, and what all blocks under one global_amax share.
+// S of HOP_TWO_LEVEL, and values that all blocks under one global_amax share.
 struct TwoLevel {
-    float scaled;        // amax of a block times this is its scale
-    float inverse[256];  // of the code of a scale
+    float scaled;        // times the amax of a block, it gives the block's scale
+    float inverse[256];  // for each code of a scale
 };
 
-// A float format as its bits are in float32: exponents count up from that of its least normal number.
+// A float format in terms of float32 bits; exponents count from that of the least normal number.
 struct FloatFormat {
-    uint32_t mantissa;  // bits
-    uint32_t largest;   // float32's bits of the largest number
-    uint32_t least;     // float32's bits of the least normal number
-    uint32_t base;      // of codes: what rounding adds
-    uint32_t sign;      // which bit
-    uint32_t nan;       // its code, without the sign
-    uint32_t infinity;  // its code, where it has one
-    bool keeps_nan;     // or NaN becomes the largest number
+    uint32_t mantissa;  // number of bits
+    uint32_t largest;   // float32 bits of the largest number
+    uint32_t least;     // float32 bits of the least normal number
+    uint32_t base;      // added by rounding, and subtracted from codes
+    uint32_t sign;      // index of the sign bit
+    uint32_t nan;       // code without the sign
+    uint32_t infinity;  // code, if the format has infinities
+    bool keeps_nan;     // else NaN becomes the largest number
 };
 
-// What is compiled for each dtype of x. All else is compiled for float32, to which lines of x are widened.
+// Functions compiled for each dtype of x. All other code is compiled for float32, and gets lines of x widened to
+// float32.
 struct Loops {
-    int64_t bytes;  // of an element
+    int64_t bytes;  // bytes of an element
     float largest;
     void (*measure)(const QuantizeCall& c, const Strip& strip, const Unit& u, Stats& s);
     void (*mark_nan)(const QuantizeCall& c, const Strip& s, float* high);
     float (*amax)(const void* x, int64_t n);
-    // The codes of a row of blocks from x as it is; nullptr, or false, where lines of float32 must do it.
+    // Encodes a row of blocks from x directly; nullptr, or returns false, if x must be widened to float32 first.
     bool (*encode)(const hop_quantizer& q, const FloatFormat& f, const void* x, int64_t n, int64_t size, const Factors& by,
                    bool known, bool fetches, uint8_t* out);
-    void (*widen)(const void* x, int64_t n, const float* factor, float* out);  // factor: of each element, or nullptr
+    void (*widen)(const void* x, int64_t n, const float* factor, float* out);  // factor: one per element, or nullptr
 };
 
-// What is known of a strip's blocks, and what follows.
+// Statistics and factors of a strip's blocks.
 struct Room {
     Stats stats, part;
     Factors factors;
@@ -221,7 +224,7 @@ HOP_AT_EACH_LEVEL(
     int quantize(const QuantizeCall& c, int32_t dtype);
     int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype);
     const Loops* loops_of_words(int32_t dtype);  // of bfloat16 and float16; nullptr for others
-    // A strip of float32, by one thread; and parts of that: a part of a strip's codes, and the scales of blocks.
+    // Quantizes a float32 strip in one thread; and its steps: encoding part of a strip, and finding scales of blocks.
     void quantize_f32(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room);
     void encode_f32(const QuantizeCall& c, const Strip& s, const Unit& u, const Factors& f, bool known);
     void find_scales_f32(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, Factors& f);

@@ -1,4 +1,4 @@
-// Quantizing (quantize.h) at a level; quantize_words_code.h has the loops for bfloat16 and float16.
+// Quantization (quantize.h) at one level; quantize_words_code.h has the loops for bfloat16 and float16.
 namespace {
 #include "quantize/elements.h"
 #include HOP_HEADER(quantize/noise)

@@ -1,4 +1,4 @@
-// The loops for bfloat16 and float16 of quantizing (quantize.h) at a level.
+// The quantization loops for bfloat16 and float16 (quantize.h) at one level.
 namespace {
 #include "quantize/elements.h"
 #include "quantize/loops.h"

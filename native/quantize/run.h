@@ -1,6 +1,6 @@
-// A tensor, strip by strip. Included in a namespace (isa.h), after strip.h.
+// Quantizes a tensor, strip by strip. Included in a namespace (isa.h), after strip.h.
 
-// A strip by several threads.
+// Quantizes one strip with several threads.
 static int quantize_together(const QuantizeCall& c, const Loops& loops, const Strip& s, const TwoLevel* outer, int threads) {
     const Units units(s);
     const int64_t count = units.size(), blocks = Room::padded(s.count);
@@ -57,9 +57,9 @@ static float amax_of_tensor(const QuantizeCall& c, const Loops& loops, int threa
     return float_of(most);
 }
 
-// ---- all
+// ---- tensors
 
-// Strips by one thread each; `outer` is nullptr where each row has its own.
+// Quantizes strips, one thread each; `outer` is nullptr if each row has a global_amax.
 static int quantize_strips(const QuantizeCall& c, const Loops& loops, const Strips& strips, const TwoLevel* outer, int threads) {
     const hop_blocks& g = c.blocks;
     const bool by_rows = c.q.rule == HOP_TWO_LEVEL && c.q.outer_rows;

@@ -1,4 +1,4 @@
-// The rules: from what is known of blocks to their scales. Included in a namespace (isa.h).
+// The rules: from statistics of blocks to their scales. Included in a namespace (isa.h).
 
 HOP_INLINE float clamped(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
@@ -27,7 +27,7 @@ HOP_INLINE float current_factor(const hop_quantizer& q, float amax, float larges
     return q.power_of_two ? floor_power(factor) : factor;
 }
 
-// HOP_MINMAX.
+// Scales and zero points of HOP_MINMAX.
 static void find_ranges(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, Factors& f) {
     float* __restrict__ scale = static_cast<float*>(c.scale) + first;
     uint8_t* __restrict__ zero = static_cast<uint8_t*>(c.second) + first;
@@ -44,7 +44,7 @@ static void find_ranges(const QuantizeCall& c, const Stats& s, int64_t first, in
     __builtin_memcpy(f.zero, zero, size_t(count));
 }
 
-// Scales of `count` blocks, from block `first` of the tensor, of elements of a dtype whose largest number is `largest`.
+// Finds the scales of `count` blocks, from block `first` of the tensor on. `largest`: the largest number of x's dtype.
 static void find_scales(const QuantizeCall& c, float largest, const Stats& s, int64_t first, int64_t count,
                         const TwoLevel* outer, Factors& f) {
     const hop_quantizer q = c.q;  // a copy, which no store to codes can change
@@ -95,7 +95,7 @@ static void find_scales(const QuantizeCall& c, float largest, const Stats& s, in
     }
 }
 
-// The same where the caller gives the scale; not for HOP_TWO_LEVEL.
+// The same with scales from the caller; not for HOP_TWO_LEVEL.
 static void take_scales(const QuantizeCall& c, int64_t first, int64_t count, Factors& f) {
     const hop_quantizer& q = c.q;
     const float* given = static_cast<const float*>(c.given_scale) + first;

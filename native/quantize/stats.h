@@ -1,6 +1,6 @@
-// What scale rules need to know of each block. Included in a namespace (isa.h).
+// Statistics of blocks for scale rules. Included in a namespace (isa.h).
 
-// Adds what is known of other elements of the same blocks.
+// Merges the statistics of other elements of the same blocks into s.
 static void merge(const Stats& other, int64_t blocks, int rule, Stats& s) {
     s.known = s.known && other.known;
     for (int64_t i = 0; i < blocks; ++i) {
@@ -10,7 +10,7 @@ static void merge(const Stats& other, int64_t blocks, int rule, Stats& s) {
     }
 }
 
-// ---- amax: integers, as magnitudes count up with their bits
+// ---- amax, on integers: magnitudes compare like their bits
 
 template <class T>
 HOP_INLINE typename T::Word top_of(const typename T::Word* x, int64_t n) {
@@ -22,7 +22,7 @@ HOP_INLINE typename T::Word top_of(const typename T::Word* x, int64_t n) {
     return most;
 }
 
-// Of a block with a NaN.
+// For a block with a NaN.
 template <class T>
 static HOP_SELDOM typename T::Word top_of_known(const typename T::Word* x, int64_t n) {
     typename T::Word most = 0;
@@ -43,7 +43,7 @@ HOP_INLINE float amax_of(const typename T::Word* x, int64_t n, bool& known) {
     return T::widen(most);
 }
 
-// ---- the range: floats as integers that count up with them
+// ---- the range: floats as integers in the same order
 
 template <class T>
 HOP_INLINE void range_of_known(const typename T::Word* x, int64_t n, float& low, float& high) {
@@ -60,7 +60,7 @@ HOP_INLINE void range_of_known(const typename T::Word* x, int64_t n, float& low,
     high = above > high ? above : high;
 }
 
-// Of a block with a NaN or an infinity.
+// For a block with a NaN or an infinity.
 template <class T>
 static HOP_SELDOM void range_of_any(const typename T::Word* x, int64_t n, float& low, float& high) {
     for (int64_t i = 0; i < n; ++i) {
@@ -78,7 +78,7 @@ HOP_INLINE void range_of(const typename T::Word* x, int64_t n, float& low, float
     range_of_any<T>(x, n, low, high);
 }
 
-// ---- the sum, in an order that is the same for all instructions and threads
+// ---- the sum, in an order that does not depend on instructions or threads
 
 constexpr int kSums = 16;
 
@@ -108,7 +108,7 @@ static HOP_ALONE void sum_of(const typename T::Word* x, int64_t n, double& sum, 
     sum += part[0];
 }
 
-// ---- groups side by side
+// ---- adjacent groups
 
 template <class T, int size>
 HOP_INLINE void amax_of_groups_plainly(const typename T::Word* x, int64_t groups, float* high, bool& known) {

@@ -1,18 +1,18 @@
-// What scale rules need to know of small blocks: a tree of shuffles keeps the larger of integers that count up with
-// numbers or magnitudes. Included in a namespace (isa.h).
+// Statistics of small blocks for scale rules: a tree of shuffles keeps the larger integers, which are in the order of
+// the numbers or magnitudes. Included in a namespace (isa.h).
 
 template <class T>
 HOP_INLINE __m512i larger(__m512i a, __m512i b) {
     return sizeof(typename T::Word) == 2 ? _mm512_max_epu16(a, b) : _mm512_max_epu32(a, b);
 }
 
-// The groups a and b in the halves of one vector.
+// Reduces groups a and b to the halves of one vector.
 template <class T>
 HOP_INLINE __m512i halves(__m512i a, __m512i b) {
     return larger<T>(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
 }
 
-// 16 groups, two in each vector -> the largest word of each, in lanes.
+// Reduces 16 groups, two in each vector, to the largest word of each, in lanes.
 template <class T>
 HOP_INLINE __m512i largest_of_16(const __m512i v[8]) {
     __m512i quarter[4], eighth[2];
@@ -48,7 +48,7 @@ struct Magnitudes {
     }
 };
 
-// Integers that count up with numbers, or, with `down`, with their negatives.
+// Integers in the order of the numbers, or, with `down`, of their negatives.
 template <bool down>
 struct Order {
     template <class T>
@@ -83,7 +83,7 @@ HOP_INLINE __m512i largest_of_groups(const typename T::Word* x) {
     return largest_of_16<T>(v);
 }
 
-// high[i] = max(high[i], amax of group i) for 16 groups of `size`, unless there is a NaN or an infinity.
+// high[i] = max(high[i], amax of group i) for 16 groups of `size`; returns false if there is a NaN or an infinity.
 template <class T, int size>
 HOP_INLINE bool amax_of_16_groups(const typename T::Word* x, float* high) {
     const __m512i found = largest_of_groups<T, size, Magnitudes>(x);
@@ -92,15 +92,15 @@ HOP_INLINE bool amax_of_16_groups(const typename T::Word* x, float* high) {
     return true;
 }
 
-// The same of the range.
+// The same for the range.
 template <class T, int size>
 HOP_INLINE bool range_of_16_groups(const typename T::Word* x, float* low, float* high) {
     constexpr uint32_t half = T::magnitude + 1u;
     const __m512i up = largest_of_groups<T, size, Order<false>>(x), down = largest_of_groups<T, size, Order<true>>(x);
     const __m512i infinite = _mm512_set1_epi32(int32_t(half + T::infinity)), sign = _mm512_set1_epi32(int32_t(half));
-    // -infinity is half - 1 - T::infinity on the way up, and so half + T::infinity on the way down.
+    // -infinity maps to half - 1 - T::infinity in `up`, and so to half + T::infinity in `down`.
     if (_mm512_cmpge_epu32_mask(up, infinite) | _mm512_cmpge_epu32_mask(down, infinite)) return false;
-    // From half on they are the words of numbers from 0 on; what is below does not count.
+    // Values from `half` on are the words of nonnegative numbers, plus half; smaller values do not count.
     const __m512i above = _mm512_maskz_sub_epi32(_mm512_cmpge_epu32_mask(up, sign), up, sign);
     const __m512i below = _mm512_maskz_sub_epi32(_mm512_cmpge_epu32_mask(down, sign), down, sign);
     const __m512 least = _mm512_sub_ps(_mm512_setzero_ps(), widened<T>(below));
@@ -109,7 +109,7 @@ HOP_INLINE bool range_of_16_groups(const typename T::Word* x, float* low, float*
     return true;
 }
 
-// Groups of which there are no 16, or that have a NaN or an infinity.
+// Groups that do not make up 16, or that contain a NaN or an infinity.
 template <class T, int size>
 static HOP_ALONE void amax_of_few_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
     amax_of_groups_plainly<T, size>(x, groups, high, known);
@@ -139,7 +139,7 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     range_of_few_groups<T, size>(x + i * size, groups - i, low + i, high + i, known);
 }
 
-// n elements in float32, times a factor each, or nullptr.
+// Widens n elements to float32, times one factor each unless `factor` is nullptr.
 template <class T>
 static HOP_ALONE void widen_line(const typename T::Word* __restrict__ x, int64_t n, const float* __restrict__ factor,
                                  float* __restrict__ out) {
@@ -163,7 +163,7 @@ static HOP_ALONE float amax_of_run(const typename T::Word* x, int64_t n, bool& k
     return amax_of<T>(x, n, known);
 }
 
-// As range_of: numbers are read once, as integers that count up with them.
+// Like range_of: reads each number once, as an integer in the order of the numbers.
 template <class T>
 static HOP_ALONE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
     using S = typename T::Signed;

@@ -1,6 +1,6 @@
-// A strip of a tensor by one thread. Included in a namespace (isa.h).
+// Quantizes a strip of a tensor in one thread. Included in a namespace (isa.h).
 
-// Codes of at most kColumns elements of a row, which are element `at` of the tensor and those that follow.
+// Encodes at most kColumns elements of a row; `at` is the index of the first in the tensor.
 static void encode_line(const QuantizeCall& c, const Encoder& encoder, const uint32_t* x, int64_t at, int64_t n, const Factors& f,
                         bool known, const Columns* columns, uint8_t* out) {
     const hop_quantizer& q = c.q;
@@ -58,7 +58,7 @@ static void find_factors(const QuantizeCall& c, const Loops& loops, const Strip&
     if (c.given_scale) room.stats.known = false;
 }
 
-// A strip by one thread.
+// Quantizes a strip in one thread.
 static void quantize_strip(const QuantizeCall& c, const Loops& loops, const Strip& s, const TwoLevel* outer, Room& room) {
     if (measures(c)) {
         const Units units(s);

@@ -1,7 +1,7 @@
-// Codes of numbers that are finite and whose scale the rule found: 32 words to a vector from the products on. Included in
-// a namespace (isa.h), after avx512.h.
+// Codes of finite elements whose scale the rule found: from the products on, 32 words per vector. Included in a
+// namespace (isa.h), after avx512.h.
 
-// The lower or upper words of two vectors of lanes, of elements in the order of memory.
+// The lower or upper words of two vectors of lanes, in memory order of the elements.
 template <class T, bool upper>
 HOP_INLINE __m512i words_of(__m512i a, __m512i b) {
     alignas(64) static constexpr struct Order {
@@ -38,14 +38,14 @@ HOP_INLINE __m512i signs_of(const Four& x) {
 
 // ---- integers
 
-// Quotients in units of 2^-16, from a product with 2^16 / scale: they are off by 3 units at most, so that only those within
-// kMargin of a tie are divided. `first` is what becomes of 0, half a code and the margin more, so that the upper word is the
-// code, and the lower one is at least 2 * kMargin unless a tie is near.
+// Quotients in units of 2^-16, from a product with 2^16 / scale: the error is at most 3 units, so only quotients within
+// kMargin of a tie are divided. `first` is the position of 0 plus half a code and the margin, so that the upper word is
+// the code, and the lower word is at least 2 * kMargin unless a tie is near.
 constexpr float kMargin = 4;
 
 template <class T, int size, bool affine>
 struct FixedCodes {
-    const float *scale, *inverse, *first, *zero;  // those of each block; the last two, unless `affine`, of all
+    const float *scale, *inverse, *first, *zero;  // per block; `first` and `zero`: one for all unless `affine`
     __m512i low, high;                            // bounds of codes, in words
 
     HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
@@ -79,18 +79,18 @@ struct FixedCodes {
 
 HOP_INLINE __mmask16 above_zero(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
 
-// Of 8 bits: as encode_float, in lanes up to the sum, and in words from there. With `divides` by is 1 / scale, and quotients
-// lie between products a little above and below; where those are two codes, it is divided after all.
+// 8-bit floats: like encode_float, in lanes up to the sum, and in words from there. With `divides`, by is 1 / scale,
+// and quotients are between products a little above and below; if these have two codes, elements are divided.
 template <class T, int size, int mantissa, bool divides>
 struct ByteFloats {
     static constexpr int shift = 23 - mantissa;
     const float *by, *scale;
     FloatFormat f;
-    float raised;  // with `divides`: what numbers above 0 become at least
+    float raised;  // with `divides`: lower bound of elements above 0
 
     HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
         const __m512i infinity = _mm512_set1_epi32(int32_t(kInfinity)), least = _mm512_set1_epi32(int32_t(f.least));
-        // The code of a sum is in its low bits, with the exponent of the unit above it.
+        // The low bits of a sum are the code, with the exponent of the unit above it.
         const __m512i unit_of = _mm512_set1_epi32(int32_t((uint32_t(shift) << 23) + ((0u - f.base) & 0xff)));
         const __m512 largest = _mm512_castsi512_ps(_mm512_set1_epi32(int32_t(f.largest)));
         Four s;
@@ -129,7 +129,7 @@ struct ByteFloats {
     }
 };
 
-// e2m1: its magnitudes are told apart by what they are in quarters, rounded down and up, of which a table has the codes.
+// e2m1: rounding a magnitude to quarters, down and up, determines its code, which is in a table.
 template <class T, int size>
 struct E2m1Codes {
     const float* by;
@@ -149,12 +149,12 @@ struct E2m1Codes {
         const __m512i codes = _mm512_permutexvar_epi8(quarters, table());
         return select(_mm512_set1_epi8(7), codes, _mm512_srli_epi16(signs_of<T>(x), 4));
     }
-    // By twice the quarters, or one more or less where they are between two.
+    // Indexed by twice the quarters, one more or less if the magnitude is between two.
     static __m512i table() {
         alignas(64) static constexpr struct Table {
             uint8_t code[64];
             constexpr Table() : code() {
-                constexpr int ties[7] = {1, 3, 5, 7, 10, 14, 20};  // each goes to the even one of two codes
+                constexpr int ties[7] = {1, 3, 5, 7, 10, 14, 20};  // ties round to the even one of two codes
                 for (int i = 0; i < 64; ++i)
                     for (int k = 0; k < 7; ++k) code[i] = uint8_t(code[i] + (i >= 2 * ties[k] + (k % 2 == 0)));
             }

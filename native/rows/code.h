@@ -1,4 +1,4 @@
-// Rows (rows.h) at a level.
+// Row operations (rows.h) at one level.
 namespace {
 #include "quantize/elements.h"
 #include "rows/sums.h"

@@ -1,9 +1,9 @@
-// Functions of each element, and gated products (hop/impls/scaled/families/functions.py). Included in a namespace (isa.h).
+// Elementwise functions and gated products (hop/impls/scaled/families/functions.py). Included in a namespace (isa.h).
 
-// As clamp: NaN stays.
+// Like clamp: NaN stays NaN.
 HOP_INLINE float clamp_to_six(float x) { return x < 0 ? 0.0f : x > 6 ? 6.0f : x; }
 
-// Those that are made of sums and products, in place.
+// Functions made of sums and products, in place.
 static void piecewise_row(int function, double number, float* __restrict__ y, int64_t n) {
     if (function == HOP_HARDSIGMOID) {
         for (int64_t i = 0; i < n; ++i) y[i] = clamp_to_six(y[i] + 3.0f) / 6.0f;
@@ -18,7 +18,7 @@ static void piecewise_row(int function, double number, float* __restrict__ y, in
     }
 }
 
-// Four at a time, as compilers would gather them otherwise, which is slower.
+// Four at a time: compilers would use a gather instead, which is slower.
 static void look_up(const float* table, const uint16_t* x, int64_t n, float* y) {
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) {

@@ -1,8 +1,9 @@
-// Functions of rows to integers of 8 bits, without their float32 results. Included in a namespace (isa.h), before run.h.
+// Functions of rows to 8-bit integers, without their float32 results. Included in a namespace (isa.h), before run.h.
 //
-// Functions of which the sign of the slope is known have their largest magnitude at an end of the row, which is found as
-// everywhere. With the scale from it, or a given one, codes are found from an approximation in float32; where that lies near
-// the middle of two codes, the correctly rounded function and a division decide. So codes are those of the function.
+// If the sign of a function's slope is known, its largest magnitude in a row is at an end of the row's range, so one
+// correctly rounded function value gives the scale, unless it is passed. Codes come from a float32 approximation; where
+// that is near the midpoint of two codes, the correctly rounded function and a division decide. The codes are therefore
+// those of the function.
 
 using Eight = __m256;
 
@@ -15,7 +16,7 @@ HOP_INLINE Eight load_eight(const uint16_t* x, F16) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
 }
 
-// ---- approximations: to within kNear of themselves, and as much
+// ---- approximations, whose error is at most kNear · |y| + kNear
 
 constexpr float kNear = 0x1p-20f;
 
@@ -26,7 +27,7 @@ HOP_INLINE Eight near_horner(const float (&c)[n], Eight x) {
     return y;
 }
 
-// e^x, and e^±86 beyond that.
+// e^x, with x clamped to ±86.
 HOP_INLINE Eight near_exp(Eight given) {
     const Eight x = _mm256_min_ps(eight(86), _mm256_max_ps(eight(-86), given));
     const Eight t = _mm256_fmadd_ps(x, eight(0x1.715476p+0f), eight(kWhole)), n = _mm256_sub_ps(t, eight(kWhole));
@@ -39,12 +40,12 @@ HOP_INLINE Eight negated(Eight x) { return _mm256_xor_ps(x, eight(-0.0f)); }
 HOP_INLINE Eight near_half(Eight x, Eight e) { return _mm256_div_ps(x, _mm256_add_ps(e, eight(1))); }
 
 struct NearSigmoid {
-    static constexpr float least = 0;  // the amax of a row of positive slope is that of its largest number from here on
+    static constexpr float least = 0;  // lower bound of an amax that the largest element determines
     HOP_INLINE Eight of(Eight x) { return near_half(eight(1), near_exp(negated(x))); }
 };
 
 struct NearTanh {
-    static constexpr float least = -1;  // its magnitude rises with that of x
+    static constexpr float least = -1;  // odd and increasing: the largest magnitude of x determines the amax
     HOP_INLINE Eight of(Eight x) {
         return _mm256_sub_ps(eight(1), near_half(eight(2), near_exp(_mm256_add_ps(x, x))));
     }
@@ -74,7 +75,7 @@ struct NearGelu {
         constexpr float most = functions::kPhiMost;
         x = _mm256_max_ps(eight(-most), x);
         const Eight t = _mm256_min_ps(eight(most), x), square = _mm256_mul_ps(t, t), half = _mm256_mul_ps(x, eight(0.5f));
-        const Eight odd = _mm256_mul_ps(t, near_horner(functions::kPhiAbove, square));  // of 2 Phi(x) - 1
+        const Eight odd = _mm256_mul_ps(t, near_horner(functions::kPhiAbove, square));  // 2 Phi(x) - 1
         return _mm256_fmadd_ps(half, _mm256_div_ps(odd, near_horner(functions::kPhiBelow, square)), half);
     }
 };
@@ -91,7 +92,8 @@ struct FunctionCodes {
         : c(call), scale(by), inverse(1.0f / by), certain(0.5f - margin(1.0f / by)), zero(code_of_0),
           bounds(call.q.q, code_of_0) {}
 
-    // What the approximation and roundings make of a code, at most; codes that saturate may be off by more.
+    // Upper bound of the error of a quotient, from the approximation and from roundings; codes that saturate may be off
+    // by more.
     static float margin(float inverse) { return inverse * (2 * kNear) + 0x1p-11f; }
 
     template <class T>
@@ -105,10 +107,10 @@ struct FunctionCodes {
         }
     }
 
-    // Those of 32 elements.
+    // Codes of 32 elements.
     template <class T, class F>
     HOP_MEMBER void some(const typename T::Word* x, uint8_t* out) const {
-        const Eight limit = eight(1024);  // beyond all codes
+        const Eight limit = eight(1024);  // beyond the range of all codes
         __m256i n[4];
         uint32_t open = 0;
         for (int k = 0; k < 4; ++k) {
@@ -142,7 +144,7 @@ struct FunctionCodes {
     }
 };
 
-// The amax of a function of numbers in such a range; NaN where it is not known.
+// The amax of a function over a range of elements; NaN if it is not known.
 template <class T, class F>
 static float amax_of_function(const RowsCall& c, const Range& range) {
     if (!range.finite) return quiet_nan();
@@ -153,7 +155,7 @@ static float amax_of_function(const RowsCall& c, const Range& range) {
     return y >= F::least ? y : quiet_nan();
 }
 
-// Whether it has found the scales and the codes of a piece.
+// Finds the scales and codes of a piece; returns false if it must be computed in float32.
 template <class T, class F>
 static bool piece_of(const RowsCall& c, const Piece& p, const Factors* given, Room& room) {
     constexpr float least_scale = 0x1p-16f, most_scale = 0x1p100f;
@@ -172,7 +174,7 @@ static bool piece_of(const RowsCall& c, const Piece& p, const Factors* given, Ro
     }
     for (int64_t i = 0; i < p.count; ++i)
         if (!(by[i] > least_scale && by[i] < most_scale)) return false;
-    for (int64_t i = 0; i < p.count; ++i) {  // a floor makes scales larger alone, and so codes smaller
+    for (int64_t i = 0; i < p.count; ++i) {  // a floor of the amax only makes scales larger, and so codes smaller
         const int32_t zero = given && given->zero ? code_of_zero(q, given->zero[p.first + i]) : q.zero;
         FunctionCodes(c, by[i], zero).template all<T, F>(x + i * size, least(size, p.cols - i * size), c.q.codes + at + i * size);
     }
@@ -182,9 +184,9 @@ static bool piece_of(const RowsCall& c, const Piece& p, const Factors* given, Ro
 template <class T>
 static bool function_piece(const RowsCall& c, const Piece& p, const Factors* given, Room& room) {
     const hop_quantizer& q = c.q.q;
-    if (!std::is_same<T, F32>::value) return false;  // whose tables are faster
+    if (!std::is_same<T, F32>::value) return false;  // float32 only: the tables of 16-bit floats are faster
     if (c.r.operation != HOP_FUNCTION || c.r.floats || q.format != HOP_INTEGER || q.bits != 8) return false;
-    if (c.r.blocks.tile_cols < 64) return false;  // not worth its beginning
+    if (c.r.blocks.tile_cols < 64) return false;  // not worth the start
     if (!given && (q.rule != HOP_AMAX || q.zero)) return false;
     if (q.high != (q.low < 0 ? 127 : 255)) return false;
     switch (c.r.function) {

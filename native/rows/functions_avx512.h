@@ -1,8 +1,8 @@
-// gelu of rows of bfloat16 to integers of 8 bits, without its float32 results. Included in a namespace (isa.h), before run.h.
+// gelu of bfloat16 rows to 8-bit integers, without its float32 results. Included in a namespace (isa.h), before run.h.
 //
-// The amax of a row is that of its largest number, as gelu rises from 0 on, and is nowhere below -0.1701. With it the
-// scale is known, and codes are found from the function in float32. Where the quotient is near the middle of two codes, the
-// table of correctly rounded values and a division decide. So codes are those of the table everywhere.
+// gelu increases from 0 on, and is nowhere below -0.1701, so the largest element of a row determines its amax, and with
+// it the scale. Codes come from the function in float32; where the quotient is near the midpoint of two codes, the
+// table of correctly rounded values and a division decide. The codes are therefore those of the table.
 //
 //     gelu(x) = x / 2 · (1 + psi(x))        psi odd, from cubic polynomials around multiples of 1/4
 
@@ -16,7 +16,7 @@ struct GeluCoefficients {
             for (int half = 0; half < 2; ++half) c[k][half] = _mm512_loadu_ps(table[k] + 16 * half);
     }
     HOP_MEMBER __m512 at(int k, __m512i index) const { return _mm512_permutex2var_ps(c[k][0], index, c[k][1]); }
-    // gelu(x) times `by`, of half of that.
+    // Returns gelu(given) · 2 · half.
     HOP_MEMBER __m512 of(__m512 given, __m512 half) const {
         constexpr int least_magnitude = 0xa, to_quarters = 2 << 4;
         const __m512 most = _mm512_set1_ps(kGeluMost);
@@ -31,10 +31,10 @@ struct GeluCoefficients {
     }
 };
 
-// What psi and roundings make of a code, at most: 2^-20 of 1 before it is scaled, and 2^-13 of a code after.
+// Upper bound of the error of a quotient from psi and roundings: 2^-20 before scaling, and 2^-13 of a code after.
 HOP_INLINE float gelu_margin(float by) { return by * 0x1p-20f + 0x1p-13f; }
 
-// The codes of 64 words.
+// Codes of 64 words.
 HOP_INLINE void gelu_codes(const GeluCoefficients& gelu, const float* table, const uint16_t* x, float scale, uint8_t* out) {
     constexpr int largest_magnitude = 0xb;
     const float inverse = 1.0f / scale;
@@ -73,7 +73,7 @@ static void gelu_codes(const RowsCall& c, const uint16_t* x, int64_t n, float sc
     __builtin_memcpy(out + i, codes, size_t(n - i));
 }
 
-// Whether it has found the scales and the codes of a piece.
+// Finds the scales and codes of a piece; returns false if it must be computed in float32.
 template <class T>
 static bool function_piece(const RowsCall& c, const Piece& p, const Factors* given, Room& room) {
     const hop_quantizer& q = c.q.q;
@@ -82,7 +82,7 @@ static bool function_piece(const RowsCall& c, const Piece& p, const Factors* giv
     if (q.format != HOP_INTEGER || q.bits != 8 || q.rule != HOP_AMAX || q.low > -127 || q.high != 127 || q.zero) return false;
     const int64_t at = p.row * c.r.blocks.cols + p.col, size = c.r.blocks.tile_cols;
     const auto* x = static_cast<const uint16_t*>(c.x) + at;
-    if (size < 64) return false;  // not worth its beginning
+    if (size < 64) return false;  // not worth the start
     room.stats.clear(p.count, q.rule);
     for (int64_t i = 0; i < p.count; ++i) {
         const Range range = range_of_row<BF16>(x + i * size, least(size, p.cols - i * size));
@@ -91,7 +91,7 @@ static bool function_piece(const RowsCall& c, const Piece& p, const Factors* giv
         if (!(amax >= kGeluLeast && amax < 0x1p100f)) return false;
     }
     find_scales_f32(c.q, room.stats, p.first, p.count, room.factors);
-    for (int64_t i = 0; i < p.count; ++i) {  // a floor makes scales larger alone, and so codes smaller
+    for (int64_t i = 0; i < p.count; ++i) {  // a floor of the amax only makes scales larger, and so codes smaller
         gelu_codes(c, x + i * size, least(size, p.cols - i * size), room.factors.by[i], c.q.codes + at + i * size);
     }
     return true;

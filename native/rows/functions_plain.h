@@ -1,4 +1,4 @@
-// Where codes of functions come from their float32 results alone. Included in a namespace (isa.h), before run.h.
+// For levels that quantize functions only from their float32 results. Included in a namespace (isa.h), before run.h.
 
 template <class T>
 static bool function_piece(const RowsCall&, const Piece&, const Factors*, Room&) {

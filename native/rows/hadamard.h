@@ -1,5 +1,5 @@
-// The Hadamard transform of blocks of a row (hop/dispatch/hadamard.py), in place: elements that lie half a block apart come
-// first, and neighbors last. Included in a namespace (isa.h), after norm.h and near_butterflies.
+// The Hadamard transform of blocks of a row (hop/dispatch/hadamard.py), in place: the first stage combines elements
+// half a block apart, the last stage neighbors. Included in a namespace (isa.h), after norm.h and near_butterflies.
 
 template <class T>
 static void hadamard_row(const RowsCall& c, const typename T::Word* x, int64_t n, float* __restrict__ y) {

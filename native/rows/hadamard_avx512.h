@@ -1,11 +1,11 @@
 // The last stages of the Hadamard transform. Included in a namespace (isa.h), before hadamard.h.
 
-// v + other, and other - v in the lanes of `second`, which hold the second of each two.
+// v + other; in the lanes of `second`, which contain the second element of each pair, other - v.
 HOP_INLINE __m512 butterflies(__m512 v, __m512 other, __mmask16 second) {
     return _mm512_mask_sub_ps(_mm512_add_ps(v, other), second, other, v);
 }
 
-// Those within 16 elements, and the factor.
+// The stages within 16 elements, and the factor.
 static void near_butterflies(float* __restrict__ y, int64_t n, int64_t size, float factor) {
     for (int64_t i = 0; i < n; i += 16) {
         const auto own = __mmask16(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);

@@ -9,7 +9,7 @@ static void butterflies(float* __restrict__ y, int64_t n) {
     }
 }
 
-// Those within 16 elements, and the factor.
+// The stages within 16 elements, and the factor.
 static void near_butterflies(float* __restrict__ y, int64_t n, int64_t size, float factor) {
     if (size >= 16) butterflies<8>(y, n);
     if (size >= 8) butterflies<4>(y, n);

@@ -5,7 +5,7 @@ static void widen_row(const typename T::Word* __restrict__ x, int64_t n, float* 
     for (int64_t i = 0; i < n; ++i) y[i] = T::widen(x[i]);
 }
 
-// The row in float32: where it is, or in y.
+// Returns the row in float32: x itself, or a copy in y.
 template <class T>
 HOP_INLINE const float* widened(const typename T::Word* x, int64_t n, float* y) {
     if (std::is_same<T, F32>::value) return reinterpret_cast<const float*>(x);
@@ -36,7 +36,7 @@ HOP_INLINE void scale_each(const At x, int64_t n, float r, const float* __restri
     }
 }
 
-// y = x * r * w + b, of y itself where x is nullptr.
+// y = x * r * w + b; y is also the input if x is nullptr.
 static void scale_row(const float* __restrict__ x, int64_t n, float r, const float* w, const float* b, float* __restrict__ y) {
     if (!x) return scale_each([y](int64_t i) HOP_INLINED { return y[i]; }, n, r, w, b, y);
     scale_each([x](int64_t i) HOP_INLINED { return x[i]; }, n, r, w, b, y);
@@ -48,7 +48,7 @@ static void layer_norm_row(const RowsCall& c, const typename T::Word* x, int64_t
     const float* wide = widened<T>(x, n, y);
     float mean = quiet_nan(), r = quiet_nan();
     if (range.finite) mean = float(row_sum(wide, n, range.amax()) / double(n));
-    // Differences are rounded, and so are those of the ends, which are the largest.
+    // Differences are rounded; those of the ends of the range are the largest.
     const float above = range.high - mean, below = mean - range.low, amax = above > below ? above : below;
     if (range.finite && amax <= kLargest) {
         r = reciprocal_root(row_sum_of_squares<true>(wide, n, mean, amax, y) / double(n), c.r.number);

@@ -1,4 +1,4 @@
-// A call of hop_compute_rows, and how its elements are cut into pieces for threads.
+// A call of hop_compute_rows, and how its elements are split into pieces for threads.
 #pragma once
 #include <memory>
 #include <new>
@@ -13,7 +13,7 @@ struct RowsCall {
     const hop_rows& r;
     const void *x, *other;
     const float *weight, *bias;  // float32, or nullptr
-    const float* table;          // of the function of each word of x, or nullptr
+    const float* table;          // results of the function by the word of x, or nullptr
     QuantizeCall q;              // without x
     void* result;
     int threads;
@@ -27,10 +27,11 @@ struct Piece {
     int64_t first, count;  // blocks of the tensor
 };
 
-// The pieces of a row of blocks: strips, or, where scales are given, parts of a wide block, too.
+// The pieces of a row of blocks: strips; if scales are given, also parts of a wide block.
 struct Pieces {
     const hop_blocks& g;
-    int64_t across, width, per_block, per_row;  // blocks, blocks of a piece, pieces of a block wider than kColumns, pieces
+    // Blocks of a row; blocks of a piece; pieces of a block wider than kColumns (else 1); pieces of a row of blocks.
+    int64_t across, width, per_block, per_row;
 
     Pieces(const hop_blocks& blocks, bool given) : g(blocks) {
         const Strips strips(g);

@@ -1,6 +1,6 @@
-// Rows, by threads: each is computed in float32, and then cast or quantized. Included in a namespace (isa.h).
+// Computes rows in float32, split among threads, and casts or quantizes them. Included in a namespace (isa.h).
 
-// A thread's memory.
+// The memory of one thread.
 struct RowRoom {
     float *row, *more;
     char* rest;
@@ -12,7 +12,7 @@ struct RowRoom {
           rest(memory + bytes(n, two)) {}
 };
 
-// Elements `at` to `at + n`, in float32.
+// Computes elements `at` to `at + n - 1` in float32.
 template <class T>
 static void compute(const RowsCall& c, int64_t at, int64_t n, RowRoom& room) {
     const auto* x = static_cast<const typename T::Word*>(c.x) + at;
@@ -37,7 +37,7 @@ static void store_words(float* __restrict__ y, int64_t n, void* out, int64_t at,
         for (int64_t i = 0; i < n; ++i) y[i] = T::widen(to[i]);
 }
 
-// Elements as floats of memory; with `back` y are then the numbers that these stand for.
+// Stores elements in the result's float dtype; with `back`, y becomes the stored values in float32.
 static void store_floats(const RowsCall& c, float* y, int64_t n, void* out, int64_t at, bool back = false) {
     switch (c.r.result_dtype) {
         case HOP_F32: return store_words<F32>(y, n, out, at, back);
@@ -73,14 +73,14 @@ static int compute_floats(const RowsCall& c) {
 
 // ---- codes
 
-// As compute; where floats are asked for too, they are stored, and these are what is quantized.
+// Like compute; if floats are requested too, stores them, and quantizes the stored values.
 template <class T>
 static void compute_rounded(const RowsCall& c, int64_t at, int64_t n, RowRoom& room) {
     compute<T>(c, at, n, room);
     if (c.r.floats) store_floats(c, room.row, n, c.r.floats, at, true);
 }
 
-// The pieces of a row, or one of them, of which y are the elements.
+// Encodes the pieces of a row, or one of them, with elements y.
 struct Encoding {
     const RowsCall& c;
     const Pieces& pieces;
@@ -98,7 +98,7 @@ struct Encoding {
         const Factors own{given->divides, given->by + p.first, given->zero ? given->zero + p.first : nullptr};
         encode_f32(one, strip, Unit{0, 1, 0, p.cols}, own, false);
     }
-    // A row of blocks, with an amax of its own.
+    // Encodes a row of blocks; with outer_rows, it has a global_amax.
     void by_row(int64_t row, const float* y, Room& room) const {
         const bool own = c.q.q.rule == HOP_TWO_LEVEL && c.q.q.outer_rows;
         TwoLevel of_row;

@@ -1,12 +1,13 @@
-// Sums of rows in fixed point, as hop/numerics/row_sums.py says. Included in a namespace (isa.h), after numbers.h.
+// Sums of rows in fixed point, as defined in hop/numerics/row_sums.py. Included in a namespace (isa.h), after
+// numbers.h.
 //
-// An integer of more digits than a float has is found in two parts, an upper and a lower one, each by adding a number that
-// leaves it in the low bits. Parts of kSummed elements fit into 32 bits.
+// An integer with more digits than a float is computed as an upper and a lower part. Adding a constant to each part
+// leaves the integer in the low bits. Sums of kSummed parts fit in 32 bits.
 
 constexpr int64_t kSummed = 512;
-constexpr uint32_t kWholeBits = 0x4b400000;  // of kWhole
+constexpr uint32_t kWholeBits = 0x4b400000;  // bits of kWhole
 
-// The least and the largest number, if all are finite.
+// The smallest and the largest element, if all are finite.
 struct Range {
     float low, high;
     bool finite, nan;
@@ -17,14 +18,15 @@ template <class T>
 HOP_INLINE Range range_of_words(typename T::Word least, typename T::Word most, typename T::Signed top) {
     using Word = typename T::Word;
     constexpr Word sign = Word(~T::magnitude);
-    // Words from the sign bit on count up with magnitudes: the largest is the least number, if there is any below 0.
+    // Words from the sign bit on increase with the magnitude, so the largest word is the smallest number, if any is
+    // negative.
     const Word low = most & sign ? most : least, high = least & sign ? least : Word(top);
     const Word a = low & T::magnitude, b = high & T::magnitude, all = a > b ? a : b;
     return {T::widen(low), T::widen(high), all < T::infinity && Word(most & T::magnitude) < T::infinity,
             all > T::infinity || Word(most & T::magnitude) > T::infinity};
 }
 
-// Of the power of two below a magnitude: at least -126.
+// The exponent of the largest power of two up to a magnitude; at least -126.
 HOP_INLINE int exponent_below(float amax) {
     const int field = int(bits_of(amax) >> 23 & 0xff);
     return (field ? field : 1) - 127;
@@ -37,7 +39,7 @@ HOP_INLINE double power_of_two(int exponent) {
     return x;
 }
 
-// 2^exponent as two factors, of which the first is 1 where float32 holds the product.
+// 2^exponent as a product of two factors; the first is 1 if the power fits in float32.
 struct Power {
     float first, second;
     explicit Power(int exponent)
@@ -58,7 +60,7 @@ struct Parts {
 #include "rows/sums_plain.h"
 #endif
 
-// Σ x in float64, of a row of such a range.
+// Returns Σ x in float64; amax bounds the magnitudes of x.
 static double row_sum(const float* x, int64_t n, float amax) {
     const int e = exponent_below(amax);
     const Power by(20 - e);
@@ -66,7 +68,7 @@ static double row_sum(const float* x, int64_t n, float amax) {
     return double(steps) * power_of_two(e - 40);
 }
 
-// Σ x² of x - mean, which y becomes, if `centers`; y may be x.
+// Returns Σ x², or Σ (x - mean)² if `centers`, and then sets y to x - mean. y may alias x.
 template <bool centers>
 static double row_sum_of_squares(const float* x, int64_t n, float mean, float amax, float* y) {
     const int e = exponent_below(amax);

@@ -1,5 +1,5 @@
-// The loops of sums.h by hand: what a plain loop multiplies by a power of two, and then adds, is one instruction here, whose
-// result is the same. Included in a namespace (isa.h), from sums.h.
+// Hand-written loops of sums.h: each multiplication by a power of two and the addition after it become one fused
+// instruction, with the same result. Included in a namespace (isa.h), from sums.h.
 
 HOP_INLINE __m256 eight(float x) { return _mm256_set1_ps(x); }
 HOP_INLINE __m256i bits_of(__m256 x) { return _mm256_castps_si256(x); }
@@ -10,7 +10,7 @@ HOP_INLINE uint32_t total_of(__m256i v) {
     return uint32_t(_mm_cvtsi128_si32(two)) + uint32_t(_mm_extract_epi32(two, 1));
 }
 
-// The first `count` of eight numbers, and zeros.
+// The first `count` of eight elements, then zeros.
 HOP_INLINE __m256 some_of(const float* x, int64_t count) {
     float rest[8] = {};
     __builtin_memcpy(rest, x, size_t(count) * sizeof(float));
@@ -28,7 +28,8 @@ static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
         __m256i lows[2], mosts[2], tops[2];
         for (int k = 0; k < 2; ++k)
             lows[k] = _mm256_set1_epi32(-1), mosts[k] = _mm256_setzero_si256(), tops[k] = _mm256_set1_epi32(top);
-        const int64_t ahead = n < kColumns ? n : kColumns;  // of the next row: lines of another page come late by themselves
+        // Prefetch distance, to the next row: CPUs prefetch lines of another page too late.
+        const int64_t ahead = n < kColumns ? n : kColumns;
         for (; i + 16 <= n; i += 16) {
             _mm_prefetch(reinterpret_cast<const char*>(x + i + ahead), _MM_HINT_T0);
             for (int k = 0; k < 2; ++k) {
@@ -58,7 +59,7 @@ static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
     return range_of_words<T>(least, most, top);
 }
 
-// Σ rint(x · by · 2^20), where |x · by| <= 2^21.
+// Σ rint(x · by · 2^20), for |x · by| <= 2^21.
 template <bool tiny>
 static int64_t sum_of_steps(const float* __restrict__ x, int64_t n, Power by) {
     const __m256 whole = eight(kWhole), first = eight(by.first), second = eight(by.second), up = eight(0x1p20f);
@@ -80,7 +81,7 @@ static int64_t sum_of_steps(const float* __restrict__ x, int64_t n, Power by) {
     return sum.high * (1 << 20) + sum.low;
 }
 
-// y becomes x - mean, if `centers`; Σ rint(float32((x · by)²)), where |x · by| <= 2^21.
+// Sets y to x - mean if `centers`. Returns Σ rint(float32((x · by)²)), for |x · by| <= 2^21.
 template <bool tiny, bool centers>
 static int64_t sum_of_square_steps(const float* x, int64_t n, float mean, Power by, float* y) {
     const __m256 whole = eight(kWhole), first = eight(by.first), second = eight(by.second), middle = eight(mean);

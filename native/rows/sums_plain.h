@@ -1,4 +1,4 @@
-// The loops of sums.h, plainly. Included in a namespace (isa.h), from sums.h.
+// Plain loops of sums.h. Included in a namespace (isa.h), from sums.h.
 
 template <class T>
 static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
@@ -15,7 +15,7 @@ static Range range_of_row(const typename T::Word* __restrict__ x, int64_t n) {
     return range_of_words<T>(least, most, top);
 }
 
-// Σ rint(x · by · 2^20), where |x · by| <= 2^21.
+// Σ rint(x · by · 2^20), for |x · by| <= 2^21.
 template <bool tiny>
 static int64_t sum_of_steps(const float* __restrict__ x, int64_t n, Power by) {
     Parts sum;
@@ -32,7 +32,7 @@ static int64_t sum_of_steps(const float* __restrict__ x, int64_t n, Power by) {
     return sum.high * (1 << 20) + sum.low;
 }
 
-// y becomes x - mean, if `centers`; Σ rint(float32((x · by)²)), where |x · by| <= 2^21.
+// Sets y to x - mean if `centers`. Returns Σ rint(float32((x · by)²)), for |x · by| <= 2^21.
 template <bool tiny, bool centers>
 static int64_t sum_of_square_steps(const float* x, int64_t n, float mean, Power by, float* y) {
     Parts sum;

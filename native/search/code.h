@@ -1,7 +1,7 @@
 // The search (search.h), compiled for each level.
 //
-// A lane has a block. An element is u units of its block, an integer of so few bits that all sums of products with the
-// values of the format are exact in float32. Divisions, one per candidate and block, are in float64.
+// Each lane processes one block. An element is u units of its block, where u is an integer of so few bits that all sums
+// of products with values of the format are exact in float32. Divisions, one per candidate and block, are in float64.
 
 namespace {
 
@@ -16,9 +16,9 @@ using Lanes = float __attribute__((vector_size(4 * kLanes)));
 using Words = int32_t __attribute__((vector_size(4 * kLanes)));
 constexpr int kHalf = kLanes / 2;
 using Half = float __attribute__((vector_size(4 * kHalf)));
-using Wide = double __attribute__((vector_size(8 * kHalf)));  // as large as Lanes
+using Wide = double __attribute__((vector_size(8 * kHalf)));  // the size of Lanes
 
-constexpr float kLeast = 0x1p-100f;  // blocks of smaller elements keep their scales, as units would be subnormal
+constexpr float kLeast = 0x1p-100f;  // blocks of smaller elements keep their scales, because units would be subnormal
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kWhole = 12582912.0f;  // 1.5 · 2^23: adding it rounds to integers, ties to even
 
@@ -32,10 +32,10 @@ HOP_INLINE Lanes all(float x) { return Lanes{} + x; }
 HOP_INLINE Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 HOP_INLINE Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
-// The nearest integers of numbers below 2^22.
+// Rounds numbers below 2^22 to the nearest integer.
 HOP_INLINE Lanes nearest_integer(Lanes t) { return (t + kWhole) - kWhole; }
 
-// The nearest values of e2m1 to magnitudes: multiples of half of their power of two, which is at least 1.
+// Rounds magnitudes to e2m1: to multiples of half of their power of two, which is at least 1.
 HOP_INLINE Lanes nearest_e2m1(Lanes m) {
     m = smaller(m, all(6.0f));
     const Lanes power = reinterpret_cast<Lanes>(reinterpret_cast<Words>(m) & 0x7f800000);
@@ -43,16 +43,16 @@ HOP_INLINE Lanes nearest_e2m1(Lanes m) {
     return (m + whole) - whole;
 }
 
-// kLanes blocks, element by element.
+// kLanes blocks, interleaved element by element.
 struct Group {
     alignas(64) float u[kMostSearched * kLanes];
     alignas(64) float unit[kLanes];   // NaN for a block that keeps its scale
-    alignas(64) float least[kLanes];  // -u of the least element, not negative
+    alignas(64) float least[kLanes];  // -u of the smallest element, at least 0
     int64_t first;
-    int count;  // of blocks; the other lanes are zeros
+    int count;  // number of blocks; the other lanes are zeros
 };
 
-// Σ u q and Σ q² of each lane, for q, the values of the format nearest to u · by.
+// Σ u q and Σ q² per lane, where q is the value of the format nearest to u · by.
 HOP_INLINE void add_up(const Search& s, const Group& g, Lanes by, Lanes low, Lanes high, float* x, float* q) {
     Lanes xq = {}, qq = {};
     if (s.e2m1) {
@@ -100,15 +100,15 @@ HOP_INLINE Wide widened(const float* x) {
     return __builtin_convertvector(v, Wide);
 }
 
-constexpr double kMargin = 1.0 + 0x1p-20;  // by which another scale must be better than the rule's
+constexpr double kMargin = 1.0 + 0x1p-20;  // factor by which another scale's gain must exceed the rule's
 
 HOP_INLINE Wide gain_of(Wide part, Wide xq, Wide qq) { return part * (2.0 * xq - part * qq); }
 
-// The best candidate of each lane, below 0 for the rule's, and what goes with it.
+// The best candidate of each lane, negative for the scale of the rule, with its gain and value.
 struct Best {
     Wide gain[2] = {}, value[2] = {}, candidate[2] = {Wide{} - 1.0, Wide{} - 1.0};
 
-    // A NaN is not better.
+    // A NaN never replaces a gain.
     HOP_MEMBER void take(int half, Wide other, Wide of_other, double i) {
         const auto better = other > gain[half];
         gain[half] = better ? other : gain[half];
@@ -124,7 +124,8 @@ HOP_INLINE Lanes zeros_of(const Search& s, const Group& g, float by) {
     return smaller(larger(s.low + nearest_integer(load(g.least) * by), all(s.low)), all(s.high));
 }
 
-// The scales that fit the codes of the best candidate, a value that the block's size is mapped to.
+// Finds the least-squares scales for the codes of the best candidate: a value to which the block's largest magnitude is
+// mapped.
 HOP_INLINE void fit(const Search& s, const Group& g, float shrink) {
     alignas(64) float x[kLanes], q[kLanes], scale[kLanes];
     for (int l = 0; l < kLanes; ++l) scale[l] = l < g.count ? s.scale[g.first + l] : 1.0f;
@@ -153,7 +154,7 @@ HOP_INLINE int moved(const Search& s, int code, int candidate) {
     return at < 0 ? 0 : at > s.last ? s.last : at;
 }
 
-// The best of the scales' codes and their neighbours, `candidates` codes away.
+// Chooses the best of each scale's code and its neighbors, which are at the distances `candidates`.
 HOP_INLINE void choose(const Search& s, const Group& g, int64_t blocks) {
     alignas(64) float x[kLanes], q[kLanes], value[kLanes], scale[kLanes], outer[kLanes];
     int code[kLanes] = {};

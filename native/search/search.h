@@ -1,4 +1,4 @@
-// Scales of least squared error for the blocks of a weight, bit for bit as hop/numerics/weight_search.py.
+// Block scales of a weight with the least squared error, bit for bit as in hop/numerics/weight_search.py.
 #pragma once
 #include <cstdint>
 
@@ -11,14 +11,14 @@ constexpr int kMostSearchBits = 20;
 
 enum class Searched : int32_t { scale, affine, code };
 
-// Blocks of `block` elements of contiguous rows. The scales and zero points of the rule are replaced where others are
-// better: float32, or codes of the scale values[code] * outer * factor, up to `last`.
+// Blocks of `block` elements of contiguous rows. The rule's scales and zero points are replaced where others are
+// better: float32 scales, or codes of the scale values[code] * outer * factor, up to `last`.
 struct Search {
     Searched kind;
     int32_t block, bits, count, last;
-    bool e2m1;  // or integers from low to high
+    bool e2m1;  // else integers from low to high
     float low, high, factor;
-    const float *candidates, *values, *outer;  // outer: one for each row with a stride of 1; nullptr for 1
+    const float *candidates, *values, *outer;  // outer: one per row if outer_stride is 1; nullptr: 1
     int64_t rows, cols, outer_stride;
     const float* x;
     float *scale, *zero_point;

@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-// Random choices that are the same everywhere for the same seed.
+// Random choices, the same on every platform for the same seed.
 class Chance {
 public:
     explicit Chance(uint64_t seed) : state_(seed) {}
@@ -27,8 +27,8 @@ private:
     std::mt19937_64 state_;
 };
 
-// The sanitizer detects plain loads and stores outside an allocation; the page after (or before) it detects those of
-// every instruction.
+// The sanitizer detects plain loads and stores outside an allocation; the page after (or before) it detects accesses by
+// any instruction.
 class Buffer {
 public:
     Buffer() = default;

@@ -1,4 +1,4 @@
-// A random factor of a product.
+// A random operand of a product.
 #pragma once
 #include <vector>
 
@@ -7,13 +7,13 @@
 
 constexpr int64_t kAll = int64_t(1) << 62;  // a block with all elements
 
-// One value for each block, as described by hop_scale, with its data.
+// One value per block, as described by hop_scale, with its data.
 struct Blocks {
     hop_scale at{HOP_NONE, 1.f, 1, kAll, 0, 0};
     Buffer data;
 
     int64_t index(int64_t row, int64_t k) const { return row / at.rows * at.row_stride + k / at.ks * at.k_stride; }
-    // The number of elements that the strides span.
+    // Chooses strides; returns the number of elements that they span.
     int64_t lay_out(Chance& chance, int64_t rows, int64_t k) {
         const int64_t down = (rows + at.rows - 1) / at.rows, across = at.ks == kAll ? 1 : (k + at.ks - 1) / at.ks;
         if (chance.once_in(3)) at.row_stride = 1, at.k_stride = down + chance.below(2);
@@ -56,7 +56,7 @@ struct Factor {
         const double y = o.fold.format == HOP_NONE
                              ? x
                              : x * element(o.fold.format, fold.data.data() + member * steps.fold, fold.index(row, i));
-        return rounded(y, 60, -1074, 128);  // larger numbers do not exist in bfloat16
+        return rounded(y, 60, -1074, 128);  // bfloat16 has no larger exponents
     }
     float scale_at(int64_t row, int64_t i) const {
         if (o.scale.format == HOP_NONE || (k == 0 && o.scale.ks < kAll)) return 1.f;  // there are no blocks
@@ -74,7 +74,7 @@ inline float random_scale(Chance& chance, bool nasty) {
                               (chance.once_in(8) ? -1 : 1));
 }
 
-// Fills codes, infinite or NaN ones only if `nasty`; with long runs of the largest code, so that sums become large.
+// Fills codes; infinite or NaN ones only if `nasty`. Long runs of the largest code make sums large.
 inline void fill_codes(Chance& chance, Factor& f, bool nasty) {
     const int format = f.o.format;
     auto* bytes = f.codes.data<uint8_t>();
@@ -102,7 +102,7 @@ inline int64_t batched(Chance& chance, int64_t batch, int64_t bytes, int64_t uni
     return bytes == 0 ? 0 : (batch - 1) * step + bytes;
 }
 
-// `group`: the number of k that share a scale, in at least one factor; kAll if all do.
+// `group`: the number of k that share a scale, in at least one operand; kAll if all do.
 inline Factor random_factor(Chance& chance, int format, int64_t batch, int64_t rows, int64_t k, int64_t group,
                             bool integers, bool nasty) {
     Factor f;

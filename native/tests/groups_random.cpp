@@ -42,7 +42,7 @@ struct Case {
     hop_group_product p{};
     Buffer x, x_scale, codes, high, scale, offset, outer_scale, outer_offset, bias;
     std::vector<double> weight;
-    float decoded[256];  // of scales stored as codes
+    float decoded[256];  // values of scales stored as codes
 
     explicit Case(Chance& chance) {
         hop_group_scales& s = p.scales;
@@ -180,7 +180,7 @@ struct Case {
                 }
                 if (p.bias_format) sum += element(p.bias_format, bias.data(), j), size += std::fabs(element(p.bias_format, bias.data(), j));
                 const double got = element(p.output_format, y.data(), i * p.n + j);
-                if (!std::isfinite(sum) || size > 0x1p126) {  // of a sum that is NaN or infinite
+                if (!std::isfinite(sum) || size > 0x1p126) {  // the sum is NaN or infinite
                     if (size > 0x1p126 && std::isfinite(size)) continue;
                     if (std::isnan(sum) ? std::isnan(got) : got == sum) continue;
                 } else {

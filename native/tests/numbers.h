@@ -1,4 +1,4 @@
-// The values of codes and bits, implemented again in the simplest way.
+// The values of codes and bits: a second, straightforward implementation.
 #pragma once
 #include <cmath>
 #include <cstdint>

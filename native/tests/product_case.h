@@ -17,9 +17,9 @@ struct Case {
     Factor lhs, rhs;
     Buffer bias, scale, zero, sums;
     bool integers = false, codes = false;
-    int64_t group = kAll, tiled = 0;  // k of a group; bytes of a tiled factor
+    int64_t group = kAll, tiled = 0;  // k of a group; bytes of a tiled operand
     std::string text;
-    std::vector<Range> wanted;  // of each element, before rounding
+    std::vector<Range> wanted;  // for each element, before rounding
 };
 
 inline int64_t size(Chance& chance, int64_t most) {

@@ -1,5 +1,5 @@
-// Quantizes and dequantizes random tensors of random shapes, blocks, formats and rules at each level of instructions,
-// in buffers of exactly the size that they need: for sanitizers. All levels and numbers of threads must agree.
+// Quantizes and dequantizes random tensors of random shapes, blocks, formats and rules at each instruction level, in
+// buffers of exactly the required size, for sanitizers. All levels and numbers of threads must agree.
 //
 //     g++ -std=c++17 -Inative -g -O1 -fsanitize=address,undefined -ffp-contract=off native/tests/quantize_random.cpp
 //         native/quantize/*.cpp native/common/*.cpp -lpthread && ./a.out [seed] [count]
@@ -220,8 +220,8 @@ bool run(uint64_t seed) {
     return true;
 }
 
-// x times a factor, with noise that is given or found from a seed, lying as it is or turned: all levels agree, and, for
-// dtypes that widen in a line, with what is multiplied first.
+// hop_quantize_product with noise passed or from a seed, and x plain or transposed: all levels must agree, and, for
+// float32 and bfloat16, equal hop_quantize of the product.
 bool run_product(uint64_t seed) {
     generator.seed(seed);
     Case c;

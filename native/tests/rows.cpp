@@ -1,5 +1,5 @@
-// A row of a product has the same bits whatever rows lie beside it: random products of floats, in which rows are taken
-// away. Arguments: a seed, and how many.
+// A row of a product must not depend on the other rows: random float products are repeated with some rows removed, and
+// compared bit for bit. Arguments: a seed, and the number of products.
 #include <cstdio>
 
 #include "product_case.h"
@@ -14,8 +14,8 @@ bool multiply(const Case& c, const hop_product& p, int64_t first, char* output) 
     return hop_multiply(&p, 2, &lhs, &rhs, c.bias.data(), nullptr, nullptr, output) == HOP_OK;
 }
 
-// Whether two rows of `n` elements have the same bits. One NaN is as good as another: which of two operands an
-// instruction takes its payload from is the compiler's choice.
+// Whether two rows of `n` elements have the same bits. NaNs are all equal: compilers choose which operand of an
+// instruction provides the payload.
 bool equal(int format, const char* a, const char* b, int64_t n) {
     const int unit = bytes_of(format);
     for (int64_t i = 0; i < n; ++i) {
@@ -25,12 +25,12 @@ bool equal(int format, const char* a, const char* b, int64_t n) {
     return true;
 }
 
-// All rows at once, and again some of them.
+// Multiplies all rows at once, and then some of them again.
 bool same(uint64_t seed, int level, int64_t& compared) {
     Chance chance(seed);
     Case c;
     if (!random_case(chance, c) || c.integers || c.codes || c.p.m < 2 || c.p.batch > 1) return true;
-    c.p.lhs.scale.format = c.p.lhs.fold.format = HOP_NONE;  // of rows, whose index would change
+    c.p.lhs.scale.format = c.p.lhs.fold.format = HOP_NONE;  // scales per row: their indices would change
     if (hop_product_declines(&c.p)) return true;
     hop_use_level(level);
     if (c.rhs.o.layout == HOP_TILED) {

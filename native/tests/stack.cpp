@@ -1,5 +1,5 @@
-// An encoder's layer of int8 at each level of instructions, whose bytes after each step must be those of the reference in
-// Python: tests/nn/test_stack.py computes the same checksums from plain ATen. It takes no arguments.
+// An int8 encoder layer at each instruction level. The bytes after each step must equal those of the Python reference:
+// tests/nn/test_stack.py computes the same checksums from plain ATen. Takes no arguments.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -18,7 +18,7 @@ constexpr uint64_t kWanted[] = {
     10336449930831379359u, 4627058875120107007u, 9829491737603123890u, 17710396871651126646u,
 };
 
-// Numbers from -2 to 2 of 24 bits, by a generator that Python runs too.
+// Numbers from -2 to 2 of 24 bits, from a generator that the Python test implements too.
 struct Numbers {
     uint64_t state;
     float next() {
@@ -51,7 +51,7 @@ hop_quantizer int8_row() {
     return q;
 }
 
-// Rows of codes, each with a scale.
+// Rows of codes, with one scale each.
 struct Codes {
     int64_t rows, cols;
     std::vector<int8_t> codes;
@@ -97,7 +97,7 @@ Floats rows(int32_t operation, int32_t function, const Floats& x, const Floats* 
     return y;
 }
 
-// Causal attention of rows of heads, (rows, heads, width of a head), to themselves.
+// Causal self-attention of rows of heads (rows, heads, head width).
 Floats attend(const Floats& x) {
     constexpr int64_t width = kWidth / kHeads;
     const Codes c(x, width);

@@ -1,5 +1,5 @@
-// Steps of optimizers on random parameters, gradients and states of random sizes, dtypes and formats, in buffers of
-// exactly the size that they need: for sanitizers. All levels of instructions and numbers of threads must agree.
+// Optimizer steps on random parameters, gradients and states of random sizes, dtypes and formats, in buffers of exactly
+// the required size, for sanitizers. All levels of instructions and numbers of threads must agree.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +23,7 @@ struct Book {
     Book(int32_t bits, bool is_signed, bool dynamic = false) {
         q.format = HOP_CODEBOOK, q.rule = HOP_AMAX, q.bits = bits, q.size = 1 << bits, q.floor = 1e-12f, q.range = 1;
         for (int i = 0; i < 272; ++i) thresholds[i] = numbers[i] = std::numeric_limits<float>::quiet_NaN();
-        for (int i = 0; i < q.size; ++i) {  // cubes lie closer near zero
+        for (int i = 0; i < q.size; ++i) {  // cubes are closer together near zero
             const float x = (static_cast<float>(i) + 1) / static_cast<float>(q.size), y = is_signed ? 2 * x - 1 : x;
             numbers[i] = y * y * y;
             thresholds[i] = i ? (numbers[i - 1] + numbers[i]) / 2 : -std::numeric_limits<float>::infinity();
@@ -64,7 +64,7 @@ void fill_floats(Chance& chance, int32_t dtype, int64_t count, bool positive, vo
 
 int64_t size_of(int32_t dtype) { return dtype == HOP_F32 ? 4 : 2; }
 
-// NaN has any sign and payload.
+// Normalizes NaNs, which may have any sign and payload.
 void forget_nan(int32_t dtype, Buffer& b) {
     for (size_t i = 0; i < b.bytes() / static_cast<size_t>(size_of(dtype)); ++i) {
         if (dtype == HOP_F32 && std::isnan(b.data<float>()[i])) b.data<uint32_t>()[i] = 0x7fc00000;
@@ -91,7 +91,7 @@ bool run(uint64_t seed, Chance& layout, int level, int threads, const std::vecto
     u.count = chance.once_in(3) ? chance.between(1, 300) : chance.between(1, 60000);
     u.p_dtype = static_cast<int32_t>(chance.below(3)), u.grad_dtype = static_cast<int32_t>(chance.below(3));
     if (u.p_dtype == HOP_BF16 && chance.once_in(2)) u.flags |= HOP_STOCHASTIC;
-    const bool usual = chance.once_in(3);  // as hop.optim has it: one block, and one kind of format
+    const bool usual = chance.once_in(3);  // like hop.optim: one block size, and one kind of format
     if (usual) u.rule = HOP_ADAM, u.states = 2, u.flags &= HOP_MAXIMIZE;
     if (usual) u.p_dtype = chance.once_in(2) ? HOP_F32 : HOP_BF16, u.grad_dtype = u.p_dtype;
     const int64_t block = chance.one_of<int64_t>({64, 128, 256, 1024, 2048}), kind = chance.below(3);

@@ -37,7 +37,7 @@ View in_rows(const char* name, Tensor& x) {
     return v;
 }
 
-// Gets the strides of batches, heads and the elements of a dimension.
+// Gets the strides of batches, heads and elements of dimension `dim`.
 void lie(const View& v, int64_t dim, int64_t (&stride)[3]) {
     const int64_t dims[] = {0, 1, dim};
     for (int i = 0; i < 3; ++i) stride[i] = v.stride(dims[i]);

@@ -7,7 +7,7 @@ namespace {
 
 // "1 x uint8 zero=stored weight int8 tiled kernel=3,3 stride=1,1 before=1,1 after=1,1 dilation=1,1 groups=1
 // channels_last output float32": `before` and `after` are the padding; channels_last is the output's layout; codes are
-// described as in output.h. There is one scale for all elements, or one for each example, or for each output.
+// described as in output.h. Scales: one for all elements, or one per example or per output.
 struct ConvolutionDescription {
     FactorDescription x, weight;
     OutputDescription output;
@@ -59,7 +59,7 @@ private:
     }
 };
 
-// Whether there is one value for each of `count` along the first of `dim` dimensions, instead of one for all.
+// Whether x has one value for each of `count` entries of the first of `dim` dimensions, not one for all.
 bool by_each(const View& x, int64_t count, int64_t dim, int format) {
     Sizes shape(static_cast<size_t>(dim), 1);
     if (x.dim == dim && x.size(0) != 1) shape[0] = count;
@@ -153,7 +153,7 @@ void convolution(StableIValue* values, uint64_t count) {
     if (d.output.codes) {
         if (!v[6]) fail("output_scale must be given");
         Sizes own = shape, found;
-        if (v[6].dim < static_cast<int64_t>(shape.size())) own.erase(own.begin());  // of one example
+        if (v[6].dim < static_cast<int64_t>(shape.size())) own.erase(own.begin());  // shared by all examples
         found = counts(own, d.output.block);
         expect(v[6], found, HOP_FLOAT32);
         if (c.output.zero_format != HOP_NONE) expect(v[7], found, c.output.zero_format);

@@ -19,7 +19,8 @@ struct Line {
 
 bool is_whole(const Line& l) { return l.count == 1 || l.block == -1; }
 
-// Describes scales of a matrix, or of one with several dimensions of rows; false if they do not belong to its rows.
+// Describes the scales of a matrix, possibly with several dimensions of rows; false if a kernel cannot address them by
+// row.
 bool lie(hop_scale& made, Sizes shape, Sizes sizes, Sizes count, bool columns) {
     const size_t last = shape.size() - 1;
     Line rows{-1, 1, 0}, along{sizes[last], count[last], 1};
@@ -128,7 +129,7 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
             int64_t rows = 1;
             o.k_stride = codes.stride(d.columns ? -2 : -1);
             o.row_stride = codes.stride(d.columns ? -1 : -2) * per_byte;
-            if (dim > 2) {  // rows with several dimensions
+            if (dim > 2) {  // rows in several dimensions
                 bool any = false;
                 for (int64_t i = codes.dim - 2; i >= static_cast<int64_t>(first); --i) {
                     if (codes.size(i) == 1) continue;

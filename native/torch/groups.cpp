@@ -98,7 +98,7 @@ void group_product(StableIValue* values, uint64_t count) {
         }
     }
     const View &x = v[0], &codes = v[1], &bias = v[7], &x_scale = v[all];
-    hop_group_product p = d->p;  // the numbers are not copied
+    hop_group_product p = d->p;  // scales.numbers points into *d, which outlives the call
     if (x.dim < 1) fail("x must have a dimension at least, got " + x.shape());
     if (codes.dim != 2) fail("codes must be those of a matrix, got " + codes.shape());
     Sizes shape(x.sizes, x.sizes + x.dim);

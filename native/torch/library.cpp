@@ -64,13 +64,13 @@ const Operator kOperators[] = {
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 
-// Runs loops on PyTorch's threads: all threads, each with its own part.
+// Runs loops on all of PyTorch's threads, each with one part.
 void run_on_threads(int count, void (*body)(void*, int, int), void* context) {
     struct Region {
         void (*body)(void*, int, int);
         void* context;
         int64_t count;
-        std::atomic<int64_t> chunk{0};  // of indices that a thread receives; more than one if fewer threads came
+        std::atomic<int64_t> chunk{0};  // indices per thread; more than one if there are fewer threads
     } region{body, context, count};
     const auto part = [](int64_t begin, int64_t end, void* data) {
         auto& r = *static_cast<Region*>(data);

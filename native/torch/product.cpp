@@ -57,7 +57,7 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     p.output_step = p.m * p.n * item_bytes(p.output.format);
     hop_product asked = p;
     if (is_float(lhs.operand.format)) {
-        asked.lhs.format = HOP_BFLOAT16;  // the format that it is converted to
+        asked.lhs.format = HOP_BFLOAT16;  // the format it is converted to
         if (p.output.format != HOP_FLOAT32 || p.output.bias_format != HOP_NONE)
             return "float32 and float16 beside quantized numbers give float32, without a bias";
     }
@@ -66,7 +66,7 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     return hop_product_declines(&asked);
 }
 
-// Gets the strides of scales: one for all, for each row or for each column.
+// Checks the scales of codes and gets their strides: one scale for all, for each row or for each column.
 void lie(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m, bool batched) {
     const Sizes found = counts(shape, block);
     if (batched && found[0] != 1 && found.back() == 1) fail("the members of a batch share the scale of codes, and not one of each of the blocks " + to_string(block));
@@ -172,7 +172,8 @@ void pack(StableIValue* values, uint64_t count) {
 
 }  // namespace hop::torch
 
-// The reason why no kernel supports a product; a null pointer if one does. Shapes are those of the dequantized tensors.
+// Returns the reason why no kernel supports a product; a null pointer if one does. Shapes are those of the dequantized
+// tensors.
 HOP_API const char* hop_described_product_declines(
     const char* description, int32_t lhs_dim, const int64_t* lhs, int32_t rhs_dim, const int64_t* rhs,
     int32_t bias_dtype, int32_t has_bias) {

@@ -22,7 +22,7 @@ int32_t float_dtype(const char* name, int format) {
 
 Sizes shape_of(const View& x) { return Sizes(x.sizes, x.sizes + x.dim); }
 
-// How far apart the rows of a tensor that is not contiguous lie, if they are evenly spaced; else 0.
+// The distance of rows in a non-contiguous tensor, if they are evenly spaced; else 0.
 int64_t row_stride(const View& x) {
     if (x.dim < 2 || (x.stride(-1) != 1 && x.size(-1) != 1)) return 0;
     int64_t found = 0, extent = 1;
@@ -35,7 +35,7 @@ int64_t row_stride(const View& x) {
     return found > 0 ? found : 0;
 }
 
-// Whether matrices lie as their transposes.
+// Whether each matrix of x is stored as its transpose.
 bool is_transposed(const View& x) {
     if (x.dim < 2 || x.is_contiguous()) return false;
     int64_t next = x.size(-1) * x.size(-2);
@@ -47,12 +47,12 @@ bool is_transposed(const View& x) {
     return true;
 }
 
-// x in contiguous memory: matrices that lie transposed are written in lines of the cache, in about half of the time of
-// PyTorch's copy.
+// x in contiguous memory. Transposed matrices are copied in whole cache lines, in about half the time of PyTorch's
+// copy.
 Tensor laid_out(const char* name, Tensor x) {
     const View v = view(name, x);
     if (!is_transposed(v)) return contiguous(std::move(x));
-    const int64_t rows = v.size(-1), cols = v.size(-2);  // as they lie
+    const int64_t rows = v.size(-1), cols = v.size(-2);  // as stored
     Tensor made = empty(shape_of(v), v.dtype);
     const auto bytes = static_cast<int32_t>(item_bytes(v.format()));
     if (hop_transpose(v.numel() / (rows * cols), rows, cols, bytes, v.data, data_of(made), threads())) fail("a copy failed");
@@ -133,10 +133,11 @@ void quantize(StableIValue* values, uint64_t count) {
 }
 
 void quantize_product(StableIValue* values, uint64_t count) {
-    constexpr int64_t gathered = int64_t(1) << 14;  // columns: of longer rows that lie as columns a thread's cache holds too few
+    // Maximum columns: for longer transposed rows, a thread's cache holds too few rows.
+    constexpr int64_t gathered = int64_t(1) << 14;
     Stack stack(values, count);
     Tensor x = stack.tensor(), factor = stack.tensor(), noise = stack.optional();
-    const int64_t stream = stack.integer();  // below 0: noise holds the bits, and not the seed of them
+    const int64_t stream = stack.integer();  // below 0: noise contains the bits, not their seed
     const auto description = parse(stack.text());
     const QuantizerDescription& d = *description;
 
@@ -192,8 +193,8 @@ void dequantize(StableIValue* values, uint64_t count) {
 
 }  // namespace hop::torch
 
-// Why the kernels do not cut a tensor of this shape; a null pointer if they do. Rows lie `row_stride` apart, 0 for a
-// contiguous one.
+// Returns the reason why the kernels do not support a tensor of this shape; a null pointer if they do. row_stride is
+// the distance of rows, 0 for a contiguous tensor.
 HOP_API const char* hop_described_blocks_decline(const char* description, int32_t dim, const int64_t* shape, int64_t row_stride) {
     using namespace hop::torch;
     static thread_local std::string declined;

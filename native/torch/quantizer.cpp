@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"integer", "float", "codebook"};
 constexpr std::string_view kRules[] = {"given", "amax", "minmax", "absmean", "current", "microscaling", "two_level"};
-constexpr int64_t kColumns = 512;  // blocks up to so many columns begin at whole bytes, as several are taken at a time
+// Blocks of up to this many columns must begin at whole bytes, because kernels process several at a time.
+constexpr int64_t kColumns = 512;
 constexpr int kMostCodes = 256, kPadded = 272;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -73,7 +74,7 @@ QuantizerDescription::QuantizerDescription(Words words) {
     if (q.size > 16 && hop_codebook_index(q.thresholds, q.size, index_.data()) == HOP_OK) q.index = index_.data();
 }
 
-// What no kernel looks at again.
+// Checks the fields that the kernels rely on.
 void QuantizerDescription::check(const Words& words) {
     const auto need = [&](bool holds, const char* rule) {
         if (!holds) fail(std::string(rule) + "; got '" + std::string(words.text()) + "'");
@@ -147,7 +148,7 @@ const char* QuantizerDescription::cut(const Sizes& shape, int64_t row_stride, ho
         const int64_t b = sizes[d] == -1 || sizes[d] > own[d] ? own[d] : sizes[d];
         return Dimension{own[d], b};
     };
-    std::vector<Dimension> lead;  // neighbours are one where blocks allow it
+    std::vector<Dimension> lead;  // adjacent dimensions are merged where blocks allow it
     for (size_t d = 0; d + 1 < own.size(); ++d) {
         const Dimension next = dimension(d);
         if (next.n == 1) continue;

@@ -1,21 +1,21 @@
-// Quantizers: what is fixed of one, and how a shape is cut into its blocks.
+// Quantizers: their constants, and how a shape is divided into their blocks.
 #pragma once
 #include "hop.h"
 #include "torch/description.h"
 
 namespace hop::torch {
 
-// A quantizer: integer, float or codebook, and then, in any order, the fields of hop_quantizer that are not 0, those that
-// are floats by their bits, and
+// A quantizer: integer, float or codebook, and then, in any order, the nonzero fields of hop_quantizer, floats as their
+// bits, and
 //
-//     codes=int8                    how a code lies where it has a byte; several to a byte are uint8
+//     codes=int8                    the dtype of codes with a byte each; several per byte are uint8
 //     rule=amax                     or given, minmax, absmean, current, microscaling, two_level
-//     scale=e4m3                    how a scale lies
-//     block=1,-1                    what shares a scale
+//     scale=e4m3                    the dtype of scales
+//     block=1,-1                    the elements that share a scale
 //     flat                          blocks run over the elements, row by row
-//     outer=-1,-1                   of two_level: what shares an amax
-//     result=bfloat16               of dequantize
-//     thresholds=.. numbers=..      of codebooks
+//     outer=-1,-1                   for two_level: the elements that share an amax
+//     result=bfloat16               for dequantize
+//     thresholds=.. numbers=..      for codebooks
 class QuantizerDescription {
 public:
     explicit QuantizerDescription(const std::string& text) : QuantizerDescription(Words(text)) {}
@@ -32,14 +32,14 @@ public:
     bool has_second() const { return q.affine || q.rule == HOP_TWO_LEVEL; }
     int second() const { return q.rule == HOP_TWO_LEVEL ? int(HOP_FLOAT32) : codes; }
 
-    // Shapes of what is stored of a tensor of `shape`.
-    Sizes rows(const Sizes& shape) const;  // over which blocks run
+    // Shapes of the stored tensors, for a tensor of `shape`.
+    Sizes rows(const Sizes& shape) const;  // the shape that blocks divide
     Sizes codes_shape(const Sizes& shape) const;
     Sizes scale_shape(const Sizes& shape) const;
     Sizes second_shape(const Sizes& shape) const;
 
-    // How the kernels cut a tensor of `shape`, not empty; rows lie `row_stride` apart, 0 for a contiguous one. Returns
-    // why they cannot, or a null pointer.
+    // Divides a nonempty tensor of `shape` as the kernels require it; row_stride is the distance of rows, 0 for a
+    // contiguous tensor. Returns the reason why they cannot, or a null pointer.
     const char* cut(const Sizes& shape, int64_t row_stride, hop_blocks& made) const;
 
 private:

@@ -16,13 +16,13 @@ constexpr std::string_view kOperations[] = {"function", "gated", "layer_norm", "
                                             "log_softmax", "hadamard"};
 constexpr std::string_view kPiecewise[] = {"hardsigmoid", "hardswish", "leaky_relu"};
 
-// An operation, in any order function=gelu, number=.. (the bits of a float64: eps, a slope, or a size), sums=1 (the dimensions that
-// are one row), result=bfloat16; then, of a result in codes, quantizer and the words of one. Before these, floats=bfloat16
-// asks for floats too, which come first.
+// An operation; then, in any order, function=gelu, number=.. (the bits of a float64: eps, a slope, or a size), sums=1
+// (the number of last dimensions that make up a row), result=bfloat16; then, for a result in codes, `quantizer` and its
+// words. floats=bfloat16, before these, requests floats as well, as the first result.
 struct RowsDescription {
     hop_rows rows{};
     int64_t sums = 0;
-    bool floats = false;  // with codes
+    bool floats = false;  // in addition to codes
     std::unique_ptr<QuantizerDescription> quantizer;
 
     explicit RowsDescription(const std::string& text) {

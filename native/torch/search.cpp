@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kMostCandidates = 64;
 
-// "1 code block=16 bits=16 low=0 high=0 last=126 factor=0 e2m1 candidates=0,1065353216" : what is searched, the block, the
-// bits of units, the format of elements, and the candidates. Reals are written as their bits.
+// "1 code block=16 bits=16 low=0 high=0 last=126 factor=0 e2m1 candidates=0,1065353216": the kind of search, the block,
+// the bits of units, the format of elements, and the candidates. Reals are written as their bits.
 struct SearchDescription {
     Search s{};
     std::vector<float> candidates;
@@ -47,7 +47,7 @@ void expect_plain(const View& v, const Sizes& shape, int format) {
         fail(std::string(v.name) + " must be contiguous, of shape " + to_string(shape) + "; got shape " + v.shape());
 }
 
-// A copy that may be written.
+// Returns a writable copy.
 Tensor copy_of(const View& v, size_t bytes) {
     Tensor made = empty(Sizes(v.sizes, v.sizes + v.dim), v.dtype);
     if (v.numel()) std::memcpy(data_of(made), v.data, static_cast<size_t>(v.numel()) * bytes);

@@ -21,7 +21,7 @@ int format_of(int32_t dtype);
 int32_t dtype_of(int format);
 
 using Sizes = std::vector<int64_t>;
-int64_t elements(const Sizes& shape);  // raises unless they are valid sizes, and not too large
+int64_t elements(const Sizes& shape);  // raises unless all sizes are valid and their product is not too large
 std::string to_string(const int64_t* values, size_t count);
 inline std::string to_string(const Sizes& v) { return to_string(v.data(), v.size()); }
 
@@ -79,7 +79,7 @@ Tensor empty(const Sizes& sizes, int32_t dtype);
 // The address of the elements of a tensor created here.
 void* data_of(const Tensor& x);
 
-int threads();  // of torch.set_num_threads
+int threads();  // as set by torch.set_num_threads
 
 // The arguments of an operator, in order; each is read once, and all are read before anything is checked.
 class Stack {

@@ -6,9 +6,9 @@
 namespace hop::torch {
 namespace {
 
-// "1 adam coupled maximize least=0,1017118720;1 float ...;" : the rule, its flags, and, after a semicolon for each state, its
-// quantizer as in quantizer.h, nothing for floats. `least` holds the bits of what part of its block's largest a number
-// above 0 is at least, for each state.
+// "1 adam coupled maximize least=0,1017118720;1 float ...;": the rule and its flags; then, after a semicolon for each
+// state, its quantizer as in quantizer.h, or nothing for floats. `least` has the bits of hop_state::least for each
+// state.
 struct StepDescription {
     int32_t rule = HOP_ADAM, flags = 0;
     std::vector<float> least;
@@ -52,7 +52,7 @@ void expect_rows(const View& x, int64_t count) {
         fail(std::string(x.name) + " must be contiguous, of " + std::to_string(count) + " elements; got shape " + x.shape());
 }
 
-// The update of one parameter, without its numbers; takes the buffers of its states from `at` on.
+// The update of one parameter, without its `numbers`; consumes the buffers of its states from `at` on.
 hop_update update_of(const StepDescription& d, const Tensor& p, const Tensor& grad, const std::vector<Tensor>& buffers,
                      size_t& at) {
     hop_update u{};

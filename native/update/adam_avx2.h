@@ -1,11 +1,12 @@
-// Adam on float32 and bfloat16 with both states in codes, by hand: numbers go from codes to the parameter in registers, and
-// states lie in lines of float32 only until the largest of their block is known. Included in a namespace (isa.h), after run.h.
+// Hand-written Adam on float32 and bfloat16 with both states quantized: values go from codes to the parameter in
+// registers, and states are in lines of float32 only until the amax of their block is known. Included in a namespace
+// (isa.h), after run.h.
 
 HOP_INLINE void store(uint32_t* p, const Four& f, F32) {
     for (int k = 0; k < 4; ++k) _mm256_storeu_ps(reinterpret_cast<float*>(p) + 8 * k, f.v[k]);
 }
 
-// Rounded as BF16::narrow does.
+// Rounded like BF16::narrow.
 HOP_INLINE void store(uint16_t* p, const Four& f, BF16) {
     __m256i n[4];
     for (int k = 0; k < 4; ++k) {
@@ -20,16 +21,17 @@ HOP_INLINE void store(uint16_t* p, const Four& f, BF16) {
     }
 }
 
-constexpr int64_t kQuickStep = 512;  // elements whose states, and what is fetched for the next, stay in the first cache
-constexpr int64_t kAhead = 1024;     // elements from what is read to what is fetched
+// Elements whose states, and the data prefetched for the next ones, fit in the first-level cache.
+constexpr int64_t kQuickStep = 512;
+constexpr int64_t kAhead = 1024;     // prefetch distance in elements
 
-// A state whose blocks are of a multiple of 32 elements.
+// A state with blocks of a multiple of 32 elements.
 template <class Decode>
 struct QuickState {
     const hop_state& s;
     const Decode decode;
     float* line;
-    __m256i top[kStep / 32];  // of each block
+    __m256i top[kStep / 32];  // largest magnitudes of each block
     float scale[kStep / 32], inverse[kStep / 32];
 
     QuickState(const hop_state& state, const Decode& made, float* floats) : s(state), decode(made), line(floats) {}
@@ -46,7 +48,8 @@ struct QuickState {
             most = _mm256_max_epu32(most, magnitude_of(f.v[k]));
         }
     }
-    // Scales of the blocks of n elements; false for NaN, infinities, and scales whose inverse is not near 1 / scale.
+    // Finds the scales of the blocks of n elements; returns false for NaN, infinities, and scales whose inverse may be
+    // inaccurate.
     bool find_scales(int64_t n) {
         const hop_quantizer& q = *s.quantizer;
         bool even = true;
@@ -71,7 +74,7 @@ struct QuickState {
         const hop_quantizer& q = *s.quantizer;
         if (!find_scales(n)) return write_state(s, at, n, line);
         for (int64_t i = 0; i < divide_up(n, s.block); ++i) s.scale[at / s.block + i] = scale[i];
-        const float raised = s.least * q.range;  // which is a number of the format
+        const float raised = s.least * q.range;  // a value of the format
         const Factors by{true, scale, nullptr};
         if (q.format == HOP_FLOAT) {
             const FloatFormat f = float_format(q);
@@ -84,7 +87,7 @@ struct QuickState {
     }
 };
 
-// Elements from `at` on, kStep at most.
+// Updates at most kStep elements from `at` on.
 template <class T, class Decode>
 static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Decode>& m, QuickState<Decode>& v) {
     const float* c = u.numbers;
@@ -95,7 +98,7 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
     auto* p = static_cast<typename T::Word*>(u.p) + at;
     const auto* grad = static_cast<const typename T::Word*>(u.grad) + at;
     const int64_t block = m.s.block;
-    // Roots and quotients of some elements are found while states of the next ones are looked up.
+    // Roots and quotients of elements overlap with decoding the states of the next ones.
     const auto step = [&](int64_t i) HOP_INLINED {
         Four own;
         load(p + i, own, T{});
@@ -145,7 +148,8 @@ static int64_t adam_steps(const hop_update& u, int64_t begin, int64_t end, Lines
     return begin;
 }
 
-// Whether what raises numbers (hop_state) is a number of the format, near no threshold, and numbers below 0 have no codes.
+// Whether the value to which elements are raised (hop_state::least) is a value of the format, and so not near a
+// threshold; codebooks must not have negative values.
 static bool raises_simply(const hop_state& s) {
     const hop_quantizer& q = *s.quantizer;
     const float raised = s.least * q.range;
@@ -179,7 +183,8 @@ static int64_t update_quickly_of(const hop_update& u, int64_t begin, int64_t end
     return begin;
 }
 
-// Elements from `begin` up to the one that is returned: none, unless these loops are for the update.
+// Updates elements from `begin` up to the one that is returned; that is `begin` if these loops do not support the
+// update.
 static int64_t update_quickly(const hop_update& u, int64_t begin, int64_t end, Lines& lines) {
     const bool plain = u.rule == HOP_ADAM && u.states == 2 && !(u.flags & (HOP_COUPLED | HOP_STOCHASTIC));
     if (!plain || u.p_dtype != u.grad_dtype || u.state[0].block != u.state[1].block) return begin;

@@ -1,20 +1,21 @@
-// Adam on bfloat16 with both states in codes, by hand: numbers go from codes to the parameter in registers, and states lie in
-// lines of float32 only until the largest of their block is known. Included in a namespace (isa.h), after run.h.
+// Hand-written Adam on bfloat16 with both states quantized: values go from codes to the parameter in registers, and
+// states are in lines of float32 only until the amax of their block is known. Included in a namespace (isa.h), after
+// run.h.
 
-constexpr int64_t kAhead = 1024;  // elements from what is read to what is fetched
+constexpr int64_t kAhead = 1024;  // prefetch distance in elements
 
-// Of elements that lie as those of bfloat16 are held: even and odd ones in vectors of their own.
+// float32 elements in the order of loaded bfloat16: even and odd ones in separate vectors.
 struct Line : F32 {};
 template <>
 constexpr bool kPairs<Line> = true;
 
-// From codes to numbers, of a state's format; `make` and `encode` are made once for many elements.
+// A quantized state. Its decoder and encoder are set up once for many elements.
 template <class Decode, int bits>
 struct QuickState {
     const hop_state& s;
     const Decode decode;
     float* line;
-    __m512i top[kStep / 64];  // of each block
+    __m512i top[kStep / 64];  // largest magnitudes of each block
     float scale[kStep / 64];
 
     QuickState(const hop_state& state, Decode made, float* floats) : s(state), decode(made), line(floats) {}
@@ -32,7 +33,8 @@ struct QuickState {
             most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(f.v[k]), magnitude));
         }
     }
-    // Scales of the blocks of n elements; false for NaN, infinities, and scales whose inverse is not near 1 / scale.
+    // Finds the scales of the blocks of n elements; returns false for NaN, infinities, and scales whose inverse may be
+    // inaccurate.
     bool find_scales(int64_t n) {
         const hop_quantizer& q = *s.quantizer;
         bool even = true;
@@ -57,7 +59,7 @@ struct QuickState {
             return write_state(s, at, n, line);
         }
         for (int64_t i = 0; i < divide_up(n, s.block); ++i) s.scale[at / s.block + i] = scale[i];
-        const float raised = s.least * q.range;  // which is a number of the format
+        const float raised = s.least * q.range;  // a value of the format
         const Factors factors{true, scale, nullptr};
         const FloatFormat f = q.format == HOP_FLOAT ? float_format(q) : FloatFormat{};
         const RowOfBlocks<Line> row{q, f, reinterpret_cast<const uint32_t*>(line), n, s.block, factors, true, bits, codes(at), raised};
@@ -66,7 +68,7 @@ struct QuickState {
     }
 };
 
-// Elements from `at` on, kStep at most.
+// Updates at most kStep elements from `at` on.
 template <class Decode, int bits>
 static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Decode, bits>& m, QuickState<Decode, bits>& v,
                       float* roots) {
@@ -77,7 +79,7 @@ static void adam_step(const hop_update& u, int64_t at, int64_t n, QuickState<Dec
                  scale = _mm512_set1_ps(c[7]), eps = _mm512_set1_ps(c[8]);
     auto* p = static_cast<uint16_t*>(u.p) + at;
     const auto* grad = static_cast<const uint16_t*>(u.grad) + at;
-    // While the states of 64 elements are decoded, roots of those before are found, and quotients of those before these.
+    // Pipelined: decode the states of 64 elements, take roots of the previous 64, and divide by those before them.
     const auto root = [&](int64_t i) __attribute__((always_inline)) {
         for (int k = 0; k < 4; ++k) {
             const __m512 square = _mm512_load_ps(v.line + i + 16 * k);
@@ -148,7 +150,8 @@ static int64_t adam_steps(const hop_update& u, int64_t begin, int64_t end, Lines
     return begin;
 }
 
-// Whether what raises numbers (hop_state) is a number of the format, near no threshold, and numbers below 0 have no codes.
+// Whether the value to which elements are raised (hop_state::least) is a value of the format, and so not near a
+// threshold; codebooks must not have negative values.
 static bool raises_simply(const hop_state& s) {
     const hop_quantizer& q = *s.quantizer;
     const float raised = s.least * q.range;
@@ -162,7 +165,8 @@ static bool raises_simply(const hop_state& s) {
     return found;
 }
 
-// Elements from `begin` up to the one that is returned: none, unless these loops are for the update.
+// Updates elements from `begin` up to the one that is returned; that is `begin` if these loops do not support the
+// update.
 static int64_t update_quickly(const hop_update& u, int64_t begin, int64_t end, Lines& lines) {
     const bool plain = u.rule == HOP_ADAM && u.states == 2 && !(u.flags & (HOP_COUPLED | HOP_STOCHASTIC));
     if (!plain || u.p_dtype != HOP_BF16 || u.grad_dtype != HOP_BF16 || u.state[0].block != u.state[1].block) return begin;

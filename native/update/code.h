@@ -1,4 +1,4 @@
-// A step of an optimizer (update.h) at a level.
+// Optimizer steps (update.h) at one level.
 namespace {
 #include "quantize/elements.h"
 #include HOP_HEADER(quantize/noise)
@@ -14,7 +14,7 @@ namespace {
 #endif
 }  // namespace
 
-// All elements, some steps of them at a time.
+// Updates all elements, some steps of kStep at a time.
 int update(const hop_update& u, int threads) {
     const int64_t parts = divide_up(u.count, kStep);
     const int used = worth(threads, u.count, kLarge / 4);

@@ -1,9 +1,9 @@
-// A step of an optimizer, some elements at a time: states become floats, which are updated, and become codes again, all
-// of which stays in the first caches. Included in a namespace (isa.h), after numbers.h, stats.h, scales.h and noise.
+// An optimizer step, some elements at a time: states are decoded to floats, updated and encoded again, all within the
+// nearest caches. Included in a namespace (isa.h), after numbers.h, stats.h, scales.h and noise.
 //
-// Each operation is rounded by itself, in the order of hop/optim/updates.py.
+// Each operation is rounded separately, in the order of hop/optim/updates.py.
 
-constexpr int64_t kStep = 2048;  // elements at a time: blocks of states divide them
+constexpr int64_t kStep = 2048;  // elements at a time: a multiple of every block size
 
 struct Lines {
     alignas(64) float p[kStep], grad[kStep], state[HOP_STATES][kStep];
@@ -26,7 +26,7 @@ static void narrow_line(const float* __restrict__ x, int64_t n, void* out) {
 
 static int64_t size_of(int32_t dtype) { return dtype == HOP_F32 ? 4 : 2; }
 
-// n floats in float32: where they are, or in `line`.
+// Returns n floats as float32: x itself, or a copy in `line`.
 static float* floats_of(void* x, int32_t dtype, int64_t n, float* line) {
     if (dtype == HOP_F32) return static_cast<float*>(x);
     dtype == HOP_BF16 ? widen_line<BF16>(x, n, line) : widen_line<F16>(x, n, line);
@@ -38,7 +38,7 @@ static void put_floats(const float* line, int64_t n, int32_t dtype, void* x) {
     if (dtype == HOP_F16) narrow_line<F16>(line, n, x);
 }
 
-// To bfloat16, up with the probability of the 16 bits that are dropped: as many random ones carry.
+// Rounds to bfloat16 stochastically: 16 random bits are added to the 16 bits that are dropped, and may carry.
 static void put_stochastically(const float* __restrict__ x, int64_t n, const uint8_t* __restrict__ noise, void* out) {
     auto* __restrict__ words = static_cast<uint16_t*>(out);
     for (int64_t i = 0; i < n; ++i) {
@@ -66,7 +66,7 @@ static void read_state(const hop_state& s, int64_t at, int64_t n, float* line) {
                Unit{0, 1, 0, n});
 }
 
-// Numbers above 0 become `part` of what scales their block at least.
+// Raises positive elements to at least `part` times the amax of their block.
 static void raise_blocks(const hop_quantizer& q, float part, int64_t block, int64_t n, float* x) {
     for (int64_t at = 0; at < n; at += block) {
         const int64_t size = least(block, n - at);
@@ -95,7 +95,7 @@ static void write_state(const hop_state& s, int64_t at, int64_t n, float* line) 
 
 // ---- rules
 
-// The larger one, NaN if one is.
+// The larger operand; NaN if either is NaN.
 HOP_INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
 
 template <bool coupled, bool amsgrad>
@@ -158,7 +158,7 @@ static void update_line(const hop_update& u, int64_t n, float* p, const float* g
                    : adam<false, false>(c, sign, n, p, grad, m, v, largest);
 }
 
-// ---- all
+// ---- parts
 
 static void update_part(const hop_update& u, int64_t at, int64_t n, Lines& lines) {
     char* own = static_cast<char*>(u.p) + at * size_of(u.p_dtype);

@@ -1,4 +1,4 @@
-// A step of an optimizer on quantized states, as hop/optim/updates.py defines it.
+// An optimizer step on quantized states, as defined in hop/optim/updates.py.
 #pragma once
 #include "quantize/quantize.h"
 

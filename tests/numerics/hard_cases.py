@@ -195,7 +195,7 @@ BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {{
 {lines}}}
 '''
 
-NATIVE = """// Which way a function lies from the middle of two float32s: hop/numerics/hard_cases.py.
+NATIVE = """// The side of the midpoint of two float32s on which a function's value is: see hop/numerics/hard_cases.py.
 // {header}
 #pragma once
 

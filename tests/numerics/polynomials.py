@@ -71,11 +71,11 @@ def lines() -> list[str]:
     worst = max(abs(sum(v * x**j for j, v in enumerate(c)) - tail(x)) * x**2 for x in (k * r / 200 for k in range(201)))
     powers = [mpf(2) ** (mpf(j) / 32) for j in range(32)]
     rest = [v - mpf(float(np.float32(float(v)))) for v in powers]
-    text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 63, in float32; of e^r 2^{float(mpmath.log(worst, 2)):.1f}")
+    text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 63, float32; error of e^r: 2^{float(mpmath.log(worst, 2)):.1f}")
     text.append(f"constexpr float kExpPairs[] = {spelled32(c)};")
     text.append(f"constexpr float kExpStep[] = {spelled32(steps)};  // ln 2 / 32")
     text.append(f"constexpr float kPowersHigh[] = {spelled32(powers)};  // 2^(j/32)")
-    text.append(f"constexpr float kPowersLow[] = {spelled32(rest)};  // what these leave")
+    text.append(f"constexpr float kPowersLow[] = {spelled32(rest)};  // 2^(j/32) - kPowersHigh[j]")
     # log(1 + r) = r + r^2 p(r), |r| <= 1/30
     tail = lambda x: (mpmath.log(1 + x) - x) / x**2 if abs(x) > mpf(10) ** -20 else mpf(-0.5)  # noqa: E731
     least, most = mpf(-1) / 24, mpf(1) / 16
@@ -91,7 +91,7 @@ def lines() -> list[str]:
         inverses.append(inverse)
         logs.append(-mpmath.log(inverse))
     text.append(f"constexpr double kInverses[] = {spelled(inverses)};  // near 1 / m")
-    text.append(f"constexpr double kLogs[] = {spelled(logs)};  // -log of these")
+    text.append(f"constexpr double kLogs[] = {spelled(logs)};  // -log of kInverses")
     # erf(x) / x on 16 intervals of 1/4
     over = lambda x: mpmath.erf(x) / x if x else 2 / mpmath.sqrt(mpmath.pi)  # noqa: E731
     degree, columns, worst = 9, [], -1000.0
@@ -100,9 +100,7 @@ def lines() -> list[str]:
         c = polynomial(over, low, low + mpf(0.25), degree, low + mpf(0.125))
         columns.append(c)
         worst = max(worst, error(over, c, low, low + mpf(0.25), low + mpf(0.125)))
-    text.append(
-        f"// erf(x) / x by powers of x - (j / 4 + 1/8), a row for each power, a column for each j; 2^{worst:.1f}"
-    )
+    text.append(f"// erf(x) / x by powers of x - (j / 4 + 1/8), one row per power, one column per j; 2^{worst:.1f}")
     rows = ",\n    ".join(spelled([columns[j][i] for j in range(16)]) for i in range(degree + 1))
     text.append(f"constexpr int kErfDegree = {degree};")
     text.append(f"constexpr double kErf[][16] = {{\n    {rows}}};")
@@ -133,7 +131,7 @@ def lines() -> list[str]:
             off = (abs((sum(v * (t - around) ** i for i, v in enumerate(c)) - curve(t)) * t / 2) for t in points)
             worst = max(worst, *off)
         rows = ",\n    ".join(spelled32([column[i] for column in columns]) for i in range(4))
-        text.append(f"// by powers of t - j / 4; the gelu is off by 2^{float(mpmath.log(worst, 2)):.1f}")
+        text.append(f"// by powers of t - j / 4; error of gelu: 2^{float(mpmath.log(worst, 2)):.1f}")
         text.append(f"constexpr float {name}[][32] = {{\n    {rows}}};")
     return [*text, *approximations(), "", "}  // namespace hop::functions", ""]
 
@@ -165,7 +163,7 @@ def approximations() -> list[str]:
     value = lambda c, u: sum(v * u**j for j, v in enumerate(c))  # noqa: E731
     worst = max(abs(value(first, u) / value(second, u) / curve(u) - 1) for u in points)
     off = float(mpmath.log(worst, 2))
-    text.append(f"// (2 Phi(x) - 1) / x by powers of x^2, the quotient of two, x up to {most}; 2^{off:.1f}")
+    text.append(f"// (2 Phi(x) - 1) / x as a quotient of two polynomials of x^2, x up to {most}; 2^{off:.1f}")
     text.append(f"constexpr float kPhiMost = {float(most)}f, kPhiAbove[] = {spelled32(first)};")
     text.append(f"constexpr float kPhiBelow[] = {spelled32(second)};")
     return text

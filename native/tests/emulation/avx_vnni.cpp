@@ -1,11 +1,11 @@
-// Emulates vpdpbusd of AVX-VNNI on CPUs without it, so that tests can run the kernels of level avx_vnni. Such a CPU raises
-// SIGILL; the handler performs the instruction on the registers of the signal's frame. The native library finds
+// Emulates vpdpbusd of AVX-VNNI on CPUs without it, so that tests can run the kernels of level avx_vnni. Such a CPU
+// raises SIGILL; the handler performs the instruction on the registers in the signal frame. The native library finds
 // hop_emulates_avx_vnni in a process that was started with this file as a library,
 //
 //     c++ -O2 -shared -fPIC native/tests/emulation/avx_vnni.cpp -o avx_vnni.so
 //     LD_PRELOAD=$PWD/avx_vnni.so HOP_NATIVE=avx_vnni python ...
 //
-// or that was linked with it. Nothing else makes a level available that the CPU lacks.
+// or that was linked with it. Nothing else enables a level that the CPU lacks.
 #if defined(__linux__) && defined(__x86_64__)
 #include <signal.h>
 #include <ucontext.h>
@@ -19,11 +19,11 @@ namespace {
 
 std::atomic<int64_t> emulated{0};
 
-// The XSAVE area of a signal's frame, as in asm/sigcontext.h: 512 bytes of FXSAVE, whose last ones describe the frame,
-// and a header. Its layout is the uncompacted one: the upper halves of the YMM registers are at offset 576.
+// The XSAVE area of a signal frame, as in asm/sigcontext.h: 512 bytes of FXSAVE, whose last bytes describe the frame,
+// and a header. The layout is uncompacted: the upper halves of the YMM registers are at offset 576.
 constexpr size_t kXmm = 160, kDescription = 464, kHeader = 512, kHigh = 576;
 constexpr uint32_t kMagic = 0x46505853;                  // FP_XSTATE_MAGIC1
-constexpr uint64_t kSseState = 2, kAvxState = 4;         // of XCR0; what the header lacks is zero
+constexpr uint64_t kSseState = 2, kAvxState = 4;         // bits of XCR0; components missing in the header are 0
 
 struct Ymm {
     uint8_t bytes[32];
@@ -60,7 +60,7 @@ public:
     void set_next(const uint8_t* at) { general_[REG_RIP] = reinterpret_cast<greg_t>(at); }
 
 private:
-    // Zeros registers that the header declares zero, and declares them saved.
+    // Zeros registers that the header declares zero, and marks them as saved.
     void clear(uint64_t state, size_t at, size_t bytes) {
         uint64_t saved;
         std::memcpy(&saved, area_ + kHeader, 8);
@@ -80,7 +80,7 @@ int32_t number(const uint8_t* at) {
     return x;
 }
 
-// The memory operand of an instruction, from its ModRM byte at `at` on; `at` becomes the address after it.
+// Returns the memory operand of an instruction, from its ModRM byte at `at`; sets `at` to the address after it.
 const uint8_t* address(const Registers& r, const uint8_t*& at, int index_bit, int base_bit) {
     const int mod = *at >> 6, rm = *at & 7;
     ++at;
@@ -117,8 +117,8 @@ Ymm dots(Ymm sums, const Ymm& unsigned_factor, const Ymm& signed_factor) {
 
 enum class Done { nothing, broadcast, dots };
 
-// Performs vpdpbusd, VEX.128/256.66.0F38.W0 50 /r; and vpbroadcastd, the same with 58, which often comes between two: the
-// CPU has it, but each signal takes microseconds.
+// Performs vpdpbusd, VEX.128/256.66.0F38.W0 50 /r. Also vpbroadcastd, the same with 58, which often occurs between two
+// of them: the CPU has it, but each signal takes microseconds.
 Done perform(Registers& r) {
     const uint8_t* at = r.next();
     if (at[0] != 0xc4 || (at[1] & 31) != 2 || (at[2] & 0x83) != 1) return Done::nothing;
@@ -162,6 +162,6 @@ bool install() {
 // Called by the native library when it detects the CPU. Later handlers, such as faulthandler's, must not replace this one.
 extern "C" __attribute__((visibility("default"))) int hop_emulates_avx_vnni() { return install(); }
 
-// How many vpdpbusd have been emulated.
+// The number of vpdpbusd emulated so far.
 extern "C" __attribute__((visibility("default"))) int64_t hop_emulated_instructions() { return emulated; }
 #endif
