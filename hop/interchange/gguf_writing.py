@@ -25,7 +25,7 @@ from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
 from hop.interchange.gguf_types import PLAIN, TYPES
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
 
@@ -184,7 +184,7 @@ def _parts(planned: list[_PlannedTensor], shard_size: int | None, alignment: int
     return parts
 
 
-def _keys_of_parts(parts: list[list[_PlannedTensor]], metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _keys_of_parts(parts: list[list[_PlannedTensor]], metadata: JsonObject) -> Iterator[JsonObject]:
     """The metadata of each file: of several, the first has the model's, and each has its number."""
     if len(parts) == 1:
         yield metadata

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import control_flow, eager, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.composite import Composite
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
@@ -49,7 +50,7 @@ class Form(NamedTuple):
 
     names: tuple[str, ...]
     quantizer: Quantizer
-    shape: tuple[Any, ...]  # ints, and Sizes
+    shape: Args  # ints, and Sizes
     dtype: torch.dtype
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager
+from hop.compat.pytree import Args
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
@@ -197,7 +198,7 @@ class _Linear(torch.autograd.Function):
         return (y, *new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: object) -> Args:  # type: ignore[override]
         seed, *rest = ctx.saved_tensors
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
@@ -262,7 +263,7 @@ def _node(
     x: Tensor,
     weight: Tensor,
     bias: _Optional,
-) -> tuple[Any, ...]:
+) -> Args:
     options, args = Options(*listed), (x, weight, bias)
     dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
     named = calls.autocast_dtype(x)

@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.compat import dynamo, eager, memory
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
-from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
+from hop.compat.pytree import Args, Kwargs, tree_flatten, tree_map_only, tree_unflatten
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
@@ -55,7 +55,7 @@ class ScaledBuffers(Hop):
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in meaning.of(call).kernels)
 
-    def given(self, call: Call) -> tuple[Any, ...]:
+    def given(self, call: Call) -> Args:
         return call.given
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
@@ -192,7 +192,7 @@ def _read(output: object) -> Any:
     return Quantizer.parse(output) if isinstance(output, str) else output
 
 
-def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: Kwargs) -> Call:
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
@@ -217,14 +217,14 @@ def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Tensor:
     """The result as a QuantizedTensor with these buffers."""
     shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
     named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
-def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Sequence[int]:
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result with these buffers."""
     if q.per_byte() == 1:
         return buffers[0].shape
@@ -312,9 +312,7 @@ def scaled(
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(
-    known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: Args, kwargs: Kwargs) -> Any:
     """Run a call without a cached plan, and cache its plan. `kwargs` are plain numbers, which the plan contains."""
     check_op(op)
     check_output(output)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, StateDict
 from hop.impls.quantize import dequantize, quantize
 from hop.impls.quantized import Scales, quantized
 from hop.numerics.schemes import Scheme
@@ -117,7 +118,7 @@ class FoldedBatchNorm(nn.Module):
         self,
         op: OpOverload,
         scheme: Scheme,
-        args: tuple[Any, ...],
+        args: Args,
         scales: Scales | None,
         dim: int,
         features: int,
@@ -187,12 +188,12 @@ class FoldedBatchNorm(nn.Module):
 
     # ---- files
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.statistics_frozen and not self.ended:  # otherwise the keys are those of the batch norm
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any, **kwargs: Any) -> None:
         if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
             self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"

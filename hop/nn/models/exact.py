@@ -16,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import TorchFunctionMode
 
 from hop.compat import eager
+from hop.compat.pytree import Kwargs
 from hop.impls.scaled import scaled
 from hop.nn.attention.attending import attend
 from hop.nn.layers.base import modules_of
@@ -93,7 +94,7 @@ def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
 
 @handles("gelu")
 def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
-    options: dict[str, Any] = {} if approximate == "none" else {"approximate": approximate}
+    options: Kwargs = {} if approximate == "none" else {"approximate": approximate}
     return scaled(aten.gelu.default, input.dtype, input, **options)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dtensor, eager, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Declined, Kernel
@@ -80,7 +81,7 @@ def _given(
     usages: Sequence[str],
     factor: Tensor | None = None,
     stream: int | None = None,
-) -> tuple[Any, ...]:
+) -> Args:
     """The tensor to quantize, scale, zero point, noise and usages, with factor and stream applied."""
     if noise is not None and stream is not None:
         noise = random_bits(noise, x.shape, stream=stream)
@@ -123,7 +124,7 @@ class DequantizeBuffers(Hop):
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
 
 
-def _prepare_tiles(call: tuple[Any, ...]) -> Plan:
+def _prepare_tiles(call: Args) -> Plan:
     if not Quantizer.parse(call[0]).is_tiled():
         raise Declined("for codes in tiles")
     return _dequantize_tiles

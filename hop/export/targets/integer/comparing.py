@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from hop.compat.pytree import Kwargs
 from hop.dispatch import compiled
 from hop.dispatch.operators import VIEW, of
 from hop.export.analysis.arguments import Arguments
@@ -156,7 +157,7 @@ class FileRunner(Runner):
             self.compare(node, output, args, kwargs)
         return output
 
-    def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         for pair in (self.pairs or {}).get(node, ()):
             result = pair.viewed(output)
             theirs = pair.arranged(result, self.runtime.value(pair.tensor))
