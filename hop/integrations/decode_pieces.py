@@ -178,7 +178,7 @@ def planned(step: Step, inputs: Inputs) -> Plan | None:
 
 
 class Before(nn.Module):
-    """What a step computes ahead of its layers: the first hidden states, and the tensors that layers share."""
+    """The piece of a step ahead of its layers: the first hidden states, and the tensors that layers share."""
 
     def __init__(self, step: Step, plan: Plan) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Before(nn.Module):
 
 
 class After(nn.Module):
-    """What a step computes from the last hidden states: the logits."""
+    """The piece of a step that computes logits from the last hidden states."""
 
     def __init__(self, step: Step, plan: Plan) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ trust.JUDGES["Update"] = "hop.optim.trials:updating"
 
 
 class Subject(NamedTuple):
-    """What determines the kernel of a step: a rule, whether it rounds stochastically, the kinds of parameters, and the
-    target that it is compiled for."""
+    """The description that a step's kernel is compiled for: a rule, whether it rounds stochastically, the kinds of
+    parameters, and the target."""
 
     rule: str
     is_stochastic: bool

@@ -57,7 +57,7 @@ class FoldedBatchNorm(nn.Module):
         of: Any = norm
         if of.running_mean is None:
             raise ValueError(
-                "hop.nn.FoldedBatchNorm: norm must have running statistics, got track_running_stats=False; leave it out"
+                "a folded batch norm: norm must have running statistics, got track_running_stats=False; leave it out"
             )
         self.num_features, self.eps, self.momentum = of.num_features, of.eps, of.momentum
         self.statistics_frozen, self.ended = False, False
@@ -167,13 +167,13 @@ class FoldedBatchNorm(nn.Module):
         at = y.dim() - features
         if at != 1:
             raise ValueError(
-                f"hop.nn.FoldedBatchNorm: with batch statistics an input must have exactly one batch dimension, "
+                f"a folded batch norm: with batch statistics an input must have exactly one batch dimension, "
                 f"got {at}; give a batch, or freeze_statistics_() before"
             )
         count = y.numel() // max(y.shape[at], 1)
         if count < 2:
             raise ValueError(
-                "hop.nn.FoldedBatchNorm: batch statistics need at least two values per channel, got "
+                "a folded batch norm: batch statistics need at least two values per channel, got "
                 f"{count} in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
             )
         dims = [d for d in range(y.dim()) if d != at]
@@ -193,7 +193,7 @@ class FoldedBatchNorm(nn.Module):
         if self.statistics_frozen and not self.ended:  # otherwise the keys are those of the batch norm
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
-    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: object, **kwargs: object) -> None:
         if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
             self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"

@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a file before it is converted: names in the schema's enumerations, by number; integer constants,
+    """Facts read from a file before it is converted: names in the schema's enumerations, by number; integer constants,
     by tensor; and the functions that tables have, by operator.
     """
 
