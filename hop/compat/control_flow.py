@@ -209,7 +209,7 @@ class Operator:
     groups: tuple[int, ...]
     """Positions of sequences of operands, in the order in which the functions take their members."""
     sliced: tuple[int, ...] = ()
-    """Those sequences whose members are passed to the functions as slices."""
+    """Positions of sequences whose members are passed to the functions as slices."""
     carried: int | None = None
     """The sequence whose members have the form of the first results."""
     rest: int | None = None

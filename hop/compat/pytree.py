@@ -12,5 +12,7 @@ Args: TypeAlias = tuple[Any, ...]
 """Positional arguments of an operator: tensors, operands, numbers, dtypes, lists of those, or None."""
 Kwargs: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator, a kernel or a constructor."""
+ArgsKwargs: TypeAlias = tuple[Args, Kwargs]
+"""The arguments of a call."""
 StateDict: TypeAlias = dict[str, Any]
 """Entries of an nn.Module's state dict, or a nested state dict of a checkpoint."""

@@ -102,7 +102,7 @@ def correct_aliasing(op: OpOverload, args: object, kwargs: object, out: object) 
     return return_and_correct_aliasing(op, args, kwargs, out)
 
 
-def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
+def inferred_size(shape: Sequence[int], numel: Any) -> list[Any]:
     """`shape` with its -1 filled in, for `numel` elements; raises PyTorch's error if they do not match."""
     if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
         return list(shape)  # PyTorch's own takes 4 µs

@@ -27,7 +27,7 @@ from torch import Tensor
 from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing, values
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
-from hop.compat.pytree import Args, Kwargs, tree_leaves, tree_map_only
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
 from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
@@ -68,7 +68,7 @@ class Hop(HigherOrderOperator):
     # ---- implemented by subclasses
 
     @abc.abstractmethod
-    def check(self, /, *args: Any, **kwargs: Any) -> tuple[Args, Kwargs]:
+    def check(self, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
         """Raise for invalid arguments; return valid ones in canonical form. Does not read data."""
 
     @abc.abstractmethod

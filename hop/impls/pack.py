@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
+from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
@@ -48,7 +49,7 @@ class Pack(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, x: Tensor, layout: str, /) -> Any:
+    def check(self, x: Tensor, layout: str, /) -> ArgsKwargs:
         if not isinstance(x, Tensor):
             raise TypeError(_no_weight(x))
         return (x, layout), {}

@@ -63,7 +63,7 @@ class Assemble(_Operation):
     """Assembles a quantized weight from its buffers."""
 
     def convert(
-        self, input_dict: JsonObject, *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
+        self, input_dict: JsonObject, *args: object, model: Any = None, full_layer_name: str = "", **kwargs: object
     ) -> JsonObject:
         layer = weight_of(model, full_layer_name)
         if layer is None:

@@ -114,7 +114,7 @@ def served(
     stored: Sequence[tuple[Any, Block]],
     block: Block,
     places: Sequence[int],
-    shape: Sequence[Any] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Repeat spread tensors that serve several blocks, once per block.
 

@@ -89,7 +89,7 @@ class Value:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()
 
     def __copy__(self) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import control_flow, eager, tracing
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
@@ -25,7 +25,7 @@ class Together(Composite):
 
     parts = buffers_operator
 
-    def check(self, /, *args: Any) -> Any:
+    def check(self, /, *args: Any) -> ArgsKwargs:
         return args, {}
 
     def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:

@@ -118,7 +118,7 @@ class _Recorder(Runner):
                 depends.add(node)
         self.written = {n for n in depends if n.op == "call_function" and _has_tensors(n)}
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if node in self.written else ((), {})
         output = interpreter.run_node(node)
         if node in self.written:

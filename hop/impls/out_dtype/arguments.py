@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args, Kwargs
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs
 from hop.impls.out_dtype.kept import kept, kept_integers
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ class Inner:
     returns_view: bool
     drawing: str | None  # the argument that must be 0, or random numbers would be drawn
 
-    def bind(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    def bind(self, args: Args, kwargs: Kwargs) -> ArgsKwargs:
         """Canonical arguments: positional up to the last one that is not its default, keyword-only ones by name."""
         if not kwargs and self.least <= len(args) <= len(self.positional):
             return self._with_lists(args), kwargs

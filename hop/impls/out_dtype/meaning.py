@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload, OpOverloadPacket
-from hop.compat.pytree import Args, Kwargs
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs
 from hop.dispatch.compiled import operators
 from hop.dispatch.operators import DIVIDE, MULTIPLY, aten, within
 from hop.impls.out_dtype import choosing
@@ -84,7 +84,7 @@ def passes_floats(
     return all(x.dim() == 0 or not (x.is_floating_point() or x.is_complex()) for x in operands)
 
 
-def _in_float64(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Args, Kwargs]:
+def _in_float64(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ArgsKwargs:
     """Convert float32 arguments to float64. Numbers are rounded to float32 first; products of 24 bits fit in 53."""
     args, kwargs = inner.cast(args, kwargs, torch.float64)
     names = [a.name for a in inner.positional]
@@ -118,7 +118,7 @@ def call(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: 
     return operators["hop_out_dtype"](op, output_dtype, *args, **kwargs)
 
 
-def check(op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+def check(op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs) -> ArgsKwargs:
     """Raise for an invalid call; return its arguments in canonical form."""
     if not isinstance(op, OpOverload):
         raise ValueError(f"out_dtype: op must be an operator overload of torch.ops, got {shown(op)}; {_such(op)}")

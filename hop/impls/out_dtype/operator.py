@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.compat import dynamo
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch import plan
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Declined, Kernel
@@ -20,7 +20,7 @@ from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 class OutDtype(Hop):
     """The operator of `hop.out_dtype`."""
 
-    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Any:
+    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> ArgsKwargs:
         args, kwargs = meaning.check(op, output_dtype, args, kwargs)
         return (op, output_dtype, *args), kwargs
 

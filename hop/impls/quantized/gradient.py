@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args, tree_flatten, tree_unflatten
+from hop.compat.pytree import Args, ArgsKwargs, tree_flatten, tree_unflatten
 from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
 from hop.impls.out_dtype import gradient as of_out_dtype
@@ -51,7 +51,7 @@ class CodesGradient(Composite):
 
     plain = Composite.plain | {QuantizedTensor}
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
     def reference(

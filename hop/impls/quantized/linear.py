@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
@@ -44,7 +44,7 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
 class LinearForward(Hop):
     """The operator hop_linear_forward."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs  # Layer.check has checked them
 
     def reference(
@@ -77,7 +77,7 @@ class LinearForward(Hop):
 class LinearBackward(Hop):
     """The operator hop_linear_backward."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
     def reference(

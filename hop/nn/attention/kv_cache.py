@@ -32,7 +32,7 @@ class _Views:
         self.buffers: list[Tensor] = []
         self.tensors: tuple[QuantizedTensor, QuantizedTensor] | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Views, ()
 
 
@@ -302,7 +302,7 @@ class KVCache(Float32State):
         return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
 
     def _load_from_state_dict(
-        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: Any, **kwargs: object
     ) -> None:
         is_rotated = f"{prefix}rotation" in state_dict
         if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # also with strict=False

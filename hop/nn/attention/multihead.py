@@ -289,7 +289,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             projection.save_plain(destination, f"{prefix}{projection.weight_name}")
 
     def _load_from_state_dict(
-        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: object, **kwargs: object
     ) -> None:
         assigns = local_metadata.get("assign_to_params_buffers", False)
         for projection in self.projections():

@@ -156,7 +156,7 @@ class Linear(Layer, nn.Linear):
         weight = weight if self.input_transform is None else self.input_transform.undone(weight)
         return weight if self.input_order is None else weight.index_select(1, self.input_order.argsort())
 
-    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: object, **kwargs: object) -> None:
         order = state_dict.get(f"{prefix}input_order")
         if order is not None and self.input_order is None:
             self.input_order = torch.empty_like(order, device=self._device)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hop.compat import dynamo
 from hop.compat.export import is_lowering
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel, decline
 from hop.dispatch.plan import Plan
@@ -53,7 +53,7 @@ _NATIVE = Kernel("native", _prepare, native=True)
 class Noise(Hop):
     """The operator hop_noise."""
 
-    def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> Any:
+    def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> ArgsKwargs:
         if not isinstance(seed, Tensor):
             raise TypeError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if seed.dtype != torch.int64 or seed.dim():

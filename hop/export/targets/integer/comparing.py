@@ -148,7 +148,7 @@ class FileRunner(Runner):
             if node.op == "placeholder":
                 self.compare(node, output, (), {})
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if can_be_tried(node) else ((), {})
         output = interpreter.run_node(node)
         if self.pairs is None:
