@@ -55,7 +55,7 @@ class Pack(Composite):
         return (x, layout), {}
 
     def reference(self, x: Any, layout: str, /) -> Tensor:
-        q, wanted = _quantizer(x), _read(layout)
+        q, wanted = _quantizer(x), (spelling.read(layout, Layout) if layout else None)
         x.check()
         if wanted == q.layout:
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
@@ -125,10 +125,6 @@ def _quantizer(x: object) -> Quantizer:
     if not isinstance(x, QuantizedTensor):
         raise TypeError(_no_weight(x))
     return x.quantizer
-
-
-def _read(layout: str) -> Layout | None:
-    return spelling.read(layout, Layout) if layout else None
 
 
 def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:

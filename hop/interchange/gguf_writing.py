@@ -99,7 +99,7 @@ def save_gguf(
             or shard_size is not above 0, or would need more than 65,535 files. Nothing is written then.
     """
     place = _checked(path, tensors, like, shard_size)
-    known, own = _types_by_meaning(), dict(metadata or {})
+    known, own = {_meaning(t.quantizer): number for number, t in TYPES.items()}, dict(metadata or {})
     planned = [_plan_tensor(name, tensors[name], like, known) for name in tensors]  # keeps one tensor alive at a time
     alignment = own.get("general.alignment", 32)
     if not is_alignment(alignment):
@@ -218,11 +218,6 @@ def _head(part: list[_PlannedTensor], metadata: Mapping[str, object], like: GGUF
 
 
 # ---- tensors
-
-
-def _types_by_meaning() -> dict[Any, int]:
-    """The type numbers by quantizer; of two types with equal quantizers, the last."""
-    return {_meaning(t.quantizer): number for number, t in TYPES.items()}
 
 
 def _meaning(q: Quantizer) -> Any:

@@ -262,7 +262,7 @@ class FileRunner(Runner):
         named = [
             _Pair(n, by_name[n.name], self.caller)
             for n in nodes
-            if n.name in by_name and _same_sizes(n, by_name[n.name])
+            if n.name in by_name and sorted(_sizes(n)) == sorted(by_name[n.name].shape)
         ]
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
         pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
@@ -329,7 +329,3 @@ def _quantizes(node: Node) -> bool:
 def _sizes(node: Node) -> list[int]:
     value = node.meta["val"]
     return list((value[0] if isinstance(value, list | tuple) else value).shape)
-
-
-def _same_sizes(node: Node, tensor: FileTensor) -> bool:
-    return sorted(_sizes(node)) == sorted(tensor.shape)
