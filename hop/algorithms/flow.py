@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from hop.compat.pytree import Args
+
 aten = torch.ops.aten
 
 _KEEPS = {
@@ -146,7 +148,7 @@ class Flow:
     def _parameters(self, node: Node) -> tuple[str, ...]:
         """The names of the Parameters to divide. Raises NotFoldable if the node has none that it alone reads."""
         target: Any = node.target
-        arguments: tuple[Any, ...] = node.args
+        arguments: Args = node.args
         if target is _LINEAR:
             given = arguments[1:3]
         elif target in _MULTIPLIES:

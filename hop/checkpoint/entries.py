@@ -11,16 +11,17 @@ that quantize its values again.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from hop.checkpoint.shards import Part, part_of
 from hop.compat import dtensor
+from hop.compat.pytree import StateDict
+from hop.numerics.spelling import JsonObject
 
 KEY = "hop.quantized"
 """The key of these descriptions in Metadata.planner_data, which also has the paths of entries."""
 
 
-def split_state_dict(state_dict: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Part]]:
+def split_state_dict(state_dict: Mapping[str, object]) -> tuple[StateDict, dict[str, Part]]:
     """Split a flat state dict into plain entries and this process's parts of quantized tensors."""
     plain: dict[str, object] = {}
     parts: dict[str, Part] = {}
@@ -59,7 +60,7 @@ def parse_region(region: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(start), int(end)) for start, end in pairs)
 
 
-def describe(part: Part) -> dict[str, Any]:
+def describe(part: Part) -> JsonObject:
     """The metadata of a quantized tensor."""
     t = part.tensor
     return {

@@ -23,11 +23,12 @@ from hop.checkpoint.saving import SavePlanner
 from hop.checkpoint.storage import Reader, Writer, file_digest, read_manifest, verify, write_manifest
 from hop.compat import process_groups
 from hop.compat.files import move, naming, renamed_in_errors, temporary_folder
-from hop.numerics.spelling import shown
+from hop.compat.pytree import StateDict
+from hop.numerics.spelling import JsonObject, shown
 
 
 def save(
-    state_dict: dict[str, Any], folder: str | Path, *, step: int, keep: int | None = None, process_group: Any = None
+    state_dict: StateDict, folder: str | Path, *, step: int, keep: int | None = None, process_group: Any = None
 ) -> Path:
     """Write a checkpoint of `state_dict` as `step`, together with all processes of the group. Returns its folder.
 
@@ -72,7 +73,7 @@ def save(
     return result
 
 
-def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
+def load(state_dict: StateDict, folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
     """Read a checkpoint into the tensors of `state_dict`, in place, together with all processes of the group. Returns
     its step.
 
@@ -156,7 +157,7 @@ def _exists(folder: Path, step: int) -> FileExistsError:
     return FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
 
 
-def _publish(temporary: Path, files: dict[str, Any], path: Path) -> None:
+def _publish(temporary: Path, files: JsonObject, path: Path) -> None:
     write_manifest(temporary, files)
     try:
         move(temporary, path)
@@ -177,7 +178,7 @@ def _remove(folder: Path, step: int, keep: int) -> None:
 # ---- loading
 
 
-def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
+def _find(folder: Path, step: int | None) -> tuple[int, JsonObject]:
     """The step to load, and the files of its checkpoint."""
     result = max(steps(folder), default=None) if step is None else step
     if result is None or result not in steps(folder):

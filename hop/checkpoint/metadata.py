@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hop.checkpoint.entries import KEY
+from hop.numerics.spelling import JsonObject
 
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 _DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
@@ -273,7 +274,7 @@ def _path(name: str, value: Any) -> Any:
     return {_typed(name, str): _description(fields) for name, fields in _typed(value, dict).items()}
 
 
-def _description(value: Any) -> dict[str, Any]:
+def _description(value: Any) -> JsonObject:
     fields = _typed(value, dict)
     return {
         "quantizer": _typed(fields["quantizer"], str),
@@ -307,7 +308,7 @@ def _number(value: Any) -> int:
     return number
 
 
-def _state(value: Any, module: str, name: str) -> dict[str, Any]:
+def _state(value: Any, module: str, name: str) -> JsonObject:
     """The fields of an object, which must be an instance of `name`."""
     if not isinstance(value, _Object) or value.function != (module, name):
         raise pickle.UnpicklingError(f"metadata of a checkpoint lack a {name} where DCP has one")

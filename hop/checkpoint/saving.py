@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from hop.checkpoint.entries import KEY, describe, entry_name, split_state_dict
 from hop.checkpoint.shards import Chunk, Part
+from hop.numerics.spelling import JsonObject
 from hop.tensor.table import IndivisibleError
 
 
@@ -120,7 +121,7 @@ def _digest(buffer: Tensor) -> str:
     return hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
 
 
-def _merge_records(fqn: str, records: list[_Record]) -> dict[str, Any]:
+def _merge_records(fqn: str, records: list[_Record]) -> JsonObject:
     """The checkpoint's description of a quantized tensor, from the records of all processes."""
     first = records[0].description
     other = next((r.description for r in records if r.description != first), None)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from hop.checkpoint.metadata import read_metadata
 from hop.compat.files import whole_file, write_whole
-from hop.numerics.spelling import from_json
+from hop.numerics.spelling import JsonObject, from_json
 
 MANIFEST = "hop.json"
 _METADATA = ".metadata"  # DCP's pickled metadata
@@ -103,7 +103,7 @@ def write_manifest(folder: Path, files: Files) -> None:
     write_whole(folder / MANIFEST, json.dumps({"version": _VERSION, "files": files}, indent=1, sort_keys=True))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> JsonObject:
     """The files of a checkpoint.
 
     Raises:
@@ -130,7 +130,7 @@ def _is_described(file: object) -> bool:
     )
 
 
-def file_digest(path: Path) -> dict[str, Any]:
+def file_digest(path: Path) -> JsonObject:
     """The size and the digest of a file."""
     sha256 = hashlib.sha256()
     with opened(path) as file:

@@ -20,6 +20,7 @@ from torch import Tensor
 import hop
 from hop import QuantizedTensor, Quantizer, presets
 from hop.compat.eager import OpOverload
+from hop.numerics.spelling import JsonObject
 
 _SHORT = {
     "f64": torch.float64,
@@ -65,7 +66,7 @@ def output(text: str) -> torch.dtype | Quantizer:
     return result
 
 
-def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str, Any]]:
+def values(words: list[str], device: torch.device) -> tuple[list[Any], JsonObject]:
     """Parse positional and keyword arguments; tensors are created on `device`."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
@@ -135,7 +136,7 @@ def _random(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.randint(max(info.min, -128), min(info.max, 127) + 1, shape, device=device, dtype=dtype)
 
 
-def static_arguments(q: Quantizer, device: torch.device) -> dict[str, Any]:
+def static_arguments(q: Quantizer, device: torch.device) -> JsonObject:
     """The scale and zero point arguments for a quantizer with static scales; empty for others."""
     if not q.scale.is_static:
         return {}

@@ -12,6 +12,7 @@ import typer
 import hop
 from hop.cli.output import Bar, as_json, say, show
 from hop.compat.files import write_whole
+from hop.numerics.spelling import JsonObject
 
 _STDOUT = Path("-")
 
@@ -63,7 +64,7 @@ def bench(
     return 0 if old is None else _compared(old, new, slower, say if json_file == _STDOUT else show)
 
 
-def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
+def _measured(groups: list[Any], file: Path | None) -> JsonObject:
     """The results of groups; rows are shown as they come, and written when the last one is there, or no more come."""
     running, timing = benchmarks("running"), benchmarks("timing")
     timing.keep_freed_memory()
@@ -107,7 +108,7 @@ def _compared(old: Mapping[str, object], new: Mapping[str, object], slower: floa
     return 1 if worse else 0
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     try:
         result = json.loads(path.read_text())
     except ValueError as error:

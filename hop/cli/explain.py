@@ -11,7 +11,8 @@ import hop
 from hop import QuantizedTensor, Quantizer
 from hop.cli import arguments
 from hop.cli.output import show, show_json
-from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.compat.pytree import Kwargs, tree_leaves, tree_map_only
+from hop.numerics.spelling import JsonObject
 
 
 def explain(
@@ -49,7 +50,7 @@ def explain(
         show(f"{kernel['name']}: {kernel['reason'] or 'chosen'}", style=None if kernel["reason"] else "green")
 
 
-def kernels(op: object, result: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[dict[str, Any]]:
+def kernels(op: object, result: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[JsonObject]:
     """The kernels tried for a call, in order; the last one accepts it and has no reason to decline."""
     lines = [line.split(": ", 1) for line in hop.explain(op, result, *args, **kwargs).splitlines()]
     return [
@@ -58,7 +59,7 @@ def kernels(op: object, result: object, args: Sequence[object], kwargs: Mapping[
     ]
 
 
-def _result_type(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+def _result_type(op: Any, result: Any, args: list[Any], kwargs: Kwargs) -> str | None:
     """The type and shape of the call's result, from meta tensors; None if the operator cannot tell without running.
 
     Raises the operator's errors for shapes that do not fit, which kernels do not check.

@@ -1,7 +1,7 @@
 """hop formats: list the number formats, or the codes and values of one."""
 
 import itertools
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -9,6 +9,7 @@ import typer
 import hop
 from hop.cli.output import show, show_json
 from hop.export.table import table
+from hop.numerics.spelling import JsonObject
 
 _KINDS = {
     hop.formats.Integer: "integer",
@@ -77,7 +78,7 @@ def formats(
         show(f"0x{code:02x}  {_bits(chosen, code)}  {number:.9g}")
 
 
-def facts(fmt: hop.formats.Format) -> dict[str, Any]:
+def facts(fmt: hop.formats.Format) -> JsonObject:
     """The properties of a format that the list shows."""
     return {
         "name": fmt.name,
@@ -91,7 +92,7 @@ def facts(fmt: hop.formats.Format) -> dict[str, Any]:
     }
 
 
-def _preset(name: str, q: hop.Quantizer) -> dict[str, Any]:
+def _preset(name: str, q: hop.Quantizer) -> JsonObject:
     return {"name": name, "format": q.format.name, "block": list(q.block), "scale": str(q.scale).partition(":")[2]}
 
 
@@ -108,7 +109,7 @@ def codes(fmt: hop.formats.Format) -> list[tuple[int, float]]:
     return [(c, n) for c, n in zip(bits.tolist(), values, strict=True) if n in known or not fmt.is_integer]
 
 
-def _listing(listed: list[dict[str, Any]]) -> str:
+def _listing(listed: list[JsonObject]) -> str:
     names = ("name", "kind", "dtype", "bits", "numbers", "smallest", "largest", "least above 0")
     rows = [
         [

@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -14,9 +14,11 @@ from cutlass_kernels import ahead, prebuilt, trust
 from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
 from hop.compat import versions
+from hop.compat.pytree import Args
 from hop.export.table import table
 from hop.kernels.cpu import native
 from hop.nn.models import speeds
+from hop.numerics.spelling import JsonObject
 
 
 class Package(NamedTuple):
@@ -102,7 +104,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _section("Optional packages", table(("package", "version", "for", ""), rows, right=4))
 
 
-def facts() -> dict[str, Any]:
+def facts() -> JsonObject:
     """The data that the command shows."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return {
@@ -131,7 +133,7 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> JsonObject:
     known: dict[str, object] = dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
     return {
         "name": known.get("cpu_name") or platform.processor() or platform.machine(),
@@ -142,7 +144,7 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _speeds() -> dict[str, Any] | None:
+def _speeds() -> JsonObject | None:
     """For each scheme the measured times at this CPU level, with a remark if it is slower; None if not measured."""
     entry = speeds.table().get(native.library().path)
     if entry is None:
@@ -162,13 +164,13 @@ def _level() -> str:
     return library.best if library.path == library.best else f"{library.best}, used as {library.path}"
 
 
-def _native() -> dict[str, Any]:
+def _native() -> JsonObject:
     library = native.library()
     reason = library.declines()
     return {"available": reason is None, "reason": reason, "detail": "" if reason else library.path}
 
 
-def _cute() -> dict[str, Any]:
+def _cute() -> JsonObject:
     reason = "HOP_GPU_KERNELS=off" if trust.mode() == "off" else cutlass_kernels.missing()
     try:
         pack = prebuilt.pack()
@@ -183,26 +185,26 @@ def _cute() -> dict[str, Any]:
     return {"available": reason is None, "reason": reason, "detail": detail}
 
 
-def _verdicts(device: torch.device) -> dict[str, Any]:
+def _verdicts(device: torch.device) -> JsonObject:
     """How many kernels were right on a GPU, and why others are not used there."""
     found = trust.known(device)
     wrong = {name: verdict.reason for name, verdict in found.items() if not verdict.is_right}
     return {"use": trust.mode(), "right": len(found) - len(wrong), "off": wrong}
 
 
-def _gpu(gpu: dict[str, Any]) -> str:
+def _gpu(gpu: JsonObject) -> str:
     use, right, off = (gpu["kernels"][name] for name in ("use", "right", "off"))
     lines = [f"{gpu['name']}, capability {gpu['capability']}: {right} kernels checked and right, {len(off)} off"]
     lines[0] += f"; HOP_GPU_KERNELS={use}" * (use != "verified")
     return "\n".join([*lines, *(f"  off: {name}: {reason}" for name, reason in off.items())])
 
 
-def _cases() -> dict[str, tuple[Any, ...]]:
+def _cases() -> dict[str, Args]:
     """Typical calls, to show which kernel each one runs on."""
     aten, presets = torch.ops.aten, hop.presets
     x, w = torch.ones(16, 256), torch.ones(64, 256)
 
-    def linear(lhs: hop.Quantizer | None, rhs: hop.Quantizer) -> tuple[Any, ...]:
+    def linear(lhs: hop.Quantizer | None, rhs: hop.Quantizer) -> Args:
         left = x.bfloat16() if lhs is None else hop.quantize(lhs, x)
         return aten.linear.default, torch.bfloat16, left, hop.pack(hop.quantize(rhs, w))
 

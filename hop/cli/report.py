@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from torch.export import ExportedProgram
@@ -12,6 +12,7 @@ from hop import schemes as known_schemes
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
 from hop.export.analysis.arguments import named
+from hop.numerics.spelling import JsonObject
 from hop.report import CANDIDATES, Options, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress
@@ -88,7 +89,7 @@ def report(
         say(f"wrote {page}")
 
 
-def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
+def _chosen(schemes: str | None, sweep: bool) -> JsonObject:
     if schemes is None:
         return dict(CANDIDATES)
     names = [name.strip() for name in schemes.split(",")]
@@ -100,7 +101,7 @@ def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
         raise typer.BadParameter(str(error), param_hint="'--schemes'") from error
 
 
-def _sweep(program: ExportedProgram, inputs: Inputs, chosen: dict[str, Any], page: Path, options: Options) -> Sweep:
+def _sweep(program: ExportedProgram, inputs: Inputs, chosen: JsonObject, page: Path, options: Options) -> Sweep:
     journal = page.with_suffix(".sweep.jsonl")
     try:
         with _bar() as progress:

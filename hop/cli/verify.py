@@ -11,6 +11,7 @@ from hop.export import verify as compare
 from hop.export.analysis.arguments import named
 from hop.export.analysis.comparison import Comparison
 from hop.export.verifying import file_kind
+from hop.numerics.spelling import JsonObject
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
@@ -71,7 +72,7 @@ def verify(
     return 0 if is_met else 1
 
 
-def as_dict(comparison: Comparison, is_met: bool) -> dict[str, Any]:
+def as_dict(comparison: Comparison, is_met: bool) -> JsonObject:
     """The comparison as --json prints it."""
     names = ("a", "b", "operator", "output", "shape", "elements", "differing", "largest", "sqnr")
     rows = [

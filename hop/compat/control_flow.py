@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hop.compat.patches import Changes, apply_needed, changing
+from hop.compat.pytree import Args, Kwargs
 
 
 class Rules(NamedTuple):
@@ -155,7 +156,7 @@ class Function:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Kwargs:
         """The `meta` of the graph, which says how a region of it is compiled."""
         return getattr(self.function, "meta", {})
 
@@ -208,7 +209,7 @@ class Operator:
     groups: tuple[int, ...]
     """Positions of sequences of operands, in the order in which the functions take their members."""
     sliced: tuple[int, ...] = ()
-    """Those sequences whose members are passed to the functions as slices."""
+    """Positions of sequences whose members are passed to the functions as slices."""
     carried: int | None = None
     """The sequence whose members have the form of the first results."""
     rest: int | None = None
@@ -230,7 +231,7 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
-def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(row: Operator, plain: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Call an operator, `plain`, some of whose operands may be of registered classes."""
     if not any(map(_is_such, tree_leaves(args))):
         return plain(*args, **kwargs)
@@ -270,7 +271,7 @@ def _name(layout: _Layout, trains: bool) -> int:
     return _names.setdefault((layout, trains), len(_names))
 
 
-def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
+def _moved(kwargs: Kwargs, layout: _Layout) -> Kwargs:
     """The keyword arguments, with the indices of mutated operands adapted to the split operands."""
     written = kwargs.get("mutated_arg_indices")
     if not written:

@@ -7,6 +7,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from hop.compat.pytree import Args, Kwargs
+
 
 class Sharding(NamedTuple):
     """The operand placements that an operator needs, and the placement of its result."""
@@ -18,7 +20,7 @@ class Sharding(NamedTuple):
     stride: tuple[int, ...]
 
 
-def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding | None:
+def propagate_sharding(op: OpOverload, args: Args, kwargs: Kwargs) -> Sharding | None:
     """Ask DTensor's own sharding strategy for `op`; None if DTensor has none for `op` itself, as for composite
     operators.
 

@@ -79,7 +79,7 @@ def written(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, x.stride())
 
 
-def as_strided(x: torch.Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> torch.Tensor:
+def as_strided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
     """x.as_strided(shape, strides), beginning at x's first element. x must be contiguous and of an integer dtype."""
     if strided_beginnings.active and not is_plain_eager() and not known_equal(x.storage_offset(), 0):
         x = x | 0  # Inductor would remove a clone

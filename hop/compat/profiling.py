@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from hop.compat.eager import ranges
 from hop.compat.patches import Changes, apply_needed, changing
+from hop.compat.pytree import Args, Kwargs
 
-NAMES: list[Callable[[str, tuple[Any, ...]], str]] = []
+NAMES: list[Callable[[str, Args], str]] = []
 """Functions that name a call's profiler range from the name of its function and its arguments; the last one is used."""
 
 
@@ -75,7 +76,7 @@ def ranged(function: str, args: tuple[object, ...]) -> Iterator[None]:
         counts.add(name, before)
 
 
-def observed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observed(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Run a call in a profiler range, or record it as a node of torch.fx; None if nothing observes it."""
     if is_watched():
         with ranged(function.__name__, args):

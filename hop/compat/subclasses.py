@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, return_a
 
 from hop.compat.eager import is_plain_eager
 from hop.compat.imports import when_imported
+from hop.compat.pytree import Args
 
 
 def is_foreign_subclass(cls: type) -> bool:
@@ -55,7 +56,7 @@ def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
     return _make_wrapper_subclass(cls, shape, dtype=dtype)
 
 
-def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+def contiguous_strides(shape: Sequence[Any]) -> tuple[int, ...]:
     """The strides of a contiguous tensor of `shape`, which may contain symbolic sizes."""
     if not all(type(n) is int for n in shape):
         return make_contiguous_strides_for(tuple(shape))
@@ -66,7 +67,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(reversed(strides))
 
 
-def dispatch(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[..., object]) -> Any:
+def dispatch(op: OpOverload, args: Args, kwargs: Mapping[str, object], run: Callable[..., object]) -> Any:
     """Call `run(op, args, kwargs)` from a `__torch_dispatch__` with the same operators in and out of inference mode.
 
     Normally autograd's keys decompose composite operators before a subclass sees them. In inference mode, and for
@@ -101,7 +102,7 @@ def correct_aliasing(op: OpOverload, args: object, kwargs: object, out: object) 
     return return_and_correct_aliasing(op, args, kwargs, out)
 
 
-def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
+def inferred_size(shape: Sequence[int], numel: Any) -> list[Any]:
     """`shape` with its -1 filled in, for `numel` elements; raises PyTorch's error if they do not match."""
     if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
         return list(shape)  # PyTorch's own takes 4 µs

@@ -20,10 +20,11 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._pytree import tree_map
 
 from hop.compat.export import of_values
+from hop.compat.pytree import Args, Kwargs
 from hop.compat.subclasses import parts
 
 
-def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: Args, kwargs: Kwargs) -> Any:
     """Record a call of `hop` in the graph that `mode` builds, or its decomposition if the table has one."""
     decomposed = maybe_handle_decomp(mode, hop, args, kwargs)
     if decomposed is not NotImplemented:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, functorch
-from hop.compat.pytree import tree_flatten, tree_unflatten
+from hop.compat.pytree import ArgsKwargs, tree_flatten, tree_unflatten
 
 
 class BareCall:
@@ -26,7 +26,7 @@ class BareCall:
         call = cls(hop, leaves, spec)
         return call, [leaves[i] for i in call.positions]
 
-    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, tensors: Sequence[Tensor]) -> ArgsKwargs:
         leaves = list(self.rest)
         for i, x in zip(self.positions, tensors, strict=True):
             leaves[i] = x

@@ -27,7 +27,7 @@ from torch import Tensor
 from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing, values
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
-from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
 from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
@@ -68,7 +68,7 @@ class Hop(HigherOrderOperator):
     # ---- implemented by subclasses
 
     @abc.abstractmethod
-    def check(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def check(self, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
         """Raise for invalid arguments; return valid ones in canonical form. Does not read data."""
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class Hop(HigherOrderOperator):
         """The kernels to try for this call, best first, each with the call in the form that it expects."""
         return ()
 
-    def given(self, call: Any) -> tuple[Any, ...]:
+    def given(self, call: Any) -> Args:
         """The arguments that a plan is called with, for a call in that form."""
         return call
 
@@ -232,7 +232,7 @@ class Hop(HigherOrderOperator):
             return self.forward_mode(*args, **kwargs)
         return self._level_below(interpreter, args, kwargs)
 
-    def _level_below(self, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _level_below(self, interpreter: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run the operator at the next level, without a derivative at this one."""
         level = interpreter.level()
         inner = tree_map_only(Tensor, lambda x: functorch.unwrap_for_grad(x, level), (args, kwargs))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args
 from hop.dispatch.compiled import operators
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
@@ -97,7 +98,7 @@ def encode(args: Sequence[object]) -> list[Any]:
     return flat
 
 
-def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
+def decode(op: OpOverload, flat: Sequence[Any]) -> Args:
     """The inverse of `encode`."""
     rest = iter(flat)
     args = []

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args
 from hop.dispatch.own_operators import GELU_MUL, HADAMARD, SILU_MUL
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ class Operator:
     def role(self, position: int) -> str | None:
         return self.roles[position] if position < len(self.roles) else None
 
-    def find(self, role: str, args: tuple[Any, ...]) -> Any:
+    def find(self, role: str, args: Args) -> Any:
         """The argument with `role`, None if there is none."""
         position = self.roles.index(role) if role in self.roles else len(args)
         return args[position] if position < len(args) else None

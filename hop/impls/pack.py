@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
+from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
@@ -48,13 +49,13 @@ class Pack(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, x: Tensor, layout: str, /) -> Any:
+    def check(self, x: Tensor, layout: str, /) -> ArgsKwargs:
         if not isinstance(x, Tensor):
             raise TypeError(_no_weight(x))
         return (x, layout), {}
 
     def reference(self, x: Any, layout: str, /) -> Tensor:
-        q, wanted = _quantizer(x), _read(layout)
+        q, wanted = _quantizer(x), (spelling.read(layout, Layout) if layout else None)
         x.check()
         if wanted == q.layout:
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
@@ -124,10 +125,6 @@ def _quantizer(x: object) -> Quantizer:
     if not isinstance(x, QuantizedTensor):
         raise TypeError(_no_weight(x))
     return x.quantizer
-
-
-def _read(layout: str) -> Layout | None:
-    return spelling.read(layout, Layout) if layout else None
 
 
 def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:

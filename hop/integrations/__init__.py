@@ -43,27 +43,26 @@ __all__ = [
     "requantized_merge",
 ]
 
-# The module of each name, and the package that it needs; hop re-exports compile_decode and load_model.
-_NAMES = {
-    "HopCache": ("hop.integrations.cache", "transformers"),
-    "HopConfig": ("hop.integrations.quantizer", "transformers"),
-    "compile_decode": ("hop.integrations.decoding", "transformers"),
-    "load_model": ("hop.integrations.checkpoints", "transformers"),
-    "load_tokenizer": ("hop.integrations.tokens", "transformers"),
-    "quantize_folder": ("hop.integrations.folders", "transformers"),
-    "requantized_merge": ("hop.integrations.adapters", "transformers"),
+_MODULES = {  # of each name; hop exports compile_decode and load_model, which need the same package
+    "HopCache": "hop.integrations.cache",
+    "HopConfig": "hop.integrations.quantizer",
+    "compile_decode": "hop.integrations.decoding",
+    "load_model": "hop.integrations.checkpoints",
+    "load_tokenizer": "hop.integrations.tokens",
+    "quantize_folder": "hop.integrations.folders",
+    "requantized_merge": "hop.integrations.adapters",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'hop.integrations' has no attribute {name!r}")
-    module, package = _NAMES[name]
-    if find_spec(package) is None:
+    if find_spec("transformers") is None:
+        caller = f"hop.integrations.{name}" if name in __all__ else f"hop.{name}"
         raise ImportError(
-            f"hop.integrations.{name} needs the package {package}: pip install 'torch-hop[transformers]'", name=package
+            f"{caller} needs the package transformers: pip install 'torch-hop[transformers]'", name="transformers"
         )
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

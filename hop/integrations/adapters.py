@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -26,6 +26,9 @@ from hop.compat.imports import when_imported
 from hop.impls.quantize import quantize
 from hop.nn.layers.base import Layer, of_class
 from hop.nn.weights.holders import holder_of
+
+Method: TypeAlias = Callable[..., Any]
+Wrapper: TypeAlias = Callable[[Method], Method]
 
 _BASE = "_hop_base"  # the attribute with the quantized base of a float one; in a tuple so that it is no submodule
 _requantizes: ContextVar[bool] = ContextVar("requantizes", default=False)
@@ -51,7 +54,7 @@ def requantized_merge() -> Iterator[None]:
 # ---- layers
 
 
-def _is_frozen(module: Any) -> bool:
+def _is_frozen(module: object) -> bool:
     return isinstance(module, Layer) and module.frozen
 
 
@@ -98,9 +101,9 @@ def _restore(owner: Any) -> None:
 # ---- tuners
 
 
-def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
+def _merge(original: Method) -> Method:
     @functools.wraps(original)
-    def merge(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def merge(self: Any, *args: object, **kwargs: object) -> Any:
         owner = _owner(self)
         base = owner.base_layer
         if not _is_frozen(base):
@@ -118,9 +121,9 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
     return merge
 
 
-def _unmerge(original: Callable[..., Any]) -> Callable[..., Any]:
+def _unmerge(original: Method) -> Method:
     @functools.wraps(original)
-    def unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def unmerge(self: Any, *args: object, **kwargs: object) -> Any:
         owner = _owner(self)
         if not self.merged_adapters or _BASE not in owner.__dict__:
             return original(self, *args, **kwargs)
@@ -130,9 +133,9 @@ def _unmerge(original: Callable[..., Any]) -> Callable[..., Any]:
     return unmerge
 
 
-def _update(original: Callable[..., Any]) -> Callable[..., Any]:
+def _update(original: Method) -> Method:
     @functools.wraps(original)
-    def update_layer(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_layer(self: Any, *args: object, **kwargs: object) -> Any:
         owner = _owner(self)
         base = owner.base_layer
         if not _is_frozen(base):
@@ -153,12 +156,12 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_layer
 
 
-def _in_floats(attribute: str, floats: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _in_floats(attribute: str, floats: Callable[[Any], Any]) -> Wrapper:
     """A wrapper of methods, which run while `attribute` of their object is `floats` of it."""
 
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(original: Method) -> Method:
         @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
             own = getattr(self, attribute)
             setattr(self, attribute, floats(own))
             try:
@@ -181,7 +184,7 @@ _METHODS = {
 _WRAPPED = "_hop_wrapped"
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(owner: type, name: str, wrapper: Wrapper) -> None:
     """Replace a function that a class defines itself, once."""
     function = vars(owner).get(name)
     if callable(function) and not hasattr(function, _WRAPPED):
@@ -194,7 +197,7 @@ def _wrap_tuners() -> None:
     """Change the tuner layers that exist, and those that will be defined."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # type: ignore[import-not-found]  # optional
 
-    def wrap(cls: Any) -> None:
+    def wrap(cls: type) -> None:
         for name, wrapper in _METHODS.items():
             _wrap(cls, name, wrapper)
 
@@ -227,9 +230,9 @@ def _float_module(module: nn.Module) -> nn.Module:
     return result
 
 
-def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
+def _resize(original: Method) -> Method:
     @functools.wraps(original)
-    def _resize_token_embeddings(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def _resize_token_embeddings(self: Any, *args: object, **kwargs: object) -> Any:
         quantized = {}
         for name in ("input_embeddings", "output_embeddings"):
             layer = getattr(self, f"get_{name}")()
@@ -248,7 +251,7 @@ def _resize(original: Callable[..., Any]) -> Callable[..., Any]:
     return _resize_token_embeddings
 
 
-def _wrap_when_imported(module: str, owner: str, name: str, wrapper: Callable[..., Any]) -> None:
+def _wrap_when_imported(module: str, owner: str, name: str, wrapper: Method) -> None:
     when_imported(module, lambda: _wrap(getattr(sys.modules[module], owner), name, wrapper))
 
 

@@ -68,7 +68,7 @@ class QuantizedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
         """Append new keys and values. Returns those of all slots, including empty ones; if `narrow`, those in use."""
         if not self.is_initialized:
@@ -228,7 +228,7 @@ class HopCache(Cache):
         super().__init__(layers=layers)
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
         """Append a layer's new keys and values. Returns those that its attention reads, as QuantizedTensors.
 

@@ -13,6 +13,7 @@ from hop.nn.models.exact import check_schemes
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
+from hop.numerics.spelling import JsonObject
 
 METHOD = "hop"
 _FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "exact", "input_orders", "weight_quantizers")
@@ -93,9 +94,9 @@ class HopConfig(QuantizationConfigMixin):
         result.scheme = _scheme_text(rules)
         return result
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The content of config.json."""
-        fields: dict[str, Any] = {
+        fields: JsonObject = {
             "quant_method": METHOD,
             "scheme": self.scheme,
             "modules_to_not_convert": self.modules_to_not_convert,

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hop.compat.export import WithoutGradModes
+from hop.compat.pytree import Args
 from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, traceable
 
 LEAST = 24
@@ -48,7 +49,7 @@ class Call:
         result: the tree of the result, which contains one tensor.
     """
 
-    leaves: tuple[Any, ...]
+    leaves: Args
     form: Any
     result: Any
 
@@ -177,7 +178,7 @@ def planned(step: Step, inputs: Inputs) -> Plan | None:
 
 
 class Before(nn.Module):
-    """What a step computes ahead of its layers: the first hidden states, and the tensors that layers share."""
+    """The piece of a step ahead of its layers: the first hidden states, and the tensors that layers share."""
 
     def __init__(self, step: Step, plan: Plan) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ class Before(nn.Module):
 
 
 class After(nn.Module):
-    """What a step computes from the last hidden states: the logits."""
+    """The piece of a step that computes logits from the last hidden states."""
 
     def __init__(self, step: Step, plan: Plan) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ class Slots(Cache):
         super().__init__(layers=[])
         self.caches, self.given, self.alone = caches, given, alone
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object) -> Any:
         index = 0 if self.alone else layer_idx
         kv: KVCache = self.caches[index]
         return kv.put(key_states, value_states, *self.given[index])

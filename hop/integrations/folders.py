@@ -38,7 +38,7 @@ from hop.nn.models.exact import check_layers
 from hop.nn.models.report import Report
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import JsonObject, from_json, shown
 from hop.tensor.proto import TensorProto
 
 _RECORD, _INDEX, _CONFIG = "hop_quantize.json", "model.safetensors.index.json", "config.json"
@@ -137,7 +137,7 @@ def _measured(report: Report, tensors: Iterable["_PlannedTensor"]) -> Report:
     return replace(report, rows=tuple(replace(r, bytes=sizes[r.name], error=ratios[r.name]) for r in report.rows))
 
 
-def _model_config(source: Path) -> dict[str, Any]:
+def _model_config(source: Path) -> JsonObject:
     config = model_folders.read_config("quantize_folder", source)
     if config.get("quantization_config"):
         raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of the float model")
@@ -244,7 +244,7 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str, Any]) -> None:
+def _finish(source: Path, target: Path, places: dict[str, str], config: JsonObject) -> None:
     for path in source.iterdir() if source.is_dir() else ():
         is_weights = path.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
         if path.is_file() and not is_weights and path.name not in (_CONFIG, _INDEX):

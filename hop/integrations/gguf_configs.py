@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from hop.interchange import GGUFFile
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 
 class Metadata:
@@ -70,7 +70,7 @@ class Metadata:
 # ---- configurations
 
 
-def llama(data: Metadata) -> dict[str, Any]:
+def llama(data: Metadata) -> JsonObject:
     return {
         "head_dim": data.head(),
         "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
@@ -79,17 +79,17 @@ def llama(data: Metadata) -> dict[str, Any]:
     }
 
 
-def mixtral(data: Metadata) -> dict[str, Any]:
+def mixtral(data: Metadata) -> JsonObject:
     return {"head_dim": data.head(), "rope_parameters": _rope(data, data.head()), **_experts(data, "num_local_experts")}
 
 
-def _experts(data: Metadata, name: str) -> dict[str, Any]:
+def _experts(data: Metadata, name: str) -> JsonObject:
     """The number of experts, as the field `name`, and of those that a token takes."""
     count = data.integer("expert_count")
     return {name: count, "num_experts_per_tok": data.integer("expert_used_count", most=count)}
 
 
-def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
+def _rope(data: Metadata, size: int, theta: float = 10000.0) -> JsonObject:
     """The rotary embedding of the first `size` elements of a head."""
     theta = data.number("rope.freq_base", theta)
     kind = data.get("rope.scaling.type", "linear")  # llama.cpp's default
@@ -113,7 +113,7 @@ def _rope(data: Metadata, size: int, theta: float = 10000.0) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
 
 
-def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> dict[str, Any]:
+def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> JsonObject:
     """The parameters of YaRN; empty for other kinds of scaling, for which the file must not extrapolate."""
     is_yarn = kind == "yarn"
     extends, attention = data.get("rope.scaling.yarn_ext_factor", -1.0), data.number("rope.scaling.attn_factor", 1.0)
@@ -140,7 +140,7 @@ def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> 
     }
 
 
-def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
+def _llama3(data: Metadata, size: int, theta: float) -> JsonObject:
     """The scaling of Llama 3.1 to 3.3, for which a file stores the frequency divisors.
 
     These models differ only in the factor, which is the largest divisor; other divisors raise ValueError.
@@ -159,7 +159,7 @@ def _llama3(data: Metadata, size: int, theta: float) -> dict[str, Any]:
     return {"rope_type": "llama3", "factor": float(divisors.max()), **scale}
 
 
-def qwen3(data: Metadata) -> dict[str, Any]:
+def qwen3(data: Metadata) -> JsonObject:
     data.need("attention.key_length")
     return {
         "head_dim": data.head(),
@@ -168,18 +168,18 @@ def qwen3(data: Metadata) -> dict[str, Any]:
     }
 
 
-def qwen2(data: Metadata) -> dict[str, Any]:
+def qwen2(data: Metadata) -> JsonObject:
     return {"head_dim": data.head(), "rope_parameters": _rope(data, data.head())}
 
 
-def qwen3moe(data: Metadata) -> dict[str, Any]:
+def qwen3moe(data: Metadata) -> JsonObject:
     experts = _experts(data, "num_experts")
     share = max(data.number("feed_forward_length") // experts["num_experts_per_tok"], 1)  # llama.cpp's default
     size = data.integer("expert_feed_forward_length", share)
     return {**qwen3(data), **experts, "moe_intermediate_size": size, "norm_topk_prob": True}
 
 
-def phi3(data: Metadata) -> dict[str, Any]:
+def phi3(data: Metadata) -> JsonObject:
     size, head = _rotated(data), data.share()
     window = data.integer("attention.sliding_window", 0, least=0)
     pads = "tokenizer.ggml.padding_token_id" in data.file.metadata
@@ -193,7 +193,7 @@ def phi3(data: Metadata) -> dict[str, Any]:
     }
 
 
-def _long_rope(data: Metadata, size: int) -> dict[str, Any]:
+def _long_rope(data: Metadata, size: int) -> JsonObject:
     """The rotary embedding of Phi 3, whose frequencies have divisors for short and for long contexts in two tensors."""
     names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
     if not any(map(data.has_tensor, names.values())):
@@ -225,12 +225,12 @@ def _rotated(data: Metadata) -> int:
     return size
 
 
-def gemma(data: Metadata) -> dict[str, Any]:
+def gemma(data: Metadata) -> JsonObject:
     data.need("attention.key_length")
     return {"head_dim": data.head(), "rope_parameters": _rope(data, data.head())}
 
 
-def gemma2(data: Metadata) -> dict[str, Any]:
+def gemma2(data: Metadata) -> JsonObject:
     blocks = data.number("block_count")
     # llama.cpp scales scores by the head size, except for the model with 27 billion parameters.
     scalar = data.number("embedding_length") // data.number("attention.head_count") if blocks == 46 else data.head()
@@ -244,7 +244,7 @@ def gemma2(data: Metadata) -> dict[str, Any]:
     }
 
 
-def gpt_oss(data: Metadata) -> dict[str, Any]:
+def gpt_oss(data: Metadata) -> JsonObject:
     data.need("attention.key_length")
     rope = _rope(data, data.head())
     return {
@@ -256,7 +256,7 @@ def gpt_oss(data: Metadata) -> dict[str, Any]:
     }
 
 
-def deepseek2(data: Metadata) -> dict[str, Any]:
+def deepseek2(data: Metadata) -> JsonObject:
     """The fields of DeepSeek V2, whose router is a softmax."""
     if data.get("expert_gating_func", 1) not in (0, 1):
         rule = "1, a softmax as in DeepSeek V2, or 2, a sigmoid as in V3"
@@ -269,7 +269,7 @@ def deepseek2(data: Metadata) -> dict[str, Any]:
     )
 
 
-def deepseek3(data: Metadata) -> dict[str, Any]:
+def deepseek3(data: Metadata) -> JsonObject:
     """The fields of DeepSeek V3, whose router is a sigmoid with a bias for the choice of experts."""
     data.get("expert_gating_func")
     norm = data.get("expert_weights_norm", False)
@@ -279,7 +279,7 @@ def deepseek3(data: Metadata) -> dict[str, Any]:
     return _deepseek(data) | {"norm_topk_prob": norm, **(groups or {"n_group": 1, "topk_group": 1})}
 
 
-def _deepseek(data: Metadata) -> dict[str, Any]:
+def _deepseek(data: Metadata) -> JsonObject:
     """The fields of DeepSeek V2 and V3, with latent keys and values."""
     heads, blocks = data.integer("attention.head_count"), data.integer("block_count")
     kv_heads = data.integer("attention.head_count_kv", heads)
@@ -316,7 +316,7 @@ def _expert_scale(data: Metadata) -> float:
     return float(scale)
 
 
-def _expert_groups(data: Metadata, least: int) -> dict[str, Any]:
+def _expert_groups(data: Metadata, least: int) -> JsonObject:
     """The groups of at least `least` experts of which a token takes some; empty if there is one group."""
     count, groups = data.integer("expert_count"), data.integer("expert_group_count", 0, least=0)
     used = data.integer("expert_group_used_count", 0, least=0, most=groups)
@@ -334,7 +334,7 @@ def _expert_groups(data: Metadata, least: int) -> dict[str, Any]:
     return {"n_group": groups, "topk_group": used}
 
 
-def _deepseek_rope(data: Metadata, size: int) -> dict[str, Any]:
+def _deepseek_rope(data: Metadata, size: int) -> JsonObject:
     """The rotary embedding; with YaRN, scores are scaled instead of rotations."""
     rope = _rope(data, size)
     if rope["rope_type"] != "yarn":
@@ -347,7 +347,7 @@ def _deepseek_rope(data: Metadata, size: int) -> dict[str, Any]:
     return rope | {"mscale": scale, "mscale_all_dim": scale}
 
 
-def gemma3(data: Metadata) -> dict[str, Any]:
+def gemma3(data: Metadata) -> JsonObject:
     blocks = data.number("block_count")
     data.need("attention.key_length")
     # llama.cpp scales scores by the head size, except for the model with 27 billion parameters.
@@ -379,7 +379,7 @@ def _layer_types(data: Metadata, blocks: int, period: int) -> list[str]:
     return [kinds[window] for window in windows]
 
 
-def gpt_neox(data: Metadata) -> dict[str, Any]:
+def gpt_neox(data: Metadata) -> JsonObject:
     head, size = data.share(), _rotated(data)
     parallel = data.get("use_parallel_residual", True)
     if not isinstance(parallel, bool):
@@ -397,6 +397,6 @@ def fraction(size: int, head: int) -> float:
     return factor if int(head * factor) == size else math.nextafter(factor, 2)
 
 
-def bert(data: Metadata) -> dict[str, Any]:
+def bert(data: Metadata) -> JsonObject:
     name = "token_types.weight"
     return {"type_vocab_size": data.file.shape(name)[0] if data.has_tensor(name) else 1}

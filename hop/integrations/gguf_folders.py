@@ -15,7 +15,7 @@ from hop.integrations import gguf_models, gguf_tensors
 from hop.integrations.tokens import load_tokenizer
 from hop.interchange import open_gguf
 from hop.interchange.safetensors_files import Entry
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 from hop.tensor import QuantizedTensor
 
 
@@ -31,7 +31,7 @@ class GGUFModel:
         self.options = self.kind.options
         self.files = self.file.files
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """The content of config.json."""
         return json.loads(self.config.to_json_string()) | {"dtype": "float32"}
 

@@ -17,7 +17,7 @@ from hop.integrations import gguf_tensors as tensors
 from hop.integrations.gguf_configs import Metadata
 from hop.integrations.gguf_tensors import Join, Joins, Layout
 from hop.interchange import GGUFFile
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 
 class Model(NamedTuple):
@@ -27,7 +27,7 @@ class Model(NamedTuple):
     model_class: str  # of transformers
     fields: Mapping[str, str]  # required key, without the architecture -> field of the configuration
     layout: Layout
-    configure: Callable[[Metadata], dict[str, Any]]
+    configure: Callable[[Metadata], JsonObject]
     options: Mapping[str, Any] = {}  # of the model's constructor
     kv_heads: bool = False  # whether there is a separate head size, and possibly fewer heads of keys and values
 

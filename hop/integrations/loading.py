@@ -12,6 +12,7 @@ from hop.impls.quantize import quantize_weight
 from hop.integrations.places import weight_of
 from hop.numerics import layouts
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import JsonObject
 from hop.tensor.proto import TensorProto
 
 
@@ -43,7 +44,7 @@ class Quantize(_Operation):
     @torch.no_grad()
     def convert(
         self, input_dict: Mapping[str, object], *args: object, model: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return {name: self._quantized(model, name, _only(name, value)) for name, value in input_dict.items()}
 
     def _quantized(self, model: Any, name: str, value: Tensor) -> Tensor:
@@ -62,8 +63,8 @@ class Assemble(_Operation):
     """Assembles a quantized weight from its buffers."""
 
     def convert(
-        self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
-    ) -> dict[str, Any]:
+        self, input_dict: JsonObject, *args: object, model: Any = None, full_layer_name: str = "", **kwargs: object
+    ) -> JsonObject:
         layer = weight_of(model, full_layer_name)
         if layer is None:
             raise ValueError(

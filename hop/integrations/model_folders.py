@@ -12,7 +12,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import JsonObject, from_json, shown
 
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
 _COUNTS += ("encoder_layers", "decoder_layers", "num_experts", "num_local_experts", "n_routed_experts")
@@ -20,7 +20,7 @@ _FRACTIONS = ("partial_rotary_factor", "rotary_pct")  # fractions of a head's el
 _MOST_LABELS = 2**16  # labels of a classifier; transformers creates a name for each
 
 
-def read_config(caller: str, folder: Path) -> dict[str, Any]:
+def read_config(caller: str, folder: Path) -> JsonObject:
     """The content of config.json.
 
     Raises FileNotFoundError if there is none, and ValueError if it is not a JSON object.

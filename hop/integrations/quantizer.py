@@ -45,12 +45,12 @@ class HopQuantizer(_Base):
     requires_calibration = False
     quantization_config: HopConfig
 
-    def __init__(self, quantization_config: HopConfig, **kwargs: Any) -> None:
+    def __init__(self, quantization_config: HopConfig, **kwargs: object) -> None:
         super().__init__(quantization_config, **kwargs)
         self.mismatched: set[str] = set()  # weights with another shape in the checkpoint
         self._buffers: dict[str, list[str]] = {}  # buffers of the quantized weights, by parameter name
 
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+    def validate_environment(self, *args: object, device_map: object = None, **kwargs: object) -> None:
         if isinstance(device_map, dict) and "disk" in device_map.values():
             raise ValueError(
                 "HopConfig: device_map has 'disk', which quantized weights do not support; give their modules a device"
@@ -60,7 +60,7 @@ class HopQuantizer(_Base):
 
     # ---- loading
 
-    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: object) -> None:
         if not self.pre_quantized:
             self._keep_tables(model)
         rules: Any = self.quantization_config.rules
@@ -122,7 +122,7 @@ class HopQuantizer(_Base):
                     if isinstance(weight, Weight):
                         weight.holder.quantizers[weight.name] = Quantizer.parse(text)
 
-    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: object) -> bool:
         return param_name not in self.mismatched and weight_of(model, param_name) is not None
 
     def get_quantize_ops(self) -> Quantize:
@@ -138,7 +138,7 @@ class HopQuantizer(_Base):
         sizes = [torch.Size(b.shape).numel() * b.dtype.itemsize for b in self._described(layer)]
         return sum(sizes) / max(param.numel(), 1)
 
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: object) -> Any:
         layers = self._layers(model)
         for layer in layers.values():
             if isinstance(layer, Holder):
@@ -184,7 +184,7 @@ class HopQuantizer(_Base):
     # ---- saving, and back to floats
 
     def get_state_dict_and_metadata(
-        self, model: Any, *args: Any, **kwargs: Any
+        self, model: Any, *args: object, **kwargs: object
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state_dict with codes and scales as plain tensors, tied weights only once, and its metadata for
         hop.storage.load_file.

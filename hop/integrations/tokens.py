@@ -12,7 +12,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 
 from hop.interchange import open_gguf
 from hop.interchange.files import checked_path
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 _BEGINS, _CONTINUES = "\u2581", "##"
 _CONTROL = 3  # the type of tokens such as [CLS]
@@ -59,7 +59,7 @@ def load_tokenizer(path: str | Path) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def _word_piece(place: Path, metadata: dict[str, Any]) -> Any:
+def _word_piece(place: Path, metadata: JsonObject) -> Any:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: Any = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if not isinstance(kinds, list) or len(cast("list[Any]", kinds)) != len(tokens):
@@ -75,7 +75,7 @@ def _word_piece(place: Path, metadata: dict[str, Any]) -> Any:
         else _CONTINUES + token
         for token, kind in zip(tokens, kinds, strict=True)
     ]
-    special: dict[str, Any] = {}
+    special: JsonObject = {}
     for name, key in _SPECIAL.items():
         at = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(at, int) and 0 <= at < len(pieces):

@@ -28,7 +28,7 @@ from hop.interchange.compressed_activations import (
 )
 from hop.interchange.files import checked_path
 from hop.interchange.packed import Config, Parts, Weight
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import JsonObject, from_json, shown
 from hop.tensor.storage import read_tensor
 
 __all__ = ["Checkpoint", "open_checkpoint"]
@@ -101,7 +101,7 @@ class Checkpoint(Mapping[str, Tensor]):
         model = from_json(_text(folder / "config.json"), str(folder / "config.json"))
         self.config = _quantization(folder, model)
         files, listed = _files(path)
-        self._files: dict[str, Any] = {}
+        self._files: JsonObject = {}
         for file in files:
             opened = _opened(file)
             for name in opened.keys():  # noqa: SIM118  safe_open is not iterable
@@ -249,7 +249,7 @@ def _text(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b"{}"
 
 
-def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
+def _quantization(folder: Path, model: JsonObject) -> JsonObject:
     """The quantization_config of a model."""
     text: Any = model.get("text_config")
     inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None

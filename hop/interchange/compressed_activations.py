@@ -23,7 +23,7 @@ from hop.numerics.formats import E2M1, E4M3
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, MinMax, Static
 from hop.numerics.schemes import Scheme
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 from hop.tensor import QuantizedTensor
 
 SCALE, ZERO_POINT = "input_scale", "input_zero_point"
@@ -52,14 +52,14 @@ def activations_of(module: nn.Module) -> dict[str, Activation]:
     return result
 
 
-def input_args(activation: Activation) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def input_args(activation: Activation) -> tuple[JsonObject, dict[str, Tensor]]:
     """The arguments of the configuration and the tensors, by name suffix.
 
     Raises ValueError, with the reason, if the package cannot represent the quantizer.
     """
     q = activation.quantizer
     rule, block = q.scale, blocks.per_dimension(q.block, 2)
-    strategies: dict[Block, dict[str, Any]] = {(-1, -1): {"strategy": "tensor"}, (1, -1): {"strategy": "token"}}
+    strategies: dict[Block, JsonObject] = {(-1, -1): {"strategy": "tensor"}, (1, -1): {"strategy": "token"}}
     strategy = strategies.get(block)
     is_mx, is_float = isinstance(rule, Microscaling), q.format in (E4M3, E2M1)
     known = is_mx and is_float if is_mx or q.format == E2M1 else q.format.is_integer or is_float
@@ -73,7 +73,7 @@ def input_args(activation: Activation) -> tuple[dict[str, Any], dict[str, Tensor
             "the tensor, static or not, for each row or group of a row, and MXFP8 and MXFP4"
         )
     kind, affine = "int" if q.format.is_integer else "float", rule.has_zero_point()
-    args: dict[str, Any] = {"num_bits": q.format.bits, "type": kind, "symmetric": not affine, **strategy}
+    args: JsonObject = {"num_bits": q.format.bits, "type": kind, "symmetric": not affine, **strategy}
     args["dynamic"] = not rule.is_static
     if is_mx:
         args |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}

@@ -18,6 +18,7 @@ from hop.numerics import blocks
 from hop.numerics.float_rules import Microscaling
 from hop.numerics.formats import E2M1, E4M3
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import JsonObject
 from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
 
@@ -109,7 +110,7 @@ def _block(q: Quantizer, shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, columns
 
 
-def _strategy(block: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
+def _strategy(block: tuple[int, int], shape: tuple[int, ...]) -> JsonObject:
     """The configuration's description of which elements share a scale."""
     rows, columns = block
     if (rows, columns) == (-1, -1):
@@ -136,7 +137,7 @@ def _scales(tensor: QuantizedTensor, scale: Tensor, strategy: str) -> Tensor:
     return scales.reshape(1) if strategy == "tensor" else scales
 
 
-def _args(bits: int, kind: str, symmetric: bool, strategy: Mapping[str, object], scale: torch.dtype) -> dict[str, Any]:
+def _args(bits: int, kind: str, symmetric: bool, strategy: Mapping[str, object], scale: torch.dtype) -> JsonObject:
     args = {"num_bits": bits, "type": kind, "symmetric": symmetric, **strategy, "dynamic": False}
     return args | {"scale_dtype": str(scale)}
 

@@ -18,7 +18,7 @@ from hop.compat.files import whole_folder, write_whole
 from hop.interchange.compressed_activations import activations_of, input_args
 from hop.interchange.compressed_forms import INTEGERS, Form, iterate_rows, storage_form
 from hop.interchange.safetensors_files import NAMES, Entry, Writer, writer
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import JsonObject, from_json, shown
 from hop.tensor import QuantizedTensor
 
 __all__ = ["save_compressed_tensors"]
@@ -142,7 +142,7 @@ def _module_tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(weights.values())
 
 
-def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> JsonObject:
     """The content of config.json without a quantization_config."""
     config_of: Any = getattr(tensors, "config", None)
     if config is not None:
@@ -212,7 +212,7 @@ def _shards(planned: Sequence[_PlannedTensor], size: int) -> list[list[_PlannedT
     return shards
 
 
-def _inputs(tensors: Any, state: Any, activations: Any) -> dict[str, dict[str, Any]]:
+def _inputs(tensors: Any, state: Any, activations: Any) -> dict[str, JsonObject]:
     """The arguments of activations by the weight's name; their static scales are renamed in `state`."""
     if not isinstance(activations, bool) or (activations and not isinstance(tensors, nn.Module)):
         raise TypeError(
@@ -260,7 +260,7 @@ def _groups(planned: Sequence[_PlannedTensor]) -> list[tuple[_PlannedTensor, lis
     return list(groups.values())
 
 
-def _quantization(planned: Sequence[_PlannedTensor]) -> dict[str, Any]:
+def _quantization(planned: Sequence[_PlannedTensor]) -> JsonObject:
     groups = _groups(planned)
     formats = {str(one.format) for one, _ in groups}
     return {

@@ -33,11 +33,6 @@ def _joined(fields: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
 _HALVES, _QUARTERS, _EIGHTHS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 
 
-def _pack_bits(bits: Tensor) -> Tensor:
-    """Pack (n, 8 m) bits into (n, m) bytes, the first in the lowest bit."""
-    return _joined(bits, 1, _EIGHTHS)
-
-
 def _unsigned(codes: Tensor, zero: int) -> Tensor:
     """int8 plus `zero`, as uint8."""
     return (codes + zero).view(torch.uint8)
@@ -77,7 +72,7 @@ def _q4_1(p: Parts) -> Tensor:
 
 
 def _five(codes: Tensor) -> Tensor:
-    return _cat(_pack_bits(codes >> 4), _joined(codes & 15, 16, _HALVES))
+    return _cat(_joined(codes >> 4, 1, _EIGHTHS), _joined(codes & 15, 16, _HALVES))
 
 
 def _q5_0(p: Parts) -> Tensor:

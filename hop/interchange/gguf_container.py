@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hop.interchange.gguf_types import OTHERS, PLAIN, TYPES
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -39,7 +39,7 @@ class GGUFEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    metadata: dict[str, Any]
+    metadata: JsonObject
     entries: dict[str, GGUFEntry]
     places: dict[str, tuple[int, int]]  # the file's byte range of each key's type and value
 

@@ -25,7 +25,7 @@ from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
 from hop.interchange.gguf_types import PLAIN, TYPES
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
 
@@ -99,7 +99,7 @@ def save_gguf(
             or shard_size is not above 0, or would need more than 65,535 files. Nothing is written then.
     """
     place = _checked(path, tensors, like, shard_size)
-    known, own = _types_by_meaning(), dict(metadata or {})
+    known, own = {_meaning(t.quantizer): number for number, t in TYPES.items()}, dict(metadata or {})
     planned = [_plan_tensor(name, tensors[name], like, known) for name in tensors]  # keeps one tensor alive at a time
     alignment = own.get("general.alignment", 32)
     if not is_alignment(alignment):
@@ -184,7 +184,7 @@ def _parts(planned: list[_PlannedTensor], shard_size: int | None, alignment: int
     return parts
 
 
-def _keys_of_parts(parts: list[list[_PlannedTensor]], metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _keys_of_parts(parts: list[list[_PlannedTensor]], metadata: JsonObject) -> Iterator[JsonObject]:
     """The metadata of each file: of several, the first has the model's, and each has its number."""
     if len(parts) == 1:
         yield metadata
@@ -218,11 +218,6 @@ def _head(part: list[_PlannedTensor], metadata: Mapping[str, object], like: GGUF
 
 
 # ---- tensors
-
-
-def _types_by_meaning() -> dict[Any, int]:
-    """The type numbers by quantizer; of two types with equal quantizers, the last."""
-    return {_meaning(t.quantizer): number for number, t in TYPES.items()}
 
 
 def _meaning(q: Quantizer) -> Any:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hop.compat.files import WholeFile, whole_file
 from hop.interchange.files import memory_of
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 DTYPES = {
     "F64": torch.float64,
@@ -101,7 +101,7 @@ def read_header(path: Path) -> Header:
         raise ValueError(f"{path} is not a complete safetensors file: {shown(error)}") from error
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: JsonObject = json.loads(file.read(length))
     entries: list[Entry] = []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -141,7 +141,7 @@ def writer(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) ->
         entries: names, dtypes and shapes.
         metadata: texts.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: JsonObject = {"__metadata__": dict(metadata)}
     at = 0
     for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # so that each is aligned to its element size
         header[e.name] = {

@@ -37,7 +37,7 @@ from hop.numerics.formats import INT8
 from hop.numerics.presets import MXFP4
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, MinMax
-from hop.numerics.spelling import from_json, shown
+from hop.numerics.spelling import JsonObject, from_json, shown
 
 _NAMES = "tensor_names"
 TENSORS = "tensors"  # the key of the configuration that has the metadata of all weights
@@ -46,12 +46,12 @@ OPTIONAL += ("_act_quant_zero_point", "_act_per_tensor_scale")
 """The suffixes of tensors that some weights have. Those of the activation's quantization have no effect."""
 
 
-def metadata_of(files: Iterable[Any], where: Any) -> dict[str, Any]:
+def metadata_of(files: Iterable[Any], where: Any) -> JsonObject:
     """The metadata of the weights in opened files, by name; empty if torchao wrote none of them.
 
     Raises ValueError, mentioning `where`, if they are not torchao's.
     """
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     for file in files:
         texts = cast("dict[str, str]", file.metadata() or {})
         if _NAMES not in texts:

@@ -36,7 +36,7 @@ def checked(block: Any, what: str = "block") -> Block:
     return sizes
 
 
-def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
+def checked_shape(what: str, shape: Any) -> tuple[int, ...]:
     """Return `shape` as a tuple, or raise unless it consists of sizes, possibly symbolic."""
     sizes = cast(Sequence[Any], shape) if isinstance(shape, tuple | list) else (None,)
     if any(isinstance(n, bool) or not isinstance(n, int | torch.SymInt) for n in sizes):
@@ -114,7 +114,7 @@ def served(
     stored: Sequence[tuple[Any, Block]],
     block: Block,
     places: Sequence[int],
-    shape: Sequence[Any] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Repeat spread tensors that serve several blocks, once per block.
 

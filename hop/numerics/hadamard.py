@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ def largest_size(width: int) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def check_size(size: int, shape: Sequence[Any], which: str) -> None:
+def check_size(size: int, shape: Sequence[int], which: str) -> None:
     """Raise ValueError unless blocks of `size` elements fill the last dimension of a tensor of `shape`.
 
     `which` names the argument in the message.

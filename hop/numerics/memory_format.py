@@ -5,7 +5,6 @@ copies of memory formats are not available under vmap; these are.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ def like(x: Tensor, other: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_channels_last(other) else x.contiguous()
 
 
-def strides(shape: Sequence[object], other: Tensor) -> tuple[Any, ...]:
+def strides(shape: Sequence[object], other: Tensor) -> tuple[int, ...]:
     """The strides of a tensor of `shape` in the memory format of `other`: channels_last or contiguous."""
     if not is_channels_last(other):
         return subclasses.contiguous_strides(shape)
@@ -44,6 +43,6 @@ def strides(shape: Sequence[object], other: Tensor) -> tuple[Any, ...]:
     return (first, last, *inner)
 
 
-def empty(shape: Sequence[Any], other: Tensor, dtype: torch.dtype) -> Tensor:
+def empty(shape: Sequence[int], other: Tensor, dtype: torch.dtype) -> Tensor:
     """An uninitialized tensor of `shape` with these strides, on the device of `other`."""
     return torch.empty_strided(tuple(shape), strides(shape, other), dtype=dtype, device=other.device)

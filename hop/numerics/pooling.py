@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Kwargs
 from hop.numerics import memory_format
 
 _aten = torch.ops.aten
@@ -39,7 +40,7 @@ def has_order(op: OpOverload, rest: Sequence[object], before: Sequence[object]) 
     )
 
 
-def averaged(x: Tensor, op: OpOverload, rest: Sequence[Any], kwargs: dict[str, Any], dims: Sequence[int]) -> Tensor:
+def averaged(x: Tensor, op: OpOverload, rest: Sequence[Any], kwargs: Kwargs, dims: Sequence[int]) -> Tensor:
     """op(x, *rest, **kwargs) for float64 x, where windows slide along `dims`, the last ones."""
     if not has_order(op, rest, [x.shape[d] for d in dims]):
         return op(x, *rest, **kwargs)

@@ -29,7 +29,7 @@ MOST = 2**22
 _LEAST = 2.0**-126
 
 
-def check(caller: str, op: Any, sizes: Sequence[Any]) -> None:
+def check(caller: str, op: Any, sizes: Sequence[int]) -> None:
     """Raise ValueError for rows with more elements than can be summed; `sizes` are those of the summed dimensions."""
     n = math.prod(sizes)
     if isinstance(n, int) and n > MOST:
@@ -57,7 +57,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
     return _restored(total, unit, bits)
 
 
-def _bits(sizes: Sequence[Any]) -> int:
+def _bits(sizes: Sequence[int]) -> int:
     n = math.prod(sizes)
     return min(BITS, 62 - (n - 1).bit_length()) if isinstance(n, int) else BITS
 

@@ -18,17 +18,20 @@ import json
 import math
 import pkgutil
 import re
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from hop.compat.patches import REFUSED
 from hop.compat.values import register_value
 
+JsonObject: TypeAlias = dict[str, Any]
+"""A parsed JSON object, or keys and values to write as one."""
+
 VERSION = 1
 _PREFIX = f"hop{VERSION}:"
 _classes: dict[str, type] = {}
-_constants: dict[str, Any] = {}
+_constants: JsonObject = {}
 EARLIER = {"Given": "Static"}  # classes by their names in files that were written before they were renamed
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
@@ -86,7 +89,7 @@ class Value:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()
 
     def __copy__(self) -> Any:
@@ -96,7 +99,7 @@ class Value:
         """The value itself, which never changes. Dynamo's guards then compare the quantizer of a weight by identity."""
         return self
 
-    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+    def __fx_repr__(self) -> tuple[str, JsonObject]:
         return f"hop_value({self._text!r})", {"hop_value": read}
 
 
@@ -349,7 +352,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def from_json(text: bytes | str, what: str) -> dict[str, Any]:
+def from_json(text: bytes | str, what: str) -> JsonObject:
     """Parse a JSON object, or raise ValueError naming `what` it is.
 
     Nesting is limited, so that code which recurses over the result cannot overflow the stack.

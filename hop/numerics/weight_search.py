@@ -33,7 +33,7 @@ _MOST = 2**20  # of elements times the square of the largest value: units need 4
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and the candidates: levels that the largest element is mapped to, or distances of codes."""
+    """The kind of a search and its candidates: levels that the largest element is mapped to, or distances of codes."""
 
     kind: str
     candidates: tuple[float, ...]

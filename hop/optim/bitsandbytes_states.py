@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import StateDict
 from hop.impls.quantize import dequantize, quantize
 from hop.numerics.presets import STATE8, STATE8_UNSIGNED
 from hop.numerics.quantizer import Quantizer
@@ -77,7 +78,7 @@ def load_bitsandbytes_state(optimizer: Optimizer, state_dict: Mapping[str, Any])
     optimizer.load_state_dict({"state": states, "param_groups": groups}, requantize=True)
 
 
-def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) -> dict[str, Any]:
+def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) -> StateDict:
     """The options of a param group under the names of `optimizer`."""
     where = f"{_LOAD}: state_dict: param group {number}"
     if not isinstance(saved, Mapping) or not {"lr", "betas", "weight_decay", "params"} <= set(saved):
@@ -102,7 +103,7 @@ def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) 
     return {**group, "betas": tuple(cast("Sequence[Any]", betas))} | {k: saved[k] for k in ("eps",) if k in saved}
 
 
-def _states(where: str, saved: object, names: Sequence[str]) -> dict[str, Any]:
+def _states(where: str, saved: object, names: Sequence[str]) -> StateDict:
     """The states of a parameter under the names of this library."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"{where}: its states must be a mapping, got {shown(saved)}; pass what state_dict() returns")
@@ -164,7 +165,7 @@ def _state(where: str, i: str, codes: Any, book: Any, absmax: Any) -> Tensor:
 # ---- writing
 
 
-def bitsandbytes_state(optimizer: Optimizer) -> dict[str, Any]:
+def bitsandbytes_state(optimizer: Optimizer) -> StateDict:
     """The states and options of an optimizer as a state_dict that the optimizer of the same name of bitsandbytes loads.
 
         bnb.optim.AdamW8bit(model.parameters()).load_state_dict(hop.optim.bitsandbytes_state(optimizer))
@@ -209,7 +210,7 @@ def bitsandbytes_state(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _written(number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+def _written(number: int, state: Mapping[str, Any]) -> StateDict:
     """The states of a parameter under the names of bitsandbytes."""
     result: dict[str, Any] = {"step": int(state["step"])}
     for i, (name, x) in enumerate(((k, v) for k, v in state.items() if k != "step"), 1):

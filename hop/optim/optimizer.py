@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hop.compat import eager
+from hop.compat.pytree import StateDict
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, integer, shown
 from hop.optim.loading import check_group, check_state, check_whole
@@ -247,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- saving and loading
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, requantize: bool = False) -> None:
+    def load_state_dict(self, state_dict: StateDict, *, requantize: bool = False) -> None:
         """Load states and options, of this optimizer or of one of torch.optim with the same parameters.
 
         Float states are quantized with this optimizer's quantizers. Nothing is shared with `state_dict`.
@@ -292,7 +293,7 @@ class Optimizer(torch.optim.Optimizer):
                 step = state.get("step", float(bool(had)))
                 state["step"] = torch.as_tensor(step, dtype=torch.float32).clone()
 
-    def _check_state_dict(self, state_dict: dict[str, Any], requantize: bool) -> None:
+    def _check_state_dict(self, state_dict: StateDict, requantize: bool) -> None:
         """Raise if `state_dict` is not one of this optimizer. torch compares the numbers of groups and parameters."""
         check_whole(self._name, state_dict)
         options = [key for key in self.defaults if key in _TAKEN]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager, memory
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import step as native
 from hop.kernels.gpu import step as gpu
@@ -202,7 +203,7 @@ def _buffers(quantizer: str) -> int:
     return 1 + len(Quantizer.parse(quantizer).stored()) if quantizer else 1
 
 
-def _write(call: tuple[Any, ...]) -> None:
+def _write(call: Args) -> None:
     """Compute the step with PyTorch's operators; on a GPU fused by Inductor."""
     rule, numbers, seed, stream, p, grad, quantizers, buffers, _ = call
     key = None if seed is None else torch.tensor(seed, device=p.device)

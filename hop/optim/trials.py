@@ -1,4 +1,4 @@
-"""What a GPU kernel of an optimizer step must compute to be trusted: a judge for cutlass_kernels.trials."""
+"""The judge of GPU kernels of optimizer steps for cutlass_kernels.trials: results that a trusted kernel computes."""
 
 import functools
 from collections.abc import Iterator

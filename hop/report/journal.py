@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from hop.compat.files import lock, naming
 from hop.compat.pytree import tree_leaves
 from hop.export.analysis.arguments import Arguments
-from hop.numerics.spelling import from_json
+from hop.numerics.spelling import JsonObject, from_json
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -36,7 +36,7 @@ class Journal:
 
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:
         self.path = None if path is None else Path(path)
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[JsonObject] = []
         self._stack = ExitStack()
         if self.path is None:
             return

@@ -66,7 +66,7 @@ class Meter(Runner):
                 seen.add(value)
             yield node, value
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         seen = self.seen[node]
         if not self.times:
             if isinstance(node.target, Hop) and not seen.explained:

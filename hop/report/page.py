@@ -11,12 +11,13 @@ import json
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+
+from hop.numerics.spelling import JsonObject
 
 _FOLDER = Path(__file__).parent
 
 
-def html(report: dict[str, Any] | None, sweep: dict[str, Any] | None = None) -> str:
+def html(report: JsonObject | None, sweep: JsonObject | None = None) -> str:
     """Render `Report.to_dict()`, `Sweep.to_dict()`, or both."""
     style, script = _read("page.css"), _read("page.js")
     known = report or sweep or {}

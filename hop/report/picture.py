@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hop.numerics.spelling import JsonObject
 from hop.report.rows import Candidate, Row
 from hop.report.values import FLOAT, INTEGER, LOW_BIT
 
@@ -51,7 +52,7 @@ def plot_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate])
         axes.plot(*place, "o", color=COLOURS[FLOAT] if row in best else "0.6", ms=7)
         is_left = bool(heights) and row.quality - heights[-1] < near
         words = f"{row.name}, {1e3 * row.seconds:.3g} ms"
-        side: dict[str, Any] = {"xytext": (-7, -3), "ha": "right"} if is_left else {"xytext": (7, -3)}
+        side: JsonObject = {"xytext": (-7, -3), "ha": "right"} if is_left else {"xytext": (7, -3)}
         axes.annotate(words, place, textcoords="offset points", fontsize=8, **side)
         heights += [] if is_left else [row.quality]
     line = [(r.parameter_bytes / 1e6, r.quality) for r in front if r in shown]

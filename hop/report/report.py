@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hop.compat.files import write_whole
 from hop.export.table import table
+from hop.numerics.spelling import JsonObject
 from hop.report import page, picture, summary
 from hop.report.rows import Row
 from hop.report.values import to_json_value
@@ -65,7 +66,7 @@ class Report:
                 return row
         raise KeyError(f"report: no row is named {name!r}")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return lists, dicts, strings, numbers and None only, as in JSON; infinities and NaN become strings."""
         rows = [_row_dict(row) for row in self.rows]
         return to_json_value(
@@ -132,7 +133,7 @@ class Report:
         return f"{self.summary}\n\n{table(names, lines, right=4)}"
 
 
-def _row_dict(row: Row) -> dict[str, Any]:
+def _row_dict(row: Row) -> JsonObject:
     """A row as a dict, with its derived properties."""
     changes = [[asdict(of) for of in change] for change in row.changes]
     derived = {"formats": row.formats, "kind": row.kind, "changes": changes}

@@ -7,6 +7,7 @@ from typing import Any
 
 from hop.compat.files import write_whole
 from hop.export.table import table
+from hop.numerics.spelling import JsonObject
 from hop.report import page, picture
 from hop.report.rows import Candidate as Candidate
 from hop.report.summary import decibels, size
@@ -37,7 +38,7 @@ class Sweep:
         """Sentences: the most accurate, the smallest and the fastest candidate."""
         return " ".join(self._sentences())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return lists, dicts, strings, numbers and None only; infinities and NaN become strings."""
         best, front = set(self.pareto), set(self.front)
         rows = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import control_flow, eager, tracing
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
@@ -24,7 +25,7 @@ class Together(Composite):
 
     parts = buffers_operator
 
-    def check(self, /, *args: Any) -> Any:
+    def check(self, /, *args: Any) -> ArgsKwargs:
         return args, {}
 
     def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
@@ -49,7 +50,7 @@ class Form(NamedTuple):
 
     names: tuple[str, ...]
     quantizer: Quantizer
-    shape: tuple[Any, ...]  # ints, and Sizes
+    shape: Args  # ints, and Sizes
     dtype: torch.dtype
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager
+from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -24,7 +25,9 @@ class FromBuffers(Composite):
 
     parts = buffers_operator
 
-    def check(self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /) -> Any:
+    def check(
+        self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /
+    ) -> ArgsKwargs:
         return (quantizer, list(buffers), list(shape), dtype), {}
 
     def reference(self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hop.compat import eager, subclasses
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Kwargs
 from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.buffers.noise import drawn_noise
@@ -307,7 +308,7 @@ def _is_quantized(t: QuantizedTensor, options: Mapping[str, object]) -> bool:
     return "pin_memory" in options and (options.get("dtype") or t.dtype) in copies.APPEARANCES
 
 
-def _empty(t: QuantizedTensor, size: Sequence[int], options: dict[str, Any]) -> QuantizedTensor:
+def _empty(t: QuantizedTensor, size: Sequence[int], options: Kwargs) -> QuantizedTensor:
     device = options.get("device") or t.device
     described = copies.describe(t.quantizer, size, t.usages)
     buffers = {b.name: torch.empty(b.shape, dtype=b.dtype, device=device) for b in described}

@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from hop.compat import patches, subclasses
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.compat.pytree import Args, Kwargs, tree_leaves, tree_map_only
 
 RULES: dict[OpOverload, Callable[..., Any]] = {}
 _warned: set[OpOverload] = set()
@@ -85,7 +85,7 @@ def apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     return subclasses.dispatch(op, args, kwargs, _apply)
 
 
-def _apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)
@@ -110,7 +110,7 @@ def _uncut(op: OpOverload, args: tuple[object, ...], cut: IndivisibleError) -> s
     )
 
 
-def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dequantized(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
         raise NotImplementedError(
             f"{op} has no rule for a QuantizedTensor, of which only codes and scales are sent; use another collective, "
@@ -141,7 +141,7 @@ def _on_numbers(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, o
     return out
 
 
-def _one_by_one(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _one_by_one(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Run a foreach operator tensor by tensor, with the rule of the single-tensor operator if there is one."""
     names = [a.name for a in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs

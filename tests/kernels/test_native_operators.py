@@ -70,12 +70,12 @@ def operators() -> dict[str, tuple[object, ...]]:
     }
 
 
-def refused() -> dict[str, tuple[str, list[object], str]]:
-    """Arguments that fit each other, and mean nothing: the operator, they, and what is said."""
+_Refused = dict[str, dict[str, tuple[list[object], str]]]
+
+
+def _refused_products() -> _Refused:
+    """Arguments of products that fit each other, and mean nothing, with the message, by operator and name."""
     ones, x = torch.ones(4, 64, dtype=torch.int8), torch.ones(64, 64)
-    square = "1 integer codes=int8 block=1,-1 bits=8 low=-128 high=127 zero=0 range=1065353216 rule="
-    flat = square.replace("block=1,-1", "block=-1 flat")
-    e2m1 = "1 float codes=uint8 block=16,16 bits=4 mantissa_bits=1 bias=1 largest=7 rule="
 
     def product(words: str, lhs: Tensor = ones, n: int = 4, output_scale: Tensor | None = None) -> list[object]:
         return [lhs, None, None, None, ones, None, None, None, None, output_scale, None, n, words]
@@ -90,16 +90,12 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
             " ".join(f"{name}={','.join([str(v)] * size)}" for name, v in values.items()) + " groups=1 output float32"
         )
 
-    def step(words: str, *states: Tensor, gradients: int = 1, numbers: int = 6) -> list[object]:
-        return [[x], [x] * gradients, list(states), [0.0] * numbers, 0, [0], words]
-
     wide, tall = torch.ones(1, 1, dtype=torch.int8).expand(2**31, 2**31), torch.ones(1, 100_000, dtype=torch.int8)
-    huge, nothing = torch.ones(1, dtype=torch.int8).expand(2**62), [None] * 3
     taps, whole = torch.ones(4, 4, 1, dtype=torch.int8), 2**31
     batch, row = torch.ones(3, 4, 64, dtype=torch.int8), "1 lhs int8 rhs int8 output int8 requantize=0"
-    of_batch = [batch, *nothing, batch, *[None] * 4, torch.ones(3, 1, 1), None, 4]
-    of_state, tiled = f"1 lion least=0;{flat.replace('-1', '64', 1)}amax", torch.zeros(0, 1, 2, 16, 64).char()
-    found: dict[str, dict[str, tuple[list[object], str]]] = {
+    of_batch = [batch, *[None] * 3, batch, *[None] * 4, torch.ones(3, 1, 1), None, 4]
+    tiled = torch.zeros(0, 1, 2, 16, 64).char()
+    return {
         "product": {
             "columns of lhs": (product("1 lhs int8 columns rhs int8 output int32", tall), "along its last dimension"),
             "lhs of floats": (product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]), "floats has no scales"),
@@ -124,6 +120,22 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
                 "has no zero point",
             ),
         },
+    }
+
+
+def _refused_quantizers() -> _Refused:
+    """The same for operators that quantize, dequantize, search or update."""
+    x = torch.ones(64, 64)
+    square = "1 integer codes=int8 block=1,-1 bits=8 low=-128 high=127 zero=0 range=1065353216 rule="
+    flat = square.replace("block=1,-1", "block=-1 flat")
+    e2m1 = "1 float codes=uint8 block=16,16 bits=4 mantissa_bits=1 bias=1 largest=7 rule="
+
+    def step(words: str, *states: Tensor, gradients: int = 1, numbers: int = 6) -> list[object]:
+        return [[x], [x] * gradients, list(states), [0.0] * numbers, 0, [0], words]
+
+    huge, nothing = torch.ones(1, dtype=torch.int8).expand(2**62), [None] * 3
+    of_state = f"1 lion least=0;{flat.replace('-1', '64', 1)}amax"
+    return {
         "quantize": {
             name: ([x, *nothing, words], said)
             for name, words, said in (
@@ -175,7 +187,12 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
             "bits": ([torch.tensor(1), [3], 0, 16], "bits must be 8 or 24"),
         },
     }
-    return {name: (op, *row) for op, rows in found.items() for name, row in rows.items()}
+
+
+def refused() -> dict[str, tuple[str, list[object], str]]:
+    """The operator, its arguments and the message of each refused call."""
+    both = _refused_products() | _refused_quantizers()
+    return {name: (op, *row) for op, rows in both.items() for name, row in rows.items()}
 
 
 NAMES = (

@@ -311,4 +311,4 @@ class TestPublicModules(unittest.TestCase):
     def test_a_function_that_needs_another_package_says_so_when_it_is_called(self):
         code = "import sys; sys.modules['transformers'] = None\nfrom hop import *\ntry: load_model('x')\n"
         said = run(f"{code}except ImportError as e: print(e)")
-        assert said.startswith("hop.integrations.load_model needs the package transformers: pip install ")
+        assert said.startswith("hop.load_model needs the package transformers: pip install ")

@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from hop.compat.pytree import Args
 from hop.compat.tracing import nesting
 from hop.numerics.spelling import shown
 
@@ -15,7 +16,7 @@ from hop.numerics.spelling import shown
 class Arguments:
     """The arguments of one run."""
 
-    args: tuple[Any, ...] = ()
+    args: Args = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:

@@ -157,7 +157,7 @@ def check_exact(program: ExportedProgram) -> Exactness:
 
 
 def inexact(node: Node) -> Inexact | None:
-    """What `check_exact` says of a node that calls a function; None if it is exact."""
+    """The row of `check_exact` for a node that calls a function; None if it is exact."""
     found = _verdict(node)
     return None if found is None else Inexact(node.name, _shown(node), *found, _source(node))
 

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from hop.compat.eager import HigherOrderOperator, OpOverload
-from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.compat.pytree import Args, Kwargs, tree_leaves, tree_map_only
 from hop.export.analysis import intervals, provenance
 from hop.export.analysis.intervals import Integers, Known, Reals, Sum
 from hop.export.rewrite.lowering import lower
@@ -231,7 +231,7 @@ class _Analysis:
             return Known(torch.full(shape, number, dtype=value.dtype))
         return intervals.bounds(torch.full([1], number, dtype=value.dtype).reshape(()))
 
-    def _computed(self, node: Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _computed(self, node: Node, value: Any, args: Args, kwargs: Kwargs) -> Any:
         """The bounds of an integer node; adds its row."""
         if not isinstance(value, Tensor) and node.target not in intervals.RULES:
             if any(isinstance(v, Tensor) and intervals.is_integer(v.dtype) for v in tree_leaves(value)):

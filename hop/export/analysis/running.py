@@ -54,7 +54,7 @@ class Runner:
             for dead in self.done_after.get(node, []):
                 del interpreter.env[dead]
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         """Compute the value of a node from its operands in `interpreter.env`."""
         return interpreter.run_node(node)
 

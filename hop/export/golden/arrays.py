@@ -20,6 +20,7 @@ from hop.impls.scaled.products import Sum, aligned, bias_steps, sums
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, fixed_point
+from hop.numerics.spelling import JsonObject
 
 _EXACTLY = (torch.float16, torch.bfloat16)  # stored exactly in float32
 _BITS = {1: torch.uint8, 2: torch.uint16}  # dtypes for the bits of formats that numpy lacks, by bytes
@@ -35,10 +36,10 @@ class Arrays:
     """
 
     def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        self.arrays: dict[str, Any] = {}
-        self.described: dict[str, dict[str, Any]] = {}
-        self.arguments: dict[str, Any] = {}
-        self.about: dict[str, Any] = {"operator": operator_name(node), "arguments": self.arguments}
+        self.arrays: JsonObject = {}
+        self.described: dict[str, JsonObject] = {}
+        self.arguments: JsonObject = {}
+        self.about: JsonObject = {"operator": operator_name(node), "arguments": self.arguments}
         if node.target is compiled.operators["hop_scaled_buffers"]:
             self._scaled(node, args, kwargs, output)
         elif node.target is compiled.operators["hop_quantize_buffers"]:

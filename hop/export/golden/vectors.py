@@ -19,6 +19,7 @@ from hop.export.analysis.arguments import Arguments, Data, parse
 from hop.export.analysis.running import Runner
 from hop.export.golden.arrays import Arrays
 from hop.export.rewrite.program import check_program, value
+from hop.numerics.spelling import JsonObject
 
 FORMAT = 1
 _EXTRA_FILES = ("README.md", "hop_vectors.py", "hop_vectors.h")
@@ -68,7 +69,7 @@ def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]
     """Run a program and write its nodes to a folder. Returns their names."""
     import numpy as np
 
-    nodes: list[dict[str, Any]] = []
+    nodes: list[JsonObject] = []
 
     def write(node: Node, arrays: Arrays) -> None:
         file = f"{len(nodes):03}_{_short(arrays.about['operator'])}.npz"
@@ -80,7 +81,7 @@ def _write(recorder: "_Recorder", arguments: Arguments, path: Path) -> list[str]
     with torch.no_grad():
         for _ in recorder.steps(arguments):
             pass
-    head: dict[str, Any] = {
+    head: JsonObject = {
         "hop_vectors": FORMAT,
         "torch": torch.__version__,
         "inputs": [node.name for node in recorder.inputs],
@@ -117,7 +118,7 @@ class _Recorder(Runner):
                 depends.add(node)
         self.written = {n for n in depends if n.op == "call_function" and _has_tensors(n)}
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if node in self.written else ((), {})
         output = interpreter.run_node(node)
         if node in self.written:

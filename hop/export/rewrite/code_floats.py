@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Kwargs
 from hop.dispatch.operators import VIEW, aten, of
 from hop.export.rewrite.encodings import FORMATS, sizes_of
 from hop.export.rewrite.program import value
@@ -76,7 +77,7 @@ def real(x: object) -> Any:
     return [real(v) for v in x] if isinstance(x, list | tuple) else x
 
 
-def run_scaled(op: OpOverload, output: Any, args: list[Any], kwargs: dict[str, Any], **options: Any) -> Any:
+def run_scaled(op: OpOverload, output: Any, args: list[Any], kwargs: Kwargs, **options: Any) -> Any:
     return scaled(op, output, *(real(x) for x in args), **kwargs, **options)
 
 
@@ -84,7 +85,7 @@ def run_requantized(
     op: OpOverload,
     output: Quantizer,
     args: list[Any],
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
     given: list[Any],
     bounds: tuple[int, int] | None,
     views: list[Any],

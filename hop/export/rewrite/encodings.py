@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
+from hop.compat.pytree import Args, Kwargs
 from hop.compat.tracing import is_erased, known_equal
 from hop.export.rewrite.program import value
 from hop.numerics.blocks import Block
@@ -37,7 +38,7 @@ class Encoding(NamedTuple):
     high: int
     output: torch.dtype | None  # the dtype of dequantized values
 
-    def parameters(self) -> tuple[Any, ...]:
+    def parameters(self) -> Args:
         """The fields that determine the codes of given values."""
         return self[1:-1]
 
@@ -54,7 +55,7 @@ class Choice(NamedTuple):
     """A node that computes a scale and a zero point, as a function in plain ATen."""
 
     function: Callable[..., tuple[Tensor, Tensor]]
-    arguments: tuple[Any, ...]
+    arguments: Args
 
 
 def dequantizing(node: Node) -> Encoding | None:
@@ -94,7 +95,7 @@ def is_encoding(node: Node) -> bool:
     return name.startswith(("quantized_decomposed::", "torchao::")) and "quant" in name
 
 
-def operator_call(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
+def operator_call(verb: str, e: Encoding) -> tuple[OpOverload, Args]:
     """The torch operator with the parameters of `e`, and its arguments; `verb` is "quantize" or "dequantize".
 
     Per-channel scales have one dimension, per-token scales as many as the tensor. A per-tensor scale is a number, or a
@@ -123,7 +124,7 @@ def _name(node: Node) -> str:
     return target.name() if isinstance(target, OpOverload) else ""
 
 
-def _bound(node: Node) -> dict[str, Any]:
+def _bound(node: Node) -> Kwargs:
     """The arguments of a node by name, including defaults."""
     result = {}
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -132,9 +133,7 @@ def _bound(node: Node) -> dict[str, Any]:
     return result
 
 
-def _encoding(
-    given: dict[str, Any], block: Block, scale: str = "scale", zero_point: str = "zero_point"
-) -> Encoding | None:
+def _encoding(given: Kwargs, block: Block, scale: str = "scale", zero_point: str = "zero_point") -> Encoding | None:
     dtype = given.get("dtype") or given.get("input_dtype") or given.get("output_dtype")
     low, high = given["quant_min"], given["quant_max"]
     if dtype not in RANGES or isinstance(low, Node) or isinstance(high, Node):
@@ -146,25 +145,25 @@ def _encoding(
     return Encoding(given["input"], given[scale], given[zero_point], block, dtype, low, high, output)
 
 
-def _per_tensor(node: Node, given: dict[str, Any]) -> Encoding | None:
+def _per_tensor(node: Node, given: Kwargs) -> Encoding | None:
     return _encoding(given, (-1,))
 
 
-def _per_channel(node: Node, given: dict[str, Any]) -> Encoding | None:
+def _per_channel(node: Node, given: Kwargs) -> Encoding | None:
     ndim = len(value(given["input"]).shape)
     axis = given["axis"] % ndim
     return _encoding(given, tuple(1 if i == axis else -1 for i in range(ndim)), "scales", "zero_points")
 
 
-def _per_token(node: Node, given: dict[str, Any]) -> Encoding | None:
+def _per_token(node: Node, given: Kwargs) -> Encoding | None:
     return _encoding(given, (1, -1), "scales", "zero_points")
 
 
-def _per_group(node: Node, given: dict[str, Any]) -> Encoding | None:
+def _per_group(node: Node, given: Kwargs) -> Encoding | None:
     return _encoding(given, (1, given["group_size"]), "scales", "zero_points")
 
 
-def _affine(node: Node, given: dict[str, Any]) -> Encoding | None:
+def _affine(node: Node, given: Kwargs) -> Encoding | None:
     sizes = value(given["input"]).shape
     block = [value(b) for b in given["block_size"]]
     if len(block) != len(sizes):

@@ -10,7 +10,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from hop.compat.export import faked
-from hop.compat.pytree import tree_map_only
+from hop.compat.pytree import Kwargs, tree_map_only
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, RHS, TABLE, aten
 from hop.export.rewrite.program import check_program, constant, copy_graph, value, with_graph, without_unused
 from hop.export.rewrite.report import Change, RewriteReport, Rewritten
@@ -141,7 +141,7 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
     return f"{'float' if lhs is None else lhs.format.name} × {'float' if rhs is None else rhs.format.name}"
 
 
-def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Node:
+def _call(before: Node, operator: Any, args: list[Any], kwargs: Kwargs) -> Node:
     """Insert a call before a node, with the node's source metadata."""
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
     output = faked(operator, fake_args, fake_kwargs)

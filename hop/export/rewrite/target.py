@@ -19,7 +19,7 @@ from hop.dispatch.operators import SCALED
 from hop.export.table import table
 from hop.numerics import spelling
 from hop.numerics.requantization import Convention
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import JsonObject, shown
 
 NAMES = tuple(sorted({str(op).removeprefix("aten.") for op in SCALED}))
 
@@ -151,7 +151,7 @@ class Target:
         """Write the target as JSON."""
         write_whole(path, json.dumps(self.to_json_dict(), indent=2) + "\n")
 
-    def to_json_dict(self) -> dict[str, Any]:
+    def to_json_dict(self) -> JsonObject:
         """The target as numbers, text and lists; conventions as their text."""
         rows = [
             {

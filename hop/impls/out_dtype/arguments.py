@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs
 from hop.impls.out_dtype.kept import kept, kept_integers
 
 aten = torch.ops.aten
@@ -25,8 +26,8 @@ class Inner:
     """The operator that out_dtype runs."""
 
     op: OpOverload
-    positional: tuple[Any, ...]  # positional schema arguments
-    keyword_only: dict[str, Any]
+    positional: Args  # positional schema arguments
+    keyword_only: Kwargs
     operand_at: tuple[tuple[int, str], ...]  # position and name of positional arguments that take tensors or Scalars
     keyword_operands: frozenset[str]  # names of keyword-only arguments that do
     promoted: frozenset[str]  # names of operands that are cast to the common dtype
@@ -36,7 +37,7 @@ class Inner:
     returns_view: bool
     drawing: str | None  # the argument that must be 0, or random numbers would be drawn
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bind(self, args: Args, kwargs: Kwargs) -> ArgsKwargs:
         """Canonical arguments: positional up to the last one that is not its default, keyword-only ones by name."""
         if not kwargs and self.least <= len(args) <= len(self.positional):
             return self._with_lists(args), kwargs
@@ -70,7 +71,7 @@ class Inner:
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
         return self._with_lists(ordered), keywords
 
-    def _with_lists(self, args: tuple[object, ...]) -> tuple[Any, ...]:
+    def _with_lists(self, args: tuple[object, ...]) -> Args:
         """Expand a number to a list where the schema has int[N], as torch.nn.functional does."""
         for i, length in self.lists.items():
             if i < len(args) and isinstance(args[i], _INTS):
@@ -102,7 +103,7 @@ class Inner:
             return value.is_floating_point()
         return name in self.promoted
 
-    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> Args:
         """Apply `function` to every promoted tensor among the positional arguments."""
 
         def one(value: object) -> Any:

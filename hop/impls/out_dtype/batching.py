@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import tree_leaves
+from hop.compat.pytree import Args, Kwargs, tree_leaves
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import CONVOLUTIONS, as_convolution, convolution_arguments
 from hop.impls.out_dtype.meaning import call
@@ -29,8 +29,8 @@ def batch(
     dims: Sequence[int | None],
     op: OpOverload,
     output_dtype: torch.dtype,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> tuple[Tensor, int] | None:
     """The batched result and its batch dimension; None without a rule. `dims` is for leaves of (args, kwargs)."""
     is_convolution = op.overloadpacket in CONVOLUTIONS

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args
 from hop.dispatch.operators import (
     BIAS,
     CONVOLUTION,
@@ -72,7 +73,7 @@ _WORDS = {
 
 
 @functools.cache
-def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+def _rules(op: OpOverload) -> tuple[list[Args], dict[str, Args]]:
     """Type rules of `op`: (name, predicate, error words) of positional arguments; (predicate, words) of others, by
     name.
     """

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args
 from hop.dispatch.operators import CONVOLUTION, aten, of, within
 from hop.kernels.aten.convolution import Convolution
 
@@ -179,7 +180,7 @@ class BiasedConvolution(NamedTuple):
     unbatched: bool
 
 
-def as_convolution(op: OpOverload, args: tuple[Any, ...]) -> BiasedConvolution | None:
+def as_convolution(op: OpOverload, args: Args) -> BiasedConvolution | None:
     """The convolution that `op` computes; None if it is not one, or padding is a string."""
     form = _CONVOLUTIONS.get(op)
     if form is None or args[0].dim() not in (args[1].dim(), args[1].dim() - 1):
@@ -234,7 +235,7 @@ _CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {
 CONVOLUTIONS = frozenset(op.overloadpacket for op in within(CONVOLUTION))
 
 
-def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> tuple[Any, ...]:
+def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> Args:
     """The arguments of aten.convolution.default for a convolution."""
     lists = (list(conv.stride), list(conv.padding), list(conv.dilation))
     return conv.x, conv.weight, bias, *lists, conv.transposed, list(conv.output_padding), conv.groups

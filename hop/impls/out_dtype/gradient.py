@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import tree_flatten, tree_leaves, tree_unflatten
+from hop.compat.pytree import Args, tree_flatten, tree_leaves, tree_unflatten
 from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import (
@@ -43,7 +43,7 @@ def gradient(
     needed: Sequence[bool],
     op: OpOverload,
     output_dtype: torch.dtype,
-    args: tuple[Any, ...],
+    args: Args,
     kwargs: Mapping[str, object],
 ) -> list[Tensor | None]:
     """Gradients of the leaves of ((op, output_dtype, *args), kwargs) that need one, each in the leaf's dtype."""

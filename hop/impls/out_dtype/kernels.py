@@ -16,6 +16,7 @@ from torch import Tensor
 from hop.compat import eager, memory
 from hop.compat.eager import OpOverload
 from hop.compat.memory import holds
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
@@ -34,8 +35,8 @@ class FormedCall(NamedTuple):
     common: torch.dtype
     output_dtype: torch.dtype
     op: OpOverload
-    given: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: Args
+    kwargs: Kwargs
 
     def plan(self, compute: "Callable[[FormedCall], Tensor]") -> Plan:
         """A plan that brings new operands into the form and calls `compute`."""
@@ -54,7 +55,7 @@ def _form(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
 
 
 def candidates(
-    op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs
 ) -> Iterator[tuple[Kernel, FormedCall]]:
     """The kernels to match in order, each with the call in normal form."""
     if (form := _form(op, args, kwargs)) is None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload, OpOverloadPacket
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs
 from hop.dispatch.compiled import operators
 from hop.dispatch.operators import DIVIDE, MULTIPLY, aten, within
 from hop.impls.out_dtype import choosing
@@ -83,9 +84,7 @@ def passes_floats(
     return all(x.dim() == 0 or not (x.is_floating_point() or x.is_complex()) for x in operands)
 
 
-def _in_float64(
-    inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _in_float64(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ArgsKwargs:
     """Convert float32 arguments to float64. Numbers are rounded to float32 first; products of 24 bits fit in 53."""
     args, kwargs = inner.cast(args, kwargs, torch.float64)
     names = [a.name for a in inner.positional]
@@ -96,7 +95,7 @@ def _in_float64(
     return tuple(map(rounded, names, args)), {name: rounded(name, x) for name, x in kwargs.items()}
 
 
-def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _rounded_once(inner: Inner, args: Args, kwargs: Kwargs) -> Tensor:
     """Run the operator in float64, and round the result to float32.
 
     Products and means are written out, because a kernel may scale a product's operands, or multiply a sum by 1 / n.
@@ -105,7 +104,7 @@ def _rounded_once(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if form is not None:
         result = form.complete(torch.matmul(form.lhs, form.rhs))
     elif inner.op in (aten.mean.default, aten.mean.dim) and kwargs.get("dtype") is None:
-        given: tuple[Any, ...] = (*args, *(None, False)[len(args) - 1 :])
+        given: Args = (*args, *(None, False)[len(args) - 1 :])
         x, dims, keepdim = given
         dims = dims or list(range(x.dim()))
         result = x.sum(dims, keepdim) / math.prod(x.shape[d] for d in dims) if x.dim() else x
@@ -119,9 +118,7 @@ def call(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: 
     return operators["hop_out_dtype"](op, output_dtype, *args, **kwargs)
 
 
-def check(
-    op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def check(op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs) -> ArgsKwargs:
     """Raise for an invalid call; return its arguments in canonical form."""
     if not isinstance(op, OpOverload):
         raise ValueError(f"out_dtype: op must be an operator overload of torch.ops, got {shown(op)}; {_such(op)}")

@@ -9,6 +9,7 @@ from torch import Tensor
 from hop.compat import dynamo
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch import plan
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Declined, Kernel
@@ -19,7 +20,7 @@ from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 class OutDtype(Hop):
     """The operator of `hop.out_dtype`."""
 
-    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> Any:
+    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> ArgsKwargs:
         args, kwargs = meaning.check(op, output_dtype, args, kwargs)
         return (op, output_dtype, *args), kwargs
 
@@ -31,7 +32,7 @@ class OutDtype(Hop):
     ) -> Iterable[tuple[Kernel, Any]]:
         return kernels.candidates(op, output_dtype, args, kwargs)
 
-    def given(self, call: Any) -> tuple[Any, ...]:
+    def given(self, call: Any) -> Args:
         return call.given
 
     def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> bool:
@@ -107,7 +108,7 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwa
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple[Any, ...]) -> Plan:
+def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: Args) -> Plan:
     """Create and remember the plan of calls like this one: that of the first matching kernel, for plain tensors."""
     args, kwargs = meaning.check(op, output_dtype, given, {})
     plans: Iterable[object] = ()

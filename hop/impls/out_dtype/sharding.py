@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hop.compat import dtensor
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import tree_map
+from hop.compat.pytree import Args, Kwargs, tree_map
 from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import Product, as_convolution, as_product
@@ -33,7 +33,7 @@ _REDUCED_IN = {
 }
 
 
-def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def shard(op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs) -> Tensor:
     """Compute out_dtype with at least one DTensor operand. Returns a DTensor of `output_dtype`."""
     inner = describe(op)
     run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs))
@@ -100,7 +100,7 @@ def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> T
     return product.complete(out).to(output_dtype)
 
 
-def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+def _convolution(op: OpOverload, output_dtype: torch.dtype, args: Args) -> Tensor:
     """Convolve whole examples in each process, with the weight replicated."""
     x, weight = args[:2]
     everywhere = [dtensor.replicate()] * x.device_mesh.ndim

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.memory import holds
+from hop.compat.pytree import Args
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
@@ -114,7 +115,7 @@ def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
     return run
 
 
-def _matched(kernels: tuple[Kernel, Kernel], call: tuple[Any, ...]) -> tuple[Plan | Declined, bool]:
+def _matched(kernels: tuple[Kernel, Kernel], call: Args) -> tuple[Plan | Declined, bool]:
     """The plan of the first kernel, the native one, or else of the second; and whether it is the first's."""
     of_cpu, of_gpu = kernels
     plan = of_cpu.match(call)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
-from hop.compat.pytree import tree_map_only
+from hop.compat.pytree import ArgsKwargs, tree_map_only
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 class FakeQuantize(Hop):
     """The operator hop_fake_quantize: (quantizer, x, scale, zero_point, noise, gradient)."""
 
-    def check(self, q: str, /, *rest: Any) -> Any:
+    def check(self, q: str, /, *rest: Any) -> ArgsKwargs:
         *given, gradient = rest
         scales = checked("fake_quantize", Quantizer.parse(q), *given, usages=(copies.ROWWISE,), gradient=gradient)
         return (q, given[0], *scales, given[3], gradient), {}
@@ -117,7 +117,7 @@ class Quantize(Composite):
     plain = PLAIN
     parts = buffers_operator
 
-    def check(self, q: str, /, *rest: Any) -> Any:
+    def check(self, q: str, /, *rest: Any) -> ArgsKwargs:
         *given, usages, gradient = rest
         parsed = Quantizer.parse(q)
         if parsed.adds_noise():

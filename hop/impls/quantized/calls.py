@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
@@ -53,8 +54,8 @@ class SchemeCall(NamedTuple):
     dtype: torch.dtype  # of the result, or the dtype a quantized result appears in
     seed: Tensor | None
     scales: Scales
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
 
     @property
     def roles(self) -> Operator:
@@ -71,7 +72,7 @@ class SchemeCall(NamedTuple):
         position = self.roles.roles.index(role)
         return position if position < len(self.args) and self.args[position] is not None else None
 
-    def replaced(self, given: Mapping[str, object]) -> tuple[Any, ...]:
+    def replaced(self, given: Mapping[str, object]) -> Args:
         """The arguments with those of some roles replaced."""
         args = list(self.args)
         for role, x in given.items():
@@ -240,9 +241,7 @@ def _uses(call: SchemeCall, role: str) -> bool:
     return role == OUTPUT or (call.place(role) is not None and not is_quantized(call.find(role)))
 
 
-def taken(
-    op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: dict[str, Any]
-) -> SchemeCall:
+def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: Kwargs) -> SchemeCall:
     """Parse a graph's call (op, scheme, dtype, seed, *scales, *args).
 
     A dtype of None becomes that of the operands, which may be cast after tracing.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo, eager
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
@@ -43,7 +44,7 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
 class LinearForward(Hop):
     """The operator hop_linear_forward."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs  # Layer.check has checked them
 
     def reference(
@@ -76,7 +77,7 @@ class LinearForward(Hop):
 class LinearBackward(Hop):
     """The operator hop_linear_backward."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
     def reference(
@@ -197,7 +198,7 @@ class _Linear(torch.autograd.Function):
         return (y, *new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: object) -> Args:  # type: ignore[override]
         seed, *rest = ctx.saved_tensors
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
@@ -262,7 +263,7 @@ def _node(
     x: Tensor,
     weight: Tensor,
     bias: _Optional,
-) -> tuple[Any, ...]:
+) -> Args:
     options, args = Options(*listed), (x, weight, bias)
     dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
     named = calls.autocast_dtype(x)

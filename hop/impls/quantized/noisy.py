@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.quantize import dequantize, quantize
 from hop.impls.quantized import calls, operands
@@ -25,7 +26,7 @@ class Noisy(NamedTuple):
 
     scheme: Scheme | None
     scales: Scales
-    args: tuple[Any, ...]
+    args: Args
 
 
 def with_noise(call: SchemeCall) -> Noisy:

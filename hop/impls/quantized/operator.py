@@ -11,7 +11,7 @@ from torch import Tensor
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
-from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.compat.pytree import Args, ArgsKwargs, tree_leaves, tree_map_only
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, LHS, RHS
@@ -42,7 +42,7 @@ class Quantized(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> ArgsKwargs:
         check_op(op)
         count = _FIXED - 3
         bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
@@ -132,7 +132,7 @@ class Quantized(Composite):
         return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
 
 
-def _to_scaled(call: SchemeCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _to_scaled(call: SchemeCall) -> ArgsKwargs:
     """The arguments for hop.scaled."""
     codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
     output, scales = call.scheme.output, call.scales
@@ -216,7 +216,7 @@ _NAME = "quantized"
 _key, _find = plan.key, plan.find  # a module's global names are found faster than attributes
 
 
-def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tuple[Any, ...]) -> Plan:
+def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: Args) -> Plan:
     """The plan of calls like this one, built on the plans of hop.quantize and hop.scaled."""
     if scheme.is_stochastic():
         return lambda *args: _traced(op, scheme, *args, dtype=dtype)

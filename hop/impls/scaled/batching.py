@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from hop.compat import functorch
-from hop.compat.pytree import tree_flatten, tree_unflatten
+from hop.compat.pytree import Args, Kwargs, tree_flatten, tree_unflatten
 from hop.dispatch.operators import LHS, TABLE, aten
 from hop.impls.scaled.gradient import is_quantized
 from hop.numerics import blocks, copies
 from hop.tensor import QuantizedTensor
 
 
-def batch(
-    operator: Any, size: int, dims: Sequence[int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, int]:
+def batch(operator: Any, size: int, dims: Sequence[int | None], args: Args, kwargs: Kwargs) -> tuple[Tensor, int]:
     """The batched result and its batch dimension. `dims` is for the leaves of (args, kwargs)."""
     leaves, spec = tree_flatten((args, kwargs))
     batched = [i for i, dim in enumerate(dims) if dim is not None]

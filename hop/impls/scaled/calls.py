@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hop.compat import eager, memory
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch.kernel import Declined
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import CONDITION, INDEX, LHS, MASK, MATRIX, RHS, TABLE, Operator, aten
@@ -30,15 +31,15 @@ class _Fields(NamedTuple):
     output: Output
     output_scale: Tensor | None
     output_zero_point: Tensor | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
 
 
 class Call(_Fields):
     """A call of scaled, with quantized arguments as Operands."""
 
     @property
-    def given(self) -> tuple[Any, ...]:
+    def given(self) -> Args:
         """The arguments of its plan: `args`, and the output's scale and zero point if the output is a quantizer."""
         if isinstance(self.output, Quantizer):
             return (*self.args, self.output_scale, self.output_zero_point)
@@ -181,7 +182,7 @@ def keeps_dims(call: Call, position: int) -> bool:
     return bool(call.args[position] if len(call.args) > position else call.kwargs.get("keepdim", False))
 
 
-def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
+def shape(op: OpOverload, args: Any, kwargs: Kwargs) -> list[int]:
     """The shape of the result, independent of quantization."""
 
     def described(x: object, role: str | None) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.plan import Plan
@@ -30,7 +31,7 @@ class Options(NamedTuple):
 
 
 def options(call: Call) -> Options:
-    given: tuple[Any, ...] = (*call.args[3:], *(None, 0.0, False)[len(call.args) - 3 :])
+    given: Args = (*call.args[3:], *(None, 0.0, False)[len(call.args) - 3 :])
     mask, _, is_causal = given
     scale = call.kwargs.get("scale")
     return Options(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
@@ -149,7 +150,7 @@ def _computed(words: str, call: Call) -> Any:
 Both = tuple[Tensor, QuantizedTensor]
 
 
-def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Both | None:
+def rounded_and_quantized(op: OpOverload, q: Quantizer, args: Args, kwargs: Kwargs) -> Both | None:
     """scaled(op, x.dtype, ...) of plain operands, x the first, and hop.quantize(q, y) of its result, in one pass.
 
     PyTorch counts in-place changes of the result even in inference mode. Returns None if native code does not support
@@ -163,7 +164,7 @@ def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], k
     return compute(*args)
 
 
-def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _both(op: OpOverload, q: Quantizer, args: Args, kwargs: Kwargs) -> Plan:
     call = Call(op, q, None, None, args, kwargs)
     try:
         described = _described(call)

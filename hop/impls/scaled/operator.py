@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.compat import dynamo, eager, memory
 from hop.compat.eager import OpOverload
 from hop.compat.profiling import observed
-from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_flatten, tree_map_only, tree_unflatten
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
@@ -32,37 +32,45 @@ from hop.tensor.buffers.operators import buffers_operator
 from hop.tensor.quantized import operand
 
 _Optional = Tensor | None
+_Output = str | torch.dtype  # a dtype, or the spelling of a Quantizer
 
 
 class ScaledBuffers(Hop):
     """The operator hop_scaled_buffers."""
 
-    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
         scale, zero_point, *encoded = args
         call = check(_call(op, output, scale, zero_point, encoded, kwargs))
         return (op, output, call.output_scale, call.output_zero_point, *encoded), kwargs
 
-    def reference(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def reference(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
         return meaning.reference(_call(op, output, scale, zero_point, encoded, kwargs))
 
-    def fake(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def fake(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
         return meaning.described(_call(op, output, scale, zero_point, encoded, kwargs))
 
-    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+    def kernels(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         scale, zero_point, *encoded = args
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in meaning.of(call).kernels)
 
-    def given(self, call: Call) -> tuple[Any, ...]:
+    def given(self, call: Call) -> Args:
         return call.given
 
-    def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> bool:
         return isinstance(output, torch.dtype)
 
     def gradient(
-        self, grad: Tensor, needed: Sequence[bool], op: OpOverload, output: Any, /, *args: Any, **kwargs: Any
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        op: OpOverload,
+        output: _Output,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> list[_Optional]:
         """Gradients with respect to plain operands and float32 scales."""
         leaves, spec = tree_flatten((args, kwargs))
@@ -82,7 +90,7 @@ class ScaledBuffers(Hop):
             grads[i + 2] = g.to(x.dtype)
         return grads
 
-    def forward_mode(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def forward_mode(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Tensor:
         _, _, *encoded = args
         plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, ((op, output, *args), kwargs))
         value = self.reference(*plain_args, **plain_kwargs)
@@ -97,7 +105,7 @@ class ScaledBuffers(Hop):
 
         return gradient.linearized(op, [real(x) for x in decode(op, encoded)], kwargs)
 
-    def shard(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def shard(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
         scale, zero_point, *encoded = args
         return sharding.shard(self, _call(op, output, scale, zero_point, encoded, kwargs))
 
@@ -108,7 +116,7 @@ class Scaled(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
         scale, zero_point, *rest = args
         check_op(op)
         check_output(_read(output))
@@ -118,12 +126,19 @@ class Scaled(Composite):
         if isinstance(output, str) and (parameters.is_number(scale) or parameters.is_number(zero_point)):
             device = next(x.device for x in calls.tensors(bound))
             scale, zero_point = fitting_scales(
-                "scaled", calls.OUTPUT_NAMES, _read(output), None, device, scale, zero_point
+                "scaled", calls.OUTPUT_NAMES, Quantizer.parse(output), None, device, scale, zero_point
             )
         return (op, output, scale, zero_point, *bound), kwargs
 
     def reference(
-        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+        self,
+        op: OpOverload,
+        output: _Output,
+        scale: _Optional,
+        zero_point: _Optional,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         encoded = encode([operand(x) for x in args])
         result = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
@@ -131,10 +146,10 @@ class Scaled(Composite):
             return result
         return _quantized(Quantizer.parse(output), op, args, kwargs, result)
 
-    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+    def kernels(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         return ()
 
-    def explain(self, op: OpOverload, output: object, /, *args: object, **kwargs: object) -> str:
+    def explain(self, op: OpOverload, output: _Output, /, *args: object, **kwargs: object) -> str:
         (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
         return scaled_buffers.explain(op, output, scale, zero_point, *encode([operand(x) for x in rest]), **kwargs)
 
@@ -146,7 +161,7 @@ class Scaled(Composite):
         grad: Tensor,
         needed: Sequence[bool],
         op: OpOverload,
-        output: Any,
+        output: _Output,
         scale: _Optional,
         zero_point: _Optional,
         /,
@@ -168,7 +183,14 @@ class Scaled(Composite):
         return gradients + gradient.through_operator(grad, needed[4:], op, args, kwargs)
 
     def forward_mode(
-        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+        self,
+        op: OpOverload,
+        output: _Output,
+        scale: _Optional,
+        zero_point: _Optional,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         if not isinstance(output, torch.dtype):
             q, y = Quantizer.parse(output), _real(op, args, kwargs)
@@ -188,11 +210,18 @@ scaled_buffers = ScaledBuffers("hop_scaled_buffers")
 scaled_operator = Scaled("hop_scaled")
 
 
-def _read(output: object) -> Any:
+def _read(output: _Output) -> Quantizer | torch.dtype:
     return Quantizer.parse(output) if isinstance(output, str) else output
 
 
-def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+def _call(
+    op: OpOverload,
+    output: _Output,
+    scale: _Optional,
+    zero_point: _Optional,
+    encoded: Sequence[Any],
+    kwargs: Kwargs,
+) -> Call:
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
@@ -217,14 +246,14 @@ def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Tensor:
     """The result as a QuantizedTensor with these buffers."""
     shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
     named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
-def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Sequence[int]:
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result with these buffers."""
     if q.per_byte() == 1:
         return buffers[0].shape
@@ -312,9 +341,7 @@ def scaled(
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(
-    known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: Args, kwargs: Kwargs) -> Any:
     """Run a call without a cached plan, and cache its plan. `kwargs` are plain numbers, which the plan contains."""
     check_op(op)
     check_output(output)

@@ -8,10 +8,11 @@ limits a product does not exceed applies; null means unlimited.
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from hop.numerics.spelling import JsonObject
 
 FILE = Path(__file__).with_name("product_choices.json")
 KINDS = ("mm", "linear", "bmm", "int16")
@@ -20,7 +21,7 @@ _ROW_OF = {"avx512": "avx2", "avx_vnni": "avx2"}  # avx512 uses the kernels of a
 
 
 @functools.cache
-def table() -> dict[str, Any]:
+def table() -> JsonObject:
     """The rows of the table, by level."""
     return json.loads(FILE.read_text("utf-8"))
 

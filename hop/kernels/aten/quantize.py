@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
 from hop.numerics import blocks, copies, memory_format
@@ -268,10 +269,10 @@ def _fast_rule(rule: Rule) -> Rule:
 # ---- the kernels
 
 
-def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
+def _taking(compute: Plan) -> Callable[[Args], Plan]:
     """A kernel's prepare function that returns `compute` for plain Quantizer types."""
 
-    def prepare(call: tuple[Any, ...]) -> Plan:
+    def prepare(call: Args) -> Plan:
         if (cls := type(Quantizer.parse(call[0]))) is not Quantizer:
             raise Declined(f"for Quantizer itself, not {cls.__name__}, which may be defined differently")
         return compute
@@ -304,7 +305,7 @@ FAKE_QUANTIZE = Kernel("bits", _taking(_fake_quantize))
 # ---- int8 by amax, in place
 
 
-def _prepare_in_place(call: tuple[Any, ...]) -> Plan:
+def _prepare_in_place(call: Args) -> Plan:
     quantizer, x, scale, _, noise, usages = call
     q = Quantizer.parse(quantizer)
     _taking(_quantize)(call)

@@ -103,18 +103,13 @@ def _scale_numbers(format: Format) -> list[float]:
 
 def _listed(values: list[float]) -> str:
     """The bits of float32 values, separated by commas."""
-    return ",".join(str(_bits(x)) for x in values)
+    return ",".join(str(struct.unpack("I", struct.pack("f", x))[0]) for x in values)
 
 
 def _along(block: blocks.Block) -> int | None:
     """The size of a matrix's block if it is part of one row, else None."""
     rows, size = blocks.per_dimension(block, 2)
     return size if rows == 1 and size != -1 else None
-
-
-def _bits(x: float) -> int:
-    """The bits of x as float32."""
-    return struct.unpack("I", struct.pack("f", x))[0]
 
 
 def check_shape(described: Described, k: int, own: int | None = None) -> None:

@@ -98,7 +98,7 @@ def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
 
 
-def _noise(seed: Tensor, shape: Sequence[Any], stream: int, bits: int = 8) -> Tensor:
+def _noise(seed: Tensor, shape: Sequence[int], stream: int, bits: int = 8) -> Tensor:
     return seed.new_empty(shape, dtype=torch.uint8 if bits == 8 else torch.int32)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
@@ -140,7 +141,7 @@ def _native(quantizer: str) -> Quantizer:
 # ---- the kernels
 
 
-def _check_quantize(call: tuple[Any, ...]) -> None:
+def _check_quantize(call: Args) -> None:
     """Raise Declined unless native code supports the call."""
     quantizer, x, scale, zero_point, noise, usages, *product = call
     decline(native.declines_here())
@@ -160,7 +161,7 @@ def _check_quantize(call: tuple[Any, ...]) -> None:
             _check_given(quantizer, shape, x, scale, zero_point, noise)
 
 
-def _check_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+def _check_product(call: Args, shape: tuple[int, ...]) -> None:
     quantizer, x, scale, _, noise, usages, factor, *rest = call
     seeded = bool(rest) and rest[0] is not None
     if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
@@ -205,7 +206,7 @@ def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, 
         raise Declined(f"for a zero_point of shape {shape}, not {tuple(zero_point.shape)}")
 
 
-def _prepare_quantize(call: tuple[Any, ...]) -> Plan:
+def _prepare_quantize(call: Args) -> Plan:
     _check_quantize(call)
     quantizer, x, _, zero_point, noise, usages = call[:6]
     if len(call) > 6 or noise is not None or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
@@ -234,7 +235,7 @@ def _lies_last(x: Tensor) -> bool:
     return x.dim() > 3 and memory_format.is_channels_last(x)
 
 
-def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
+def _quantize(call: Args) -> list[Tensor]:
     quantizer, x, scale, zero_point, noise, usages, *product = call
     if product:
         return _quantize_product(quantizer, x, noise, *product)
@@ -243,7 +244,7 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
     return list(copies.quantize(_native(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
 
-def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
+def _prepare_dequantize(call: Args) -> Plan:
     quantizer, buffers, usages, sizes, dtype = call
     decline(native.declines_here())
     shape = native.sizes(sizes)
@@ -270,7 +271,7 @@ def _prepare_dequantize(call: tuple[Any, ...]) -> Plan:
     return run
 
 
-def _dequantize(call: tuple[Any, ...]) -> Tensor:
+def _dequantize(call: Args) -> Tensor:
     quantizer, buffers, usages, shape, dtype = call
     if copies.ROWWISE in usages:
         count = 3 if len(describe(quantizer).quantizer.stored()) > 1 else 2
@@ -279,7 +280,7 @@ def _dequantize(call: tuple[Any, ...]) -> Tensor:
     return copies.dequantize(_native(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 
-def _prepare_fake(call: tuple[Any, ...]) -> Plan:
+def _prepare_fake(call: Args) -> Plan:
     quantizer, x, scale, zero_point, noise, _ = call
     if Quantizer.parse(quantizer).adds_noise():
         raise Declined("noise instead of rounding")

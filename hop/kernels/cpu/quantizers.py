@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hop.compat.pytree import Kwargs
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import native
 from hop.numerics import scale_rules
@@ -49,7 +50,7 @@ def describe(quantizer: str) -> Description:
         raise Declined(f"{type(q.scale).__name__} is for float formats, but {q.format.name} is not one")
     rule.check(q.scale, q.format)
     words = [f"1 {known.name} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}", *["flat"] * q.flat]
-    named: dict[str, Any] = {"bits": q.format.bits} | known.words(q.format)
+    named: Kwargs = {"bits": q.format.bits} | known.words(q.format)
     named |= {"rule": rule.name, "affine": int(q.scale.has_zero_point()), "range": bits(q.format.max)}
     words += [f"{name}={value}" for name, value in (named | rule.words(q.scale, q.format)).items()]
     return Description(q, " ".join(words), rule.by_amax)
@@ -71,7 +72,7 @@ class _Format(NamedTuple):
     """The description of a class of formats for native code."""
 
     name: str
-    words: Callable[[Any], dict[str, Any]]
+    words: Callable[[Any], Kwargs]
     check: Callable[[Any], None] = lambda f: None
 
 
@@ -87,12 +88,12 @@ def _check_float(f: Float) -> None:
         raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa, not {f.name}")
 
 
-def _codebook(f: Codebook) -> dict[str, Any]:
+def _codebook(f: Codebook) -> Kwargs:
     lists = {"thresholds": f._thresholds, "numbers": f.book}
     return {"zero_code": f._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
 
 
-def _bits_of_float(f: Float) -> dict[str, Any]:
+def _bits_of_float(f: Float) -> Kwargs:
     parts = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
     return parts | {"keeps_nan": int(f.dtype.is_floating_point)}
 
@@ -118,26 +119,26 @@ class _Rule(NamedTuple):
     """The description of a class of scale rules for native code."""
 
     name: str
-    words: Callable[[Any, Format], dict[str, Any]] = lambda rule, format: {}
+    words: Callable[[Any, Format], Kwargs] = lambda rule, format: {}
     check: Callable[[Any, Format], None] = lambda rule, format: None
     by_amax: bool = False
     of_floats: bool = False
 
 
-def _amax(rule: scale_rules.Amax, f: Format) -> dict[str, Any]:
+def _amax(rule: scale_rules.Amax, f: Format) -> Kwargs:
     return {"floor": bits(rule.floor), "range": bits(f.max - f.zero)}
 
 
-def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
+def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> Kwargs:
     return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": most_of_dtype}
 
 
-def _microscaling(rule: scale_rules.Microscaling, f: Format) -> dict[str, Any]:
+def _microscaling(rule: scale_rules.Microscaling, f: Format) -> Kwargs:
     parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": scale_rules.MX_ROUNDINGS.index(rule.rounding)}
     return parts | {"largest_power": scale_rules.exponent_of(f)}
 
 
-def _two_level(rule: scale_rules.TwoLevel, f: Format) -> dict[str, Any]:
+def _two_level(rule: scale_rules.TwoLevel, f: Format) -> Kwargs:
     top = rule.inner.max * f.max
     parts = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
     return parts | {"outer": _list(rule.outer)}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.memory import PLAIN
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.kernels.cpu import native
@@ -35,7 +36,7 @@ def _check_state(quantizer: str) -> None:
         raise Declined(f"for blocks from {_LEAST_BLOCK} elements that divide {_MOST_BLOCK}, not of {block}")
 
 
-def _prepare(call: tuple[Any, ...]) -> Plan:
+def _prepare(call: Args) -> Plan:
     _, _, _, _, p, grad, quantizers, buffers, _ = call
     decline(native.declines_here())
     if p.numel() == 0:
@@ -89,14 +90,14 @@ def _form(quantizers: tuple[str, ...], shape: tuple[int, ...], dtype: torch.dtyp
     return Form(described)
 
 
-def steps_(calls: Sequence[tuple[Any, ...]]) -> None:
+def steps_(calls: Sequence[Args]) -> None:
     """Run the steps of parameters in place, with one native call for those that share a description and a seed.
 
     Each call is (rule, numbers, seed, stream, p, grad, quantizers, buffers, least): the seed and stream of stochastic
     rounding, the parameter and its gradient, and for its states the quantizers ("" for floats), the buffers, and the
     smallest value above 0 as a fraction of its block's largest.
     """
-    groups: dict[Any, list[tuple[Any, ...]]] = {}
+    groups: dict[Any, list[Args]] = {}
     for call in calls:
         rule, _, seed, _, _, _, quantizers, _, least = call
         groups.setdefault((rule, seed, tuple(quantizers), tuple(least)), []).append(call)

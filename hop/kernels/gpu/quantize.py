@@ -15,6 +15,7 @@ from torch import Tensor
 from cutlass_kernels import trust
 from cutlass_kernels.devices import capability_of
 from hop.compat import eager, tracing
+from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.kernels.gpu.product import takes
@@ -134,7 +135,7 @@ def check(asked: object, device: torch.device) -> None:
     decline(kernels().declines(asked, capability_of(device)))
 
 
-def _prepare(call: tuple[Any, ...]) -> Plan:
+def _prepare(call: Args) -> Plan:
     quantizer, x, scale, zero_point, noise, usages, *product = call
     if not takes(x):
         raise Declined(_ELSEWHERE)
@@ -222,7 +223,7 @@ def shaped(q: Quantizer, size: Sequence[int], usages: Sequence[str], made: list[
 # ---- dequantize
 
 
-def _prepare_back(call: tuple[Any, ...]) -> Plan:
+def _prepare_back(call: Args) -> Plan:
     quantizer, buffers, usages, sizes, dtype = call
     if not all(takes(b) for b in buffers):
         raise Declined(_ELSEWHERE)
@@ -259,7 +260,7 @@ def dequantized(*call: Any) -> Tensor:
         return kernels().dequantized(codes_of(*call)).reshape(tuple(call[3]))
 
 
-def _prepare_fake(call: tuple[Any, ...]) -> Plan:
+def _prepare_fake(call: Args) -> Plan:
     quantizer, *given, _ = call
     if Quantizer.parse(quantizer).adds_noise():
         raise Declined("noise instead of rounding")

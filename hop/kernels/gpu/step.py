@@ -13,6 +13,7 @@ from cutlass_kernels import prebuilt, steps, trust
 from cutlass_kernels.books import Book
 from cutlass_kernels.devices import capability_of
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
+from hop.compat.pytree import Args
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
@@ -27,12 +28,12 @@ trust.JUDGES["Update"] = "hop.optim.trials:updating"
 
 
 class Subject(NamedTuple):
-    """What determines the kernel of a step: a rule, whether it rounds stochastically, the kinds of parameters, and the
-    target that it is compiled for."""
+    """The description that a step's kernel is compiled for: a rule, whether it rounds stochastically, the kinds of
+    parameters, and the target."""
 
     rule: str
     is_stochastic: bool
-    kinds: tuple[Any, ...]
+    kinds: Args
     target: str
 
 
@@ -153,7 +154,7 @@ def launch(subject: Subject, given: Sequence[Call]) -> None:
 # ---- from calls to a kernel
 
 
-def _spelled(call: Call) -> tuple[Any, ...]:
+def _spelled(call: Call) -> Args:
     """The properties that determine the kind of a parameter."""
     _, _, _, _, p, grad, quantizers, buffers, least = call
     floats, at = [], 0

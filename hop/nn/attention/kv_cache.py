@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.compat.pytree import StateDict
 from hop.impls.quantize import row_buffers
 from hop.nn.attention.attending import attend, prepared, rotated_size
 from hop.nn.scales.static import Float32State
@@ -31,7 +32,7 @@ class _Views:
         self.buffers: list[Tensor] = []
         self.tensors: tuple[QuantizedTensor, QuantizedTensor] | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Views, ()
 
 
@@ -301,7 +302,7 @@ class KVCache(Float32State):
         return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: Any, **kwargs: object
     ) -> None:
         is_rotated = f"{prefix}rotation" in state_dict
         if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # also with strict=False

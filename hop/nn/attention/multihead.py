@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, StateDict
 from hop.impls.quantize import dequantize
 from hop.nn.attention.attending import KINDS, Kind, attend, scheme_of, take
 from hop.nn.attention.masks import merged
@@ -79,7 +80,7 @@ class InputProjection(Linear):
         """The product with all rows of the weight, or with the rows from the first to before the second of `rows`."""
         return self._compute(input, rows)
 
-    def _call(self, x: Tensor, rows: tuple[int, int] | None = None) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, x: Tensor, rows: tuple[int, int] | None = None) -> tuple[OpOverload, Args]:
         weight, bias = self.weight, self.bias
         if rows is not None:
             weight, bias = _cut(weight, *rows), None if bias is None else bias[slice(*rows)]
@@ -282,13 +283,13 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     # ---- files, and moving to other devices
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for projection in self.projections():
             projection.save_plain(destination, f"{prefix}{projection.weight_name}")
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: object, **kwargs: object
     ) -> None:
         assigns = local_metadata.get("assign_to_params_buffers", False)
         for projection in self.projections():

@@ -9,6 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from hop.compat import dtensor, profiling
 from hop.compat.eager import OpOverload, past_ignored_modes
+from hop.compat.pytree import Args, StateDict
 from hop.impls.quantize import dequantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn.contexts import FIELDS, GRADIENT, WEIGHT, SchemeNeeds, active
@@ -215,7 +216,7 @@ class Layer(ScaleState):
         self._norms = ()
         self.bias: Any = nn.Parameter(bias, requires_grad=False)
 
-    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
+    def prepare_loading(self, state_dict: StateDict, key: str, assigns: bool) -> None:
         bias = state_dict.get(f"{key.removesuffix(WEIGHT)}bias")
         if self.norm is not None and assigns and isinstance(state_dict.get(key), QuantizedTensor) and bias is not None:
             self._take_bias(bias)  # the checkpoint is of a layer frozen with its batch norm
@@ -235,7 +236,7 @@ class Layer(ScaleState):
 
     # ---- computing
 
-    def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, Args]:
         """The operator and its arguments, for the arguments of `_compute`."""
         raise NotImplementedError
 

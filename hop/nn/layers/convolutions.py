@@ -1,7 +1,6 @@
 """Convolutions, plain and transposed, in low precision."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch.nn import functional
 
 from hop.compat.eager import OpOverload
 from hop.compat.modules import ConvNd, ConvTransposeNd, output_padding, padding_at_ends
+from hop.compat.pytree import Args
 from hop.nn.layers.base import Layer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import for_convolution
@@ -21,7 +21,7 @@ class _Convolution(Layer, ConvNd):
 
     op: OpOverload
 
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, x: Tensor) -> tuple[OpOverload, Args]:
         sides = padding_at_ends(self)
         padding = sides[::-2]
         if self.padding_mode != "zeros":
@@ -84,7 +84,7 @@ class _Transposed(Layer, ConvTransposeNd):
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         return self._compute(input, output_size)
 
-    def _call(self, x: Tensor, output_size: Sequence[int] | None = None) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, x: Tensor, output_size: Sequence[int] | None = None) -> tuple[OpOverload, Args]:
         added = self.output_padding if output_size is None else output_padding(self, x, output_size)
         lists = (list(self.stride), list(self.padding), list(added))
         return self.op, (x, self.weight, self.bias, *lists, self.groups, list(self.dilation))

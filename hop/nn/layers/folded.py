@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, StateDict
 from hop.impls.quantize import dequantize, quantize
 from hop.impls.quantized import Scales, quantized
 from hop.numerics.schemes import Scheme
@@ -56,7 +57,7 @@ class FoldedBatchNorm(nn.Module):
         of: Any = norm
         if of.running_mean is None:
             raise ValueError(
-                "hop.nn.FoldedBatchNorm: norm must have running statistics, got track_running_stats=False; leave it out"
+                "a folded batch norm: norm must have running statistics, got track_running_stats=False; leave it out"
             )
         self.num_features, self.eps, self.momentum = of.num_features, of.eps, of.momentum
         self.statistics_frozen, self.ended = False, False
@@ -117,7 +118,7 @@ class FoldedBatchNorm(nn.Module):
         self,
         op: OpOverload,
         scheme: Scheme,
-        args: tuple[Any, ...],
+        args: Args,
         scales: Scales | None,
         dim: int,
         features: int,
@@ -166,13 +167,13 @@ class FoldedBatchNorm(nn.Module):
         at = y.dim() - features
         if at != 1:
             raise ValueError(
-                f"hop.nn.FoldedBatchNorm: with batch statistics an input must have exactly one batch dimension, "
+                f"a folded batch norm: with batch statistics an input must have exactly one batch dimension, "
                 f"got {at}; give a batch, or freeze_statistics_() before"
             )
         count = y.numel() // max(y.shape[at], 1)
         if count < 2:
             raise ValueError(
-                "hop.nn.FoldedBatchNorm: batch statistics need at least two values per channel, got "
+                "a folded batch norm: batch statistics need at least two values per channel, got "
                 f"{count} in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
             )
         dims = [d for d in range(y.dim()) if d != at]
@@ -187,12 +188,12 @@ class FoldedBatchNorm(nn.Module):
 
     # ---- files
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.statistics_frozen and not self.ended:  # otherwise the keys are those of the batch norm
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: object, **kwargs: object) -> None:
         if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
             self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload, ignored, is_unwatched, past_ignored_modes
+from hop.compat.pytree import Args, StateDict
 from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
@@ -155,7 +156,7 @@ class Linear(Layer, nn.Linear):
         weight = weight if self.input_transform is None else self.input_transform.undone(weight)
         return weight if self.input_order is None else weight.index_select(1, self.input_order.argsort())
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: object, **kwargs: object) -> None:
         order = state_dict.get(f"{prefix}input_order")
         if order is not None and self.input_order is None:
             self.input_order = torch.empty_like(order, device=self._device)
@@ -173,7 +174,7 @@ class Linear(Layer, nn.Linear):
         """Keep the weight's codes from the next call on (True), or drop them (False)."""
         self.holds, self._held = holds, (None, [])
 
-    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
+    def _run(self, op: OpOverload, scheme: Scheme, args: Args, scales: Scales) -> Any:
         if self.frozen:  # no gradient of the weight, so nothing to save
             x, *others = args
             q = scheme.lhs
@@ -201,7 +202,7 @@ class Linear(Layer, nn.Linear):
             self._held = (scheme, kept)
         return y
 
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, x: Tensor) -> tuple[OpOverload, Args]:
         return aten.linear.default, (x, self.weight, self.bias)
 
     def _sample(self) -> Tensor:
@@ -231,7 +232,7 @@ class Embedding(Layer, nn.Embedding):
                 torch.embedding_renorm_(self.weight, input.contiguous(), self.max_norm, self.norm_type)
         return self._compute(input)
 
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+    def _call(self, x: Tensor) -> tuple[OpOverload, Args]:
         padding = -1 if self.padding_idx is None else self.padding_idx
         return aten.embedding.default, (self.weight, x, padding, self.scale_grad_by_freq)
 

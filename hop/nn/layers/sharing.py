@@ -38,7 +38,7 @@ class SharedInput:
         self.size = size
         self._last: _Codes | None = None  # replaced as a whole, because threads may run a model at once
 
-    def __reduce__(self) -> Any:  # a copied model keeps no codes of the original
+    def __reduce__(self) -> tuple[object, ...]:  # a copied model keeps no codes of the original
         return SharedInput, (self.size,)
 
     def codes(self, layer: nn.Module, q: Quantizer, x: Tensor) -> Tensor:

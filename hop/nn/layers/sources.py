@@ -19,7 +19,7 @@ class _Left(NamedTuple):
     quantizer: Quantizer | None  # None: no codes, but the source accepts requests
     codes: Any
 
-    def __reduce__(self) -> Any:  # type: ignore[override]
+    def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override]
         return _Left, (_nothing, 0, self.source, None, None)
 
 
@@ -34,7 +34,7 @@ class Source:
         self._wanted: Quantizer | None = None
         self._unread = False
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Source, ()
 
     def wanted(self) -> Quantizer | None:

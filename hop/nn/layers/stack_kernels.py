@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.impls.quantize import quantize
@@ -181,7 +182,7 @@ def stack_quantizer(q: Quantizer, columns: bool) -> Quantizer:
 # ---- requests to kernels
 
 
-def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> dict[str, Any]:
+def asked(x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool) -> Kwargs:
     """Plans of the product and its gradients for rows x, (S, K), or Declined with the reason."""
     names, q = ["product", "gradient of x", "gradient of weight"], None if scheme is None else scheme.lhs
     grad = x.new_zeros(len(x), stack.weight.shape[2 if columns else 1])
@@ -207,7 +208,7 @@ def product(
     return _ROWS.match((operand(x), operand(weight), ends, bias, dtype, columns))
 
 
-def _prepare(asked: Callable[..., Any], call: tuple[Any, ...]) -> Plan:
+def _prepare(asked: Callable[..., Any], call: Args) -> Plan:
     """The plan of a product; it takes no arguments."""
     product = asked(*call)
     decline(gpu.declines(product))
@@ -280,7 +281,7 @@ def _apart(q: Quantizer, x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
 
 def asked_for_gradients(
     grad: Tensor, x: Tensor, ends: Tensor, stack: Stack, scheme: Scheme | None, columns: bool
-) -> dict[str, Any]:
+) -> Kwargs:
     """Plans of the gradients of "x", (S, K), and of a float "weight", from dy, (S, R); or Declined."""
     wanted = ["x"] if isinstance(stack.weight, QuantizedTensor) else ["x", "weight"]
     try:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.compat.modules import after_loading, remove_load_hooks
+from hop.compat.pytree import StateDict
 from hop.impls.quantize import dequantize
 from hop.nn.attention.multihead import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.contexts import WEIGHT
@@ -458,7 +459,7 @@ def _warn_of_meta(model: nn.Module, _: Any) -> None:
 
 
 def _check_loaded(
-    model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
+    model: nn.Module, state_dict: StateDict, prefix: str, local_metadata: dict[str, Any], *_: Any
 ) -> None:
     assigns = local_metadata.get("assign_to_params_buffers", False)
     names = {module: name for name, module in modules_of(model)}

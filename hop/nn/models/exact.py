@@ -16,6 +16,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import TorchFunctionMode
 
 from hop.compat import eager
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args, Kwargs
 from hop.impls.scaled import scaled
 from hop.nn.attention.attending import attend
 from hop.nn.layers.base import modules_of
@@ -27,6 +29,7 @@ from hop.tensor import QuantizedTensor
 aten = torch.ops.aten
 
 Handler = Callable[..., Any]
+_Dtype = torch.dtype | None
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _HANDLERS: dict[str, Handler] = {}
@@ -44,8 +47,8 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def _unary(op: Any, *names: str) -> None:
-    def handler(input: Tensor, inplace: bool = False, *, out: Any = None) -> Any:
+def _unary(op: OpOverload, *names: str) -> None:
+    def handler(input: Tensor, inplace: bool = False, *, out: Any = None) -> Tensor:
         if out is not None:
             return NotImplemented
         result = scaled(op, input.dtype, input)
@@ -86,19 +89,19 @@ _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 @handles("pow", "__pow__")
-def _pow(input: Tensor, exponent: Any, **options: Any) -> Any:
+def _pow(input: Tensor, exponent: Any, **options: Any) -> Tensor:
     power = _POWERS.get(exponent) if isinstance(exponent, int | float) and not options else None
     return NotImplemented if power is None else _cast(power(_cast(input, torch.float32)), input.dtype)
 
 
 @handles("gelu")
 def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
-    options: dict[str, Any] = {} if approximate == "none" else {"approximate": approximate}
+    options: Kwargs = {} if approximate == "none" else {"approximate": approximate}
     return scaled(aten.gelu.default, input.dtype, input, **options)
 
 
-def _softmax(op: Any, *names: str) -> None:
-    def handler(input: Tensor, dim: Any = None, *rest: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+def _softmax(op: OpOverload, *names: str) -> None:
+    def handler(input: Tensor, dim: Any = None, *rest: Any, dtype: _Dtype = None, **options: Any) -> Tensor:
         dtype = next((x for x in rest if isinstance(x, torch.dtype)), dtype)
         if dim is None or options.keys() - {"_stacklevel"} or not (dtype is None or dtype in FLOATS):
             return NotImplemented
@@ -141,7 +144,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *rest: Any,
-) -> Any:
+) -> Tensor:
     if rest or training or running_mean is None or running_var is None:  # rest: torch.batch_norm, of another order
         return NotImplemented
     args = (weight, bias, running_mean, running_var, False, momentum, eps, True)
@@ -154,8 +157,10 @@ def _dims(dim: Any, ndim: int) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def _reduction(op: Any, *names: str) -> None:
-    def handler(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **options: Any) -> Any:
+def _reduction(op: OpOverload, *names: str) -> None:
+    def handler(
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: _Dtype = None, **options: Any
+    ) -> Tensor:
         dim, keepdim = options.pop("axis", dim), options.pop("keepdims", keepdim)
         if options or not (dtype is None or dtype in FLOATS):
             return NotImplemented
@@ -169,14 +174,16 @@ _reduction(aten.sum.dim_IntList, "sum")
 
 
 @handles("cumsum")
-def _cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+def _cumsum(input: Tensor, dim: int, *, dtype: _Dtype = None, **options: Any) -> Tensor:
     if options or not (dtype is None or dtype in FLOATS):
         return NotImplemented
     return scaled(aten.cumsum.default, input.dtype if dtype is None else dtype, input, dim)
 
 
 @handles("norm", "linalg_vector_norm")
-def _norm(input: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None, **options: Any) -> Any:
+def _norm(
+    input: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: _Dtype = None, **options: Any
+) -> Tensor:
     p = options.pop("ord", p)
     if options or p not in (None, 2, "fro") or not (dtype is None or dtype in FLOATS):
         return NotImplemented
@@ -185,19 +192,19 @@ def _norm(input: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dty
 
 
 @handles("linalg_norm")
-def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
     is_matrix = ord is not None and len(_dims(dim, A.dim())) == 2  # whose order 2 is a singular value
     return NotImplemented if is_matrix and ord != "fro" else _norm(A, ord, dim, keepdim, **options)
 
 
 @handles("normalize")
-def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
+def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Tensor:
     if p != 2 or out is not None:
         return NotImplemented
     return input / _norm(input, 2, dim, True).clamp_min(eps)
 
 
-def _pools(spatial: int, fixed: Any, adaptive: Any) -> None:
+def _pools(spatial: int, fixed: OpOverload, adaptive: OpOverload) -> None:
     def average(
         input: Tensor,
         kernel_size: Any,
@@ -206,13 +213,13 @@ def _pools(spatial: int, fixed: Any, adaptive: Any) -> None:
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Any:
+    ) -> Tensor:
         stride = kernel_size if stride is None or stride == () else stride
         sizes = [pooling.sizes(x, spatial) for x in (kernel_size, stride, padding)]
         last = [] if divisor_override is None else [divisor_override]
         return scaled(fixed, input.dtype, input, *sizes, ceil_mode, count_include_pad, *last)
 
-    def adapt(input: Tensor, output_size: Any) -> Any:
+    def adapt(input: Tensor, output_size: Any) -> Tensor:
         given, before = pooling.sizes(output_size, spatial), input.shape[-spatial:]
         return scaled(
             adaptive, input.dtype, input, [n if size is None else size for size, n in zip(given, before, strict=True)]
@@ -242,7 +249,7 @@ def _interpolate(
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
-) -> Any:
+) -> Tensor:
     if mode not in _LINEAR or antialias or recompute_scale_factor or (size is None) == (scale_factor is None):
         return NotImplemented
     spatial, op = _LINEAR[mode]
@@ -256,7 +263,7 @@ def _interpolate(
 @handles("group_norm")
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Any:
+) -> Tensor:
     """A layer_norm of the groups, then weight and bias of each channel."""
     if input.dim() < 2 or input.shape[1] % num_groups:
         return NotImplemented
@@ -278,14 +285,14 @@ def _instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Any:
+) -> Tensor:
     if use_input_stats:
         return NotImplemented if running_mean is not None else _group_norm(input, input.shape[1], weight, bias, eps)
     return _batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
 
 
 def _variance(*names: str) -> None:
-    def handler(input: Tensor, dim: Any = None, *rest: Any, keepdim: bool = False, **options: Any) -> Any:
+    def handler(input: Tensor, dim: Any = None, *rest: Any, keepdim: bool = False, **options: Any) -> Tensor:
         """Σ (x - mean)² / (n - correction), or its root."""
         if isinstance(dim, bool) or (rest and not isinstance(rest[0], bool)) or len(rest) > 2:
             return NotImplemented  # other orders of arguments
@@ -312,7 +319,7 @@ _variance("std")
 
 
 @handles("logsumexp", "special_logsumexp")
-def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Any:
+def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     dims = _dims(dim, input.dim())
     most = input.amax(dims, keepdim=True)
     most = torch.where(most.isfinite(), most, 0.0)
@@ -323,7 +330,7 @@ def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Any:
 
 
 @handles("unflatten")
-def _unflatten(input: Tensor, dim: int, sizes: Any) -> Any:
+def _unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
     return torch.unflatten(input, dim, sizes)  # Dynamo cannot trace the method of the same name below a mode
 
 
@@ -342,7 +349,7 @@ class ExactFunctions(TorchFunctionMode):
         super().__init__()
         self.attention = attention
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         name: str = getattr(func, "__name__", "")
         handler = _HANDLERS.get(name)
@@ -364,7 +371,7 @@ class ExactFunctions(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         if dropout_p or query.dim() != 4:
             return NotImplemented
         return attend(self.attention, query, key, value, attn_mask, is_causal, scale=scale)
@@ -449,7 +456,7 @@ def _exact_class(cls: type[nn.Module]) -> type[nn.Module]:
         with self.__dict__["exact_functions"], eager.ignored_function_mode():
             return cls.forward(self, *args, **kwargs)
 
-    def reduce(self: Any, protocol: Any) -> Any:
+    def reduce(self: Any, protocol: Any) -> tuple[object, ...]:
         return _new, (cls,), self.__dict__
 
     functools.update_wrapper(forward, cls.forward)  # transformers reads the signature

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from hop.compat.pytree import Kwargs
 from hop.impls.quantize import quantize, quantize_weight
 from hop.nn.contexts import WEIGHT
 from hop.nn.layers.base import Layer, check_unsharded, modules_of, not_a_model
@@ -106,7 +107,7 @@ def _check_scale(layer: Layer) -> None:
         )
 
 
-def _identity(layer: Layer) -> tuple[Any, ...]:
+def _identity(layer: Layer) -> tuple[object, ...]:
     """Key of a frozen weight: layers with equal keys share it."""
     if layer.frozen:
         return (id(layer.weight),)
@@ -119,7 +120,7 @@ def quantized_weight(layer: Layer, searches: bool = False) -> Any:
     """The frozen weight of a layer: a QuantizedTensor, rounded to nearest, with scales of least squared error if it
     `searches`.
     """
-    given: dict[str, Any] = {}
+    given: Kwargs = {}
     state = _state(layer)
     if isinstance(state, AmaxHistory):
         given = {"scale": state.amax}

@@ -7,17 +7,17 @@ with a packed 4096x4096 weight. `python -m benchmarks` writes it from benchmarks
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 from hop.kernels.cpu import native
 from hop.numerics.schemes import Scheme, named
+from hop.numerics.spelling import JsonObject
 
 FILE = Path(__file__).with_name("speeds.json")
 _ROWS = ("1 row", "128 rows")
 
 
 @functools.cache
-def table() -> dict[str, Any]:
+def table() -> JsonObject:
     """The entries of the file, by level."""
     return json.loads(FILE.read_text("utf-8"))
 

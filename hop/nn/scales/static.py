@@ -113,7 +113,7 @@ class StaticScale(Float32State):
         """Set `ready` by whether the scale has been set."""
         self.ready = not self.scale.is_meta and not bool(self.scale.isnan().any())
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.update_ready()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dtensor, process_groups, subclasses
-from hop.compat.pytree import tree_map_only
+from hop.compat.pytree import Args, Kwargs, tree_map_only
 from hop.impls.quantize import quantize
 from hop.impls.quantized.operands import swapped_codes, transposed
 from hop.nn.contexts import WEIGHT
@@ -153,7 +153,7 @@ _KEPT = {
 }
 
 
-def _apply(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(op: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run `op` on the data; views and copies remain MasterWeights."""
     plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
     out = op(*plain, **options)

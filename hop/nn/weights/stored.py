@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.compat import dtensor
+from hop.compat.pytree import StateDict
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import dequantize, quantize
 from hop.nn.contexts import WEIGHT
@@ -55,18 +56,18 @@ class StoredWeight(nn.Module):
             return weight
         return pack_operator(weight, "" if layout is None else str(layout))
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         self.save_plain(destination, f"{prefix}{WEIGHT}")
 
-    def save_plain(self, destination: dict[str, Any], key: str) -> None:
+    def save_plain(self, destination: StateDict, key: str) -> None:
         """Convert the weight in a state_dict to the plain form."""
         weight = destination.get(key)
         if self.packs and isinstance(weight, QuantizedTensor):
             destination[key] = self.laid_out(weight, False)
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: object, **kwargs: object
+        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: object, **kwargs: object
     ) -> None:
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
@@ -78,7 +79,7 @@ class StoredWeight(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         self.finish_loading(assigns)
 
-    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
+    def prepare_loading(self, state_dict: StateDict, key: str, assigns: bool) -> None:
         """Convert the weight in a state_dict to the form of the layer's weight."""
         if key in state_dict:
             self.check_loaded(key, state_dict[key], assigns)

@@ -82,7 +82,7 @@ class TfliteHardSwish(IntegerFunction):
         share = _high_product(share, mantissa)
         share = (share * torch.where(up > 0, 2, 1)).clamp(_LOW, _HIGH)
         share = floor_quotient(fp.shifted_right(share, right) + 2**15, 2)
-        product = _truncated_product(share, value)
+        product = torch.div(share * value, 2**15, rounding_mode="trunc").clamp(max=_HIGH)
         return fp.shifted_right(product, (-shift).clamp(0, 31)) + out_zero
 
 
@@ -95,8 +95,3 @@ def _of_16_bits(multiplier: Tensor) -> tuple[Tensor, Tensor]:
 def _high_product(a: Tensor, b: Tensor) -> Tensor:
     """a · b / 2^15 of int16 to nearest, ties up."""
     return floor_quotient(a * b + 2**14, 2**15).clamp(max=_HIGH)
-
-
-def _truncated_product(a: Tensor, b: Tensor) -> Tensor:
-    """a · b / 2^15 of int16, rounded toward zero."""
-    return torch.div(a * b, 2**15, rounding_mode="trunc").clamp(max=_HIGH)

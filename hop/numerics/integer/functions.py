@@ -28,40 +28,46 @@ I-BERT), with one scale and zero point per tensor, and returns codes of `format`
 torch.int16 for its full range.
 """
 
-from hop.numerics.integer.activations import TfliteHardSwish as TfliteHardSwish
-from hop.numerics.integer.activations import TfliteLeakyRelu as TfliteLeakyRelu
-from hop.numerics.integer.activations import TflitePrelu as TflitePrelu
+from hop.numerics.integer.activations import TfliteHardSwish, TfliteLeakyRelu, TflitePrelu
 from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.integer.norms import IBertLayerNorm
-from hop.numerics.integer.onnxruntime import OrtAdd as OrtAdd
-from hop.numerics.integer.onnxruntime import OrtAveragePool as OrtAveragePool
-from hop.numerics.integer.onnxruntime import OrtMean as OrtMean
-from hop.numerics.integer.onnxruntime import OrtMultiply as OrtMultiply
-from hop.numerics.integer.onnxruntime import OrtSoftmax as OrtSoftmax
-from hop.numerics.integer.pt2e import Pt2eAveragePool as Pt2eAveragePool
-from hop.numerics.integer.pt2e import Pt2eMean as Pt2eMean
-from hop.numerics.integer.resize import Pt2eResizeBilinear as Pt2eResizeBilinear
-from hop.numerics.integer.resize import TfliteResizeBilinear as TfliteResizeBilinear
-from hop.numerics.integer.resize import TosaResizeBilinear as TosaResizeBilinear
-from hop.numerics.integer.softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
-from hop.numerics.integer.softmax import TfliteLogSoftmax as TfliteLogSoftmax
+from hop.numerics.integer.onnxruntime import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
+from hop.numerics.integer.pt2e import Pt2eAveragePool, Pt2eMean
+from hop.numerics.integer.resize import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
+from hop.numerics.integer.softmax import IBertSoftmax, TfliteLogSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer.tables import TfliteRsqrt, TfliteSigmoid, TfliteTable
-from hop.numerics.integer.tflite import TfliteAdd as TfliteAdd
-from hop.numerics.integer.tflite import TfliteAveragePool as TfliteAveragePool
-from hop.numerics.integer.tflite import TfliteConcatenation as TfliteConcatenation
-from hop.numerics.integer.tflite import TfliteMean as TfliteMean
-from hop.numerics.integer.tosa import TosaAdd as TosaAdd
-from hop.numerics.integer.tosa import TosaAveragePool as TosaAveragePool
-from hop.numerics.integer.tosa import TosaConcatenation as TosaConcatenation
-from hop.numerics.integer.tosa import TosaMean as TosaMean
+from hop.numerics.integer.tflite import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
+from hop.numerics.integer.tosa import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
 __all__ = [
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",
+    "OrtAdd",
+    "OrtAveragePool",
+    "OrtMean",
+    "OrtMultiply",
+    "OrtSoftmax",
+    "Pt2eAveragePool",
+    "Pt2eMean",
+    "Pt2eResizeBilinear",
+    "TfliteAdd",
+    "TfliteAveragePool",
+    "TfliteConcatenation",
+    "TfliteHardSwish",
+    "TfliteLeakyRelu",
+    "TfliteLogSoftmax",
+    "TfliteMean",
+    "TflitePrelu",
+    "TfliteResizeBilinear",
     "TfliteRsqrt",
     "TfliteSigmoid",
     "TfliteSoftmax",
     "TfliteTable",
+    "TosaAdd",
+    "TosaAveragePool",
+    "TosaConcatenation",
+    "TosaMean",
+    "TosaResizeBilinear",
     "TosaSoftmax",
 ]

@@ -55,7 +55,7 @@ def _weighted(x: Tensor, places: Sequence[Between], dims: Sequence[int]) -> Tens
     return x
 
 
-def sizes_of(op: OpOverload, rest: Sequence[object], before: Sequence[Any], name: str) -> tuple[list[Any], bool]:
+def sizes_of(op: OpOverload, rest: Sequence[object], before: Sequence[int], name: str) -> tuple[list[Any], bool]:
     """The sizes of a call, and whether corners are aligned. Raises ValueError if a factor does not match the sizes."""
     sizes, align_corners, factors = resize(op, rest, before)
     if any(f is not None and n * f != size for f, n, size in zip(factors, before, sizes, strict=True)):
@@ -127,7 +127,7 @@ class TosaResizeBilinear(_OfCodes):
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.int16)
     rule: ClassVar[FixedPoint] = SINGLE
 
-    def mean(self, x: Tensor, sizes: Sequence[Any], align_corners: bool, dims: Sequence[int]) -> Tensor:
+    def mean(self, x: Tensor, sizes: Sequence[int], align_corners: bool, dims: Sequence[int]) -> Tensor:
         places, parts = [], 1
         for d, size in zip(dims, sizes, strict=True):
             step = TosaStep.of(x.shape[d], size, align_corners)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hop.compat import dynamo
 from hop.compat.export import is_lowering
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel, decline
 from hop.dispatch.plan import Plan
@@ -38,7 +39,7 @@ _BLOCK = 16
 _LOWER = (4, 9)  # distance of a number's lower bytes from its first
 
 
-def _prepare(call: tuple[Any, ...]) -> Plan:
+def _prepare(call: Args) -> Plan:
     """In C++, native/quantize/noise.cpp."""
     seed, _, shape, *_ = call
     decline(native.declines_here() or native.declines_tensor("seed", seed))
@@ -52,7 +53,7 @@ _NATIVE = Kernel("native", _prepare, native=True)
 class Noise(Hop):
     """The operator hop_noise."""
 
-    def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> Any:
+    def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> ArgsKwargs:
         if not isinstance(seed, Tensor):
             raise TypeError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if seed.dtype != torch.int64 or seed.dim():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dtensor, eager, tracing
+from hop.compat.pytree import Args, ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Declined, Kernel
@@ -37,7 +38,7 @@ _MAKE = "make one with hop.quantize"
 class QuantizeBuffers(Hop):
     """The operator hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages[, factor[, stream]])."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
     def reference(self, quantizer: str, /, *rest: Any) -> list[Tensor]:
@@ -80,7 +81,7 @@ def _given(
     usages: Sequence[str],
     factor: Tensor | None = None,
     stream: int | None = None,
-) -> tuple[Any, ...]:
+) -> Args:
     """The tensor to quantize, scale, zero point, noise and usages, with factor and stream applied."""
     if noise is not None and stream is not None:
         noise = random_bits(noise, x.shape, stream=stream)
@@ -90,7 +91,7 @@ def _given(
 class DequantizeBuffers(Hop):
     """The operator hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
 
-    def check(self, /, *args: object, **kwargs: object) -> Any:
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
     def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
@@ -123,7 +124,7 @@ class DequantizeBuffers(Hop):
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
 
 
-def _prepare_tiles(call: tuple[Any, ...]) -> Plan:
+def _prepare_tiles(call: Args) -> Plan:
     if not Quantizer.parse(call[0]).is_tiled():
         raise Declined("for codes in tiles")
     return _dequantize_tiles
@@ -148,7 +149,7 @@ dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
 class Buffers(Composite):
     """The operator hop_buffers."""
 
-    def check(self, x: Tensor, /) -> Any:
+    def check(self, x: Tensor, /) -> ArgsKwargs:
         return (x,), {}
 
     def reference(self, x: Any, /) -> list[Tensor]:
@@ -161,7 +162,7 @@ buffers_operator = Buffers("hop_buffers")
 class Dequantize(Composite):
     """The operator hop_dequantize."""
 
-    def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> Any:
+    def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> ArgsKwargs:
         if not isinstance(x, Tensor):
             raise TypeError(f"dequantize: x must be a QuantizedTensor, got {shown(x)}; {_MAKE}")
         if dtype is None or dtype == x.dtype:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from hop.compat import tracing
 from hop.compat.pytree import tree_leaves, tree_map
@@ -33,7 +34,7 @@ aten = torch.ops.aten
 _KEEP_LAST = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default})
 
 
-def elementwise(corners: Callable[..., list[Any]], *operands: Any) -> Sum:
+def elementwise(corners: Callable[..., list[Any]], *operands: object) -> Sum:
     """Bounds of an operator that is extreme where its operands are: `corners(*intervals)` computes it there."""
     given = [integer_bounds(x) for x in operands]
     known = " and ".join(interval(*x.hull()) for x in given)
@@ -60,7 +61,7 @@ def products(a: Any, b: Any) -> list[Any]:
     return [x * y for x, y in product(a, b)]
 
 
-def multiply(x: object, by: object) -> Any:
+def multiply(x: object, by: object) -> object:
     if by == 1:
         return x
     if not isinstance(by, int):
@@ -71,15 +72,15 @@ def multiply(x: object, by: object) -> Any:
     return result.parts
 
 
-def add_rule(node: Node, a: object, b: object, alpha: object = 1) -> Any:
+def add_rule(node: Node, a: object, b: object, alpha: object = 1) -> Sum:
     return elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], a, multiply(b, alpha))
 
 
-def sub_rule(node: Node, a: object, b: object, alpha: object = 1) -> Any:
+def sub_rule(node: Node, a: object, b: object, alpha: object = 1) -> Sum:
     return elementwise(lambda x, y: [x[0] - y[1], x[1] - y[0]], a, multiply(b, alpha))
 
 
-def divisor_of_remainder(node: Node) -> Any:
+def divisor_of_remainder(node: Node) -> Argument:
     """n if a node is x - floor(x / n) * n, otherwise None.
 
     Interval arithmetic on the subtraction would give far wider bounds than 0 to n - 1.
@@ -104,7 +105,7 @@ def remainder(by: object) -> Integers | None:
     return Integers(torch.zeros_like(divisor.high), divisor.high - 1)
 
 
-def mul_rule(node: Node, a: object, b: object) -> Any:
+def mul_rule(node: Node, a: object, b: object) -> Sum:
     if node.args[0] is node.args[1]:  # a square
         low, high = integer_bounds(a).hull()
         limits = [low * low, high * high] + ([0] if low < 0 < high else [])
@@ -112,17 +113,17 @@ def mul_rule(node: Node, a: object, b: object) -> Any:
     return elementwise(products, a, b)
 
 
-def neg_rule(node: Node, a: object) -> Any:
+def neg_rule(node: Node, a: object) -> Sum:
     return elementwise(lambda x: [-x[0], -x[1]], a)
 
 
-def abs_rule(node: Node, a: object) -> Any:
+def abs_rule(node: Node, a: object) -> Sum:
     low, high = integer_bounds(a).hull()
     limits = [abs(low), abs(high)]
     return Sum(0 if low <= 0 <= high else min(limits), max(limits), None, interval(low, high))
 
 
-def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> Any:
+def floor_divide_rule(node: Node, a: object, b: object, rounding_mode: str | None = None) -> Sum:
     divisor = integer_bounds(b)
     low, high = divisor.hull()
     if rounding_mode not in ("floor", "trunc") or low <= 0 <= high:
@@ -137,14 +138,14 @@ def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> 
     return elementwise(lambda x, y: [quotient(*limits) for limits in product(x, y)], a, divisor)
 
 
-def remainder_rule(node: Node, a: object, b: object) -> Any:
+def remainder_rule(node: Node, a: object, b: object) -> Integers:
     result = remainder(b)
     if result is None:
         raise Unknown("a remainder by a number that may not be positive")
     return result
 
 
-def bitwise_and_rule(node: Node, a: object, b: object) -> Any:
+def bitwise_and_rule(node: Node, a: object, b: object) -> Integers:
     limits = [x.hull() for x in (integer_bounds(a), integer_bounds(b))]
     positive = [high for low, high in limits if low >= 0]
     if not positive:
@@ -152,7 +153,7 @@ def bitwise_and_rule(node: Node, a: object, b: object) -> Any:
     return integers(0, min(positive))
 
 
-def clamp_rule(node: Node, x: object, low: object = None, high: object = None) -> Any:
+def clamp_rule(node: Node, x: object, low: object = None, high: object = None) -> Integers:
     result = integer_bounds(x)
     for limit, function in ((low, torch.maximum), (high, torch.minimum)):
         if limit is not None:
@@ -168,19 +169,19 @@ def _limited(a: Integers, b: Integers, function: Callable[..., Tensor]) -> Integ
     return Integers(function(a.low, b.low), function(a.high, b.high))
 
 
-def maximum_rule(node: Node, a: object, b: object) -> Any:
+def maximum_rule(node: Node, a: object, b: object) -> Integers:
     return _limited(integer_bounds(a), integer_bounds(b), torch.maximum)
 
 
-def minimum_rule(node: Node, a: object, b: object) -> Any:
+def minimum_rule(node: Node, a: object, b: object) -> Integers:
     return _limited(integer_bounds(a), integer_bounds(b), torch.minimum)
 
 
-def relu_rule(node: Node, x: object) -> Any:
+def relu_rule(node: Node, x: object) -> Integers:
     return _limited(integer_bounds(x), integers(0, 0), torch.maximum)
 
 
-def where_rule(node: Node, condition: object, a: object, b: object) -> Any:
+def where_rule(node: Node, condition: object, a: object, b: object) -> Integers:
     x, y, known = integer_bounds(a), integer_bounds(b), constant(condition)
     if known is not None and known.numel() and (known.all() or not known.any()):
         return x if known.all() else y
@@ -190,7 +191,7 @@ def where_rule(node: Node, condition: object, a: object, b: object) -> Any:
 # ---- operators that move or select elements
 
 
-def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+def chosen_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Integers:
     """Bounds of an operator whose results are elements of x."""
     given = list(map(integer_bounds, x)) if isinstance(x, list | tuple) else [integer_bounds(x)]
     if all(g.is_single() for g in given) and len({g.hull() for g in given}) == 1:
@@ -201,7 +202,7 @@ def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
     others = tree_leaves((rest, kwargs))
     if len(shapes) == len(given) and all(math.prod(s) <= FEW for s in shapes) and all(_is_plain(o) for o in others):
 
-        def moved(tensors: list[Tensor]) -> Any:
+        def moved(tensors: list[Tensor]) -> Tensor:
             spread = [t.expand(s) for t, s in zip(tensors, shapes, strict=True)]
             operand = spread if isinstance(first, list | tuple) else spread[0]
             given_rest = tree_map(lambda o: o.value if isinstance(o, Known) else o, (rest, kwargs))
@@ -223,16 +224,16 @@ def _is_plain(x: object) -> bool:
     return isinstance(x, Known | numbers | torch.dtype | torch.memory_format | torch.layout | torch.device)
 
 
-def hull_of_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Any:
+def hull_of_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Integers:
     return single_interval(integer_bounds(x))
 
 
-def hull_and_index_rule(node: Node, x: object, *rest: object, **kwargs: object) -> Any:
+def hull_and_index_rule(node: Node, x: object, *rest: object, **kwargs: object) -> tuple[object, ...]:
     value = node.meta["val"]
     interval_of = single_interval(integer_bounds(x)) if is_integer(value[0].dtype) else bounds(x)
     return (interval_of, *(dtype_bounds(v) for v in value[1:]))
 
 
-def padded_rule(node: Node, x: object, pad: object, value: object = 0) -> Any:
+def padded_rule(node: Node, x: object, pad: object, value: object = 0) -> Integers:
     (low, high), (a, b) = integer_bounds(x).hull(), integer_bounds(value).hull()
     return integers(min(low, a), max(high, b))

@@ -14,7 +14,7 @@ from hop.export.analysis.intervals import elements, sums
 from hop.export.analysis.intervals.values import Integers, Known, Reals, bounds, dtype_range, integers, reals
 
 
-def cast_rule(node: Node, x: object, **kwargs: object) -> Any:
+def cast_rule(node: Node, x: object, **kwargs: object) -> Integers:
     dtype = node.meta["val"].dtype
     result = bounds(x)
     low, high = dtype_range(dtype)
@@ -37,7 +37,7 @@ UNFILLED = frozenset(
 )
 FILLED = frozenset({aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.new_full.default})
 
-RULES: dict[Any, Callable[..., Any]] = {
+RULES: dict[object, Callable[..., Any]] = {
     aten.add.Tensor: elements.add_rule,
     aten.add.Scalar: elements.add_rule,
     aten.sub.Tensor: elements.sub_rule,

@@ -14,7 +14,7 @@ FEW = 2**16  # the largest number of elements that are bounded one by one
 
 @dataclass(frozen=True)
 class Known:
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class NoBounds:
     """No bounds, for symbolic numbers and for tensors that are neither integers nor real numbers."""
 
 
-def dtype_bounds(x: object) -> Any:
+def dtype_bounds(x: object) -> object:
     """The bounds of a value that follow from its dtype; for a list or tuple, a tuple of them."""
     if isinstance(x, list | tuple):
         return tuple(map(dtype_bounds, x))

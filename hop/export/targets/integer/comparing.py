@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from hop.compat.pytree import Kwargs
 from hop.dispatch import compiled
 from hop.dispatch.operators import VIEW, of
 from hop.export.analysis.arguments import Arguments
@@ -147,7 +148,7 @@ class FileRunner(Runner):
             if node.op == "placeholder":
                 self.compare(node, output, (), {})
 
-    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+    def run(self, interpreter: fx.Interpreter, node: Node) -> object:
         args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if can_be_tried(node) else ((), {})
         output = interpreter.run_node(node)
         if self.pairs is None:
@@ -156,7 +157,7 @@ class FileRunner(Runner):
             self.compare(node, output, args, kwargs)
         return output
 
-    def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
         for pair in (self.pairs or {}).get(node, ()):
             result = pair.viewed(output)
             theirs = pair.arranged(result, self.runtime.value(pair.tensor))
@@ -269,7 +270,7 @@ class FileRunner(Runner):
         named = [
             _Pair(n, by_name[n.name], self.caller)
             for n in nodes
-            if n.name in by_name and _same_sizes(n, by_name[n.name])
+            if n.name in by_name and sorted(_sizes(n)) == sorted(by_name[n.name].shape)
         ]
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
         pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
@@ -336,7 +337,3 @@ def _quantizes(node: Node) -> bool:
 def _sizes(node: Node) -> list[int]:
     value = node.meta["val"]
     return list((value[0] if isinstance(value, list | tuple) else value).shape)
-
-
-def _same_sizes(node: Node, tensor: FileTensor) -> bool:
-    return sorted(_sizes(node)) == sorted(tensor.shape)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args, Kwargs
 from hop.export.targets.integer.values import Codes, new
 from hop.numerics.requantization import Convention
 
@@ -35,8 +36,8 @@ class Step:
 
     file: Any  # a File of this or another format
     op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     result: Codes
     low: float | None = None  # the range of a fused activation
     high: float | None = None

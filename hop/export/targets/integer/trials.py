@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
+from hop.compat.pytree import Kwargs
 from hop.dispatch import compiled
 from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
 from hop.export.analysis.comparison import Trial
@@ -33,7 +34,7 @@ class Sample:
     """A call of a program, and the runtime's codes for it, in the program's dimension order."""
 
     args: Sequence[Any]
-    kwargs: dict[str, Any]
+    kwargs: Kwargs
     theirs: Tensor
 
 

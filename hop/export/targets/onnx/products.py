@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args, Kwargs
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL
 from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.forms import as_convolution, as_product
@@ -28,7 +29,7 @@ def _are_codes(*operands: object) -> bool:
     return all(isinstance(x, Tensor) and x.dtype in _CODES for x in operands)
 
 
-def _as_matmul(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def _as_matmul(op: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
     if op is aten.linear.default and _are_codes(*args[:2]) and args[0].dim() > 1 and args[1].dim() == 2:
         x, weight = args[:2]
         bias = args[2] if len(args) > 2 else None
@@ -40,7 +41,7 @@ def _as_matmul(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     return product.complete(MATMUL(product.lhs, product.rhs, None, None))
 
 
-def _as_convolution(op: Any, args: tuple[Any, ...]) -> Tensor | None:
+def _as_convolution(op: Any, args: Args) -> Tensor | None:
     if len(args) < 2 or not _are_codes(*args[:2]):
         return None
     pads = None
@@ -60,7 +61,7 @@ def _both(conv: Convolution) -> list[int]:
     return [*conv.padding, *conv.padding]
 
 
-def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
+def _with_numbers(op: Any, args: Any) -> tuple[Any, Args, list[int]]:
     """A convolution with padding "same" or "valid", rewritten without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1

@@ -21,6 +21,7 @@ from hop.numerics.spelling import shown
 OP = "com.microsoft.MatMulNBits"
 _KINDS = {2: "INT4", 4: "INT4", 8: "INT8"}
 _LEAST_BLOCK = 16
+_SIZES = ("K", "N", "block_size", "bits")
 
 
 def unpacked(node: FileNode, constants: MutableMapping[str, Constant]) -> FileNode:
@@ -66,9 +67,6 @@ def unpacked(node: FileNode, constants: MutableMapping[str, Constant]) -> FileNo
         _refuse(f"the file has a tensor {shown(taken[0])}, whose name this operator needs; rename it")
     constants.update(zip(names, added.values(), strict=True))
     return replace(node, inputs=(inputs[0], *names[:3], inputs[5], *names[3:]))
-
-
-_SIZES = ("K", "N", "block_size", "bits")
 
 
 def _refuse(why: str) -> NoReturn:

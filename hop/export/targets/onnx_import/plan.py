@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args
 from hop.compat.subclasses import FakeTensorMode
 from hop.export.targets.onnx_import import nibbles
 from hop.export.targets.onnx_import.calls import Numbers
@@ -35,7 +35,7 @@ class Plan:
 
     def __init__(
         self,
-        fold: Callable[[FileNode], tuple[Any, ...]],
+        fold: Callable[[FileNode], Args],
         place: Callable[[FileNode], str],
         known: Collection[str],
     ) -> None:

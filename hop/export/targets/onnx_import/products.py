@@ -63,7 +63,7 @@ def general(call: Call) -> Tensor:
 # ---- windows
 
 
-def windows(call: Call, sizes: Sequence[Any], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Strides, dilations and the padding before and after each dimension, as ONNX lists it."""
     n = len(kernel)
     strides, dilations = (call.integers(name) or [1] * n for name in ("strides", "dilations"))

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args, Kwargs
 from hop.export.targets.integer.model import Model
 from hop.numerics.spelling import shown
 
@@ -57,7 +58,7 @@ class Constant:
 
     kind: str
     data: Tensor
-    elements: tuple[Any, ...] | None
+    elements: Args | None
 
     @classmethod
     def of(cls, data: Tensor, kind: str | None = None) -> "Constant":
@@ -285,7 +286,7 @@ class _Reader:
         for name in node.input:
             if name and not _is_known(name, known):
                 self.wrong(f"reads {shown(name)}, which no node before it computes")
-        attributes: dict[str, Any] = {}
+        attributes: Kwargs = {}
         for attribute in node.attribute:
             self.place = f"{place}, attribute {shown(attribute.name)},"
             if attribute.name in attributes:

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args, Kwargs
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
 from hop.export.rewrite.target import Target
@@ -53,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a file before it is converted: names in the schema's enumerations, by number; integer constants,
+    """Facts read from a file before it is converted: names in the schema's enumerations, by number; integer constants,
     by tensor; and the functions that tables have, by operator.
     """
 
@@ -71,7 +72,7 @@ class Call:
     """
 
     op: FileOperator
-    inputs: tuple[Any, ...]
+    inputs: Args
     tensors: tuple[FileTensor | None, ...]
     result: FileTensor
     target: Target
@@ -133,7 +134,7 @@ class Call:
         layout: str = FILE,
         bounds: tuple[float | None, float | None] | None = None,
         *,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
         convention: Convention | None = None,
     ) -> Value:
         """The result of hop.scaled."""

@@ -5,11 +5,11 @@ If TFLite's operator returns codes with its operand's scale, a QUANTIZE follows 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Kwargs
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
 from hop.export.targets.integer.arguments import bias_codes, no_ceil_mode, pair, window_of
@@ -329,7 +329,7 @@ def _function(step: Step) -> None:
             f"TFLite's {name} returns codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize with "
             "these"
         )
-    options: dict[str, Any] = {}
+    options: Kwargs = {}
     if name == "GELU":
         options["approximate"] = step.kwargs.get("approximate") == "tanh"
     elif name == "LEAKY_RELU":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.compat.pytree import Args
 from hop.dispatch.operators import FUNCTION, SCALED, aten
 from hop.export.rewrite.code_floats import Held, run_requantized
 from hop.export.targets.integer.graph import FileOperator, FileTensor
@@ -27,7 +28,7 @@ class Function:
     """A function of each element, and the range of its activation."""
 
     op: Any
-    args: tuple[Any, ...] = ()
+    args: Args = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     bounds: tuple[float | None, float | None] = (None, None)
 

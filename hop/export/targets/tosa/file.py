@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hop.export.targets.integer.model import Names
-from hop.numerics.spelling import from_json
+from hop.numerics.spelling import JsonObject, from_json
 
 DTYPES = {
     torch.int8: "INT8",
@@ -69,7 +69,7 @@ def encode(caller: str, content: Mapping[str, object]) -> bytes:
         return path.with_suffix(".tosa").read_bytes()
 
 
-def decode(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
+def decode(caller: str, buffer: bytes, what: str) -> JsonObject:
     """Decode a file to a structure as in the schema.
 
     Raises ValueError if it is not a TOSA file, or if it refers to its tables so often that JSON has more than _TEXT
@@ -107,9 +107,9 @@ class File:
 
     def __init__(self) -> None:
         schema("to_tosa")
-        self.tensors: list[dict[str, Any]] = []
-        self.shapes: list[dict[str, Any]] = []
-        self.operators: list[dict[str, Any]] = []
+        self.tensors: list[JsonObject] = []
+        self.shapes: list[JsonObject] = []
+        self.operators: list[JsonObject] = []
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.names = Names()
@@ -124,7 +124,7 @@ class File:
         data: Tensor | None = None,
     ) -> str:
         """Add a tensor and return its name. TOSA has no scales, so `quantization` is ignored."""
-        entry: dict[str, Any] = {"name": self.names.free(name), "shape": list(shape), "type": DTYPES[dtype]}
+        entry: JsonObject = {"name": self.names.free(name), "shape": list(shape), "type": DTYPES[dtype]}
         self.tensors.append(entry)
         self.sizes[entry["name"]], self.dtypes[entry["name"]] = tuple(shape), dtype
         if data is not None:

@@ -18,6 +18,7 @@ from hop.export.targets.tosa.resizes import interpolated, repeated
 from hop.export.targets.tosa.scales import Scale, accumulator_name, finished, plain, rescaled, same, sums
 from hop.export.targets.tosa.views import reshaped, sliced, viewed
 from hop.numerics.integer.functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
+from hop.numerics.spelling import JsonObject
 
 
 def _float32(x: float) -> Tensor:
@@ -274,7 +275,7 @@ def _pool(step: Step) -> None:
     x, file = step.arg(0), step.file
     is_maximum, kernel, stride, pad, _ = window_of(step, "TOSA")
     image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
-    attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
+    attributes: JsonObject = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
     shape, inputs = [step.result.shape[d] for d in LAST], [image]
     if is_maximum:
         attributes["nan_mode"] = "PROPAGATE"

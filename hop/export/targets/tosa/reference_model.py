@@ -6,12 +6,12 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.export.targets.tosa.file import decode, encode
+from hop.numerics.spelling import JsonObject
 
 PLACE = "HOP_TOSA"
 _NAME = "tosa_reference_model"
@@ -65,7 +65,7 @@ class ReferenceModel:
         if len(blocks) != 1:
             raise ValueError(f"{caller}: {what} has {len(blocks)} blocks, but must have one")
         (self.block,) = blocks
-        self.tensors: dict[str, dict[str, Any]] = {t["name"]: t for t in self.block.get("tensors", ())}
+        self.tensors: dict[str, JsonObject] = {t["name"]: t for t in self.block.get("tensors", ())}
         self.inputs: list[str] = self.block.get("inputs", [])
         self.outputs: list[str] = self.block.get("outputs", [])
 

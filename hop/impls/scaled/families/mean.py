@@ -6,12 +6,12 @@ and rounded to float32.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import tracing
+from hop.compat.pytree import Kwargs
 from hop.dispatch.operators import INTERPOLATE, MEAN, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, keeps_dims, shape, values
 from hop.impls.scaled.family import Meaning
@@ -62,7 +62,7 @@ def _of(call: Call, x: Tensor, dims: list[int]) -> Tensor:
     return pooling.averaged(wide, call.op, call.args[1:], options, dims)
 
 
-def _options(call: Call) -> dict[str, Any]:
+def _options(call: Call) -> Kwargs:
     return {name: v for name, v in call.kwargs.items() if name != "dtype"}
 
 
