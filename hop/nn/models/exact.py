@@ -21,6 +21,7 @@ from hop.compat.pytree import Args, Kwargs
 from hop.impls.scaled import scaled
 from hop.nn.attention.attending import attend
 from hop.nn.layers.base import modules_of
+from hop.nn.models.subclassing import subclass
 from hop.numerics import blocks, pooling
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
@@ -456,14 +457,4 @@ def _exact_class(cls: type[nn.Module]) -> type[nn.Module]:
         with self.__dict__["exact_functions"], eager.ignored_function_mode():
             return cls.forward(self, *args, **kwargs)
 
-    def reduce(self: Any, protocol: Any) -> tuple[object, ...]:
-        return _new, (cls,), self.__dict__
-
-    functools.update_wrapper(forward, cls.forward)  # transformers reads the signature
-    names = {"forward": forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, _Exact), {**names, "__reduce_ex__": reduce})
-
-
-def _new(cls: type[nn.Module]) -> nn.Module:
-    exact = _exact_class(cls)
-    return exact.__new__(exact)
+    return subclass(_exact_class, cls, _Exact, forward)
