@@ -265,7 +265,7 @@ def _freeze_layer(layer: Layer, row: LayerError, observed: Moments, settings: Se
     """Freeze a layer with the chosen codes, unless they are no better than the nearest ones."""
     if not bool(observed.sum.isfinite().all()):
         return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
-    rounded = quantized_weight(layer, settings.search)
+    rounded = quantized_weight(layer, settings.search, layer.signed_scales())
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)
     flat = weight.flatten(1)

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from hop.compat.imports import when_imported
-from hop.impls.quantize import quantize
+from hop.impls.quantize import quantize_weight
 from hop.nn.layers.base import Layer, of_class
 from hop.nn.weights.holders import holder_of
 
@@ -76,7 +76,8 @@ def _requantized(layer: Any, floats: Any) -> Any:
             "and its weight cannot be quantized again; merge outside of it"
         )
     result = of_class(type(layer), layer)
-    weight = result.laid_out(quantize(q, floats.weight.detach()), layer.packs)
+    weight = quantize_weight(q, floats.weight.detach(), signed=layer.signed_scales())
+    weight = result.laid_out(weight, layer.packs)
     result.take_frozen(nn.Parameter(weight, requires_grad=False), layer.packs)
     if getattr(floats, "bias", None) is not None:
         result.bias = nn.Parameter(floats.bias.detach(), requires_grad=False)

@@ -36,6 +36,7 @@ from hop.nn.layers.base import Layer
 from hop.nn.models.conversion import Rules
 from hop.nn.models.exact import check_layers
 from hop.nn.models.report import Report
+from hop.nn.weights.holders import Weight
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import JsonObject, from_json, shown
@@ -261,7 +262,9 @@ class _PlannedTensor:
 
     def __init__(self, entry: Entry, model: nn.Module) -> None:
         self.entry = entry
-        self.name, self.quantizer = _quantizer(model, entry)  # its name in the model
+        self.name, layer = _layer(model, entry)  # its name in the model
+        self.quantizer = None if layer is None else layer.frozen_quantizer()
+        self.signed = layer is not None and layer.signed_scales()
         self.squares = [0.0, 0.0]  # sums of squares of errors and of values
         self.written = {entry.name: entry}
         if self.quantizer is not None:
@@ -277,7 +280,7 @@ class _PlannedTensor:
             return
         for first, last in self._rows(self.quantizer):
             floats = header.rows(self.entry, first, last)
-            weight = quantize_weight(self.quantizer, floats)
+            weight = quantize_weight(self.quantizer, floats, signed=self.signed)
             self._measure(floats, weight)
             for name, data in weight.buffers().items():
                 key = f"{self.entry.name}:{name}"
@@ -306,8 +309,8 @@ class _PlannedTensor:
         return ((first, min(first + size, rows)) for first in range(0, rows, size))
 
 
-def _quantizer(model: Any, entry: Entry) -> tuple[str, Quantizer | None]:
-    """The name of a tensor in the model, and its quantizer; None if it stays in floats."""
+def _layer(model: Any, entry: Entry) -> tuple[str, Layer | Weight | None]:
+    """The name of a tensor in the model, and the layer that quantizes it; None if it stays in floats."""
     for name in _names_in(model, entry.name):
         try:
             layer = weight_of(model, name)
@@ -320,7 +323,7 @@ def _quantizer(model: Any, entry: Entry) -> tuple[str, Quantizer | None]:
                 f"quantize_folder: tensor {entry.name!r} is {entry.dtype} of {entry.shape}, and the model has floats "
                 f"of {tuple(layer.weight.shape)}"
             )
-        return name, layer.frozen_quantizer()
+        return name, layer
     return entry.name, None
 
 

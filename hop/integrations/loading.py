@@ -56,7 +56,7 @@ class Quantize(_Operation):
             return value
         q = layer.frozen_quantizer()
         assert q is not None
-        return nn.Parameter(quantize_weight(q, value), requires_grad=False)
+        return nn.Parameter(quantize_weight(q, value, signed=layer.signed_scales()), requires_grad=False)
 
 
 class Assemble(_Operation):

@@ -209,7 +209,7 @@ class Microscaling(Rule):
         tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
         return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
-    def weight_search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format, signed: bool = False) -> Search | None:
         return weight_search.codes(format, (0, -1), 2**self.exponent.bits - 2)
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
@@ -297,7 +297,7 @@ class TwoLevel(Rule):
         inverse = (self.inner.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
         return Found((inner, outer), parts.x * parts.once(inverse))
 
-    def weight_search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format, signed: bool = False) -> Search | None:
         return weight_search.codes(format, (0, -1, 1, 4, 5), self.inner.largest)
 
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:

@@ -188,8 +188,10 @@ class Rule(Value):
         """Find the scales of blocks, and scale the elements."""
         raise NotImplementedError
 
-    def weight_search(self, format: Format) -> Search | None:
-        """How hop.quantize_weight searches for scales of less squared error; None if it keeps those of `find`."""
+    def weight_search(self, format: Format, signed: bool = False) -> Search | None:
+        """How hop.quantize_weight searches for scales of less squared error, which may be negative if `signed`; None if
+        it keeps those of `find`.
+        """
         return None
 
     def missing(self, prefix: str = "") -> str | None:

@@ -119,8 +119,8 @@ class Amax(Rule):
         scale = parts.once(_no_zero(_quotient(amax, format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
-    def weight_search(self, format: Format) -> Search | None:
-        return weight_search.symmetric(format) if self.floor == 0 else None
+    def weight_search(self, format: Format, signed: bool = False) -> Search | None:
+        return weight_search.symmetric(format, signed) if self.floor == 0 else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,7 +149,7 @@ class MinMax(Rule):
         zero_point = torch.where(scale == scale, zero_point, format.min)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
 
-    def weight_search(self, format: Format) -> Search | None:
+    def weight_search(self, format: Format, signed: bool = False) -> Search | None:
         return weight_search.affine(format)
 
 

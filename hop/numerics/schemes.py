@@ -167,6 +167,12 @@ class Scheme(Value):
         found = [q for q in (self.lhs, self.output) if q is not None and q.scale.missing() is None]
         return any(set(block[:-1]) != {1} for q in found for _, block in q.stored_by_rule().values())
 
+    def signed_scales(self) -> bool:
+        """Whether the searched scales of weights may be negative: where activations stay in floats. Backends that
+        multiply integers, such as XNNPACK, need positive ones.
+        """
+        return self.lhs is None
+
     def adds_noise(self) -> bool:
         """Whether training replaces an operand's codes by floats with noise."""
         return any(q is not None and q.adds_noise() for q in (self.lhs, self.rhs))

@@ -2,7 +2,8 @@
 
 A search starts from what the quantizer's rule finds, and tries several candidates for each block:
 
-    scale    x is rounded to q, the nearest values of x · level / amax for each level; the scale is Σxq / Σq²
+    scale    x is rounded to q, the nearest values of x · level / amax for each level; the scale is Σxq / Σq², which
+             is negative for a negative level
     affine   likewise with the range of the block, extended to include 0, in place of amax, and the zero point of each
     code     the scale is a code: the rule's, and those a few codes away
 
@@ -41,12 +42,17 @@ class Search:
     """The largest code of a scale."""
 
 
-def symmetric(format: Format) -> Search | None:
+def symmetric(format: Format, signed: bool = False) -> Search | None:
     """The search for formats whose scale is amax / max: that level, and others from half a code below to half a code
     above the largest magnitude. None for formats without integers, or of more than 6 bits.
+
+    If `signed`, and the format has one more negative code, the others map the largest element to that code, or half a
+    code beyond it, whatever its sign: the scale is negative where that element is positive.
     """
     if not format.is_integer or format.bits > 6 or format.zero != 0:
         return None
+    if signed and -format.min > format.max:
+        return Search(SCALE, (format.max, *(s * (format.min + c) for c in (0.0, -0.5) for s in (-1, 1))))
     last = int(2 * max(format.max, -format.min)) + 1
     levels = (level / 2 for level in range(max(int(2 * format.max) - 1, 1), last + 1))
     return Search(SCALE, (format.max, *(level for level in levels if level != format.max)))

@@ -183,6 +183,9 @@ class TestIntegers(unittest.TestCase):
     def test_weight_only(self):
         """Sums of floats, in an order of the kernel's own: within the bound of the page on scaled."""
         module, x = linear(None, presets.INT4_32)
+        weight = hop.quantize_weight(presets.INT4_32, torch.randn(16, 64) / 4, signed=True)
+        assert bool((weight.buffers()["scale"] < 0).any())
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
         got, want = run(to_executorch(torch.export.export(module, (x,))), x), module(x)
         bound = (64 + 8) * 2**-24 * (x.abs() @ hop.dequantize(module.weight).abs().t() + module.bias.abs())
         assert ((got - want).abs() <= 2 * bound).all()

@@ -216,6 +216,7 @@ def layers() -> dict[str, Case]:
     return {
         **{name: Case(linear(lhs), (x,), (hop.quantize(rhs, w),)) for name, (lhs, rhs) in pairs.items()},
         **{name: Case(linear(lhs), (x,), (hop.quantize(rhs, w),), 2e-6) for name, (lhs, rhs) in floats.items()},
+        "4w_signed": Case(linear(None), (x,), (hop.quantize_weight(presets.INT4_32, w, signed=True),), 2e-6),
         "int8_bias": Case(linear(row), (x,), (hop.quantize(row, w), torch.randn(48))),
         "attention": Case(attention(row), (a, b)),
         "attention_affine": Case(attention(presets.INT8_TENSOR_AFFINE), (a, b)),

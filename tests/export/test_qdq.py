@@ -206,6 +206,15 @@ class TestLeft(unittest.TestCase):
         assert not written.report.rewritten and reason in str(written.report)
         assert torch.equal(written.program.module()(x), module(x))
 
+    def test_negative_scales(self):
+        """XNNPACK needs positive ones."""
+        module = layer(LINEAR, presets.INT4_32, (32, 64), x=presets.INT8_ROW_AFFINE, output=torch.float32, bias=32)
+        weight = hop.quantize_weight(presets.INT4_32, torch.randn(32, 64), signed=True)
+        module.w1 = torch.nn.Parameter(weight, requires_grad=False)
+        written = to_qdq(exported(module, torch.randn(5, 64)))
+        assert not written.report.rewritten
+        assert "a scale of its weight is not a positive, normal number" in str(written.report)
+
     @pytest.mark.full
     def test_floats_for_xnnpack(self):
         program = exported(layer(LINEAR, presets.INT8_ROW, (32, 64), output=torch.float32), torch.randn(5, 64))

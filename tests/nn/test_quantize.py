@@ -564,12 +564,44 @@ class TestRequantize:
     def test_weights_are_searched_unless_they_may_be_trained(self):
         torch.manual_seed(0)
         linear = nn.Linear(64, 48)
-        rule, searched = (f(presets.INT4_32, linear.weight) for f in (hop.quantize, hop.quantize_weight))
+        rule = hop.quantize(presets.INT4_32, linear.weight)
+        searched = hop.quantize_weight(presets.INT4_32, linear.weight, signed=True)
         for options, want in (({}, searched), ({"weights": "rule"}, rule)):
             got = hop.quantize_(copy.deepcopy(linear), "int4", pack=False, **options).weight
             assert torch.equal(plain(got), plain(want))
         converted = hop.nn.convert(copy.deepcopy(linear), "int4")
         assert torch.equal(plain(hop.quantize_(converted, "int4", pack=False).weight), plain(rule))
+
+    @parameterized.expand(
+        [
+            ("floats", "int4", {}, True),
+            ("requantized", "int4", {"requantize": True}, True),
+            ("gptq", "int4", {"weights": "gptq"}, True),
+            ("integers", "8da4w", {}, False),
+            ("integers_requantized", "8da4w", {"requantize": True}, False),
+            ("integers_gptq", "8da4w", {"weights": "gptq"}, False),
+        ]
+    )
+    def test_searched_scales_are_negative_only_under_float_activations(self, _name, scheme, options, signed):
+        torch.manual_seed(0)
+        linear = nn.Linear(64, 48)
+        model = nn.Sequential(copy.deepcopy(linear), nn.ReLU(), nn.Linear(48, 8)).eval()
+        if "requantize" in options:
+            model = hop.quantize_(model, presets.INT8_32)
+        if "weights" in options:
+            options = options | {"calibrate": [torch.randn(32, 64)]}
+        weight = hop.quantize_(model, scheme, pack=False, **options)[0].weight
+        scale = weight.buffers()["scale"]
+        assert weight.quantizer == presets.INT4_32
+        assert bool((scale < 0).any()) == signed and bool((scale != 0).all())
+        assert (hop.dequantize(weight) - linear.weight).norm() < 0.15 * linear.weight.norm()
+
+    def test_a_weight_shared_with_integers_has_positive_scales(self):
+        torch.manual_seed(0)
+        model = Tied().eval()
+        hop.quantize_(model, {"embed": "int4", "head": "8da4w"})
+        assert model.embed.weight is model.head.weight
+        assert bool((model.head.weight.buffers()["scale"] > 0).all())
 
     def test_holds_few_floats(self):
         """A table of many parts: the floats of one at a time."""

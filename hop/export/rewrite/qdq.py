@@ -329,7 +329,10 @@ class _Writer(Editing):
             block = channel_block
         step = weight.scale.to(torch.float32)
         if not bool(((step >= torch.finfo(torch.float32).tiny) & step.isfinite()).all()):
-            raise _NotRewritten("a scale of its weight is 0, or not normal")
+            raise _NotRewritten(
+                "a scale of its weight is not a positive, normal number; hop.quantize_ gives positive ones to float "
+                "weights of schemes with quantized activations"
+            )
         constant = self.constant_node(f"{node.name}_codes", codes.to(torch.int8).contiguous())
         if block == (-1,):
             step = step.reshape(())

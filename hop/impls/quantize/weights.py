@@ -12,7 +12,7 @@ from hop.kernels.cpu.search import search_scales
 from hop.numerics import blocks, copies, weight_search
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Static
-from hop.numerics.spelling import shown
+from hop.numerics.spelling import flag, shown
 from hop.numerics.weight_search import AFFINE, CODE, Search, Units
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers.operators import quantize_buffers
@@ -21,7 +21,7 @@ _AT_ONCE = 2**22  # elements that are searched at a time, unless a row has more
 
 
 @torch.no_grad()
-def quantize_weight(quantizer: Quantizer, weight: Tensor) -> QuantizedTensor:
+def quantize_weight(quantizer: Quantizer, weight: Tensor, *, signed: bool = False) -> QuantizedTensor:
     """Quantize a weight with scales, and zero points, of least squared error.
 
     The result is an ordinary one of `quantizer`: only its scales and codes differ from those of hop.quantize, which
@@ -34,8 +34,11 @@ def quantize_weight(quantizer: Quantizer, weight: Tensor) -> QuantizedTensor:
     Args:
         quantizer: a Quantizer that rounds to nearest.
         weight: a float tensor.
+        signed: whether scales may be negative, so that the largest element of a block gets the extra negative code of
+            int2 to int6, such as -8, whatever its sign. Only for `Amax` rules; integer backends refuse such scales.
     """
-    search, bits = _search_of(quantizer)
+    flag(signed, "quantize_weight: signed")
+    search, bits = _search_of(quantizer, signed)
     result: QuantizedTensor = quantize(quantizer, weight)  # type: ignore[assignment]
     if search is None or bits is None or not _has_values(weight):
         return result
@@ -57,14 +60,14 @@ def _has_values(weight: Tensor) -> bool:
     return type(weight.detach()) in PLAIN and not weight.is_meta and weight.numel() > 0 and weight.dim() > 0
 
 
-def _search_of(q: Quantizer) -> tuple[Search | None, int | None]:
+def _search_of(q: Quantizer, signed: bool) -> tuple[Search | None, int | None]:
     """The search of a quantizer, and the bits of its units; None if it has none."""
     if not isinstance(q, Quantizer):
         raise TypeError(
             f"quantize_weight: quantizer must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT4_32"
         )
     cannot = q.is_random() or q.flat or q.layout is not None or -1 in q.block
-    search = None if cannot else q.scale.weight_search(q.format)
+    search = None if cannot else q.scale.weight_search(q.format, signed)
     if search is None:
         return None, None
     steps = int(q.format.max - q.format.min) if search.kind == AFFINE else 0

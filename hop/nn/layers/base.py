@@ -227,6 +227,11 @@ class Layer(ScaleState):
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
 
+    def signed_scales(self) -> bool:
+        """Whether the searched scales of the weight may be negative."""
+        scheme = self.plan().scheme
+        return scheme is not None and scheme.signed_scales()
+
     def reads_sums(self) -> bool:
         scheme = self.plan().scheme
         return scheme is not None and scheme.lhs is not None and scheme.lhs.scale.has_zero_point()

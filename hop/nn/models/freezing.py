@@ -65,13 +65,14 @@ def freeze(model: nn.Module, pack: bool = False, *, trained: Collection[nn.Modul
     products = {_identity(layer) for layer in layers if layer.is_packable}
     # keyed by what they depend on; the model keeps these objects alive, so ids stay unique
     frozen: dict[object, nn.Parameter] = {}
+    positive = {_identity(layer) for layer in layers if not layer.signed_scales()}
     for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
         identity = _identity(layer)
         packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))
         key = (*identity, packs)
         if key not in frozen:
             searches = trained is not None and layer not in trained
-            weight = layer.weight if layer.frozen else quantized_weight(layer, searches)
+            weight = layer.weight if layer.frozen else quantized_weight(layer, searches, identity not in positive)
             frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
         layer.take_frozen(frozen[key], packs)
     for holder in holders:
@@ -116,9 +117,9 @@ def _identity(layer: Layer) -> tuple[object, ...]:
     return id(layer.weight), str(_quantizer(layer)), *others
 
 
-def quantized_weight(layer: Layer, searches: bool = False) -> Any:
+def quantized_weight(layer: Layer, searches: bool, signed: bool) -> Any:
     """The frozen weight of a layer: a QuantizedTensor, rounded to nearest, with scales of least squared error if it
-    `searches`.
+    `searches`, which may be negative if `signed`.
     """
     given: Kwargs = {}
     state = _state(layer)
@@ -129,5 +130,5 @@ def quantized_weight(layer: Layer, searches: bool = False) -> Any:
         if state.zero_point is not None:
             given["zero_point"] = state.zero_point.detach()
     if searches and not given:
-        return quantize_weight(_quantizer(layer), layer.folded_weight().detach())
+        return quantize_weight(_quantizer(layer), layer.folded_weight().detach(), signed=signed)
     return quantize(_quantizer(layer), layer.folded_weight().detach(), **given)

@@ -1,5 +1,6 @@
 """Quantize the frozen weights of a model again, by other quantizers, a part of one weight at a time."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -35,16 +36,17 @@ def requantize_(layers: Sequence[tuple[Layer, Scheme]], search: bool) -> None:
         first, scheme = group[0]
         assert scheme.rhs is not None
         q = first.weight_quantizer(scheme.rhs)
-        weight = nn.Parameter(requantized(q, first.weight, search), requires_grad=False)
+        signed = all(scheme.signed_scales() for _, scheme in group)
+        weight = nn.Parameter(requantized(q, first.weight, search, signed), requires_grad=False)
         for layer, scheme in group:
             layer.weight, layer.packs = weight, False
             layer.scheme = scheme
 
 
 @torch.no_grad()
-def requantized(q: Quantizer, weight: QuantizedTensor, search: bool) -> QuantizedTensor:
+def requantized(q: Quantizer, weight: QuantizedTensor, search: bool, signed: bool = False) -> QuantizedTensor:
     """hop.quantize(q, hop.dequantize(weight)), or hop.quantize_weight, computed some rows at a time."""
-    made = quantize_weight if search else quantize
+    made = functools.partial(quantize_weight, signed=signed) if search else quantize
     if weight.quantizer.is_tiled():
         weight = unpack(weight)
     rows = max(_AT_ONCE // max(weight[:1].numel(), 1), 1)

@@ -5,6 +5,7 @@ is quantized separately. A package that defines such modules registers a subclas
 packages are imported once the package itself is imported.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,7 @@ class Holder:
         """
         if self.frozen_quantizer() is None:
             return
+        search = functools.partial(quantize_weight, signed=self.scheme.signed_scales())
         for name in self.names:
             q = self.frozen_quantizer(name)
             weight = getattr(self.module, name)
@@ -121,7 +123,7 @@ class Holder:
             if isinstance(part, QuantizedTensor):
                 codes = part
             else:
-                codes = quantize_weight(q, part) if searches else quantize(q, part)  # type: ignore[arg-type]
+                codes = search(q, part) if searches else quantize(q, part)  # type: ignore[arg-type]
             self._put(name, weight, self.laid_out(name, codes, packs))  # type: ignore[arg-type]
         self.frozen, self.packs = True, packs
 
@@ -171,6 +173,10 @@ class Weight(NamedTuple):
     def frozen_quantizer(self) -> Quantizer | None:
         """The weight's quantizer; None if the scheme leaves it in floats."""
         return self.holder.frozen_quantizer(self.name)
+
+    def signed_scales(self) -> bool:
+        """Whether the searched scales of the weight may be negative."""
+        return self.holder.scheme.signed_scales()
 
 
 def kind_of(module: nn.Module) -> type[Holder] | None:
