@@ -1,6 +1,5 @@
 // The C interface of hop's native kernels. It uses only plain C types, so that one binary works with every version of
-// PyTorch. Strides and offsets are in elements. Functions that return int without a comment return HOP_OK or another
-// Result.
+// PyTorch. Strides and offsets are in elements. Unless stated otherwise, functions return a Result.
 #pragma once
 #include <stdint.h>
 

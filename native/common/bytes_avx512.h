@@ -8,8 +8,8 @@ struct ByteTables {
             for (int part = 0; part < 4; ++part) table[byte][part] = _mm512_loadu_si512(bytes + 256 * byte + 64 * part);
     }
 
-    // Looks up four vectors of floats. `places` has groups of 16 indices: each group holds four indices for each
-    // vector, in order of the vectors.
+    // Looks up four vectors of floats. `places` has groups of 16 indices: each group has four indices for each vector,
+    // in order of the vectors.
     HOP_MEMBER void of(__m512i places, __m512 v[4]) const {
         const __mmask64 above = _mm512_movepi8_mask(places);
         __m512i b[4];

@@ -1,5 +1,5 @@
-// Sums of products of up to kFewSums rows, without packing the right factor: packing reads and writes it, and few rows
-// do not make up for that.
+// Products of up to kFewSums rows without packing rhs: packing reads and writes all of rhs, which few rows do not
+// amortize.
 #pragma once
 #include "gemm/product.h"
 
@@ -7,7 +7,8 @@ namespace hop {
 
 constexpr int64_t kFewSums = 16;
 
-// Whether `few_sums` computes the product: int8 or uint8 by int8 or uint8 whose rows or columns are contiguous, to int32.
+// Whether `few_sums` supports the product: int8 or uint8 operands with contiguous rows or columns of rhs, and int32
+// output.
 inline bool takes_few_sums(const Job& job) {
     const auto plain = [](const hop_operand& o) {
         return (o.format == HOP_INT8 || o.format == HOP_UINT8) && o.layout == HOP_STRIDED && o.zero == 0 &&

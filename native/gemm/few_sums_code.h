@@ -1,12 +1,12 @@
-// Sums of few rows (few_sums.h), compiled for each level: plain loops that compilers turn into vectors.
+// Products of few rows (few_sums.h), compiled for each level: plain loops that compilers vectorize.
 
 namespace {
 
-constexpr int64_t kTerms = 1024;     // of k at a time: the sum of so many products of bytes fits 31 bits
-constexpr int64_t kColumns = 1024;   // of int32 sums at a time: four rows of them stay in the first-level cache
+constexpr int64_t kTerms = 1024;     // k at a time: the sum of 1,024 products of bytes fits in 31 bits
+constexpr int64_t kColumns = 1024;   // int32 sums at a time: four rows of them fit in the first-level cache
 constexpr int kTogether = 4;         // rows for which a code is loaded and widened once
 
-// Rows of the left factor as int16, with rows of zeros up to a multiple of kTogether.
+// Rows of lhs as int16, padded with rows of zeros to a multiple of kTogether.
 struct Rows {
     int16_t numbers[kFewSums][kTerms];
 
@@ -19,7 +19,7 @@ struct Rows {
     }
 };
 
-// Adds the dot products of R rows with each of `columns` rows of codes that are contiguous along k.
+// Adds the dot products of R rows with each of `columns` rows of rhs codes that are contiguous along k.
 template <int R, class Code>
 HOP_ALONE void add_dots(const int16_t (*a)[kTerms], const Code* b, int64_t stride, int64_t count, int64_t columns,
                         uint32_t (*sums)[kColumns]) {
@@ -34,8 +34,8 @@ HOP_ALONE void add_dots(const int16_t (*a)[kTerms], const Code* b, int64_t strid
     }
 }
 
-// Adds the products of R rows by four rows of codes that are contiguous along the columns, for columns in whole vectors;
-// returns how many there are.
+// Adds the products of R rows by four rows of codes that are contiguous along the columns, for whole vectors of
+// columns; returns the number of columns done.
 template <int R, class Code>
 HOP_INLINE int64_t add_vectors(const int16_t (&a)[R][4], const Code* const (&b)[4], int64_t columns, uint32_t (*sums)[kColumns]) {
 #if defined(HOP_IN_AVX2)
@@ -65,7 +65,7 @@ HOP_INLINE int64_t add_vectors(const int16_t (&a)[R][4], const Code* const (&b)[
 #endif
 }
 
-// The same as `add_dots` for codes that are contiguous along the columns: four k at a time, so that sums are loaded less
+// Like `add_dots`, for codes that are contiguous along the columns: four k at a time, so that sums are loaded less
 // often.
 template <int R, class Code>
 HOP_ALONE void add_rows(const int16_t (*a)[kTerms], const Code* b, int64_t stride, int64_t count, int64_t columns,

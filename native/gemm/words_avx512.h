@@ -52,8 +52,7 @@ struct Fold {
     __mmask16 special;  // unsafe quads whose fold is infinite or NaN: 0 does not stay 0
 };
 
-// Formats whose numbers have at most one mantissa bit set (Halves) support any bfloat16 fold; others only powers of
-// two.
+// Formats whose numbers are 2^i and 1.5 · 2^i (Halves) support any bfloat16 fold; others only powers of two.
 template <bool Halves>
 inline Fold fold_of(const float* numbers) {
     constexpr int least = 17, most = 239;  // bounds of exponents: numbers of all formats are between 2^-16 and 2^15

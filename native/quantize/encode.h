@@ -203,7 +203,7 @@ static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float
     for (; i < n; ++i) y[i] = divides ? T::widen(x[i]) / by : T::widen(x[i]) * by;
 }
 
-// The same, from x.
+// encode_floats_with, directly from x.
 template <class T, bool divides, class Noise>
 static HOP_ALONE void encode_floats_of(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n, float by,
                                        const Noise* __restrict__ noise, uint8_t* __restrict__ out) {
