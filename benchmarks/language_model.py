@@ -90,13 +90,16 @@ def timed(run: Run, ids: list[list[int]]) -> dict[str, float]:
 
 def work(pipe: Any, name: str, model: str, threads: int) -> None:
     """Run an engine: it replies to "round" with its figures, and to anything else with its peak memory, and exits."""
-    start = time.perf_counter()
     if name in LLAMA:
+        importlib.import_module("llama_cpp")
+        start = time.perf_counter()
         prompt, step = llama(model, threads, flash=name == LLAMA[1])
     else:
         import torch
 
+        importlib.import_module("transformers.quantizers.auto")  # which imports torchao too, where it is installed
         torch.set_num_threads(threads)
+        start = time.perf_counter()
         prompt, step = ours(model, name)
     pipe.send(time.perf_counter() - start)
     texts = [[(i * 7919) % 5000 + 10 for i in range(count)] for count in PROMPTS]
