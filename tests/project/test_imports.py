@@ -202,7 +202,8 @@ class TestImports(unittest.TestCase):
         loose = {own for path, own in modules() if path.parent == ROOT / "hop"} - {"hop", "hop.__main__"}
         assert loose == {f"hop.{name}" for name in hop.__all__} & loose
         bodies = {own: ast.parse(path.read_text()).body for path, own in modules() if own in loose}
-        defining = [own for own, body in bodies.items() if any(isinstance(s, ast.FunctionDef | ast.ClassDef) for s in body)]
+        kinds = ast.FunctionDef | ast.ClassDef
+        defining = [own for own, body in bodies.items() if any(isinstance(statement, kinds) for statement in body)]
         assert defining == []
 
     @pytest.mark.full
