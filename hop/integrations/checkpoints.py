@@ -27,7 +27,6 @@ from hop.nn.contexts import INPUT
 from hop.nn.models.exact import check_layers, check_schemes
 from hop.nn.models.freezing import freeze
 from hop.nn.models.kinds import layer_of
-from hop.nn.models.norms import speed_up_norms
 from hop.nn.weights.holders import kind_of
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
@@ -116,7 +115,6 @@ def load_model(
     if quantizers:
         freeze(model, pack=pack)
         model.config.quantization_config.pack = pack
-    speed_up_norms(model)
     return model
 
 

@@ -2,9 +2,12 @@
 codes.
 
 transformers looks up an experts implementation by the name in the model's config. Ours is "hop": it sorts tokens by
-expert, and each expert multiplies its own. The router stays the model's, in floats.
+expert, and each expert multiplies its own. Llama 4 has no such choice: its experts multiply equal numbers of rows, and
+get a forward that computes on codes. The router stays the model's, in floats.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 
 from hop.compat import dtensor
 from hop.nn.layers.stacks import Stack, chain
+from hop.nn.models.subclassing import subclass
 from hop.nn.weights.holders import KINDS, Holder, holder_of
 from hop.numerics.schemes import Scheme
 
@@ -42,7 +46,26 @@ class Experts(Holder):
         return bool(module.is_transposed)
 
 
-KINDS.append(Experts)
+class Llama4Experts(Holder):
+    """The weights of a Llama4TextExperts, whose inputs are (experts * T, H): all tokens for each expert."""
+
+    label: ClassVar[str] = "experts"
+
+    def __init__(self, module: nn.Module, scheme: Scheme) -> None:
+        super().__init__(module, scheme)
+        module.__class__ = _llama4_class(type(module))
+
+    @classmethod
+    def weights_of(cls, module: nn.Module) -> tuple[str, ...]:
+        ours = type(module).__name__ == "Llama4TextExperts" and type(module).__module__.startswith("transformers.")
+        return ("gate_up_proj", "down_proj") if ours else ()
+
+    @classmethod
+    def sums_first(cls, module: nn.Module) -> bool:
+        return True
+
+
+KINDS += [Experts, Llama4Experts]
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -72,19 +95,50 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
         Stack(weight, _bias(self, name, first, count)) for weight, name in zip((up, down), holder.names, strict=True)
     ]
     gate = self._apply_gate if self.has_gate else self.act_fn
-    x = _to_local(hidden_states, getattr(self, up_name))
-    if holder.quantizers:  # one product after the other, because their schemes differ
-        x = chain(x, order // k, ends, stacks[:1], gate, holder.plan(up_name), holder.columns)
-        every = torch.arange(x.shape[0], device=x.device)
-        x = chain(gate(x), every, ends, stacks[1:], gate, holder.plan(down_name), holder.columns)
-    else:
-        x = chain(x, order // k, ends, stacks, gate, holder.plan(), holder.columns)
+    x = _multiplied(holder, _to_local(hidden_states, getattr(self, up_name)), order // k, ends, stacks, gate)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
     weights = _to_local(top_k_weights, getattr(self, up_name)).reshape(-1)[order]
     x = (x * weights.unsqueeze(1)).masked_fill((sorted_experts == count).unsqueeze(1), 0)
     x = x[torch.argsort(order)].view(tokens, k, x.shape[1])
     return _sum_over_processes(x, getattr(self, down_name)).sum(1).to(hidden_states.dtype)
+
+
+def _multiplied(
+    holder: Holder, x: Tensor, rows: Tensor, ends: Tensor, stacks: Sequence[Stack], gate: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Both products of a Holder for rows of x that are sorted by expert, with `gate` between them."""
+    if not holder.quantizers:
+        return chain(x, rows, ends, stacks, gate, holder.plan(), holder.columns)
+    up, down = holder.names  # one product after the other, because their schemes differ
+    x = chain(x, rows, ends, stacks[:1], gate, holder.plan(up), holder.columns)
+    every = torch.arange(x.shape[0], device=x.device)
+    return chain(gate(x), every, ends, stacks[1:], gate, holder.plan(down), holder.columns)
+
+
+@functools.cache
+def _llama4_class(cls: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        holder, up = holder_of(self), self.gate_up_proj
+        if holder is None:
+            return cls.forward(self, hidden_states)
+        if dtensor.is_dtensor(up):
+            raise ValueError(f"experts: {cls.__name__} cannot be distributed over processes; its inputs are not")
+
+        def gate(both: Tensor) -> Tensor:
+            gates, ups = both.chunk(2, dim=-1)
+            return ups * self.act_fn(gates)
+
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        rows, count = torch.arange(x.shape[0], device=x.device), up.shape[0]
+        ends = torch.arange(1, count + 1, device=x.device) * (x.shape[0] // count)
+        return _multiplied(holder, x, rows, ends, [Stack(up, None), Stack(self.down_proj, None)], gate)
+
+    return subclass(_llama4_class, cls, _Llama4, forward)
+
+
+class _Llama4:
+    """The mark of classes that `_llama4_class` makes."""
 
 
 # ---- expert parallelism: each process adds the outputs of its own experts, and zeros for the others

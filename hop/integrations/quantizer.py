@@ -18,7 +18,6 @@ from hop.nn.models.attention_rules import checked_attention, convert_attention
 from hop.nn.models.conversion import convert, has_static_scale, rules_of
 from hop.nn.models.exact import check_layers, is_exact, make_exact
 from hop.nn.models.freezing import freeze
-from hop.nn.models.norms import speed_up_norms
 from hop.nn.models.report import Report
 from hop.nn.models.selectors import matches
 from hop.nn.scales.static import StaticScale
@@ -166,7 +165,6 @@ class HopQuantizer(_Base):
             remedy = "give them an integer scheme, and modules_to_not_convert=[]"
             check_layers("HopConfig", model, lambda name, module: isinstance(module, Layer) and module.frozen, remedy)
             make_exact(model, AttentionScheme.parse(config.attention or ""))
-        speed_up_norms(model)
         return model
 
     @staticmethod

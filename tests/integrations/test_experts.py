@@ -253,6 +253,56 @@ class TestModels(unittest.TestCase):
             assert module.down_proj.quantizer.layout is not None
 
 
+class TestLlama4(unittest.TestCase):
+    """Experts without a choice of implementation, each of which multiplies every token."""
+
+    def model(self) -> Any:
+        transformers = pytest.importorskip("transformers", minversion="4.51")
+        sizes = {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "intermediate_size_mlp": 96,
+            "head_dim": 16,
+            "vocab_size": 256,
+        }
+        counts = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+        layers = {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0]}
+        ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        config = transformers.Llama4TextConfig(**sizes, **counts, **layers, **ids)
+        torch.manual_seed(0)
+        model = transformers.Llama4ForCausalLM(config).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() > 1 else 1.0)
+        return model.requires_grad_(False)
+
+    def test_every_bit_is_that_of_single_products(self):
+        x, op = torch.randn(4 * 5, 64), torch.ops.aten.mm.default
+        for name, scheme in (("int8", hop.schemes.INT8_DYNAMIC), ("int4", hop.schemes.INT4_WEIGHT_32)):
+            module = self.model().model.layers[1].feed_forward.experts
+            rows = []
+            for i, part in enumerate(x.view(4, 5, 64)):
+                gate, up = hop.quantized(op, scheme, part, module.gate_up_proj[i]).chunk(2, dim=-1)
+                rows.append(hop.quantized(op, scheme, up * module.act_fn(gate), module.down_proj[i]))
+            floats = module(x)
+            module = hop.quantize_(module, name, weights="rule")
+            assert torch.equal(module(x), torch.cat(rows)) and cosine(module(x), floats) > SCHEMES[name]
+            other = copy.deepcopy(module)
+            assert type(other) is type(module) and torch.equal(other(x), module(x))
+            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+            assert torch.equal(compiled(x), module(x))
+
+    def test_every_bit_comes_back_from_files(self):
+        want = self.model()
+        model = loaded(self.model(), HopConfig("int8"))
+        hop.quantize_(want, "int8", filter=lambda name, _: name != "lm_head")
+        assert torch.equal(model(IDS).logits, want(IDS).logits) and "Llama4TextExperts" in str(model.hop_report)
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        assert torch.equal(again(IDS).logits, want(IDS).logits)
+        assert isinstance(again.model.layers[1].feed_forward.experts.down_proj, hop.QuantizedTensor)
+        assert cosine(again.dequantize()(IDS).logits, want(IDS).logits) > 0.98
+
+
 # ---- what runs in each process
 
 

@@ -25,7 +25,9 @@ from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 KINDS: list[type["Holder"]] = []
-_PACKAGES = {"transformers.integrations.moe": "hop.integrations.experts"}  # a package: our module for it
+_PACKAGES = dict.fromkeys(  # a package: our module for it
+    ("transformers.integrations.moe", "transformers.models.llama4.modeling_llama4"), "hop.integrations.experts"
+)
 _OWN = "hop_weights"  # the module attribute with its Holder
 
 
