@@ -163,9 +163,10 @@ def test_signed_scales_are_near_the_best_of_many(name: str) -> None:
         assert (found <= of_own * 1.02).all()  # elements are compared in units
         assert found.sum() <= of_own.sum() * (1 + 1e-3)
         many = np.linspace(0.6 * low, 1.4 * low, 400)
-        margin = 1.07 if q.block[-1] <= 128 else 1.25  # large blocks gain from clipping their largest elements
+        # Large blocks gain from clipping their largest elements, and one more code counts for less there.
+        margin, gain = (1.07, 0.95) if q.block[-1] <= 128 else (1.25, 0.99)
         assert found.sum() <= margin * least_errors(x, q, [*many, *-many]).sum()
-        assert found.sum() < positive.sum() * (1.005 if name == "int6" else 0.95)
+        assert found.sum() < positive.sum() * (1.005 if name == "int6" else gain)
         scale = t.buffers()["scale"]
         assert 0.2 < (scale < 0).float().mean() < 0.8
         largest = x.reshape(len(x), -1, q.block[-1]).abs().argmax(-1, keepdim=True)
