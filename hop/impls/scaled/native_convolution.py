@@ -106,7 +106,7 @@ def convolution(call: Call) -> NativeConvolution:
     return NativeConvolution(codes, words, geometry.output)
 
 
-def _numbers(value: object) -> Any:
+def _numbers(value: Any) -> Any:
     """An argument of the convolution with numbers in place of symbols."""
     if isinstance(value, list | tuple):
         return native.sizes(value)

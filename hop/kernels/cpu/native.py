@@ -197,7 +197,7 @@ def declines_here(device: torch.device | None = None) -> str | None:
     return None if device is None or device.type == "cpu" else f"for the CPU, but the operands are on {device}"
 
 
-def sizes(shape: Sequence[int]) -> tuple[int, ...]:
+def sizes(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
     """A shape with numbers in place of symbols. Raises Declined if one is unknown."""
     known = tracing.hints(shape)
     if known is None:

@@ -14,7 +14,7 @@ FEW = 2**16  # the largest number of elements that are bounded one by one
 
 @dataclass(frozen=True)
 class Known:
-    value: object
+    value: Any
 
 
 @dataclass(frozen=True)
