@@ -72,6 +72,7 @@ class TestPage(unittest.TestCase):
         assert {"float", "integer", "low-bit"} == set(colours)
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
+    @pytest.mark.full
     def test_names_are_text(self):
         page = self.open()
         assert EVIL in self.names() and page.locator("img").count() == 0
@@ -85,7 +86,7 @@ class TestPage(unittest.TestCase):
             ("SQNR dB", lambda row: None if row.error is None else row.error.sqnr),
         ]
     )
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(1)
     def test_sorts(self, column, key):
         page = self.open()
         page.get_by_role("button", name=column, exact=True).click()
@@ -111,6 +112,7 @@ class TestPage(unittest.TestCase):
         page.fill("#search", "nothing is called so")
         assert self.names() == [] and page.get_by_text("No node fits").is_visible()
 
+    @pytest.mark.full
     def test_keyboard(self):
         page = self.open()
         page.keyboard.press("/")
@@ -138,6 +140,7 @@ class TestPage(unittest.TestCase):
         page.keyboard.press("Enter")
         assert page.locator("th[aria-sort=descending]").text_content() == "ms"
 
+    @pytest.mark.full
     def test_details(self):
         page = self.open()
         row = next(r for r in report().rows if r.sort == "product" and r.path == "layers.0.up")
@@ -161,6 +164,7 @@ class TestPage(unittest.TestCase):
         assert panel.locator("rect.error[height]:not([height='0.00'])").count() == bars
         assert not self.messages
 
+    @pytest.mark.full
     def test_light_and_dark(self):
         page = self.open(color_scheme="dark")
 
@@ -174,7 +178,7 @@ class TestPage(unittest.TestCase):
         assert brightness() < 60
 
     @parameterized.expand([(name, width) for name in ("report", "sweep") for width in (320, 390, 760, 900, 1280)])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(1)
     def test_narrow(self, name, width):
         """Nothing is wider than the window, whatever is open, and no number is cut."""
         page = self.open(name, viewport={"width": width, "height": 800})
@@ -189,6 +193,7 @@ class TestPage(unittest.TestCase):
         )
         assert not cut
 
+    @pytest.mark.full
     def test_all_columns_on_a_phone(self):
         """What a wide window shows of a row stands below one another, with units or names."""
         page = self.open(viewport={"width": 390, "height": 800})
