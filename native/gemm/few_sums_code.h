@@ -114,12 +114,14 @@ void few_sums_of(const Job& job, Rows& rows, uint32_t (*sums)[kColumns], int64_t
 
 void few_sums(const Job& job) {
     const hop_product& p = job.p;
-    Queue queue(ceil_div(p.n, kColumns));
-    parallel(worth(job.threads, p.n * p.k / 65536 + 1, 1), [&](int, int) {
+    const int threads = worth(job.threads, p.n * p.k / 65536 + 1, 1);
+    const int64_t fair = ceil_div(ceil_div(p.n, threads), 64) * 64, width = fair < kColumns ? fair : kColumns;
+    Queue queue(ceil_div(p.n, width));
+    parallel(threads, [&](int, int) {
         alignas(64) Rows rows;
         alignas(64) uint32_t sums[kFewSums][kColumns];
         for (int64_t begin, end; queue.take(begin, end);) {
-            const int64_t n = begin * kColumns, columns = p.n - n < kColumns ? p.n - n : kColumns;
+            const int64_t n = begin * width, columns = p.n - n < width ? p.n - n : width;
             if (p.rhs.format == HOP_INT8) few_sums_of<int8_t>(job, rows, sums, n, columns);
             else few_sums_of<uint8_t>(job, rows, sums, n, columns);
             for (int64_t i = 0; i < p.m; ++i)

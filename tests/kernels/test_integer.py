@@ -61,12 +61,23 @@ def test_every_way_is_exact(way: str | None) -> None:
             assert torch.equal(got, exact(a, b)), (a_dtype, b_dtype, lead, m, k, n)
 
 
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @NATIVE
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("level", ["portable", native.library().best])
-def test_few_rows_of_an_unpacked_factor(level: str) -> None:
+def test_few_rows_of_an_unpacked_factor(level: str, threads: int) -> None:
     # Chunks of 1,024 k and columns, vectors of 16 columns, and four rows and k at a time.
     generator = np.random.default_rng(1)
-    with native.use(level):
+    with native.use(level), torch_threads(threads):
         for rows in range(1, 18):
             k, n = (
                 int(generator.choice(sizes)) for sizes in ((1, 3, 64, 1023, 1025, 2050), (1, 15, 33, 1023, 1040, 2100))
