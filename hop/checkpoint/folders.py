@@ -157,7 +157,7 @@ def _exists(folder: Path, step: int) -> FileExistsError:
     return FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
 
 
-def _publish(temporary: Path, files: JsonObject, path: Path) -> None:
+def _publish(temporary: Path, files: dict[str, Any], path: Path) -> None:
     write_manifest(temporary, files)
     try:
         move(temporary, path)

@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -14,7 +14,6 @@ from cutlass_kernels import ahead, prebuilt, trust
 from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
 from hop.compat import versions
-from hop.compat.pytree import Args
 from hop.export.table import table
 from hop.kernels.cpu import native
 from hop.nn.models import speeds
@@ -199,12 +198,12 @@ def _gpu(gpu: JsonObject) -> str:
     return "\n".join([*lines, *(f"  off: {name}: {reason}" for name, reason in off.items())])
 
 
-def _cases() -> dict[str, Args]:
+def _cases() -> dict[str, tuple[Any, ...]]:
     """Typical calls, to show which kernel each one runs on."""
     aten, presets = torch.ops.aten, hop.presets
     x, w = torch.ones(16, 256), torch.ones(64, 256)
 
-    def linear(lhs: hop.Quantizer | None, rhs: hop.Quantizer) -> Args:
+    def linear(lhs: hop.Quantizer | None, rhs: hop.Quantizer) -> tuple[Any, ...]:
         left = x.bfloat16() if lhs is None else hop.quantize(lhs, x)
         return aten.linear.default, torch.bfloat16, left, hop.pack(hop.quantize(rhs, w))
 

@@ -156,7 +156,7 @@ class Function:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     @property
-    def meta(self) -> Kwargs:
+    def meta(self) -> dict[str, Any]:
         """The `meta` of the graph, which says how a region of it is compiled."""
         return getattr(self.function, "meta", {})
 
@@ -271,7 +271,7 @@ def _name(layout: _Layout, trains: bool) -> int:
     return _names.setdefault((layout, trains), len(_names))
 
 
-def _moved(kwargs: Kwargs, layout: _Layout) -> Kwargs:
+def _moved(kwargs: Kwargs, layout: _Layout) -> dict[str, Any]:
     """The keyword arguments, with the indices of mutated operands adapted to the split operands."""
     written = kwargs.get("mutated_arg_indices")
     if not written:

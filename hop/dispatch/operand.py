@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args
 from hop.dispatch.compiled import operators
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
@@ -98,7 +97,7 @@ def encode(args: Sequence[object]) -> list[Any]:
     return flat
 
 
-def decode(op: OpOverload, flat: Sequence[Any]) -> Args:
+def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
     """The inverse of `encode`."""
     rest = iter(flat)
     args = []

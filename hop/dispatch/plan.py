@@ -14,13 +14,12 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.memory import PLAIN
-from hop.compat.pytree import Args
 
 Plan = Callable[..., Any]
 
 MOST = 4096
-_plans: dict[Args, Plan] = {}
-_kinds: dict[Args, "Kind"] = {}
+_plans: dict[tuple[Any, ...], Plan] = {}
+_kinds: dict[tuple[Any, ...], "Kind"] = {}
 _wrappers: dict[type, Callable[[Any], "Kind"]] = {}
 _LISTS = (list, tuple)
 _THEMSELVES = frozenset({int, str, type(None)})
@@ -62,7 +61,7 @@ def register_wrapper(cls: type, kind_of: Callable[[Any], Kind]) -> None:
     _wrappers[cls] = kind_of
 
 
-def key(fixed: Args, given: Iterable[Any]) -> Args | None:
+def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
     """The key under which the plan of a call is cached; None if the dispatcher must see the call.
 
     That is the case while modes or transforms are active, and if an argument needs a gradient, has a tangent, is of an
@@ -111,7 +110,7 @@ def bits(x: Any) -> Any:
     return _float_bits(x) if cls is float else bytes((x,)) if cls is bool else x
 
 
-def named(kwargs: Mapping[str, object]) -> Args | None:
+def named(kwargs: Mapping[str, object]) -> tuple[Any, ...] | None:
     """Represent keyword arguments in a key; None if one is not a number, text or None."""
     if _NUMBERS.issuperset(map(type, kwargs.values())):
         return tuple((name, bits(v)) for name, v in kwargs.items())

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hop.compat.export import WithoutGradModes
-from hop.compat.pytree import Args
 from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, traceable
 
 LEAST = 24
@@ -49,7 +48,7 @@ class Call:
         result: the tree of the result, which contains one tensor.
     """
 
-    leaves: Args
+    leaves: tuple[Any, ...]
     form: Any
     result: Any
 

@@ -123,7 +123,10 @@ def _llama4_class(cls: type[nn.Module]) -> type[nn.Module]:
         if holder is None:
             return cls.forward(self, hidden_states)
         if dtensor.is_dtensor(up):
-            raise ValueError(f"experts: {cls.__name__} cannot be distributed over processes; its inputs are not")
+            raise ValueError(
+                f"experts: gate_up_proj of {cls.__name__} is a DTensor, but every process computes all of them; "
+                "leave their parameters ordinary tensors"
+            )
 
         def gate(both: Tensor) -> Tensor:
             gates, ups = both.chunk(2, dim=-1)
@@ -134,11 +137,7 @@ def _llama4_class(cls: type[nn.Module]) -> type[nn.Module]:
         ends = torch.arange(1, count + 1, device=x.device) * (x.shape[0] // count)
         return _multiplied(holder, x, rows, ends, [Stack(up, None), Stack(self.down_proj, None)], gate)
 
-    return subclass(_llama4_class, cls, _Llama4, forward)
-
-
-class _Llama4:
-    """The mark of classes that `_llama4_class` makes."""
+    return subclass(_llama4_class, cls, forward)
 
 
 # ---- expert parallelism: each process adds the outputs of its own experts, and zeros for the others

@@ -101,7 +101,7 @@ class Checkpoint(Mapping[str, Tensor]):
         model = from_json(_text(folder / "config.json"), str(folder / "config.json"))
         self.config = _quantization(folder, model)
         files, listed = _files(path)
-        self._files: JsonObject = {}
+        self._files: dict[str, Any] = {}
         for file in files:
             opened = _opened(file)
             for name in opened.keys():  # noqa: SIM118  safe_open is not iterable

@@ -12,6 +12,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from hop.interchange.gguf_container import GGUFEntry, Header, read_header, type_
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
 from hop.numerics.packing import PACKED
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.spelling import JsonObject, shown
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 __all__ = ["GGUFFile", "load_gguf", "open_gguf"]
@@ -206,7 +207,7 @@ def _quantized(raw: Tensor, entry: GGUFEntry, known: BlockType, release: Callabl
     return QuantizedTensor(buffers, q, entry.shape, torch.float32)
 
 
-def buffers_from_parts(q: Quantizer, parts: dict[str, Tensor]) -> JsonObject:
+def buffers_from_parts(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
     """The buffers of a tensor by `q`, from blocks that fill whole bytes of each buffer."""
     codes, layout = parts["codes"], q.layout
     if q.is_dense() and codes.shape[1] % 8 == 0:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hop.compat import inductor
-from hop.compat.pytree import Args
 from hop.numerics import blocks, scale_search, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Codebook, Float, Format
@@ -195,7 +194,7 @@ class StoredScales(Rule):
                 m = scale_search.least_error_offset(parts, format, self._decoded(*served), m)
             pairs.append(self._rounded(parts, m))
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
-        tensors: Args = (*inner, *outer)
+        tensors: tuple[Any, ...] = (*inner, *outer)
         served = blocks.served(tensors, list(self.stored(format, parts.block).values()), parts.block, parts.places)
         s, m = parts.once(self.scale_of(served, format)), self.offset_of(served)
         x = parts.x if m is None else parts.x + parts.once(m)

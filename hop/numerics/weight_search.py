@@ -47,7 +47,7 @@ def symmetric(format: Format, signed: bool = False) -> Search | None:
     above the largest magnitude. None for formats without integers, or of more than 6 bits.
 
     If `signed`, and the format has one more negative code, the others map the largest element to that code, or half a
-    code beyond it, whatever its sign: the scale is negative where that element is positive.
+    code beyond it, with a scale of either sign.
     """
     if not format.is_integer or format.bits > 6 or format.zero != 0:
         return None

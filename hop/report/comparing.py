@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from hop.compat.pytree import Args, tree_leaves, tree_map
+from hop.compat.pytree import tree_leaves, tree_map
 from hop.export.analysis.arguments import Arguments, Data, parse
 from hop.export.analysis.running import compare as run_both
 from hop.numerics.spelling import shown
@@ -126,7 +126,7 @@ def _no_progress(what: str, done: int, of: int) -> None:
     """The default progress callback: do nothing."""
 
 
-def _dynamic_shape(column: Args) -> dict[int, Any] | None:
+def _dynamic_shape(column: tuple[Any, ...]) -> dict[int, Any] | None:
     """The dynamic dimensions of one input: those whose size differs between runs."""
     if not isinstance(column[0], Tensor):
         return None

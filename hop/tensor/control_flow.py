@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import control_flow, eager, tracing
-from hop.compat.pytree import Args, ArgsKwargs
+from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
     names: tuple[str, ...]
     quantizer: Quantizer
-    shape: Args  # ints, and Sizes
+    shape: tuple[Any, ...]  # ints, and Sizes
     dtype: torch.dtype
 
 

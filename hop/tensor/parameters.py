@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.memory import PLAIN
-from hop.compat.pytree import Kwargs, tree_leaves
+from hop.compat.pytree import tree_leaves
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
@@ -89,7 +89,7 @@ def in_buffer_dtype(caller: str, q: Quantizer, buffer: copies.Buffer, value: obj
     return value.to(buffer.dtype)
 
 
-def fitted(q: Quantizer, described: Sequence[copies.Buffer], buffers: Mapping[str, Any]) -> Kwargs:
+def fitted(q: Quantizer, described: Sequence[copies.Buffer], buffers: Mapping[str, Any]) -> dict[str, Any]:
     """The buffers of a tensor, with numbers and tensors of shape () that were given for scales and zero points
     expanded to one for each block, and integer zero points in the dtype of theirs. Others are not changed.
     """

@@ -36,7 +36,7 @@ class Arrays:
     """
 
     def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        self.arrays: JsonObject = {}
+        self.arrays: dict[str, Any] = {}
         self.described: dict[str, JsonObject] = {}
         self.arguments: JsonObject = {}
         self.about: JsonObject = {"operator": operator_name(node), "arguments": self.arguments}

@@ -38,7 +38,7 @@ class Encoding(NamedTuple):
     high: int
     output: torch.dtype | None  # the dtype of dequantized values
 
-    def parameters(self) -> Args:
+    def parameters(self) -> tuple[Any, ...]:
         """The fields that determine the codes of given values."""
         return self[1:-1]
 
@@ -95,7 +95,7 @@ def is_encoding(node: Node) -> bool:
     return name.startswith(("quantized_decomposed::", "torchao::")) and "quant" in name
 
 
-def operator_call(verb: str, e: Encoding) -> tuple[OpOverload, Args]:
+def operator_call(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
     """The torch operator with the parameters of `e`, and its arguments; `verb` is "quantize" or "dequantize".
 
     Per-channel scales have one dimension, per-token scales as many as the tensor. A per-tensor scale is a number, or a
@@ -124,7 +124,7 @@ def _name(node: Node) -> str:
     return target.name() if isinstance(target, OpOverload) else ""
 
 
-def _bound(node: Node) -> Kwargs:
+def _bound(node: Node) -> dict[str, Any]:
     """The arguments of a node by name, including defaults."""
     result = {}
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]

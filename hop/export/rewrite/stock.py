@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from hop.compat import stock
-from hop.compat.pytree import Args, Kwargs, tree_map_only
+from hop.compat.pytree import Args, tree_map_only
 from hop.dispatch.operators import CONVOLUTION, DIVIDE, MULTIPLY, aten, of, within
 from hop.export.rewrite.program import check_program, copy_graph, value, with_graph
 from hop.impls.out_dtype import out_dtype_operator
@@ -84,12 +84,12 @@ def difference(op: object, output_dtype: torch.dtype, args: tuple[object, ...]) 
     return None
 
 
-def _to_ours(node: Node) -> Args | str:
+def _to_ours(node: Node) -> tuple[Any, ...] | str:
     op, output_dtype, args, _ = _call(node)
     return difference(op, output_dtype, _values(args)) or (op, output_dtype, *args)
 
 
-def _to_stock(node: Node) -> Args | str:
+def _to_stock(node: Node) -> tuple[Any, ...] | str:
     op, output_dtype, args, _ = _call(node)
     if op not in stock.stock_operators:
         names = ", ".join(sorted(map(str, stock.stock_operators)))
@@ -98,7 +98,7 @@ def _to_stock(node: Node) -> Args | str:
     return difference(op, output_dtype, known) or _without_kernel(op, output_dtype, known) or (op, output_dtype, *args)
 
 
-def _call(node: Node) -> tuple[Any, Any, Args, Kwargs]:
+def _call(node: Node) -> tuple[Any, Any, Args, dict[str, Any]]:
     """The operator of a node, its output dtype, and its arguments in canonical form."""
     op, output_dtype, *given = node.args
     return op, output_dtype, *describe(op).bind(tuple(given), dict(node.kwargs))  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def _without_kernel(op: Any, output_dtype: torch.dtype, args: Any) -> str | None
     return None
 
 
-def _values(args: Any) -> Args:
+def _values(args: Any) -> tuple[Any, ...]:
     return tree_map_only(Node, value, tuple(args))
 
 

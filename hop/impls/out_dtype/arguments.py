@@ -26,7 +26,7 @@ class Inner:
     """The operator that out_dtype runs."""
 
     op: OpOverload
-    positional: Args  # positional schema arguments
+    positional: tuple[Any, ...]  # positional schema arguments
     keyword_only: Kwargs
     operand_at: tuple[tuple[int, str], ...]  # position and name of positional arguments that take tensors or Scalars
     keyword_operands: frozenset[str]  # names of keyword-only arguments that do
@@ -71,7 +71,7 @@ class Inner:
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
         return self._with_lists(ordered), keywords
 
-    def _with_lists(self, args: tuple[object, ...]) -> Args:
+    def _with_lists(self, args: tuple[object, ...]) -> tuple[Any, ...]:
         """Expand a number to a list where the schema has int[N], as torch.nn.functional does."""
         for i, length in self.lists.items():
             if i < len(args) and isinstance(args[i], _INTS):
@@ -103,7 +103,7 @@ class Inner:
             return value.is_floating_point()
         return name in self.promoted
 
-    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> Args:
+    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """Apply `function` to every promoted tensor among the positional arguments."""
 
         def one(value: object) -> Any:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args
 from hop.dispatch.operators import (
     BIAS,
     CONVOLUTION,
@@ -73,7 +72,7 @@ _WORDS = {
 
 
 @functools.cache
-def _rules(op: OpOverload) -> tuple[list[Args], dict[str, Args]]:
+def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
     """Type rules of `op`: (name, predicate, error words) of positional arguments; (predicate, words) of others, by
     name.
     """

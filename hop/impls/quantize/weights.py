@@ -34,8 +34,9 @@ def quantize_weight(quantizer: Quantizer, weight: Tensor, *, signed: bool = Fals
     Args:
         quantizer: a Quantizer that rounds to nearest.
         weight: a float tensor.
-        signed: whether scales may be negative, so that the largest element of a block gets the extra negative code of
-            int2 to int6, such as -8, whatever its sign. Only for `Amax` rules; integer backends refuse such scales.
+        signed: whether scales may be negative, so that the largest element of a block can get the extra negative code
+            of int2 to int6, such as -8, if it is positive too. Only for `Amax` rules; integer backends refuse such
+            scales.
     """
     flag(signed, "quantize_weight: signed")
     search, bits = _search_of(quantizer, signed)

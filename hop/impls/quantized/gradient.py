@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args, ArgsKwargs, tree_flatten, tree_unflatten
+from hop.compat.pytree import ArgsKwargs, tree_flatten, tree_unflatten
 from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
 from hop.impls.out_dtype import gradient as of_out_dtype
@@ -187,7 +187,7 @@ def _beside_channels(conv: Convolution, block_scale: Tensor) -> Tensor:
     return block_scale.repeat(1, conv.groups, *[1] * (block_scale.dim() - 2))  # groups share the scales
 
 
-def _plain(call: SchemeCall) -> Args:
+def _plain(call: SchemeCall) -> tuple[Any, ...]:
     """The arguments, with quantized ones replaced by meta tensors."""
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 

@@ -198,7 +198,7 @@ class _Linear(torch.autograd.Function):
         return (y, *new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: object) -> Args:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Any, ...]:  # type: ignore[override]
         seed, *rest = ctx.saved_tensors
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]

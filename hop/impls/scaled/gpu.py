@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hop.compat import eager, inductor
 from hop.compat.memory import holds
-from hop.compat.pytree import Kwargs
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
@@ -70,7 +69,7 @@ def asked(call: Call) -> Asked:
 # ---- factors and their scales
 
 
-def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> Kwargs:
+def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
     """The factors, (M, K) and (K, N), with their scales and zero points.
 
     `along` is the summed dimension of the right factor.
@@ -99,7 +98,7 @@ def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> Kwargs:
     return sides | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
 
-def _batches(lhs: PlainForm, rhs: PlainForm) -> Kwargs:
+def _batches(lhs: PlainForm, rhs: PlainForm) -> dict[str, Any]:
     """Two batches of matrices, (B, M, K) and (B, K, N), with their scales."""
     left, right = lhs.bytes(), rhs.bytes()
     if lhs.format.is_integer != rhs.format.is_integer:
@@ -124,7 +123,7 @@ def zero_of(side: Operand, along: int) -> Tensor | None:
     return torch.full((1,), zero, dtype=torch.int32, device=side.codes.device) if zero else None
 
 
-def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> Kwargs:
+def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
     """Factors with blocks of 16 or 32 along K: MX, NVFP4."""
     if type(lhs.operand.quantizer.scale) is not type(rhs.operand.quantizer.scale):
         raise Declined("the factors have different scale rules")
@@ -167,7 +166,7 @@ def scale_of_rows(left: Operand) -> Tensor:
 # ---- the result
 
 
-def _finish(call: Call, shape: list[Any]) -> Kwargs:
+def _finish(call: Call, shape: list[Any]) -> dict[str, Any]:
     """Kernel options for the result; `stored` are the buffers other than codes."""
     output = call.output
     floats = not call.find(LHS).quantizer.format.is_integer
@@ -178,7 +177,7 @@ def _finish(call: Call, shape: list[Any]) -> Kwargs:
     }  # quantized afterwards
 
 
-def _requantized(call: Call, floats: bool, shape: list[Any]) -> Kwargs:
+def _requantized(call: Call, floats: bool, shape: list[Any]) -> dict[str, Any]:
     """Kernel options for a result in codes. Raises Declined if the kernel cannot produce it."""
     q: Any = call.output
     rule = q.scale.requantization

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Kwargs
 from hop.dispatch.kernel import Declined
 from hop.dispatch.operand import Operand
 from hop.impls.scaled.gpu import BLOCK, zero_of
@@ -56,7 +55,7 @@ def asked_in_depth(
     return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
 
 
-def _scales(left: Operand, right: Operand, of_rows: Block, of_matrix: Block, along: int) -> Kwargs:
+def _scales(left: Operand, right: Operand, of_rows: Block, of_matrix: Block, along: int) -> dict[str, Any]:
     if left.quantizer.format.is_integer != right.quantizer.format.is_integer:
         raise Declined("for two factors of integers or of floats")
     each, *rest = of_matrix

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
@@ -81,7 +80,7 @@ def _buffers(rhs: Operand) -> list[Tensor]:
     return list(rhs.of(copies.ROWWISE).tensors)
 
 
-def _asked(call: Call) -> tuple[Args, int, torch.dtype]:
+def _asked(call: Call) -> tuple[tuple[Any, ...], int, torch.dtype]:
     """The tensors of the product, its group, and the dtype that the kernel writes."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     x, beside = lhs, (None, None)

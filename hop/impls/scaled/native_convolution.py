@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
-from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
@@ -202,7 +201,7 @@ def _codes(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str:
     return native_product.describe_output(q)
 
 
-def _buffers(x: Operand) -> Args:
+def _buffers(x: Operand) -> tuple[Any, ...]:
     """Codes, packed or unpacked, with scales and zero points."""
     q = x.quantizer
     if q.layout is not None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from cutlass_kernels import dequantize, quantize
 from cutlass_kernels.quantizing import NORMS, Columns, Largest, Numbers, Request, Rows, Tiles
 from cutlass_kernels.trials import Judged
-from hop.compat.pytree import Args
 from hop.dispatch.operators import aten
 from hop.dispatch.own_operators import GELU_MUL, SILU_MUL
 from hop.impls.scaled import gpu_rows, meaning
@@ -164,7 +163,7 @@ def _operations(kernel: Rows) -> Iterator[Call]:
             yield call
 
 
-def _operator(name: str, q: Quantizer, scale: Any, zero: Any, x: Tensor, *rest: Any) -> Args:
+def _operator(name: str, q: Quantizer, scale: Any, zero: Any, x: Tensor, *rest: Any) -> tuple[Any, ...]:
     """The fields of a call of scaled."""
     weight, bias, other = (t if t is None or len(t) > 1 else t[0] for t in rest)
     kwargs = {"approximate": "tanh"} if name == "gelu_tanh" else {}

@@ -269,7 +269,7 @@ def _fast_rule(rule: Rule) -> Rule:
 # ---- the kernels
 
 
-def _taking(compute: Plan) -> Callable[[Args], Plan]:
+def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
     """A kernel's prepare function that returns `compute` for plain Quantizer types."""
 
     def prepare(call: Args) -> Plan:

@@ -88,12 +88,12 @@ def _check_float(f: Float) -> None:
         raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa, not {f.name}")
 
 
-def _codebook(f: Codebook) -> Kwargs:
+def _codebook(f: Codebook) -> dict[str, Any]:
     lists = {"thresholds": f._thresholds, "numbers": f.book}
     return {"zero_code": f._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
 
 
-def _bits_of_float(f: Float) -> Kwargs:
+def _bits_of_float(f: Float) -> dict[str, Any]:
     parts = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
     return parts | {"keeps_nan": int(f.dtype.is_floating_point)}
 
@@ -125,20 +125,20 @@ class _Rule(NamedTuple):
     of_floats: bool = False
 
 
-def _amax(rule: scale_rules.Amax, f: Format) -> Kwargs:
+def _amax(rule: scale_rules.Amax, f: Format) -> dict[str, Any]:
     return {"floor": bits(rule.floor), "range": bits(f.max - f.zero)}
 
 
-def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> Kwargs:
+def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
     return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": most_of_dtype}
 
 
-def _microscaling(rule: scale_rules.Microscaling, f: Format) -> Kwargs:
+def _microscaling(rule: scale_rules.Microscaling, f: Format) -> dict[str, Any]:
     parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": scale_rules.MX_ROUNDINGS.index(rule.rounding)}
     return parts | {"largest_power": scale_rules.exponent_of(f)}
 
 
-def _two_level(rule: scale_rules.TwoLevel, f: Format) -> Kwargs:
+def _two_level(rule: scale_rules.TwoLevel, f: Format) -> dict[str, Any]:
     top = rule.inner.max * f.max
     parts = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
     return parts | {"outer": _list(rule.outer)}

@@ -90,7 +90,7 @@ def _form(quantizers: tuple[str, ...], shape: tuple[int, ...], dtype: torch.dtyp
     return Form(described)
 
 
-def steps_(calls: Sequence[Args]) -> None:
+def steps_(calls: Sequence[tuple[Any, ...]]) -> None:
     """Run the steps of parameters in place, with one native call for those that share a description and a seed.
 
     Each call is (rule, numbers, seed, stream, p, grad, quantizers, buffers, least): the seed and stream of stochastic

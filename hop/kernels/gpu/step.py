@@ -13,7 +13,6 @@ from cutlass_kernels import prebuilt, steps, trust
 from cutlass_kernels.books import Book
 from cutlass_kernels.devices import capability_of
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
-from hop.compat.pytree import Args
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
@@ -33,7 +32,7 @@ class Subject(NamedTuple):
 
     rule: str
     is_stochastic: bool
-    kinds: Args
+    kinds: tuple[Any, ...]
     target: str
 
 
@@ -154,7 +153,7 @@ def launch(subject: Subject, given: Sequence[Call]) -> None:
 # ---- from calls to a kernel
 
 
-def _spelled(call: Call) -> Args:
+def _spelled(call: Call) -> tuple[Any, ...]:
     """The properties that determine the kind of a parameter."""
     _, _, _, _, p, grad, quantizers, buffers, least = call
     floats, at = [], 0

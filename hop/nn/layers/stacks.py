@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
-from hop.compat.pytree import Args
 from hop.dispatch.kernel import Declined
 from hop.impls.explain import EXPLAINED
 from hop.impls.quantize import quantize
@@ -312,7 +311,7 @@ def _(grad: Tensor, x: Tensor, *others: Any) -> list[Tensor]:
     return [torch.empty_like(x), own, none.clone() if bias is None else torch.empty_like(bias)]
 
 
-def _keep(ctx: Any, inputs: Args, output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, rows, ends, weight, bias, *ctx.others = inputs
     ctx.count = len(weight)
     ctx.save_for_backward(x, rows, ends, bias, *weight)

@@ -457,4 +457,4 @@ def _exact_class(cls: type[nn.Module]) -> type[nn.Module]:
         with self.__dict__["exact_functions"], eager.ignored_function_mode():
             return cls.forward(self, *args, **kwargs)
 
-    return subclass(_exact_class, cls, _Exact, forward)
+    return subclass(_exact_class, cls, forward, _Exact)

@@ -9,14 +9,14 @@ from torch import nn
 Maker = Callable[[type[nn.Module]], type[nn.Module]]
 
 
-def subclass(maker: Maker, cls: type[nn.Module], mark: type, forward: Callable[..., Any]) -> type[nn.Module]:
+def subclass(maker: Maker, cls: type[nn.Module], forward: Callable[..., Any], mark: type = object) -> type[nn.Module]:
     """The subclass of `cls` and of `mark` with this forward.
 
     Args:
         maker: the module-level function that returns this subclass for `cls`, which pickles name.
         cls: the class.
-        mark: a class by which isinstance recognizes the modules.
         forward: the new forward, which gets the name and signature of the class's.
+        mark: a class by which isinstance recognizes the modules.
     """
 
     def reduce(self: Any, protocol: Any) -> Any:

@@ -61,7 +61,7 @@ def _both(conv: Convolution) -> list[int]:
     return [*conv.padding, *conv.padding]
 
 
-def _with_numbers(op: Any, args: Any) -> tuple[Any, Args, list[int]]:
+def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
     """A convolution with padding "same" or "valid", rewritten without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args
 from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
 
@@ -67,7 +66,7 @@ def _graph(caller: str, model: Any) -> FileGraph:
     constants = {t.name: t for t in model.graph.initializer}
 
     @functools.cache
-    def numbers(name: str) -> Args:
+    def numbers(name: str) -> tuple[Any, ...]:
         """The elements of a constant; cached because many tensors share their scales."""
         return tuple(numpy_helper.to_array(constants[name]).reshape(-1).tolist())
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args
 from hop.export.targets.onnx_import.reading import Constant, FileNode
 from hop.numerics.spelling import shown
 
@@ -16,7 +15,7 @@ Units = tuple[float, int]
 class Numbers(NamedTuple):
     """Integers or booleans that are known while a program is traced: sizes, axes, and what is computed from them."""
 
-    values: Args  # int, SymInt or bool
+    values: tuple[Any, ...]  # int, SymInt or bool
     rank: int  # 0 or 1
     dtype: torch.dtype = torch.int64
     stored: Tensor | None = None  # the same as a tensor of the program

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hop.compat.export import quantized_decomposed
-from hop.compat.pytree import Args
 from hop.dispatch.operators import aten
 from hop.export.targets.onnx_import import products
 from hop.export.targets.onnx_import.calls import SHIFT, Call, Shifted
@@ -104,7 +103,9 @@ def dequantized(call: Call, i: int, scale: int, zero: int, axis: int | None = No
     return quantized_decomposed("dequantize_per_channel")(codes, s, z, axis, *bounds)
 
 
-def _by_blocks(call: Call, codes: Tensor, given: tuple[Tensor, Tensor], axis: int, block: int, bounds: Args) -> Tensor:
+def _by_blocks(
+    call: Call, codes: Tensor, given: tuple[Tensor, Tensor], axis: int, block: int, bounds: tuple[Any, ...]
+) -> Tensor:
     """Dequantize with a scale for each block of elements along an axis of a matrix."""
     scale = given[0]
     size = codes.shape[axis]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from hop.compat.pytree import Args
 from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.integer import rewritten
 from hop.export.rewrite.program import copy_graph, share_numbers, simplify, with_graph, without_unused
@@ -206,14 +205,14 @@ class _Module(nn.Module):
             return values.get(name)
         return numbers_or(self.plan.constants[name], getattr(self, self.buffer_names[name]))
 
-    def fold(self, node: FileNode) -> Args:
+    def fold(self, node: FileNode) -> tuple[Any, ...]:
         """The results of a node whose inputs are all constants."""
         known = [self.plan.constants[name] if name else None for name in node.inputs]
         given = [None if c is None else numbers_or(c, c.data) for c in known]
         with torch.no_grad():
             return self.convert(node, given, {}, True)
 
-    def convert(self, node: FileNode, given: list[Any], units: dict[str, Units], folds: bool) -> Args:
+    def convert(self, node: FileNode, given: list[Any], units: dict[str, Units], folds: bool) -> tuple[Any, ...]:
         """The results of a node, whose scale and zero point are added to `units` if they are codes."""
         moves_shifted = node.op in KEEP_UNITS and bool(given) and isinstance(given[0], Shifted)
         if moves_shifted:

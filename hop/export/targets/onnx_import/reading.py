@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args, Kwargs
 from hop.export.targets.integer.model import Model
 from hop.numerics.spelling import shown
 
@@ -58,7 +57,7 @@ class Constant:
 
     kind: str
     data: Tensor
-    elements: Args | None
+    elements: tuple[Any, ...] | None
 
     @classmethod
     def of(cls, data: Tensor, kind: str | None = None) -> "Constant":
@@ -286,7 +285,7 @@ class _Reader:
         for name in node.input:
             if name and not _is_known(name, known):
                 self.wrong(f"reads {shown(name)}, which no node before it computes")
-        attributes: Kwargs = {}
+        attributes: dict[str, Any] = {}
         for attribute in node.attribute:
             self.place = f"{place}, attribute {shown(attribute.name)},"
             if attribute.name in attributes:

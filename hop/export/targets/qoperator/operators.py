@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Kwargs
 from hop.dispatch import operators as families
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_requantized
@@ -195,7 +194,7 @@ def _mean(step: Step) -> None:
     give(step, step.result, "QLinearAveragePool", operands, CONTRIB, channels_last=0, **pool)
 
 
-def _window(step: Step) -> Kwargs:
+def _window(step: Step) -> dict[str, Any]:
     """The window of a two-dimensional pool."""
     if len(step.arg(0).shape) != 4:
         raise NotImplementedError("only batched two-dimensional pools are supported")

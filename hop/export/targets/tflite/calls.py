@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args, Kwargs
+from hop.compat.pytree import Kwargs
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
 from hop.export.rewrite.target import Target
@@ -72,7 +72,7 @@ class Call:
     """
 
     op: FileOperator
-    inputs: Args
+    inputs: tuple[Any, ...]
     tensors: tuple[FileTensor | None, ...]
     result: FileTensor
     target: Target

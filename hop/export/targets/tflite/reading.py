@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hop.compat.pytree import Args
 from hop.export.targets.integer import model as models
 from hop.export.targets.integer.graph import DTYPES, FileGraph, FileOperator, FileTensor, Quantization
 from hop.export.targets.tflite.model import TfliteModel
@@ -251,7 +250,7 @@ class _Reader:
             self.wrong(f"has {count} elements, more than {len(self.data)} bytes can store")
         return range(count)
 
-    def numbers(self, place: str, count: int, read: Callable[[], Any]) -> Args:
+    def numbers(self, place: str, count: int, read: Callable[[], Any]) -> tuple[Any, ...]:
         own = self.place
         self.over(f"{own}, {place}," if own != place else place, count)
         values = tuple(read().tolist()) if count else ()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
-from hop.compat.pytree import Kwargs
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, aten
@@ -100,7 +99,7 @@ def _buffers(call: Call) -> list[Tensor] | None:
     return [codes, *given_buffers(call, list(codes.shape))]
 
 
-def _slope(call: Call) -> Kwargs:
+def _slope(call: Call) -> dict[str, Any]:
     """The slope of a leaky relu below 0, for integer conventions."""
     if call.op is not aten.leaky_relu.default:
         return {}
