@@ -30,7 +30,7 @@ int attend(const AttentionCall& c) {
             result = HOP_NO_MEMORY;
             return;
         }
-        room.lie(memory);
+        room.place(memory);
         for (int64_t item, end; queue.take(item, end);) {
             const int64_t batch = item / parts / a.key_heads, head = item / parts % a.key_heads;
             const int64_t first = item % parts * per_part, last = least(all_rows, first + per_part);

@@ -30,7 +30,7 @@ struct AttentionRoom {
         for (int i = 0; i < 8; ++i) size += sizes[i] = size_t(divide_up(bytes[i], 64) * 64);
     }
     static int64_t value_lines(const hop_attention& a) { return divide_up(line_count(a.value_width), kLinesAtOnce) * kLinesAtOnce; }
-    void lie(char* memory) {
+    void place(char* memory) {
         char* parts[8];
         for (int i = 0; i < 8; ++i) parts[i] = memory, memory += sizes[i];
         keys = reinterpret_cast<uint8_t*>(parts[0]), values = reinterpret_cast<uint8_t*>(parts[1]);

@@ -158,9 +158,9 @@ void Convolution::cut(int threads) {
 using namespace hop;
 
 const char* hop_convolution_declines(const hop_convolution* c) {
-    if (c->lhs.format != HOP_INT8 && c->lhs.format != HOP_UINT8) return "the input is none of int8 or uint8";
+    if (c->lhs.format != HOP_INT8 && c->lhs.format != HOP_UINT8) return "the input is neither int8 nor uint8";
     const bool tiled = c->rhs.layout == HOP_TILED;
-    if (c->rhs.format != HOP_INT8 && !(tiled && c->rhs.format == HOP_INT4)) return "the weight is none of int8 or int4";
+    if (c->rhs.format != HOP_INT8 && !(tiled && c->rhs.format == HOP_INT4)) return "the weight is neither int8 nor int4";
     if (c->rhs.zero_format != HOP_NONE || c->rhs.zero != 0) return "the weight has a zero point";
     if (c->channels == 0) return "there are no channels";
     return nullptr;

@@ -45,23 +45,23 @@ using namespace hop;
 const char* hop_product_declines(const hop_product* p) {
     const int64_t group = group_of(*p);
     if (group < p->k && group != 16 && group != 32 && group % kSlice)
-        return "scales change along the summed dimension in groups other than 16, 32 or multiples of 64";
+        return "scales along the summed dimension have groups other than 16, 32 or multiples of 64";
     for (const hop_operand* o : {&p->lhs, &p->rhs}) {
         if (o->fold.format != HOP_NONE && o->fold.ks < p->k && o->fold.ks % 4)
-            return "block scales change within four elements along the summed dimension";
-        if (o->scale.ks < p->k && o->scale.ks % group) return "groups of the two factors do not end together";
+            return "block scales along the summed dimension have blocks below four elements";
+        if (o->scale.ks < p->k && o->scale.ks % group) return "the two factors have different groups along the summed dimension";
     }
-    if (!is_factor(p->rhs)) return "the right factor is no quantized one";
+    if (!is_factor(p->rhs)) return "the right factor is not quantized";
     const bool sum = p->output.format == HOP_INT32 || p->output.bias_format == HOP_INT32 ||
                      ((p->output.format == HOP_INT8 || p->output.format == HOP_UINT8) && p->output.requantize != HOP_DIVISION &&
                       p->output.requantize != HOP_RECIPROCAL);
-    if (sum && group < p->k) return "groups have a sum each, and the output or the bias is that of one";
+    if (sum && group < p->k) return "codes or an integer bias need one sum, but each group has its own";
     if (by_integers(*p)) return nullptr;
-    if (sum) return "the output or the bias is that of a sum of integers";
+    if (sum) return "codes or an integer bias need a sum of integers";
     if (p->lhs.format != HOP_BFLOAT16 && (!is_factor(p->lhs) || is_integer(p->lhs.format)))
-        return "the left factor is none of bfloat16 or floats of few bits";
+        return "the left factor is neither bfloat16 nor an 8-bit or 4-bit float";
     if (p->rhs.format != HOP_UINT4 && (p->rhs.zero_format != HOP_NONE || p->rhs.zero != 0))
-        return "zero points of codes that become bfloat16 numbers are for uint4";
+        return "only uint4 codes that are converted to bfloat16 have zero points";
     return nullptr;
 }
 

@@ -7,13 +7,13 @@ bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_B
 
 // Returns the reason why codes of x cannot be multiplied as integers, or null.
 const char* declines_integers(const hop_group_product& p) {
-    if (p.x_group < 0 || p.x_group % 32) return "for scales of rows of codes, or of multiples of 32 elements";
+    if (p.x_group < 0 || p.x_group % 32) return "for scales of x per row or per multiple of 32 elements";
     const int64_t own = p.x_group && p.x_group < p.k ? p.x_group : p.k, group = p.scales.group;
     const int64_t step = own < group ? own : group, whole = own < group ? group : own;
-    if (whole % step && whole < p.k) return "for groups on one side that are whole ones of the other";
+    if (whole % step && whole < p.k) return "for groups of one operand that are multiples of the other's";
     for (int code = 0; (p.bits == 2 || p.bits == 4) && code < 1 << p.bits; ++code) {
         const float number = p.numbers[code];
-        if (!(number >= -128 && number <= 127) || number != static_cast<float>(static_cast<int>(number))) return "for codes of integers of 8 bits";
+        if (!(number >= -128 && number <= 127) || number != static_cast<float>(static_cast<int>(number))) return "for values that are 8-bit integers";
     }
     return nullptr;
 }
@@ -24,20 +24,20 @@ const char* declines_integers(const hop_group_product& p) {
 const char* hop_group_product_declines(const hop_group_product* product) {
     const hop_group_product& p = *product;
     const hop_group_scales& s = p.scales;
-    if (p.bits < 2 || p.bits > 8 || p.bits == 7) return "for codes of 2 to 6, and of 8 bits";
-    if (p.bits == 8 && p.has_offset) return "for offsets of codes of 2 to 6 bits";
+    if (p.bits < 2 || p.bits > 8 || p.bits == 7) return "for codes of 2 to 6 or 8 bits";
+    if (p.bits == 8 && p.has_offset) return "for offsets with codes of 2 to 6 bits only";
     if (s.group != 16 && (s.group < 32 || s.group % 32)) return "for groups of 16, 32 or multiples of 32";
-    if (p.k < 1 || p.k % 32 || p.k % s.group) return "for rows of whole groups, and of a multiple of 32 elements";
-    if (s.outer_format != HOP_NONE && (s.outer < 0 || s.outer % s.group)) return "for outer scales of whole groups";
+    if (p.k < 1 || p.k % 32 || p.k % s.group) return "for rows of whole groups and a multiple of 32 elements";
+    if (s.outer_format != HOP_NONE && (s.outer < 0 || s.outer % s.group)) return "for outer scales over whole groups";
     const bool is_byte = s.format == HOP_INT8 || s.format == HOP_UINT8 || (s.format == HOP_E4M3 && s.numbers);
-    if (!hop::is_number(s.format) && !is_byte) return "for scales in floats, or in bytes";
+    if (!hop::is_number(s.format) && !is_byte) return "for scales in floats or bytes";
     if (s.outer_format != HOP_NONE && !hop::is_number(s.outer_format)) return "for outer scales in floats";
     if (p.x_format == HOP_INT8) {
         if (const char* reason = hop::declines_integers(p)) return reason;
     } else if (!hop::is_number(p.x_format)) {
         return "for float32, bfloat16, float16 and int8";
     }
-    if (!hop::is_number(p.output_format)) return "for results in float32, bfloat16 and float16";
+    if (!hop::is_number(p.output_format)) return "for results in float32, bfloat16 or float16";
     if (p.bias_format != HOP_NONE && !hop::is_number(p.bias_format)) return "for a bias in float32, bfloat16 or float16";
     return nullptr;
 }

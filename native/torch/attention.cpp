@@ -38,7 +38,7 @@ View in_rows(const char* name, Tensor& x) {
 }
 
 // Gets the strides of batches, heads and elements of dimension `dim`.
-void lie(const View& v, int64_t dim, int64_t (&stride)[3]) {
+void set_strides(const View& v, int64_t dim, int64_t (&stride)[3]) {
     const int64_t dims[] = {0, 1, dim};
     for (int i = 0; i < 3; ++i) stride[i] = v.stride(dims[i]);
 }
@@ -66,7 +66,7 @@ void attention(StableIValue* values, uint64_t count) {
     expect(of_values, {a.batch, a.key_heads, a.keys, a.value_width}, HOP_INT8);
     if (a.heads % a.key_heads) fail("the heads of k must divide those of q, got shapes " + queries.shape() + " and " + keys.shape());
     constexpr int64_t most = 65793;  // 255 * 128 times this is below 2^31
-    if (a.keys > most || a.width > most) fail("k has at most 65793 tokens, of as many elements, got shape " + keys.shape());
+    if (a.keys > most || a.width > most) fail("k may have at most 65793 tokens and elements per token, got shape " + keys.shape());
     expect(of_q, {a.batch, a.heads, a.queries, 1}, HOP_FLOAT32);
     expect(of_k, {a.batch, a.key_heads, a.keys, 1}, HOP_FLOAT32);
     a.per_token = d->per_token;
@@ -74,10 +74,10 @@ void attention(StableIValue* values, uint64_t count) {
     if (hidden) {
         a.mask = hidden.format() == HOP_UINT8 ? HOP_MASK_BOOL : HOP_MASK_FLOAT;
         expect(hidden, {a.batch, a.heads, a.queries, a.keys}, a.mask == HOP_MASK_BOOL ? HOP_UINT8 : HOP_FLOAT32);
-        lie(hidden, 2, a.mask_stride);
+        set_strides(hidden, 2, a.mask_stride);
     }
-    lie(queries, 2, a.q_stride), lie(keys, 2, a.k_stride), lie(of_values, 2, a.v_stride);
-    lie(of_q, 2, a.q_scale_stride), lie(of_k, 2, a.k_scale_stride), lie(of_v, d->per_token ? 2 : 3, a.v_scale_stride);
+    set_strides(queries, 2, a.q_stride), set_strides(keys, 2, a.k_stride), set_strides(of_values, 2, a.v_stride);
+    set_strides(of_q, 2, a.q_scale_stride), set_strides(of_k, 2, a.k_scale_stride), set_strides(of_v, d->per_token ? 2 : 3, a.v_scale_stride);
     a.scale = static_cast<float>(scale), a.is_causal = is_causal, a.result_dtype = d->dtype();
 
     Tensor made = empty({a.batch, a.heads, a.queries, a.value_width}, dtype_of(d->result));

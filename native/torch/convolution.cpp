@@ -23,7 +23,7 @@ struct ConvolutionDescription {
             if (words.word == "x" || words.word == "weight") {
                 factor = words.word == "x" ? &x : &weight;
                 if (factor->format != HOP_NONE) words.refuse();  // already read
-                if (!words.next()) fail("a description ends before the format of a factor");
+                if (!words.next()) fail("the description ends before the format of a factor");
                 factor->format = words.one_of(words.word, kFormats, kFormatCount);
             } else if (words.word == "output") {
                 if (of_output) words.refuse();
@@ -39,8 +39,8 @@ struct ConvolutionDescription {
             fits = fits && list->size() == dim;
             for (const int64_t n : *list) fits = fits && n >= (list == &before || list == &after ? 0 : 1);
         }
-        if (weight.has_zero()) fail("the weight of a convolution has no zero point; got '" + text + "'");
-        if (!fits) fail("a convolution has a kernel, strides, padding and dilation of one, two or three dimensions; got '" + text + "'");
+        if (weight.has_zero()) fail("the weight of a convolution cannot have a zero point, got '" + text + "'");
+        if (!fits) fail("kernel, stride, before, after and dilation must have the same one, two or three dimensions, got '" + text + "'");
     }
 
 private:
@@ -97,11 +97,11 @@ void convolution(StableIValue* values, uint64_t count) {
     const auto dim = static_cast<int64_t>(d.kernel.size());
     const bool tiled = d.weight.tiled;
     if (x.dim != dim + 2) fail("x must have " + std::to_string(dim + 2) + " dimensions, got shape " + x.shape());
-    if (x.format() != d.x.format) fail("x must hold " + std::string(kFormats[d.x.format]));
+    if (x.format() != d.x.format) fail("x must be " + std::string(kFormats[d.x.format]));
     hop_convolution c{};
     c.batch = x.size(0), c.channels = x.size(1), c.outputs = n, c.groups = d.groups;
     if (c.channels % c.groups || n % c.groups || n < 0 || n > kMostElements || c.channels == 0)
-        fail(std::to_string(c.channels) + " channels and " + std::to_string(n) + " outputs do not fit to " +
+        fail(std::to_string(c.channels) + " channels and " + std::to_string(n) + " outputs are not divisible into " +
              std::to_string(c.groups) + " groups");
     Sizes weight_shape{n, c.channels / c.groups};
     weight_shape.insert(weight_shape.end(), d.kernel.begin(), d.kernel.end());
@@ -113,7 +113,7 @@ void convolution(StableIValue* values, uint64_t count) {
         c.kernel[i] = own(d.kernel, 1), c.stride[i] = own(d.stride, 1), c.padding[i] = own(d.before, 0);
         c.dilation[i] = own(d.dilation, 1);
         const int64_t room = c.size[i] + c.padding[i] + own(d.after, 0) - c.dilation[i] * (c.kernel[i] - 1) - 1;
-        if (room < 0) fail("the kernel of " + to_string(d.kernel) + " is larger than x, of shape " + x.shape() + ", with its padding");
+        if (room < 0) fail("the kernel, of size " + to_string(d.kernel) + ", is larger than the padded x, of shape " + x.shape());
         c.output_size[i] = room / c.stride[i] + 1;
         c.input_strides[2 + i] = is ? x.stride(2 + at) : 0;
         c.weight_strides[2 + i] = is && !tiled ? weight.dim == dim + 2 ? weight.stride(2 + at) : 0 : 0;
@@ -123,7 +123,7 @@ void convolution(StableIValue* values, uint64_t count) {
         const FactorDescription& w = d.weight;
         int64_t k = weight_shape[1];
         for (const int64_t size : d.kernel)
-            if (__builtin_mul_overflow(k, size, &k) || k > kMostElements) fail("the kernel is too large, of " + to_string(d.kernel));
+            if (__builtin_mul_overflow(k, size, &k) || k > kMostElements) fail("the kernel is too large, of size " + to_string(d.kernel));
         const Buffers buffers{weight, {}, {}, {}, {}};
         FactorDescription codes = w;
         codes.scale = codes.block_scale = {};
@@ -137,11 +137,11 @@ void convolution(StableIValue* values, uint64_t count) {
     const bool of_example = by_each(v[1], c.batch, x.dim, HOP_FLOAT32);
     c.lhs.scale = scale_of(of_example), c.lhs.fold = {HOP_NONE, 1, int64_t(1) << 62, int64_t(1) << 62, 0, 0};
     if (d.x.stores_zero) {
-        if (!v[2]) fail("x_zero_point must be given");
+        if (!v[2]) fail("the description needs x_zero_point");
         if (by_each(v[2], c.batch, x.dim, d.x.format) != of_example) fail("x_zero_point must have the shape of x_scale");
         c.lhs.zero_format = d.x.format;
     } else if (v[2]) {
-        fail("x_zero_point is given, and the description has none");
+        fail("x_zero_point must be omitted, as the description has no zero point of x");
     }
     c.rhs.format = d.weight.format, c.rhs.layout = tiled ? HOP_TILED : HOP_STRIDED, c.rhs.fold = c.lhs.fold;
     c.rhs.scale = scale_of(by_each(v[4], n, x.dim, HOP_FLOAT32));
@@ -151,21 +151,21 @@ void convolution(StableIValue* values, uint64_t count) {
     for (int64_t i = 3 - dim; i < 3; ++i) shape.push_back(c.output_size[i]);
     if (is_too_large(shape.data(), static_cast<int64_t>(shape.size()))) fail("the result is too large, of shape " + to_string(shape));
     if (d.output.codes) {
-        if (!v[6]) fail("output_scale must be given");
+        if (!v[6]) fail("the description needs output_scale");
         Sizes own = shape, found;
         if (v[6].dim < static_cast<int64_t>(shape.size())) own.erase(own.begin());  // shared by all examples
         found = counts(own, d.output.block);
         expect(v[6], found, HOP_FLOAT32);
         if (c.output.zero_format != HOP_NONE) expect(v[7], found, c.output.zero_format);
-        else if (v[7]) fail("output_zero_point is given, and the description has none");
+        else if (v[7]) fail("output_zero_point must be omitted, as the description has none");
         const bool batched = own.size() == shape.size();
         const int64_t channels = found[batched ? 1 : 0], examples = batched ? found[0] : 1;
         if (v[6].numel() != examples * channels || (examples != 1 && examples != c.batch) ||
             (channels != 1 && channels != n) || (examples > 1 && channels > 1))
-            fail("codes have one scale for all, for each example or for each channel of the result");
+            fail("output_scale must be one scale, or one per example or per channel of the result");
         c.output.scale_row_stride = examples > 1, c.output.scale_column_stride = channels > 1;
     } else if (v[6] || v[7]) {
-        fail("output_scale or output_zero_point is given, and the result holds numbers");
+        fail("output_scale and output_zero_point must be omitted, as the result is not quantized");
     }
     if (const char* reason = hop_convolution_declines(&c)) fail(reason);
 

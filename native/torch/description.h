@@ -17,7 +17,7 @@ class Words {
 public:
     explicit Words(std::string_view text) : rest_(text), text_(text) {
         if (!next() || name != kGrammar)
-            fail("a description begins with " + std::string(kGrammar) + ", the version of its grammar; got '" +
+            fail("the description must begin with " + std::string(kGrammar) + ", the version of its grammar, got '" +
                  std::string(text_) + "'");
     }
     std::string_view word, name, value;  // the word found by `next`; without a value, `name` is the whole word

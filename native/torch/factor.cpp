@@ -21,7 +21,7 @@ bool is_whole(const Line& l) { return l.count == 1 || l.block == -1; }
 
 // Describes the scales of a matrix, possibly with several dimensions of rows; false if a kernel cannot address them by
 // row.
-bool lie(hop_scale& made, Sizes shape, Sizes sizes, Sizes count, bool columns) {
+bool address(hop_scale& made, Sizes shape, Sizes sizes, Sizes count, bool columns) {
     const size_t last = shape.size() - 1;
     Line rows{-1, 1, 0}, along{sizes[last], count[last], 1};
     if (columns) {
@@ -88,7 +88,7 @@ void expect(const View& x, const Sizes& shape, int format) {
     const int own = x.format();
     const bool is_byte = item_bytes(format) == 1 && (own == HOP_UINT8 || own == HOP_INT8) && format > HOP_UINT8;
     if (own != format && !is_byte)
-        fail(std::string(x.name) + " must hold " + std::string(kFormats[format]) + ", not elements of dtype number " +
+        fail(std::string(x.name) + " must be " + std::string(kFormats[format]) + ", got dtype number " +
              std::to_string(x.dtype));
 }
 
@@ -99,8 +99,8 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
     const size_t first = batched ? 1 : 0, dim = shape.size() - first;
     const Sizes own(shape.begin() + static_cast<int64_t>(first), shape.end());
     const bool narrow = is_narrow(d.format);
-    if (dim < 2 || (dim > 2 && (d.columns || d.tiled || !is_lhs))) fail(std::string(name) + " must be a matrix, or a batch of them");
-    if (d.stores_zero && d.scale.block.empty()) fail("zero points of " + std::string(name) + " lie as scales do, and the description has none");
+    if (dim < 2 || (dim > 2 && (d.columns || d.tiled || !is_lhs))) fail(std::string(name) + " must be a matrix or a batch of matrices");
+    if (d.stores_zero && d.scale.block.empty()) fail("the description of " + std::string(name) + " has zero points but no scales, whose blocks they share");
     f.batch = batched ? shape[0] : 1;
     f.k = d.columns ? own[0] : own[dim - 1];
     for (size_t i = 0; i + 1 < dim; ++i) f.rows *= own[i];
@@ -120,7 +120,7 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
             if (!codes.is_contiguous()) f.needs_copy = true;
         }
     } else {
-        if (narrow && (d.columns || f.k % 2)) f.declined = "codes of 4 bits share their bytes along the dimension that is summed, an even number of them";
+        if (narrow && (d.columns || f.k % 2)) f.declined = "4-bit codes need an even number of elements in the summed dimension, and consecutive ones in a byte";
         if (codes && !f.declined) {
             Sizes stored = shape;
             if (narrow) stored.back() /= 2;
@@ -150,19 +150,19 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
     const auto lay = [&](const ScaleDescription& s, const View& x, int format, hop_scale& made, int64_t& step) {
         made = {HOP_NONE, 1, kWhole, kWhole, 0, 0};
         if (s.block.empty()) {
-            if (x) fail(std::string(x.name) + " is given, and the description has none");
+            if (x) fail(std::string(x.name) + " must be omitted, as the description has none");
             return;
         }
         const Sizes sizes = per_dimension(s.block, shape.size()), count = counts_of(shape, sizes);
         if (buffers.codes) expect(x, count, format);
         int64_t each = 1;
         for (size_t i = first; i < count.size(); ++i) each *= count[i];
-        if (batched && count[0] != 1 && count[0] != shape[0]) f.declined = "scales are shared by some members of a batch";
+        if (batched && count[0] != 1 && count[0] != shape[0]) f.declined = "scales are shared by some matrices of a batch but not by all";
         step = batched && count[0] != 1 ? each * item_bytes(format) : 0;
         made.format = s.format, made.factor = s.factor;
         const Sizes own_sizes(sizes.begin() + static_cast<int64_t>(first), sizes.end());
         const Sizes own_count(count.begin() + static_cast<int64_t>(first), count.end());
-        if (!lie(made, own, own_sizes, own_count, d.columns)) f.declined = "blocks are none of the rows of the tensor";
+        if (!address(made, own, own_sizes, own_count, d.columns)) f.declined = "blocks of rows span several dimensions";
     };
     lay(d.scale, buffers.scale, d.scale.format, o.scale, f.steps.scale);
     lay(d.block_scale, buffers.block_scale, d.block_scale.format, o.fold, f.steps.fold);
@@ -170,11 +170,11 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
         hop_scale same;
         lay(d.scale, buffers.zero, zero_format, same, f.steps.zero);
     } else if (buffers.zero) {
-        fail(std::string(buffers.zero.name) + " is given, and the description has none");
+        fail(std::string(buffers.zero.name) + " must be omitted, as the description has none");
     }
-    if (d.stores_sums && (!d.tiled || is_lhs || d.format > HOP_UINT4)) fail("sums come with a right factor of integers in tiles");
+    if (d.stores_sums && (!d.tiled || is_lhs || d.format > HOP_UINT4)) fail("only a right factor of integers in tiles has sums");
     if (d.stores_sums && buffers.codes) expect(buffers.sums, d.columns ? Sizes{1, f.rows} : Sizes{f.rows, 1}, HOP_INT32);
-    else if (buffers.sums) fail(std::string(buffers.sums.name) + " is given, and the description has none");
+    else if (buffers.sums) fail(std::string(buffers.sums.name) + " must be omitted, as the description has none");
     f.data.scale = buffers.scale.data, f.data.zero = buffers.zero.data, f.data.fold = buffers.block_scale.data;
     f.data.sums = static_cast<const int32_t*>(buffers.sums.data);
     return f;

@@ -12,7 +12,7 @@ void function(StableIValue* values, uint64_t count) {
     const std::string name = stack.text();
     int32_t which = 0;
     while (which < kFunctions && name != kFunctionNames[which]) ++which;
-    if (which == kFunctions) fail("no function " + name);
+    if (which == kFunctions) fail("unknown function " + name);
     const View v = view("x", x);
     const int format = v.format();
     const int32_t dtype = format == HOP_FLOAT32 ? HOP_F32 : format == HOP_BFLOAT16 ? HOP_BF16 : HOP_F16;

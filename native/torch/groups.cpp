@@ -99,31 +99,31 @@ void group_product(StableIValue* values, uint64_t count) {
     }
     const View &x = v[0], &codes = v[1], &bias = v[7], &x_scale = v[all];
     hop_group_product p = d->p;  // scales.numbers points into *d, which outlives the call
-    if (x.dim < 1) fail("x must have a dimension at least, got " + x.shape());
-    if (codes.dim != 2) fail("codes must be those of a matrix, got " + codes.shape());
+    if (x.dim < 1) fail("x must have at least one dimension, got shape " + x.shape());
+    if (codes.dim != 2) fail("codes must have two dimensions, got shape " + codes.shape());
     Sizes shape(x.sizes, x.sizes + x.dim);
     p.k = shape.back(), p.n = codes.size(0), p.m = 1;
     shape.back() = p.n;
     for (size_t i = 0; i + 1 < shape.size(); ++i) p.m *= shape[i];
     const int format = x.format();
     if (d->has_codes_of_x) {
-        if (format != HOP_INT8) fail("x must hold int8, as it is described");
+        if (format != HOP_INT8) fail("x must be int8, as in the description");
         Sizes scales(x.sizes, x.sizes + x.dim);
         scales.back() = p.x_group ? (p.k + p.x_group - 1) / p.x_group : 1;
         expect(x_scale, scales, HOP_FLOAT32);
     } else {
-        if (format != HOP_FLOAT32 && format != HOP_BFLOAT16 && format != HOP_FLOAT16) fail("x must hold float32, bfloat16 or float16");
-        if (x_scale) fail("x_scale is given, and the description has no codes of x");
+        if (format != HOP_FLOAT32 && format != HOP_BFLOAT16 && format != HOP_FLOAT16) fail("x must be float32, bfloat16 or float16");
+        if (x_scale) fail("x_scale must be omitted, as the description has no quantizer of x");
         p.x_format = format;
     }
     if (bias) {
         p.bias_format = bias.format();
         expect(bias, {p.n}, p.bias_format);
     }
-    if (const char* reason = hop_group_product_declines(&p)) fail(std::string(reason) + ", and x is " + x.shape());
+    if (const char* reason = hop_group_product_declines(&p)) fail(std::string(reason) + "; x has shape " + x.shape());
     const auto hold = [&](const View& of, bool is_there, int64_t each, int format) {
         if (is_there) expect(of, each ? Sizes{p.n, (p.k + each - 1) / each} : Sizes{1, 1}, format);
-        else if (of) fail(std::string(of.name) + " is given, and the description has none");
+        else if (of) fail(std::string(of.name) + " must be omitted, as the description has none");
     };
     hold(codes, true, 8 / d->low_bits(), p.bits == 8 ? HOP_INT8 : HOP_UINT8);
     hold(v[2], d->high_bits() > 0, d->high_bits() > 0 ? 8 / d->high_bits() : 1, HOP_UINT8);
@@ -136,7 +136,7 @@ void group_product(StableIValue* values, uint64_t count) {
     Tensor made = empty(shape, dtype_of(d->result));
     const hop_group_data weight{codes.data, v[2].data, v[3].data, v[4].data, v[5].data, v[6].data};
     gather_pages(codes.data, static_cast<size_t>(codes.numel()));
-    if (hop_multiply_groups(&p, threads(), x.data, static_cast<const float*>(x_scale.data), &weight, bias.data, data_of(made))) fail("no memory for a strip of a weight");
+    if (hop_multiply_groups(&p, threads(), x.data, static_cast<const float*>(x_scale.data), &weight, bias.data, data_of(made))) fail("no memory for decoded rows of the weight");
     stack.give(std::move(made));
 }
 

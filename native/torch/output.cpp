@@ -3,7 +3,7 @@
 namespace hop::torch {
 
 void OutputDescription::begin(Words& words) {
-    if (!words.next()) fail("a description ends before the format of its output");
+    if (!words.next()) fail("the description ends before the format of the output");
     fixed.format = words.one_of(words.word, kFormats, kFormatCount);
 }
 
@@ -29,12 +29,12 @@ void set(hop_output& output, const OutputDescription& description, const View& b
     output.row_stride = columns;
     const bool bytes = output.format == HOP_INT8 || output.format == HOP_UINT8;
     if (output.format < HOP_FLOAT32 && !(bytes && description.codes))
-        fail("'" + std::string(kFormats[output.format]) + "' is no format that this result can have");
-    if (description.codes && !bytes) fail("codes are int8 or uint8, not " + std::string(kFormats[output.format]));
+        fail("'" + std::string(kFormats[output.format]) + "' is not a format of this result");
+    if (description.codes && !bytes) fail("output codes must be int8 or uint8, not " + std::string(kFormats[output.format]));
     if (bytes) {
         const int32_t least = output.format == HOP_INT8 ? -128 : 0;
         if (output.low < least || output.high > least + 255 || output.low > output.high)
-            fail("codes from " + std::to_string(output.low) + " to " + std::to_string(output.high) + " are none of a byte");
+            fail("output codes from " + std::to_string(output.low) + " to " + std::to_string(output.high) + " do not fit into a byte");
         if (output.zero_format != HOP_NONE) output.zero_format = output.format;
     }
     if (bias) {

@@ -21,7 +21,7 @@ struct ProductDescription {
             if (words.word == "lhs" || words.word == "rhs") {
                 factor = words.word == "lhs" ? &lhs : &rhs;
                 if (factor->format != HOP_NONE) words.refuse();  // already read
-                if (!words.next()) fail("a description ends before the format of a factor");
+                if (!words.next()) fail("the description ends before the format of a factor");
                 factor->format = words.one_of(words.word, kFormats, kFormatCount);
             } else if (words.word == "output") {
                 if (of_output) words.refuse();
@@ -31,9 +31,9 @@ struct ProductDescription {
                 words.refuse();
             }
         }
-        if (lhs.format == HOP_NONE || rhs.format == HOP_NONE) fail("a product has a lhs and a rhs; got '" + text + "'");
-        if (lhs.columns || lhs.tiled) fail("the lhs of a product is summed along its last dimension, and lies plainly; got '" + text + "'");
-        if (lhs.format >= HOP_FLOAT32 && !lhs.is_plain()) fail("a lhs of floats has no scales and no zero points; got '" + text + "'");
+        if (lhs.format == HOP_NONE || rhs.format == HOP_NONE) fail("a product needs lhs and rhs, got '" + text + "'");
+        if (lhs.columns || lhs.tiled) fail("lhs must be neither tiled nor in columns, got '" + text + "'");
+        if (lhs.format >= HOP_FLOAT32 && !lhs.is_plain()) fail("a float lhs cannot have scales or zero points, got '" + text + "'");
     }
 };
 
@@ -59,7 +59,7 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     if (is_float(lhs.operand.format)) {
         asked.lhs.format = HOP_BFLOAT16;  // the format it is converted to
         if (p.output.format != HOP_FLOAT32 || p.output.bias_format != HOP_NONE)
-            return "float32 and float16 beside quantized numbers give float32, without a bias";
+            return "a float32 or float16 lhs gives a float32 result without bias";
     }
     if (lhs.declined) return lhs.declined;
     if (rhs.declined) return rhs.declined;
@@ -67,17 +67,17 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
 }
 
 // Checks the scales of codes and gets their strides: one scale for all, for each row or for each column.
-void lie(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m, bool batched) {
+void set_scales(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m, bool batched) {
     const Sizes found = counts(shape, block);
-    if (batched && found[0] != 1 && found.back() == 1) fail("the members of a batch share the scale of codes, and not one of each of the blocks " + to_string(block));
+    if (batched && found[0] != 1 && found.back() == 1) fail("the matrices of a batch must share the scales of the result, whose block is " + to_string(block));
     int64_t rows = 1;
     for (size_t d = 0; d + 1 < found.size(); ++d) rows *= found[d];
     const int64_t columns = found.back();
     if ((rows != 1 && rows != m) || (columns != 1 && columns != shape.back()) || (rows > 1 && columns > 1))
-        fail("codes have one scale for all, for each row or for each column, not one of each of the blocks " + to_string(block));
+        fail("output_scale must be one scale, or one per row or per column, but the block is " + to_string(block));
     expect(scale, found, HOP_FLOAT32);
     if (output.zero_format != HOP_NONE) expect(zero, found, output.zero_format);
-    else if (zero) fail("output_zero_point is given, and the description has none");
+    else if (zero) fail("output_zero_point must be omitted, as the description has none");
     output.scale_row_stride = rows > 1, output.scale_column_stride = columns > 1;
 }
 
@@ -118,19 +118,19 @@ void product(StableIValue* values, uint64_t count) {
         return made();
     };
     const Sizes left = shape_of(v[0], d.lhs);
-    if (n < 0 || n > kMostElements) fail("n must be a size, got " + std::to_string(n));
-    if (left.size() < 2) fail("lhs must have two dimensions at least, got " + v[0].shape());
+    if (n < 0 || n > kMostElements) fail("n must not be negative or too large, got " + std::to_string(n));
+    if (left.size() < 2) fail("lhs must have at least two dimensions, got shape " + v[0].shape());
     const bool batched = !d.rhs.tiled && v[4].dim == 3;
     const Sizes right = d.rhs.tiled ? d.rhs.columns ? Sizes{left.back(), n} : Sizes{n, left.back()} : shape_of(v[4], d.rhs);
     const Factor lhs = factor(0, d.lhs, left, batched), rhs = factor(4, d.rhs, right, batched);
     if (lhs.k != rhs.k || rhs.rows != n || lhs.batch != rhs.batch)
-        fail("lhs " + to_string(left) + " and rhs " + to_string(right) + " do not fit together, for n = " + std::to_string(n));
+        fail("lhs " + to_string(left) + " and rhs " + to_string(right) + " do not match, with n = " + std::to_string(n));
     hop_product p{};
     set(p.output, d.output, v[8], n);
     Sizes shape(left.begin(), left.end() - 1);
     shape.push_back(n);
-    if (d.output.codes) lie(p.output, shape, d.output.block, v[9], v[10], lhs.rows, batched);
-    else if (v[9] || v[10]) fail("output_scale or output_zero_point is given, and the result holds numbers");
+    if (d.output.codes) set_scales(p.output, shape, d.output.block, v[9], v[10], lhs.rows, batched);
+    else if (v[9] || v[10]) fail("output_scale and output_zero_point must be omitted, as the result is not quantized");
     if (const char* reason = assemble(p, lhs, rhs)) fail(reason);
 
     Tensor made = empty(shape, dtype_of(p.output.format));
@@ -153,8 +153,8 @@ void pack(StableIValue* values, uint64_t count) {
     const FactorDescription& d = description->rhs;
     View v = view("codes", codes);
     const Sizes shape = shape_of(v, d);
-    if (d.format > HOP_E5M2) fail("tiles hold codes of a byte or of 4 bits, not " + std::string(kFormats[d.format]));
-    if (d.tiled || shape.size() != 2) fail("codes must be a matrix in its plain form, got " + v.shape());
+    if (d.format > HOP_E5M2) fail("tiles are for codes of 8 or 4 bits, not " + std::string(kFormats[d.format]));
+    if (d.tiled || shape.size() != 2) fail("codes must be a matrix that is not tiled, got shape " + v.shape());
     FactorDescription own = d;  // for codes only
     own.scale = own.block_scale = {}, own.stores_zero = own.stores_sums = false;
     Factor f = make(own, "codes", shape, false, false, {v, {}, {}, {}, {}});

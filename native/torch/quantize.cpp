@@ -74,7 +74,7 @@ Results allocate(const QuantizerDescription& d, const Sizes& shape) {
 
 void finish(int result) {
     if (result == HOP_NO_MEMORY) fail("no memory to quantize");
-    if (result) fail("the kernels do not take these blocks with this rule");
+    if (result) fail("the kernels do not support these blocks with this rule");
 }
 
 View plain(const char* name, Tensor& x) {
@@ -116,12 +116,12 @@ void quantize(StableIValue* values, uint64_t count) {
     const View given = plain("scale", scale), zero = plain("zero_point", zero_point), bits = plain("noise", noise);
     expect_noise(bits, shape);
     const bool two = d.q.rule == HOP_TWO_LEVEL;
-    if (!given && d.q.rule == HOP_GIVEN) fail("scale must be given");
+    if (!given && d.q.rule == HOP_GIVEN) fail("the quantizer needs scale");
     if (given) {
         const bool numbers = given.format() == HOP_FLOAT32 || two;
         expect(given, two ? d.second_shape(shape) : d.scale_shape(shape), numbers ? int(HOP_FLOAT32) : d.scale);
     }
-    if (bool(zero) != (d.q.affine && given)) fail("zero_point goes with scale, of a quantizer that has one");
+    if (bool(zero) != (d.q.affine && given)) fail("zero_point must be given exactly if scale is given and the quantizer has zero points");
     if (zero) expect(zero, d.scale_shape(shape), d.codes);
 
     Results made = allocate(d, shape);
@@ -143,8 +143,8 @@ void quantize_product(StableIValue* values, uint64_t count) {
 
     View v = view("x", x);
     const int32_t dtype = float_dtype("x", v.format());
-    if (!v.numel() || v.dim < 2) fail("x must be matrices that are not empty, got shape " + v.shape());
-    if (d.flat) fail("a product with a factor for each column is for blocks of dimensions, and not flat ones");
+    if (!v.numel() || v.dim < 2) fail("x must have at least two dimensions, none empty, got shape " + v.shape());
+    if (d.flat) fail("a factor per column needs blocks that are not flat");
     const bool transposed = v.dim == 2 && v.size(1) <= gathered && is_transposed(v);
     if (!transposed && !v.is_contiguous()) {
         x = laid_out("x", std::move(x));
@@ -155,9 +155,9 @@ void quantize_product(StableIValue* values, uint64_t count) {
     if (const char* reason = d.cut(shape, shape.back(), blocks)) fail(reason);
     const View own = plain("factor", factor), bits = plain("noise", noise);
     if (own.numel() != shape.back() || own.dim < 1 || own.size(-1) != shape.back() || own.format() != HOP_FLOAT32)
-        fail("factor must be float32, one for each column of x, got shape " + own.shape());
+        fail("factor must be float32 with one element per column of x, got shape " + own.shape());
     const bool seeded = stream >= 0;
-    if (seeded && (!bits || bits.numel() != 1 || bits.dtype != aoti_torch_dtype_int64())) fail("noise must be a seed, one int64");
+    if (seeded && (!bits || bits.numel() != 1 || bits.dtype != aoti_torch_dtype_int64())) fail("noise must be a seed: one int64");
     if (seeded && stream > UINT32_MAX) fail("stream must be below 2^32");
     if (!seeded) expect_noise(bits, shape);
 
@@ -183,7 +183,7 @@ void dequantize(StableIValue* values, uint64_t count) {
     const View c = plain("codes", codes), s = plain("scale", scale), t = plain("second", second);
     expect(c, d.codes_shape(shape), d.stored_codes());
     expect(s, d.scale_shape(shape), d.scale);
-    if (bool(t) != d.has_second()) fail("second, zero points or amax, must be given where the quantizer stores them, and only there");
+    if (bool(t) != d.has_second()) fail("second must be the quantizer's zero points or amax, and omitted if it has neither");
     if (t) expect(t, d.second_shape(shape), d.second());
     if (const char* reason = d.cut(shape, 0, blocks)) fail(reason);
     Tensor made = empty(shape, dtype_of(d.result));

@@ -58,7 +58,7 @@ bool QuantizerDescription::read(Words& words) {
 }
 
 QuantizerDescription::QuantizerDescription(Words words) {
-    if (!words.next()) fail("a description ends before the kind of its format");
+    if (!words.next()) fail("the description ends before the kind of format");
     q.format = words.one_of(words.word, kKinds, 3);
     while (words.next())
         if (!read(words)) words.refuse();
@@ -82,39 +82,39 @@ void QuantizerDescription::check(const Words& words) {
     need(q.bits >= 1 && q.bits <= 8, "a format has 1 to 8 bits");
     need(codes == HOP_INT8 || codes == HOP_UINT8 || codes == HOP_E4M3 || codes == HOP_E5M2, "codes are int8, uint8, e4m3 or e5m2");
     need(scale == HOP_FLOAT32 || scale == HOP_UINT8 || scale == HOP_E4M3, "scales are float32, uint8 or e4m3");
-    need((scale == HOP_FLOAT32) == (q.rule != HOP_MICROSCALING && q.rule != HOP_TWO_LEVEL), "scales of microscaling and two_level are codes, others float32");
-    need(!block.empty(), "a quantizer has a block");
-    need(!flat || block.size() == 1, "flat blocks have one size");
-    need(q.rule != HOP_TWO_LEVEL || !outer.empty(), "two_level has an outer block");
-    need(scale != HOP_E4M3 || q.rule == HOP_TWO_LEVEL, "scales in e4m3 are of two_level");
-    need(outer.empty() || q.rule == HOP_TWO_LEVEL, "an outer block is of two_level");
+    need((scale == HOP_FLOAT32) == (q.rule != HOP_MICROSCALING && q.rule != HOP_TWO_LEVEL), "scales of microscaling and two_level are uint8 or e4m3, those of other rules float32");
+    need(!block.empty(), "a quantizer needs a block");
+    need(!flat || block.size() == 1, "a flat block has one size");
+    need(q.rule != HOP_TWO_LEVEL || !outer.empty(), "two_level needs an outer block");
+    need(scale != HOP_E4M3 || q.rule == HOP_TWO_LEVEL, "only two_level has e4m3 scales");
+    need(outer.empty() || q.rule == HOP_TWO_LEVEL, "only two_level has an outer block");
     bool whole = true;
     for (const int64_t size : outer) whole = whole && size == -1;
-    need(whole || outer == Sizes{1, -1}, "an amax is one of the tensor, or one of each row");
-    need(q.format == HOP_FLOAT || q.rule < HOP_CURRENT_SCALING, "current, microscaling and two_level are of floats");
+    need(whole || outer == Sizes{1, -1}, "the outer block is the tensor or a row");
+    need(q.format == HOP_FLOAT || q.rule < HOP_CURRENT_SCALING, "current, microscaling and two_level need a float format");
     need(q.affine == 0 || q.affine == 1, "affine is 0 or 1");
-    need(q.affine == 0 || q.format == HOP_INTEGER, "zero points are of integers");
-    need(q.rule == HOP_GIVEN || q.affine == (q.rule == HOP_MINMAX), "minmax finds zero points, and no other rule does");
+    need(q.affine == 0 || q.format == HOP_INTEGER, "only integer formats have zero points");
+    need(q.rule == HOP_GIVEN || q.affine == (q.rule == HOP_MINMAX), "minmax finds zero points, other rules do not");
     need(q.rounding >= HOP_MX_RCEIL && q.rounding <= HOP_MX_EVEN, "rounding is 0 to 3");
     const int32_t count = 1 << q.bits;
     if (q.format == HOP_INTEGER) {
         const int32_t least = codes == HOP_INT8 ? -count / 2 : 0;
         need(codes == HOP_INT8 || codes == HOP_UINT8, "codes of integers are int8 or uint8");
-        need(least <= q.low && q.low <= q.high && q.high < least + count, "the codes of integers fit into their bits");
-        need(q.zero >= q.low && q.zero <= q.high, "zero is a code");
+        need(least <= q.low && q.low <= q.high && q.high < least + count, "low to high must fit into the format's bits");
+        need(q.zero >= q.low && q.zero <= q.high, "zero must be from low to high");
     } else if (q.format == HOP_FLOAT) {
-        need(codes != HOP_INT8 && q.mantissa_bits >= 1 && q.mantissa_bits < q.bits, "floats have a mantissa of fewer bits than all");
-        need(q.largest >= 0 && q.largest < count, "largest is a code");
-        need(q.bias >= -256 && q.bias <= 256, "bias is between -256 and 256");
+        need(codes != HOP_INT8 && q.mantissa_bits >= 1 && q.mantissa_bits < q.bits, "mantissa_bits must be from 1 to bits - 1, and codes not int8");
+        need(q.largest >= 0 && q.largest < count, "largest must be a code");
+        need(q.bias >= -256 && q.bias <= 256, "bias must be from -256 to 256");
     } else {
         need(codes == HOP_UINT8, "codes of a codebook are uint8");
-        need(numbers_.size() == thresholds_.size() && !numbers_.empty() && static_cast<int32_t>(numbers_.size()) <= count, "a codebook has as many numbers as thresholds, one for each code at most");
-        need(q.zero_code >= 0 && q.zero_code < static_cast<int32_t>(numbers_.size()), "zero_code is a code");
+        need(numbers_.size() == thresholds_.size() && !numbers_.empty() && static_cast<int32_t>(numbers_.size()) <= count, "a codebook needs as many numbers as thresholds, at most one per code");
+        need(q.zero_code >= 0 && q.zero_code < static_cast<int32_t>(numbers_.size()), "zero_code must be a code");
     }
     q.outer_rows = outer == Sizes{1, -1};
     bool in_rows = block.size() > 1 || block[0] != -1;
     for (size_t d = 0; d + 1 < block.size(); ++d) in_rows = in_rows && block[d] == 1;
-    need(!q.outer_rows || in_rows, "blocks lie within rows where each row has an amax");
+    need(!q.outer_rows || in_rows, "blocks must be within a row if each row has an amax");
 }
 
 Sizes QuantizerDescription::rows(const Sizes& shape) const {
@@ -159,11 +159,11 @@ const char* QuantizerDescription::cut(const Sizes& shape, int64_t row_stride, ho
             lead.push_back(next);
         }
     }
-    if (lead.size() > 2 || (lead.size() == 2 && lead[0].b != 1)) return "for blocks of at most two dimensions, and these have more";
+    if (lead.size() > 2 || (lead.size() == 2 && lead[0].b != 1)) return "for blocks of at most two dimensions";
     auto [cols, tile_cols] = dimension(own.size() - 1);
     int64_t batch = lead.size() > 1 ? lead[0].n : 1;
     auto [count, tile_rows] = lead.empty() ? Dimension{1, 1} : lead.back();
-    if (q.outer_rows && tile_rows != 1) return "for blocks within a row where each row has an amax, and these span several";
+    if (q.outer_rows && tile_rows != 1) return "for blocks within a row if each row has an amax";
     if (!row_stride && cols % per_byte() == 0 && !q.outer_rows && count % tile_rows == 0) {
         if (tile_cols == cols) {  // whole rows
             cols = batch * count * cols, tile_cols = tile_rows * tile_cols;
@@ -173,7 +173,7 @@ const char* QuantizerDescription::cut(const Sizes& shape, int64_t row_stride, ho
             batch = count = 1;
         }
     }
-    if (tile_cols % per_byte() != 0 && kColumns < tile_cols && tile_cols < cols) return "for blocks that begin at whole bytes, and these do not";
+    if (tile_cols % per_byte() != 0 && kColumns < tile_cols && tile_cols < cols) return "for blocks that begin at a whole byte";
     made = {batch, count, cols, tile_rows, tile_cols, row_stride ? row_stride : cols};
     return nullptr;
 }

@@ -27,7 +27,7 @@ struct RowsDescription {
 
     explicit RowsDescription(const std::string& text) {
         Words words(text);
-        if (!words.next()) fail("a description ends before the operation");
+        if (!words.next()) fail("the description ends before the operation");
         rows.operation = words.one_of(words.word, kOperations, 7);
         int result = HOP_FLOAT32;
         while (words.next()) {
@@ -45,7 +45,7 @@ struct RowsDescription {
             } else words.refuse();
         }
         rows.result_dtype = dtype_of_floats("the result", result);
-        if ((rows.operation >= HOP_LAYER_NORM) != (sums > 0)) fail("sums= goes with what sums rows, and with nothing else");
+        if ((rows.operation >= HOP_LAYER_NORM) != (sums > 0)) fail("sums= is for norms and softmax only, which need it");
     }
 
     static int32_t function_of(Words& words) {
@@ -84,31 +84,31 @@ void rows(StableIValue* values, uint64_t count) {
     if (!v.numel()) fail("x must not be empty, got shape " + v.shape());
     const Sizes shape(v.sizes, v.sizes + v.dim);
     r.dtype = RowsDescription::dtype_of_floats("x", v.format());
-    if (bool(factor) != (r.operation == HOP_GATED)) fail("other goes with a gated product, and with nothing else");
+    if (bool(factor) != (r.operation == HOP_GATED)) fail("a gated product needs other, other operations take none");
     if (factor) {
         r.other_dtype = RowsDescription::dtype_of_floats("other", factor.format());
         expect(factor, shape, factor.format());
     }
-    if (description->sums > v.dim) fail("x has fewer dimensions than are summed, got shape " + v.shape());
+    if (description->sums > v.dim) fail("x has fewer dimensions than sums= counts, got shape " + v.shape());
     r.length = 1;
     for (int64_t i = v.dim - description->sums; i < v.dim; ++i) r.length *= shape[static_cast<size_t>(i)];
     r.count = v.numel() / r.length;
-    if (r.length > int64_t(1) << 22) fail("a row has at most 2^22 elements, got shape " + v.shape());
+    if (r.length > int64_t(1) << 22) fail("rows must have at most 2^22 elements, got shape " + v.shape());
     if (r.operation == HOP_HADAMARD) {
         const int64_t sizes[] = {4, 8, 16, 32, 64, 128, 256};
         const auto* size = std::find(std::begin(sizes), std::end(sizes), r.number);
-        if (size == std::end(sizes) || r.length % *size) fail("number must be a power of two from 4 to 256 that divides a row, got shape " + v.shape());
+        if (size == std::end(sizes) || r.length % *size) fail("number must be a power of two from 4 to 256 that divides the row's length, got shape " + v.shape());
     }
     const bool norm = r.operation == HOP_LAYER_NORM || r.operation == HOP_RMS_NORM;
     for (const auto& [t, dtype] : {std::pair(&w, &r.weight_dtype), std::pair(&b, &r.bias_dtype)}) {
         if (!*t) continue;
-        if (!norm || (t == &b && r.operation == HOP_RMS_NORM)) fail("weight and bias are a norm's");
+        if (!norm || (t == &b && r.operation == HOP_RMS_NORM)) fail("only norms take weight, and only layer_norm takes bias");
         *dtype = RowsDescription::dtype_of_floats(t->name, t->format());
-        if (t->numel() != r.length) fail(std::string(t->name) + " must have an element for each of a row, got shape " + t->shape());
+        if (t->numel() != r.length) fail(std::string(t->name) + " must have as many elements as a row, got shape " + t->shape());
     }
 
     if (!d) {
-        if (given || zero) fail("scale and zero_point go with a quantizer");
+        if (given || zero) fail("scale and zero_point must be omitted, as the description has no quantizer");
         const int formats[] = {HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16};
         std::vector<Tensor> made;
         made.push_back(empty(shape, dtype_of(formats[r.result_dtype])));
@@ -119,15 +119,15 @@ void rows(StableIValue* values, uint64_t count) {
     }
     r.quantizer = &d->q;
     const bool two = d->q.rule == HOP_TWO_LEVEL;
-    if (d->flat) fail("blocks are of dimensions, and not flat");
+    if (d->flat) fail("blocks must not be flat");
     if (const char* reason = d->cut(shape, description->sums ? (shape.empty() ? 1 : shape.back()) : 0, r.blocks)) fail(reason);
-    if (r.blocks.tile_rows != 1 && d->q.rule != HOP_GIVEN) fail("a scale is that of a row or of less, or given");
-    if (!given && d->q.rule == HOP_GIVEN) fail("scale must be given");
+    if (r.blocks.tile_rows != 1 && d->q.rule != HOP_GIVEN) fail("blocks must be within a row unless scale is given");
+    if (!given && d->q.rule == HOP_GIVEN) fail("the quantizer needs scale");
     if (given) {
         const bool numbers = given.format() == HOP_FLOAT32 || two;
         expect(given, two ? d->second_shape(shape) : d->scale_shape(shape), numbers ? int(HOP_FLOAT32) : d->scale);
     }
-    if (bool(zero) != (d->q.affine && given)) fail("zero_point goes with scale, of a quantizer that has one");
+    if (bool(zero) != (d->q.affine && given)) fail("zero_point must be given exactly if scale is given and the quantizer has zero points");
     if (zero) expect(zero, d->scale_shape(shape), d->codes);
 
     std::vector<Tensor> made;
@@ -145,7 +145,7 @@ void rows(StableIValue* values, uint64_t count) {
         static_cast<const uint8_t*>(zero.data), data_of(made[first]), data_of(made[first + 1]),
         made.size() > first + 2 ? data_of(made[first + 2]) : nullptr, threads());
     if (result == HOP_NO_MEMORY) fail("no memory to quantize");
-    if (result) fail("the kernels do not take these blocks with this rule");
+    if (result) fail("the kernels do not support these blocks with this rule");
     stack.give(std::move(made));
 }
 

@@ -21,7 +21,7 @@ struct SearchDescription {
     explicit SearchDescription(const std::string& text) {
         constexpr std::string_view kinds[] = {"scale", "affine", "code"};
         Words words(text);
-        if (!words.next()) fail("a description ends before what is searched");
+        if (!words.next()) fail("the description ends before the kind of search");
         s.kind = static_cast<Searched>(words.one_of(words.word, kinds, 3));
         s.bits = -1, s.factor = 1.0f;
         while (words.next()) {
@@ -35,9 +35,9 @@ struct SearchDescription {
             else if (words.word == "e2m1") s.e2m1 = true;
             else words.refuse();
         }
-        if (!s.block || s.bits < 0 || candidates.empty()) fail("a search needs block, bits and candidates; got '" + text + "'");
+        if (!s.block || s.bits < 0 || candidates.empty()) fail("a search needs block, bits and candidates, got '" + text + "'");
         for (const float c : candidates)
-            if (!(c >= -512.0f && c <= 512.0f)) fail("candidates must be within 512 of 0; got '" + text + "'");
+            if (!(c >= -512.0f && c <= 512.0f)) fail("candidates must be from -512 to 512, got '" + text + "'");
         s.candidates = candidates.data(), s.count = static_cast<int32_t>(candidates.size());
     }
 };
@@ -72,12 +72,12 @@ void search_scales(StableIValue* values, uint64_t count) {
     expect_plain(of_x, {s.rows, s.cols}, HOP_FLOAT32);
     const Sizes blocks{s.rows, (s.cols + s.block - 1) / s.block};
     expect_plain(of_scale, blocks, is_code ? HOP_UINT8 : HOP_FLOAT32);
-    if (bool(of_zero) != (s.kind == Searched::affine)) fail("zero_point must be given to an affine search, and only there");
+    if (bool(of_zero) != (s.kind == Searched::affine)) fail("an affine search needs zero_point, other searches take none");
     if (of_zero) expect_plain(of_zero, blocks, HOP_FLOAT32);
-    if (bool(of_table) != is_code || (of_outer && !is_code)) fail("values, and outer, go with codes of scales");
+    if (bool(of_table) != is_code || (of_outer && !is_code)) fail("a search of scale codes needs values and may take outer, other searches take neither");
     if (of_table) expect_plain(of_table, {256}, HOP_FLOAT32);
     if (of_outer) {
-        if (of_outer.dim != 1) fail("outer must have one dimension, got shape " + of_outer.shape());
+        if (of_outer.dim != 1) fail("outer must be one-dimensional, got shape " + of_outer.shape());
         expect_plain(of_outer, {of_outer.size(0) == 1 ? 1 : s.rows}, HOP_FLOAT32);
         s.outer_stride = of_outer.size(0) == 1 ? 0 : 1;
     }

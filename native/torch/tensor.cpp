@@ -55,7 +55,7 @@ std::string to_string(const int64_t* values, size_t count) {
 int64_t elements(const Sizes& shape) {
     int64_t n = 1;
     for (const int64_t size : shape)
-        if (size < 0) fail("shape must hold sizes, got " + to_string(shape));
+        if (size < 0) fail("shape must have no negative sizes, got " + to_string(shape));
     if (is_too_large(shape.data(), static_cast<int64_t>(shape.size()))) fail("shape is too large, got " + to_string(shape));
     for (const int64_t size : shape) n *= size;
     return n;
@@ -119,9 +119,9 @@ View view(const char* name, const Tensor& x) {
     overflows |= __builtin_mul_overflow(end, item, &end);
     if (offset < 0 || overflows || end > bytes)
         fail(std::string("the storage of ") + name + " has " + std::to_string(bytes) +
-             " bytes, which do not hold a tensor of shape " + v.shape() + ", strides " +
+             " bytes, too few for a tensor of shape " + v.shape() + ", strides " +
              to_string(strides, static_cast<size_t>(v.dim)) + " and offset " + std::to_string(offset) +
-             ": it was resized, freed or replaced after the tensor was made; make the tensor anew");
+             ": it was resized, freed or replaced after the tensor was created; create the tensor again");
     check(torch_get_const_data_ptr(x.get(), &v.data));
     if (!v.data) fail(std::string("the storage of ") + name + " was freed");
     return v;

@@ -107,7 +107,7 @@ public:
 
 private:
     StableIValue next() {
-        if (at_ == count_) fail("an operator reads more arguments than its schema has");
+        if (at_ == count_) fail("the operator was called with too few arguments");
         return values_[at_++];
     }
     StableIValue* values_;

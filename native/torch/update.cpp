@@ -19,7 +19,7 @@ struct StepDescription {
         constexpr std::string_view names[] = {"coupled", "nesterov", "maximize", "stochastic"};
         const size_t first = text.find(';');
         Words words(std::string_view(text).substr(0, first));
-        if (!words.next()) fail("a description ends before the rule of a step");
+        if (!words.next()) fail("the description ends before the update rule");
         rule = words.one_of(words.word, rules, 3);
         while (words.next()) {
             if (words.name == "least") least = words.reals(HOP_STATES);
@@ -29,12 +29,12 @@ struct StepDescription {
             const size_t next = text.find(';', at + 1), length = next == text.npos ? next : next - at - 1;
             const std::string own = text.substr(at + 1, length);
             states.push_back(own.empty() ? nullptr : std::make_unique<QuantizerDescription>(own));
-            if (states.back() && (!states.back()->flat || states.back()->q.affine)) fail("states have flat blocks with one scale each; got '" + own + "'");
+            if (states.back() && (!states.back()->flat || states.back()->q.affine)) fail("states need flat blocks with one scale each and no zero point, got '" + own + "'");
             at = next;
         }
         const size_t fewest = rule == HOP_ADAM ? 2 : rule == HOP_LION ? 1 : 0, most = rule == HOP_ADAM ? 3 : 1;
         if (states.size() < fewest || states.size() > most || least.size() != states.size())
-            fail("adam has 2 or 3 states, lion 1 and sgd 1 at most, and a step a part for each; got '" + text + "'");
+            fail("adam has 2 or 3 states, lion 1 and sgd at most 1, each with a part of the description, got '" + text + "'");
     }
 };
 
@@ -61,9 +61,9 @@ hop_update update_of(const StepDescription& d, const Tensor& p, const Tensor& gr
     u.p_dtype = float_dtype(of_p), u.grad_dtype = float_dtype(of_grad), u.count = of_p.numel();
     expect_rows(of_p, u.count), expect_rows(of_grad, u.count);
     u.p = const_cast<void*>(of_p.data), u.grad = of_grad.data;
-    if ((d.flags & HOP_STOCHASTIC) && u.p_dtype != HOP_BF16) fail("p must be bfloat16 to be rounded at random");
+    if ((d.flags & HOP_STOCHASTIC) && u.p_dtype != HOP_BF16) fail("p must be bfloat16 for stochastic rounding");
     const auto next = [&](const char* name) {
-        if (at == buffers.size()) fail("a step has fewer buffers than its states need");
+        if (at == buffers.size()) fail("buffers has fewer tensors than the states need");
         return view(name, buffers[at++]);
     };
     for (size_t i = 0; i < d.states.size(); ++i) {
@@ -102,9 +102,9 @@ void step_(StableIValue* values, uint64_t count) {
 
     const size_t needed = d.rule == HOP_ADAM ? 9 : d.rule == HOP_LION ? 6 : 5;
     if (grads.size() != params.size() || streams.size() != params.size())
-        fail("a step has a gradient and a stream for each parameter");
+        fail("grads and streams must have one entry per parameter");
     if (numbers.size() != needed * params.size())
-        fail("the step has " + std::to_string(needed) + " numbers for each parameter, got " + std::to_string(numbers.size()));
+        fail("numbers must have " + std::to_string(needed) + " entries per parameter, got " + std::to_string(numbers.size()));
     std::vector<hop_update> updates;  // all are checked before anything changes
     size_t at = 0;
     for (size_t i = 0; i < params.size(); ++i) {
@@ -114,9 +114,9 @@ void step_(StableIValue* values, uint64_t count) {
         u.seed = static_cast<uint64_t>(seed), u.stream = static_cast<uint32_t>(streams[i]);
         updates.push_back(u);
     }
-    if (at != buffers.size()) fail("a step has more buffers than its states need");
+    if (at != buffers.size()) fail("buffers has more tensors than the states need");
     for (const hop_update& u : updates)
-        if (u.count && hop_step(&u, threads()) != HOP_OK) fail("the kernels do not take these blocks of states");
+        if (u.count && hop_step(&u, threads()) != HOP_OK) fail("the kernels do not support these blocks of states");
 }
 
 void noise(StableIValue* values, uint64_t count) {

@@ -283,7 +283,7 @@ class TestPack(unittest.TestCase):
             for sums in (w.code_sums[:-1], w.code_sums.float(), w.code_sums.flatten(), None):
                 with pytest.raises(RuntimeError, match="rhs_code_sums must"):
                     multiply(*args, words.format(" sums"), sums)
-            with pytest.raises(RuntimeError, match="rhs_code_sums is given, and the description has none"):
+            with pytest.raises(RuntimeError, match="rhs_code_sums must be omitted, as the description has none"):
                 multiply(*args, words.format(""), w.code_sums)
 
     @parameterized.expand([name for name, q in FLOATS.items()])

@@ -97,19 +97,28 @@ def _refused_products() -> _Refused:
     tiled = torch.zeros(0, 1, 2, 16, 64).char()
     return {
         "product": {
-            "columns of lhs": (product("1 lhs int8 columns rhs int8 output int32", tall), "along its last dimension"),
-            "lhs of floats": (product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]), "floats has no scales"),
-            "zero points without scales": (product("1 lhs int8 rhs int8 zero=stored output float32"), "as scales do"),
+            "columns of lhs": (
+                product("1 lhs int8 columns rhs int8 output int32", tall),
+                "neither tiled nor in columns",
+            ),
+            "lhs of floats": (
+                product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]),
+                "a float lhs cannot have scales",
+            ),
+            "zero points without scales": (
+                product("1 lhs int8 rhs int8 zero=stored output float32"),
+                "zero points but no scales",
+            ),
             "zero": (product("1 lhs int8 zero=4294967296 rhs int8 output int32"), "is not understood"),
             "block scale": (product("1 lhs e4m3 block_scale=int32:1,32 rhs int8 output float32"), "is not understood"),
-            "n": (product("1 lhs int8 rhs int8 tiled output int32", n=-1), "n must be a size"),
+            "n": (product("1 lhs int8 rhs int8 tiled output int32", n=-1), "n must not be negative"),
             "size": (product("1 lhs int8 rhs int8 output int32", wide), "lhs is too large"),
             "a scale of each row of a batch": (
                 [*of_batch, f"{row} low=-128 high=127 scale=1,-1,-1"],
-                "share the scale of codes",
+                "must share the scales of the result",
             ),
         },
-        "pack": {"tiles of floats": ([x, "1 lhs int8 rhs float32"], "tiles hold codes")},
+        "pack": {"tiles of floats": ([x, "1 lhs int8 rhs float32"], "tiles are for codes")},
         "convolution": {
             "kernel": (
                 convolution(f"1 x int8 weight int8 tiled {listed(3, whole, whole)}", tiled, 4),
@@ -117,7 +126,7 @@ def _refused_products() -> _Refused:
             ),
             "zero points of a weight": (
                 convolution(f"1 x int8 weight int8 zero=5 {listed(1, 1)}", taps, 4),
-                "has no zero point",
+                "cannot have a zero point",
             ),
         },
     }
@@ -141,20 +150,27 @@ def _refused_quantizers() -> _Refused:
             for name, words, said in (
                 ("minmax without zero points", square + "minmax", "minmax finds zero points"),
                 ("zero points of amax", square + "amax affine=1", "minmax finds zero points"),
-                ("outer", e2m1 + "two_level scale=e4m3 outer=4,-1", "an amax is one of the tensor"),
-                ("blocks of rows below an amax of a row", e2m1 + "two_level scale=e4m3 outer=1,-1", "lie within rows"),
+                ("outer", e2m1 + "two_level scale=e4m3 outer=4,-1", "the outer block is the tensor or a row"),
+                (
+                    "blocks of rows below an amax of a row",
+                    e2m1 + "two_level scale=e4m3 outer=1,-1",
+                    "blocks must be within a row",
+                ),
             )
         },
         "quantize_product": {
-            "flat blocks of a product": ([x, torch.ones(64), None, -1, flat + "amax"], "not flat ones")
+            "flat blocks of a product": ([x, torch.ones(64), None, -1, flat + "amax"], "blocks that are not flat")
         },
         "dequantize": {"size of a result": ([huge, torch.ones(1), None, [2**62], flat + "amax"], "too large")},
         "step_": {
             "states": (step("1 lion"), "lion 1"),
-            "numbers": (step("1 lion least=0;", x.clone(), numbers=1), "6 numbers"),
-            "gradients": (step("1 lion least=0;", x.clone(), gradients=0), "gradient and a stream"),
-            "a buffer too many": (step("1 lion least=0;", x.clone(), x.clone()), "more buffers"),
-            "codes of a state": (step(of_state, x.long(), torch.ones(64)), "must hold"),
+            "numbers": (step("1 lion least=0;", x.clone(), numbers=1), "6 entries per parameter"),
+            "gradients": (
+                step("1 lion least=0;", x.clone(), gradients=0),
+                "grads and streams must have one entry per parameter",
+            ),
+            "a buffer too many": (step("1 lion least=0;", x.clone(), x.clone()), "more tensors than the states need"),
+            "codes of a state": (step(of_state, x.long(), torch.ones(64)), "must be int8"),
         },
         "search_scales": {
             name: ([x, scale, *nothing, words], said)
@@ -164,13 +180,13 @@ def _refused_quantizers() -> _Refused:
                     "a search for zero points",
                     torch.ones(64, 2),
                     SEARCH.replace("scale", "affine"),
-                    "zero_point must be given",
+                    "an affine search needs zero_point",
                 ),
                 (
                     "a search without values",
                     torch.ones(64, 2, dtype=torch.uint8),
                     SEARCH.replace("scale", "code"),
-                    "values, and outer",
+                    "needs values",
                 ),
                 (
                     "a search without candidates",
@@ -178,7 +194,7 @@ def _refused_quantizers() -> _Refused:
                     "1 scale block=32 bits=16 candidates=",
                     "needs block, bits and candidates",
                 ),
-                ("candidates", torch.ones(64, 2), "1 scale block=32 bits=16 candidates=2139095040", "within 512 of 0"),
+                ("candidates", torch.ones(64, 2), "1 scale block=32 bits=16 candidates=2139095040", "from -512 to 512"),
                 ("units", x[:, :2], SEARCH.replace("16", "21"), "is not understood"),
             )
         },
@@ -348,12 +364,12 @@ class TestFuzz(unittest.TestCase):
     def test_damaged_descriptions_say_what_is_wrong(self):
         given = operators()["product"]
         for words, said in (
-            ("", "begins with 1, the version of its grammar"),
-            ("2 lhs int8", "the version of its grammar; got '2 lhs int8'"),
+            ("", "begin with 1, the version of its grammar"),
+            ("2 lhs int8", "the version of its grammar, got '2 lhs int8'"),
             ("1 lhs int9 rhs int8 output float32", "'int9' is not understood"),
             ("1 lhs int8 scale=0 rhs int8 output float32", "'scale=0' is not understood"),
-            ("1 lhs int8 rhs int8 output", "ends before the format of its output"),
-            ("1 lhs int8 scale=1,-1 rhs int8 scale=1,-1 output e4m3", "'e4m3' is no format that this result can have"),
+            ("1 lhs int8 rhs int8 output", "ends before the format of the output"),
+            ("1 lhs int8 scale=1,-1 rhs int8 scale=1,-1 output e4m3", "'e4m3' is not a format of this result"),
         ):
             with pytest.raises(RuntimeError, match=re.escape(said)):
                 operator("product")(*given[:-1], words)

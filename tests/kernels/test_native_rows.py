@@ -223,10 +223,10 @@ class TestRows(unittest.TestCase):
         for given, words, message in (
             ((x, None, None, None, None, None), "1 tanh", "not understood"),
             ((x, other, None, None, None, None), "1 gated function=silu", "shape"),
-            ((x, None, None, None, None, None), "1 gated function=silu", "other goes with a gated product"),
-            ((x, None, other[0], None, None, None), "1 rms_norm number=0 sums=1", "an element for each of a row"),
-            ((x, None, None, None, None, None), "1 softmax", "sums= goes with"),
-            ((x, None, None, None, None, None), "1 softmax sums=3", "fewer dimensions than are summed"),
+            ((x, None, None, None, None, None), "1 gated function=silu", "a gated product needs other"),
+            ((x, None, other[0], None, None, None), "1 rms_norm number=0 sums=1", "as many elements as a row"),
+            ((x, None, None, None, None, None), "1 softmax", "sums= is for norms and softmax"),
+            ((x, None, None, None, None, None), "1 softmax sums=3", "fewer dimensions than sums= counts"),
             ((x.double(), None, None, None, None, None), "1 softmax sums=1", "float32, bfloat16 or float16"),
             ((x[:0], None, None, None, None, None), "1 softmax sums=1", "must not be empty"),
         ):

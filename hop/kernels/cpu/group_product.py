@@ -119,7 +119,7 @@ def check_shape(described: Described, k: int, own: int | None = None) -> None:
     if group != 16 and group % 32:
         raise Declined(f"for groups of 16, 32 or multiples of 32 elements, not of {group}")
     if sizes.get("outer", 0) % group:
-        raise Declined("for outer scales of whole groups")
+        raise Declined("for outer scales over whole groups")
     if k == 0 or k % 32 or k % group:
         raise Declined(f"for rows of whole groups and a multiple of 32 elements, not of {k}")
     small, large = sorted((k if own is None or not 0 < own < k else own, group))
