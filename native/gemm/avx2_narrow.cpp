@@ -19,6 +19,7 @@ namespace avx2 {
 #include "gemm/kept_groups.h"
 #include "gemm/each.h"
 #include "gemm/narrow_avx2.h"
+#include "gemm/group_zeros_avx2.h"
 #include "gemm/few_narrow_avx2.h"
 
 int narrow_integers(Job& job) {

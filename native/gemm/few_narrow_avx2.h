@@ -5,10 +5,10 @@ class FewNarrow {
 public:
     static constexpr int kMost = 4;  // more rows are faster with tiles
 
-    // Requires equal zero points, and known column sums if the sums run over all k.
+    // Requires known column sums if the sums run over all k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
-        if (job.p.m > kMost || o.layout != HOP_TILED || o.zero_format != HOP_NONE) return false;
+        if (job.p.m > kMost || o.layout != HOP_TILED) return false;
         if (!lhs_has_zero(job)) return !job.grouped() || are_paired(job);
         return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
     }
@@ -33,7 +33,8 @@ private:
         const hop_operand& o = job.p.rhs;
         const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, n * kBlock, 0);
         const __m256i nibble = _mm256_set1_epi8(15), turned = _mm256_set1_epi8(job.rhs_shift ? static_cast<char>(0x88) : 0);
-        const __m256i zero = _mm256_slli_epi32(_mm256_set1_epi32(-(o.zero + job.rhs_shift)), 16);
+        const __m256i shift = _mm256_set1_epi32(job.rhs_shift), none = _mm256_setzero_si256();
+        GroupZeros<M> zeros(job, n * kBlock + tile * kRows);
         const bool grouped = job.grouped();
         const int run = grouped && job.group < kSlice / 2 ? static_cast<int>(job.group / 4) : kWidened;
         const __m256i ones = kept_ones();
@@ -43,15 +44,22 @@ private:
             each<Summed ? M : 0>([&](auto j) HOP_INLINED { sum[j] = _mm256_setzero_si256(); });
         };
         Ahead next_scales = rows_ahead(job, o.scale, tile == 0 && grouped ? job.rhs.scale : nullptr, n * kBlock, 4);
+        Ahead next_zeros = rows_ahead(job, o.scale, tile == 0 && grouped && o.zero_format != HOP_NONE ? job.rhs.zero : nullptr, n * kBlock, 1);
         int64_t group = 0, left = job.group;
         const auto add_group = [&]() HOP_INLINED {
-            next_scales();
+            next_scales(), next_zeros();
+            __m256i of_columns[M];
+            zeros.at(group, of_columns);
             const Side& of_rows = sides[count > 1 ? group : 0];
             const float* scale = scales.at(n * kBlock, group * job.group) + tile * kRows;
-            const __m256i all = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)) * (o.zero + job.rhs_shift));
+            const __m256i terms = _mm256_set1_epi32(static_cast<int32_t>(job.terms(group)));
             each<M>([&](auto j) HOP_INLINED {
-                __m256i pair = zero;  // like pair_column
-                if (Summed) pair = _mm256_or_si256(pair, _mm256_and_si256(_mm256_sub_epi32(all, sum[j]), _mm256_set1_epi32(0xffff)));
+                const __m256i zero = _mm256_add_epi32(of_columns[j], shift);
+                __m256i pair = _mm256_slli_epi32(_mm256_sub_epi32(none, zero), 16);  // like pair_column
+                if (Summed) {
+                    const __m256i rest = _mm256_sub_epi32(_mm256_mullo_epi32(terms, zero), sum[j]);
+                    pair = _mm256_or_si256(pair, _mm256_and_si256(rest, _mm256_set1_epi32(0xffff)));
+                }
                 each<N>([&](auto i) HOP_INLINED {
                     const __m256i own = _mm256_add_epi32(c[i][j], _mm256_madd_epi16(_mm256_set1_epi32(of_rows.pair[i]), pair));
                     add_scaled(own, of_rows.scale[i], _mm256_loadu_ps(scale + j * 8), y + i * kBlock + tile * kRows + j * 8);

@@ -62,7 +62,7 @@ inline bool has_subnormals() {
 template <Bytes B, bool Packed, bool Table>
 struct Eight {
     static constexpr int kCodes = Packed ? 8 : 4;  // codes of a column
-    static constexpr bool kFloats = are_floats(B);
+    static constexpr bool kFloats = are_floats(B), kTable = Table;
     __m256i bytes[2];
 
     HOP_INLINED Eight(const uint8_t* from, __m256i table, __m256i less) {

@@ -144,6 +144,23 @@ class TestRows(unittest.TestCase):
         bound = 704 * 2.0**-23 * (exact[0].abs() @ exact[1].abs().T)
         assert ((own.double() - exact[0] @ exact[1].T).abs() <= bound).all()
 
+    @parameterized.expand([(level, left) for level in levels.OWN for left in (torch.bfloat16, "INT8_ROW")])
+    def test_zero_points_that_are_not_codes(self, level, left):
+        """A caller can write them into the buffer; few rows, many rows and packed weights treat them alike."""
+        torch.manual_seed(0)
+        x = torch.randn(6, 320)
+        x = hop.quantize(QUANTIZERS[left], x) if isinstance(left, str) else x.to(left)
+        w = hop.quantize(presets.UINT4_32_AFFINE, torch.randn(40, 320))
+        w.zero_point.random_(0, 256)
+        factors = [f.dequantize() if isinstance(f, hop.QuantizedTensor) else f for f in (x, w)]
+        exact = [f.double() for f in factors]
+        bound = 320 * 2.0**-23 * (exact[0].abs() @ exact[1].abs().T)
+        with levels.at(level):
+            for form in (w, hop.pack(w)):
+                y = linear(x, form)
+                assert ((y.double() - exact[0] @ exact[1].T).abs() <= bound).all()
+                assert torch.equal(bits(torch.cat([linear(x[i : i + 2], form) for i in (0, 2, 4)])), bits(y))
+
     @pytest.mark.full
     def test_the_environment_says_0_or_1(self):
         """A library that is loaded reads it once."""
