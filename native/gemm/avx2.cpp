@@ -15,10 +15,12 @@ namespace hop {
 namespace avx2 {
 
 #include "gemm/engine_avx2.h"
+#include "gemm/each.h"
+#include "gemm/few_in_rows_avx2.h"
 
 int narrow_integers(Job& job);
 
-int integers(Job& job) { return is_narrow(job.p.rhs.format) ? narrow_integers(job) : Multiplication<Avx2<Int8>>(job).run(); }
+int integers(Job& job) { return is_narrow(job.p.rhs.format) ? narrow_integers(job) : Multiplication<WordsOrFew>(job).run(); }
 
 }  // namespace avx2
 }  // namespace hop

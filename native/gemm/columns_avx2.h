@@ -1,11 +1,11 @@
 // The functions of columns_plain.h, with AVX2. Included in a namespace (isa.h).
 
-// Transposes 16 rows of 16 words, `stride` bytes apart, to rows `out_stride` bytes apart; applies `change` to each
-// vector.
+// Transposes 16 rows of `words` (8 or 16) words, `stride` bytes apart, to rows `out_stride` bytes apart; applies
+// `change` to each vector.
 template <class Change>
-inline void turn(const uint8_t* from, int64_t stride, uint8_t* to, int64_t out_stride, Change change) {
+inline void turn(const uint8_t* from, int64_t stride, uint8_t* to, int64_t out_stride, Change change, int words = 16) {
     for (int row = 0; row < 16; row += 8)
-        for (int column = 0; column < 16; column += 8) {
+        for (int column = 0; column < words; column += 8) {
             __m256i a[8], b[8];
             for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + (row + i) * stride + column * 4));
             for (int i = 0; i < 8; i += 2)

@@ -3,12 +3,12 @@
 
 class FewFloats {
 public:
-    // Whether this class supports a product: packed codes whose block scales, if any, are for whole slices or for whole
+    // Whether this class supports a product: codes whose block scales, if any, are for whole slices or for whole
     // fractions of a slice.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
         const int64_t ks = o.fold.ks;
-        if (job.p.m > kMost || o.layout != HOP_TILED) return false;
+        if (job.p.m > kMost) return false;
         if (o.format == HOP_UINT8 || o.format == HOP_E5M2 || (o.format == HOP_E4M3 && !has_subnormals())) return false;
         if (o.fold.format == HOP_NONE) return true;
         return o.format != HOP_UINT4 && !job.grouped() && job.p.k % kSlice == 0 && (ks % kSlice == 0 || (kSlice % ks == 0 && ks % 8 == 0));
@@ -59,7 +59,7 @@ private:
         const Job& job = call.job;
         const hop_operand& o = job.p.rhs;
         const __m256i table = table_of(o.format);
-        const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, call.n * kBlock, 0);
+        TilesOfPanel tiles(job, call.n);
         const float* a = call.lhs + first * kSlice;
         const int64_t a_stride = (job.p.m > kRows ? 2 : 1) * kTile;
         const bool grouped = job.grouped(), folds = o.fold.format != HOP_NONE;
@@ -84,7 +84,8 @@ private:
         Ahead next_zeros = rows_ahead(job, o.scale, centered && tile == 0 && grouped ? job.rhs.zero : nullptr, call.n * kBlock, 1);
         int64_t group = 0, left = job.group;  // remaining k of the group
         load_group(0);
-        for (int64_t s = 0; s < job.slices; ++s, a += a_stride, b += 2 * bytes) {
+        for (int64_t s = 0; s < job.slices; ++s, a += a_stride) {
+            const uint8_t* b = tiles.at(s, tile, T);
             for (int quad = 0; quad < kQuads && group < job.groups;) {
                 if (Folded) {
                     next_folds();
@@ -93,8 +94,8 @@ private:
                     for (int j = 0; j < T * kRows; j += 8) _mm256_store_ps(fold + j, found ? _mm256_mul_ps(unit, _mm256_loadu_ps(found + j)) : unit);
                 }
                 for (const int end = quad + run; quad < end; quad += each) {
-                    const uint8_t* at = b + tile * bytes + quad / each * 64;
-                    if (tile == 0) fetch_in_order(b + quad / each * 128), fetch_in_order(b + quad / each * 128 + 64);
+                    const uint8_t* at = b + quad / each * 64;
+                    if (tile == 0) tiles.fetch(b, quad / each);
                     products<N, T, Codes, Folded>(a + quad * 4, at, at + (T - 1) * bytes, table, zeros, fold, most, c);
                 }
                 if (!grouped || (left -= run * 4) > 0) continue;

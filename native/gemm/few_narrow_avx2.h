@@ -1,14 +1,13 @@
-// Few rows times packed 4-bit codes, with AVX2. Included in a namespace (isa.h), after narrow_avx2.h.
+// Few rows times 4-bit codes, with AVX2. Included in a namespace (isa.h), after narrow_avx2.h.
 
-// Few rows times a panel of packed codes; decoded codes stay in registers.
+// Few rows times a panel of codes; decoded codes stay in registers.
 class FewNarrow {
 public:
     static constexpr int kMost = 4;  // more rows are faster with tiles
 
     // Requires known column sums if the sums run over all k.
     static bool take(const Job& job, const uint8_t*) {
-        const hop_operand& o = job.p.rhs;
-        if (job.p.m > kMost || o.layout != HOP_TILED) return false;
+        if (job.p.m > kMost) return false;
         if (!lhs_has_zero(job)) return !job.grouped() || are_paired(job);
         return job.grouped() ? are_paired(job) && job.p.k % kSlice == 0 : knows_sums(job);
     }
@@ -31,7 +30,7 @@ private:
     static void columns(const Job& job, const uint8_t* a, const Side* sides, int64_t count, BlockScales& scales, int64_t n, int tile, float* y) {
         constexpr int M = 2 * T;  // vectors of columns
         const hop_operand& o = job.p.rhs;
-        const uint8_t* b = tile_in_panel(o, job.rhs.codes, job.p.k, n * kBlock, 0);
+        TilesOfPanel tiles(job, n);
         const __m256i nibble = _mm256_set1_epi8(15), turned = _mm256_set1_epi8(job.rhs_shift ? static_cast<char>(0x88) : 0);
         const __m256i shift = _mm256_set1_epi32(job.rhs_shift), none = _mm256_setzero_si256();
         GroupZeros<M> zeros(job, n * kBlock + tile * kRows);
@@ -70,14 +69,15 @@ private:
         };
         clear();
         if (grouped) clear_rows(y + tile * kRows, N, T);
-        for (int64_t s = 0; s < job.slices; ++s, a += kTile, b += kTile)
+        for (int64_t s = 0; s < job.slices; ++s, a += kTile) {
+            const uint8_t* b = tiles.at(s, tile, T);
             for (int quad = 0; quad < kQuads && group < job.groups;) {
                 __m256i part[N][M], own[Summed ? M : 1];
                 each_pair<N, M>([&](auto i, auto j) HOP_INLINED { part[i][j] = _mm256_setzero_si256(); });
                 each<Summed ? M : 0>([&](auto j) HOP_INLINED { own[j] = _mm256_setzero_si256(); });
                 for (const int end = quad + run; quad < end; quad += 2) {
-                    const uint8_t* at = b + tile * (kTile / 2) + quad * 32;
-                    if (tile == 0) fetch_in_order(b + quad * 64), fetch_in_order(b + quad * 64 + 64);
+                    const uint8_t* at = b + quad * 32;
+                    if (tile == 0) tiles.fetch(b, quad / 2);
                     each<M>([&](auto j) HOP_INLINED {
                         const __m256i x = _mm256_xor_si256(load256(at + j / 2 * (kTile / 2) + j % 2 * 32), turned);
                         const __m256i low = _mm256_and_si256(x, nibble), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
@@ -95,6 +95,7 @@ private:
                 });
                 if (grouped && (left -= run * 4) <= 0) add_group();
             }
+        }
         if (grouped && group < job.groups) add_group();
         if (grouped) return;
         auto* sums = reinterpret_cast<int32_t*>(y) + tile * kRows;

@@ -64,6 +64,11 @@ struct ReadsCodes : std::false_type {};
 template <class Engine>
 struct ReadsCodes<Engine, std::void_t<decltype(&Engine::reads_codes)>> : std::true_type {};
 
+template <class Few, class = void>
+struct SumsColumns : std::false_type {};
+template <class Few>
+struct SumsColumns<Few, std::void_t<decltype(Few::kSumsColumns)>> : std::true_type {};
+
 template <class Engine, class = void>
 struct ChunkBytes : std::integral_constant<int64_t, kChunkBytes> {};
 template <class Engine>
@@ -314,6 +319,9 @@ private:
                     store(0, y, n);
                 } else {
                     side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
+                    if constexpr (SumsColumns<typename Engine::Few>::value)
+                        for (int j = 0; m_.lhs_zero_ && !knows_sums(job_) && j < kBlock; ++j)
+                            columns_->sum[j] += sums_[(kBlock - 1) * kBlock + j];
                     finish(0, *m_.side_of(0, 0), sums_, n);
                 }
                 return true;

@@ -42,6 +42,7 @@ PAIRS = [
     ("INT8_ROW_AFFINE", "UINT4_32_AFFINE"),
     ("INT8_ROW", "UINT4_64_AFFINE"),
     ("INT8_ROW", "INT8_ROW"),
+    ("UINT8_ROW_AFFINE", "UINT8_ROW_AFFINE"),
     ("INT8_ROW_AFFINE", "INT4_ROW"),
     ("INT8_ROW_AFFINE", "INT8_32"),
     (torch.bfloat16, "INT8_32"),
