@@ -10,12 +10,15 @@ A tensor that needs a gradient passes an additional proxy: zeros of its shape an
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from hop.compat.patches import Changes, apply_needed, changing
@@ -29,11 +32,11 @@ class Rules(NamedTuple):
     """Split a tensor into plain tensors, by operators that graphs record."""
     together: Callable[[Sequence[Tensor], Any], Tensor]
     """Reassemble a tensor from its parts and its form."""
-    form: Callable[[Any], Any]
-    """The tensor's form: everything except the parts. Hashable, equal for tensors that may share programs."""
-    slices: Callable[[Any], tuple[list[Tensor], Any]]
+    form: Callable[[Any], Hashable]
+    """The tensor's form: everything except the parts. Equal for tensors that may share programs."""
+    slices: Callable[[Any], tuple[list[Tensor], Hashable]]
     """The parts of all slices along the first dimension, stacked, and the form of one slice."""
-    stacked: Callable[[Any, int], Any]
+    stacked: Callable[[Any, int], Hashable]
     """The form of that many tensors stacked along a new first dimension."""
 
 
@@ -45,7 +48,7 @@ class _Held(NamedTuple):
     """The form in which an operand is passed: the number of tensors, and whether its gradient proxy is the first."""
 
     rules: Rules
-    form: Any
+    form: Hashable
     parts: int
     differs: bool
     dtypes: tuple[torch.dtype, ...] = ()  # the parts' dtypes, if they are passed as floats
@@ -54,7 +57,7 @@ class _Held(NamedTuple):
     def width(self) -> int:
         return self.parts + self.differs
 
-    def together(self, flat: Sequence[Any]) -> Any:
+    def together(self, flat: Sequence[Tensor]) -> Tensor:
         parts = list(flat[self.differs :])
         if self.dtypes:
             parts = [x.to(dtype) for x, dtype in zip(parts, self.dtypes, strict=True)]
@@ -70,12 +73,12 @@ class _StoodFor(torch.autograd.Function):
     """The gradient proxy of a tensor: zeros, whose gradient becomes the tensor's."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, like: Tensor, dense: bool) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, like: Tensor, dense: bool) -> Tensor:
         tensor = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
         return tensor if dense else tensor.expand(tuple(x.shape))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], None, None
 
 
@@ -83,11 +86,11 @@ class _Joined(torch.autograd.Function):
     """Reassemble a tensor whose gradient becomes the proxy's."""
 
     @staticmethod
-    def forward(ctx: Any, stand_in: Tensor, rules: Rules, form: object, *parts: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, stand_in: Tensor, rules: Rules, form: object, *parts: Tensor) -> Tensor:
         return rules.together([x.detach() for x in parts], form)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: BackwardCFunction, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0].contiguous(), None, None, *[None] * (len(ctx.needs_input_grad) - 3)
 
 
@@ -111,11 +114,11 @@ def _class(x: object) -> type:
     return type(x.data) if isinstance(x, torch.nn.Parameter) else type(x)
 
 
-def _is_such(x: object) -> bool:
+def _is_such(x: object) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and _class(x) in RULES
 
 
-def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: bool) -> tuple[list[Any], _Layout]:
+def _taken_apart(row: "Operator", group: int, operands: Sequence[object], trains: bool) -> tuple[list[object], _Layout]:
     """Split the operands of such classes; also returns the layout, to reassemble them or slices of them."""
     flat: list[object] = []
     layout: list[_Held | None] = []
@@ -138,7 +141,7 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
     return flat, tuple(layout)
 
 
-def _together(flat: Sequence[object], layout: _Layout) -> list[Any]:
+def _together(flat: Sequence[Tensor], layout: _Layout) -> list[Tensor]:
     """The inverse of `_taken_apart`; extra tensors are appended unchanged."""
     args, at = [], 0
     for wrapper in layout:
@@ -151,12 +154,12 @@ def _together(flat: Sequence[object], layout: _Layout) -> list[Any]:
 class Function:
     """A function of an operator that takes and returns the parts of the tensors that `function` takes and returns."""
 
-    def __init__(self, function: Callable[..., Any], layout: _Layout, differs: bool, floats: int) -> None:
+    def __init__(self, function: Callable[..., object], layout: _Layout, differs: bool, floats: int) -> None:
         self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, object]:
         """The `meta` of the graph, which says how a region of it is compiled."""
         return getattr(self.function, "meta", {})
 
@@ -165,11 +168,11 @@ class Function:
         """The layout of the results of the last run, and so of every run; None if the function has not run."""
         return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
 
-    def __call__(self, *flat: Any) -> Any:
+    def __call__(self, *flat: Tensor) -> object:
         output = self.function(*_together(flat, self.layout))
         many = output if isinstance(output, list | tuple) else [output]
         results: list[_Held | None] = []
-        flat_results: list[Any] = []
+        flat_results: list[object] = []
         for i, x in enumerate(many):
             if not _is_such(x):
                 results.append(None)
@@ -184,11 +187,15 @@ class Function:
 
 
 # Keyed by functions, which live as long as the operator's caller keeps them.
-_results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKeyDictionary()
-_functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
+_Key = tuple[_Layout, bool, int]
+_Function = Callable[..., object]
+_results: "weakref.WeakKeyDictionary[_Function, dict[_Key, _Layout]]" = weakref.WeakKeyDictionary()
+_functions: "weakref.WeakKeyDictionary[_Function, weakref.WeakValueDictionary[_Key, Function]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _wrapped(function: Callable[..., Any], layout: _Layout, differs: bool, floats: int) -> Function:
+def _wrapped(function: _Function, layout: _Layout, differs: bool, floats: int) -> Function:
     """Wrap a function; returns the same object for equal arguments, since some operators identify functions by
     identity.
 
@@ -231,7 +238,7 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
-def call(row: Operator, plain: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+def call(row: Operator, plain: Callable[..., Any], args: Args, kwargs: Kwargs) -> object:
     """Call an operator, `plain`, some of whose operands may be of registered classes."""
     if not any(map(_is_such, tree_leaves(args))):
         return plain(*args, **kwargs)
@@ -263,7 +270,7 @@ def _trains(given: object) -> bool:
     return any(x.requires_grad for x in tree_leaves(given) if isinstance(x, Tensor))
 
 
-_names: dict[Any, int] = {}
+_names: dict[tuple[_Layout, bool], int] = {}
 
 
 def _name(layout: _Layout, trains: bool) -> int:
@@ -271,7 +278,7 @@ def _name(layout: _Layout, trains: bool) -> int:
     return _names.setdefault((layout, trains), len(_names))
 
 
-def _moved(kwargs: Kwargs, layout: _Layout) -> dict[str, Any]:
+def _moved(kwargs: Kwargs, layout: _Layout) -> Kwargs:
     """The keyword arguments, with the indices of mutated operands adapted to the split operands."""
     written = kwargs.get("mutated_arg_indices")
     if not written:
@@ -281,7 +288,9 @@ def _moved(kwargs: Kwargs, layout: _Layout) -> dict[str, Any]:
     return kwargs | {"mutated_arg_indices": ",".join(moved)}
 
 
-def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
+def _put_back(
+    row: Operator, output: Sequence[Tensor], results: _Layout, layouts: dict[int, _Layout]
+) -> Sequence[Tensor]:
     """Reassemble the results of an operator."""
     if not any(results):
         return output
@@ -302,7 +311,7 @@ def _entered(name: str) -> Callable[[], Changes]:
         original = cls.__call__
 
         @functools.wraps(original)
-        def called(self: Any, /, *args: object, **kwargs: object) -> Any:
+        def called(self: HigherOrderOperator, /, *args: object, **kwargs: object) -> object:
             return call(OPERATORS[name], functools.partial(original, self), args, kwargs)
 
         yield cls, "__call__", called
@@ -331,7 +340,7 @@ def storages_of_parts() -> Changes:
     module = higher_order_ops
     of_plain = module.get_tensor_storages
 
-    def storages(tensor: Any) -> Any:
+    def storages(tensor: Any) -> set[StorageWeakRef]:
         if type(tensor) not in RULES:
             return of_plain(tensor)
         names, _ = tensor.__tensor_flatten__()
@@ -348,11 +357,11 @@ def storages_of_parts() -> Changes:
 def fakes_of_parts() -> Changes:
     from torch._higher_order_ops import utils
 
-    module: Any = utils
+    module = utils
     collect = module._collect_fake_inputs
 
-    def collect_parts(inputs: Sequence[Any]) -> list[Any]:
-        parts: list[Any] = []
+    def collect_parts(inputs: Sequence[object]) -> list[object]:
+        parts: list[object] = []
         for x in inputs:
             value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
             if type(value) in RULES:
@@ -376,7 +385,7 @@ def gradients_traced_again() -> Changes:
     trace = module.materialize_as_graph
 
     @functools.wraps(trace)
-    def traced(*args: Any, force_enable_grad: bool = False, **kwargs: Any) -> Any:
+    def traced(*args: Any, force_enable_grad: bool = False, **kwargs: Any) -> torch.fx.GraphModule:
         with torch.set_grad_enabled(force_enable_grad):
             return trace(*args, force_enable_grad=force_enable_grad, **kwargs)
 

@@ -1,11 +1,18 @@
 """Bugs in the C++ that Inductor generates, each with a `patches` record."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hop.compat.patches import Changes, apply_needed, changing
 from hop.compat.tracing import known_equal
+
+if TYPE_CHECKING:
+    import sympy
+    from torch._inductor.codegen.cpp_utils import CppCSEVariable
+    from torch._inductor.loop_body import LoopBody
+    from torch._inductor.scheduler import SchedulerNode
 
 
 @changing(
@@ -21,16 +28,15 @@ def loops_that_do_not_divide() -> Changes:
     module = cpp
     split = module.CppScheduling.try_loop_split
 
-    def divides(node: Any) -> bool:
-        _, body, _ = node.node.get_default_sizes_body()
+    def divides(body: "LoopBody") -> bool:
         divisions = {d for e in body.indexing_exprs.values() if hasattr(e, "find") for d in e.find(module.FloorDiv)}
         loops = [(body.var_ranges[var], by) for var, by in (d.args for d in divisions) if var in body.var_ranges]
         return all(known_equal(size % by, 0) for size, by in loops)
 
-    def split_if_it_divides(self: Any, nodes: Any) -> Any:
-        # torch asserts that there is only one shape
-        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}
-        return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
+    def split_if_it_divides(self: cpp.CppScheduling, nodes: "list[SchedulerNode]") -> "list[SchedulerNode]":
+        found = [n.node.get_default_sizes_body() for n in nodes if n.node is not None]
+        shapes = {tuple(sizes[0]) for sizes, _, _ in found}  # torch asserts that there is only one
+        return split(self, nodes) if len(shapes) == 1 and all(divides(body) for _, body, _ in found) else nodes
 
     yield module.CppScheduling, "try_loop_split", split_if_it_divides
 
@@ -60,13 +66,14 @@ def headers_of_float8() -> Changes:
 def lists_of_one_tensor() -> Changes:
     from torch._inductor import codecache
 
-    module: Any = codecache
-    call = module.custom_op_wrapper
+    module = codecache
+    call: Callable[..., object] = module.custom_op_wrapper
 
-    def call_and_take_the_one(op: str, *args: Any) -> Any:
+    def call_and_take_the_one(op: str, *args: object) -> object:
         result = call(op, *args)
-        one = op.startswith("torch.ops.hop_native.") and isinstance(result, list) and len(result) == 1
-        return result[0] if one else result
+        if op.startswith("torch.ops.hop_native.") and isinstance(result, list) and len(result) == 1:
+            return result[0]
+        return result
 
     yield module, "custom_op_wrapper", call_and_take_the_one
 
@@ -84,7 +91,13 @@ def loads_of_part_vectors() -> Changes:
     narrow = (torch.int8, torch.uint8, torch.int16, torch.bfloat16, torch.float16)
     loads = {8: "_mm_loadl_epi64", 16: "_mm_loadu_si128"}  # by bytes; the rest of the vector is zero, as in torch's own
 
-    def load_at_once(self: Any, var: str, index: Any, dtype: torch.dtype, load_mask: Any = None) -> str:
+    def load_at_once(
+        self: cpp.CppVecKernel,
+        var: str,
+        index: "sympy.Expr",
+        dtype: torch.dtype,
+        load_mask: "CppCSEVariable | None" = None,
+    ) -> str:
         load = loads.get(self.num_elems * dtype.itemsize) if isinstance(self.num_elems, int) else None
         if load is None or load_mask or dtype not in narrow or str(self.vec_isa) != "avx2":
             return load_line(self, var, index, dtype, load_mask)
@@ -106,7 +119,7 @@ def tables_of_dtype_rules() -> Changes:
     fill = cls.__init__
     filled: tuple[int, int] | None = None
 
-    def fill_once(self: Any) -> None:
+    def fill_once(self: dtype_propagation.DtypePropagationOpsHandler) -> None:
         from torch._inductor.codegen.common import pointwise_overrides_data
         from torch._inductor.utils import op_dtype_propagation_rules
 

@@ -4,8 +4,8 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import torch
 from torch._C import DispatchKey as DispatchKey
@@ -21,11 +21,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad, profiler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
+R = TypeVar("R")
+
 int_mm = torch._int_mm
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def recording() -> Any:
+def recording() -> AbstractContextManager[object]:
     """A context in which autograd records even inside an operator that runs below autograd."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView):
@@ -55,7 +57,7 @@ def ignored_function_mode() -> Iterator[None]:
         ignored.modes -= 1
 
 
-def past_ignored_modes(function: Callable[..., object], *args: object) -> Any:
+def past_ignored_modes(function: Callable[..., R], *args: object) -> R:
     """Call a function of ours in eager mode. If all function modes leave our operators alone, they do not see the calls
     that it makes, each of which would take 3 µs more."""
     if not ignored.modes or _len_torch_function_stack() > ignored.modes:

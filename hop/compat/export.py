@@ -5,7 +5,7 @@ import contextvars
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -14,6 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+if TYPE_CHECKING:
+    from torch.export.decomp_utils import CustomDecompTable
+
+P = ParamSpec("P")
+R = TypeVar("R")
 _lowering = contextvars.ContextVar("lowering", default=False)
 
 
@@ -22,7 +27,7 @@ def is_lowering() -> bool:
     return _lowering.get()
 
 
-def as_decomposition(function: Callable[..., object]) -> Callable[..., Any]:
+def as_decomposition(function: Callable[P, R]) -> Callable[P, R]:
     """Prepare `function` for a decomposition table of torch.export.
 
     torch.export loses tensors that a decomposition creates from Python numbers. Inside the function `is_lowering` is
@@ -30,7 +35,7 @@ def as_decomposition(function: Callable[..., object]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def lowered(*args: object, **kwargs: object) -> Any:
+    def lowered(*args: P.args, **kwargs: P.kwargs) -> R:
         token = _lowering.set(True)
         try:
             return function(*args, **kwargs)
@@ -60,7 +65,7 @@ def traced(function: Callable[..., object], values: Sequence[object]) -> torch.f
         return make_fx(as_decomposition(function))(*values)
 
 
-def faked(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def faked(function: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object]) -> R:
     """Run `function(*args, **kwargs)` on the fake tensors of an exported program.
 
     Uses the rules that tracing has for composite operators such as pad: without them these replace symbolic sizes by
@@ -73,7 +78,7 @@ def faked(function: Callable[..., object], args: Sequence[object], kwargs: Mappi
         return function(*args, **kwargs)
 
 
-def core_decompositions() -> Any:
+def core_decompositions() -> "CustomDecompTable":
     """PyTorch's default decomposition table for export, as a new mapping."""
     return torch.export.default_decompositions()
 
@@ -90,5 +95,11 @@ class WithoutGradModes(TorchFunctionMode):
     their graph at each change, which takes half of its time for a language model.
     """
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., R],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> R | None:
         return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))

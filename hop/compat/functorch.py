@@ -1,9 +1,9 @@
 """torch.func: levels of grad, jvp and vmap."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._functorch import TransformType as TransformType
 from torch._C._functorch import (
     _add_batch_dim,
@@ -14,6 +14,8 @@ from torch._C._functorch import (
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
 from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
+from torch._functorch.pyfunctorch import FuncTorchInterpreter as FuncTorchInterpreter
+from torch._functorch.pyfunctorch import VmapInterpreter as VmapInterpreter
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import unwrap_batched as unwrap_batched
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
@@ -23,14 +25,20 @@ add_batch_dim = _add_batch_dim
 is_batched = is_batchedtensor
 
 
-def innermost(tensor: torch.Tensor) -> torch.Tensor:
+def innermost(tensor: Tensor) -> Tensor:
     """The tensor inside all wrappers of torch.func levels."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
 
 
-def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], context: Any, tensors: Sequence[Any]) -> Any:
+def apply_at_level(
+    rule: type,
+    interpreter: FuncTorchInterpreter,
+    call: Callable[..., Tensor],
+    context: object,
+    tensors: Sequence[Tensor],
+) -> Tensor:
     """Run `call(*tensors)` one level below `interpreter`, a level of torch.func.grad, and differentiate it with `rule`.
 
     `rule` has the static methods `setup_context(ctx, inputs, output)` and `backward(ctx, grad)` of
@@ -38,7 +46,7 @@ def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], conte
     """
     level = interpreter.level()
 
-    def forward(context: Any, *tensors: Any) -> Any:
+    def forward(context: object, *tensors: Tensor) -> Tensor:
         inner = [unwrap_for_grad(x, level) for x in tensors]
         with torch.enable_grad(), _set_fwd_grad_enabled(True), interpreter.lower():
             out = call(*inner)

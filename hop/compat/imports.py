@@ -4,7 +4,8 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 class _ImportWatcher(importlib.abc.MetaPathFinder):
@@ -13,7 +14,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], None]]] = {}
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         callbacks = self.waiting.pop(fullname, None)
         if callbacks is None:
             return None
@@ -22,7 +23,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
             return spec
         execute = spec.loader.exec_module
 
-        def exec_module(module: Any) -> None:
+        def exec_module(module: ModuleType) -> None:
             execute(module)
             for callback in callbacks:
                 callback()

@@ -6,7 +6,8 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -15,19 +16,22 @@ from hop.compat.imports import when_imported
 from hop.compat.patches import bits_before_rounding, strided_beginnings, strided_offsets
 from hop.compat.tracing import known_equal
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def register_inductor_decomposition(hop: object, function: Callable[..., object]) -> None:
+
+def register_inductor_decomposition(hop: object, function: Callable[P, R]) -> None:
     """Make Inductor and AOTInductor decompose nodes of `hop` with `function`."""
 
     @functools.wraps(function)
-    def lowered(*args: object, **kwargs: object) -> Any:
+    def lowered(*args: P.args, **kwargs: P.kwargs) -> R:
         token = _compiling.set(not virtualized().V.aot_compilation)
         try:
             return function(*args, **kwargs)
         finally:
             _compiling.reset(token)
 
-    def virtualized() -> Any:
+    def virtualized() -> ModuleType:
         return sys.modules["torch._inductor.virtualized"]
 
     def register() -> None:
@@ -98,10 +102,10 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lies_in_memory(x: torch.Tensor) -> bool:
-    node: Any = node_in_trace(x)
-    while node is not None and node.target in _VIEWS:
+    node = node_in_trace(x)
+    while isinstance(node, torch.fx.Node) and node.target in _VIEWS:
         node = node.args[0]
-    return node is not None and (node.op == "placeholder" or node.target in _STORED)
+    return isinstance(node, torch.fx.Node) and (node.op == "placeholder" or node.target in _STORED)
 
 
 _aten = torch.ops.aten
@@ -122,7 +126,7 @@ _VIEWS = frozenset(
 )
 
 
-_STORED: set[Any] = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default}
+_STORED: set[object] = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default}
 
 
 def stores_results(op: object) -> None:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hop.compat import inductor
 from hop.compat.files import move, temporary_folder
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are used without a copy
@@ -26,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def compile_package(
-    program: Any, path: Path, change: Callable[[torch.fx.Graph], None], precompile_headers: bool = False
+    program: "ExportedProgram", path: Path, change: Callable[[torch.fx.Graph], None], precompile_headers: bool = False
 ) -> None:
     """Compile an ExportedProgram into a package at `path`, without the tensors that it reads.
 
@@ -64,7 +67,7 @@ class Package:
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._loaded: Any = torch._inductor.aoti_load_package(str(path))
+        self._loaded = torch._inductor.aoti_load_package(str(path))
         self.tensors = {name: tensors[name].detach() for name in self._loaded.get_constant_fqns()}  # keeps them alive
         self._loaded.load_constants(self.tensors, check_full_update=True, user_managed=True)
 

@@ -6,9 +6,10 @@ The test runs with the patch reverted, and fails once PyTorch no longer needs th
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -19,7 +20,15 @@ from hop.compat.subclass_lowering import lowering, unwrap_parameters
 from hop.compat.values import STATE, cache_key, is_ours, program_key
 from hop.compat.versions import Version, version
 
-Changes = Iterator[tuple[Any, str, Any]]
+if TYPE_CHECKING:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.script_object import OpaqueObjectClassVariable
+    from torch._inductor.utils import InputType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Changes = Iterator[tuple[object, str, Callable[..., object]]]
 """Triples of owner, attribute name and replacement; or of library, operator name and kernel."""
 
 
@@ -40,7 +49,7 @@ class Patch:
     """The module to change, once it is imported; None for a workaround."""
     changes: Callable[[], Changes] | None = None
     active: bool = False
-    _originals: list[tuple[Any, str, Any]] = field(default_factory=list)
+    _originals: list[tuple[object, str, object]] = field(default_factory=list)
 
     def has_fault(self, torch_version: Version) -> bool:
         """Whether a version of torch has the fault."""
@@ -152,17 +161,19 @@ def opaque_values() -> Changes:
     module = script_object
     variable, plain = module.TorchScriptObjectVariable, module.UserDefinedObjectVariable
 
-    def of_values(name: str, own: Callable[..., object]) -> tuple[Any, str, Any]:
+    def of_values(name: str, own: Callable[..., object]) -> tuple[type, str, Callable[..., object]]:
         other = vars(variable)[name]
 
         @functools.wraps(other)
-        def method(self: Any, *args: object, **kwargs: object) -> Any:
+        def method(self: "script_object.TorchScriptObjectVariable", *args: object, **kwargs: object) -> object:
             chosen = own if is_opaque_value_type(type(self.value)) else other
             return chosen(self, *args, **kwargs)
 
         return variable, name, method
 
-    def attribute(self: Any, tx: Any, name: str) -> Any:
+    def attribute(
+        self: "script_object.TorchScriptObjectVariable", tx: "InstructionTranslator", name: str
+    ) -> "VariableTracker":
         if name != "__eq__":
             return plain.var_getattr(self, tx, name)
         return module.LambdaVariable(
@@ -194,7 +205,15 @@ def fake_results() -> Changes:
     module: Any = fake_tensor
     keep = module.FakeTensorMode._make_cache_entry
 
-    def keep_tuples(self: Any, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def keep_tuples(
+        self: fake_tensor.FakeTensorMode,
+        state: object,
+        key: object,
+        func: object,
+        args: object,
+        kwargs: object,
+        output: object,
+    ) -> object:
         if isinstance(func, HigherOrderOperator) and not isinstance(output, tuple | None):
             raise module._BypassDispatchCache("a higher-order operator's result that is no tuple")
         return keep(self, state, key, func, args, kwargs, output)
@@ -211,7 +230,7 @@ def attributes_of_value_classes() -> Changes:
     from torch._dynamo.variables import script_object
     from torch._dynamo.variables.constant import ConstantVariable
 
-    def has(self: Any, tx: object, name: str) -> Any:
+    def has(self: "OpaqueObjectClassVariable", tx: object, name: str) -> "VariableTracker":
         return ConstantVariable.create(hasattr(self.value, name))
 
     module = script_object
@@ -227,7 +246,7 @@ def attributes_of_value_classes() -> Changes:
 def batched_views() -> Changes:
     from torch._C._functorch import _add_batch_dim, _unwrap_batched, maybe_current_level
 
-    def view(x: Any, dtype: torch.dtype) -> Any:
+    def view(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         level: Any = maybe_current_level()
         value, dim = _unwrap_batched(x, level)
         if dim is not None and x.itemsize != dtype.itemsize:  # the size of the last dimension changes
@@ -257,7 +276,7 @@ def values_in_signatures() -> Changes:
     module = graph_signature
     describe = module._make_argument_spec
 
-    def describe_or_refuse(node: object, token_names: object) -> Any:
+    def describe_or_refuse(node: object, token_names: object) -> object:
         value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
         if isinstance(value, tuple(REFUSED)):
             raise TypeError(
@@ -303,7 +322,7 @@ def hashes_of_subclasses() -> Changes:
     cls = autograd_cache.AOTAutogradCachePickler
     begin = cls.__init__
 
-    def begin_with_keys(self: Any, gm: Any) -> None:
+    def begin_with_keys(self: Any, gm: torch.fx.GraphModule) -> None:
         begin(self, gm)
         self.dispatch_table.update(dict.fromkeys(KEYED, lambda x: (str, (cache_key(x),))))
 
@@ -322,18 +341,20 @@ def keys_of_programs() -> Changes:
     collect = cls.__init__
 
     @functools.wraps(collect)
-    def collect_ours(self: Any, gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> None:
+    def collect_ours(
+        self: Any, gm: torch.fx.GraphModule | None, example_inputs: "Sequence[InputType]", *args: Any, **kwargs: Any
+    ) -> None:
         collect(self, gm, example_inputs, *args, **kwargs)
         self.hop_program_key = program_key(lowers_values=_calls_ours(gm) or any(map(_may_hold_values, example_inputs)))
 
     yield cls, "__init__", collect_ours
 
 
-CACHED: set[Any] = set()
+CACHED: set[object] = set()
 """Functions that are nodes of Dynamo's graphs and depend on nothing but their arguments and `values.program_key`."""
 
 
-def _calls_ours(gm: Any) -> bool:
+def _calls_ours(gm: torch.fx.GraphModule | None) -> bool:
     """Whether a graph, or one inside it, has a node of ours that is not lowered yet."""
     graphs = () if gm is None else (m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes if node.op == "call_function")
@@ -354,7 +375,7 @@ def cached_functions() -> Changes:
     module = autograd_cache
     check = module.check_node_safe
 
-    def check_others(node: Any) -> None:
+    def check_others(node: torch.fx.Node) -> None:
         if node.op != "call_function" or node.target not in CACHED:
             check(node)
 
@@ -387,7 +408,7 @@ def unwrapped_parameters() -> Changes:
     )
 
 
-MOVING: list[Callable[[], Any]] = []
+MOVING: list[Callable[[], AbstractContextManager[object]]] = []
 """Contexts that are active while DTensor moves local tensors from one placement to another."""
 
 
@@ -414,9 +435,9 @@ _MOVES = frozenset(
 )
 
 
-def _inside_moving(function: Callable[..., object]) -> Callable[..., Any]:
+def _inside_moving(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with contextlib.ExitStack() as stack:
             for context in MOVING:
                 stack.enter_context(context())

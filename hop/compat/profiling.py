@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import profiler
@@ -15,6 +15,10 @@ from hop.compat.eager import ranges
 from hop.compat.patches import Changes, apply_needed, changing
 from hop.compat.pytree import Args, Kwargs
 
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
+R = TypeVar("R")
 NAMES: list[Callable[[str, Args], str]] = []
 """Functions that name a call's profiler range from the name of its function and its arguments; the last one is used."""
 
@@ -22,14 +26,14 @@ NAMES: list[Callable[[str, Args], str]] = []
 class Counts(NamedTuple):
     """FLOPs of our calls by name, and their share in the FLOPs of each PyTorch operator that `counter` counts."""
 
-    counter: Any
+    counter: "FlopCounterMode"
     calls: dict[str, int]
-    operators: dict[Any, int]
+    operators: dict[object, int]
 
-    def now(self) -> dict[Any, int]:
+    def now(self) -> dict[object, int]:
         return dict(self.counter.get_flop_counts().get("Global", {}))
 
-    def add(self, name: str, before: dict[Any, int]) -> None:
+    def add(self, name: str, before: dict[object, int]) -> None:
         for op, flops in self.now().items():
             more = flops - before.get(op, 0)
             self.operators[op] = self.operators.get(op, 0) + more
@@ -52,7 +56,7 @@ def is_watched(is_eager: bool = True) -> bool:
 
 
 @contextlib.contextmanager
-def counting(counter: object) -> Iterator[Counts]:
+def counting(counter: "FlopCounterMode") -> Iterator[Counts]:
     """Count FLOPs by the names of calls, of those that `counter` counts in this block, in this thread."""
     _counting.counts = counts = Counts(counter, {}, {})
     try:
@@ -76,12 +80,12 @@ def ranged(function: str, args: tuple[object, ...]) -> Iterator[None]:
         counts.add(name, before)
 
 
-def observed(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+def observed(function: Callable[..., R], args: Args, kwargs: Kwargs) -> R | None:
     """Run a call in a profiler range, or record it as a node of torch.fx; None if nothing observes it."""
     if is_watched():
         with ranged(function.__name__, args):
             return function(*args, **kwargs)
-    proxy = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Proxy)), None)
+    proxy: Any = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Proxy)), None)
     return None if proxy is None else proxy.tracer.create_proxy("call_function", function, args, kwargs)
 
 
@@ -100,7 +104,7 @@ def layers_of_traces() -> Changes:
     is_leaf = cls.is_leaf_module
 
     @functools.wraps(is_leaf)
-    def is_layer(self: Any, module: Any, qualified_name: str) -> bool:
+    def is_layer(self: torch.fx.Tracer, module: torch.nn.Module, qualified_name: str) -> bool:
         return isinstance(module, tuple(LAYERS)) or is_leaf(self, module, qualified_name)
 
     yield cls, "is_leaf_module", is_layer

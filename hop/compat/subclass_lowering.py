@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
 
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
-def refuse_inputs(program: Any, classes: tuple[type, ...]) -> None:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_inputs(program: "ExportedProgram", classes: tuple[type, ...]) -> None:
     """Raise TypeError if a user's input of the program is an instance of one of the classes."""
     names = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
@@ -21,14 +27,14 @@ def refuse_inputs(program: Any, classes: tuple[type, ...]) -> None:
 
 
 @contextmanager
-def constants_as_buffers(program: Any, classes: tuple[type, ...]) -> Iterator[None]:
+def constants_as_buffers(program: "ExportedProgram", classes: tuple[type, ...]) -> Iterator[None]:
     """Within it, constants of the classes are buffers that are not saved, whose parts torch.export knows to find."""
     from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
 
     before = program.graph_signature
     specs = [
         InputSpec(InputKind.BUFFER, spec.arg, spec.target, False)
-        if spec.kind == InputKind.CONSTANT_TENSOR and isinstance(program.constants.get(spec.target), classes)
+        if spec.kind == InputKind.CONSTANT_TENSOR and isinstance(program.constants.get(spec.target or ""), classes)
         else spec
         for spec in before.input_specs
     ]
@@ -39,7 +45,9 @@ def constants_as_buffers(program: Any, classes: tuple[type, ...]) -> Iterator[No
         program._graph_signature = before
 
 
-def unwrap_parameters(module: nn.Module, unwrap: Callable[[nn.Module], Any], classes: tuple[type, ...]) -> nn.Module:
+def unwrap_parameters(
+    module: nn.Module, unwrap: Callable[[nn.Module], nn.Module], classes: tuple[type, ...]
+) -> nn.Module:
     """As `unwrap`, PyTorch's, which replaces subclasses among the parameters and buffers of a module by their parts: of
     parameters that train too, whose codes have no gradient, and of those that have several names."""
     for child in module.modules():
@@ -60,10 +68,12 @@ def _detach(module: nn.Module, names: Sequence[str], classes: tuple[type, ...]) 
         setattr(module, name, nn.Parameter(p.detach(), requires_grad=False))
 
 
-def lowering(lower: Callable[..., object], classes: Sequence[type]) -> Callable[..., Any]:
+def lowering(
+    lower: "Callable[Concatenate[ExportedProgram, P], R]", classes: Sequence[type]
+) -> "Callable[Concatenate[ExportedProgram, P], R]":
     """`lower`, torch.export's, with all of that."""
 
-    def lower_subclasses(program: object, *args: object, **kwargs: object) -> Any:
+    def lower_subclasses(program: "ExportedProgram", *args: P.args, **kwargs: P.kwargs) -> R:
         found = tuple(classes)
         refuse_inputs(program, found)
         with constants_as_buffers(program, found):

@@ -1,26 +1,37 @@
 """The gradient of a call of ours as an autograd.Function."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from hop.compat import eager, functorch
-from hop.compat.pytree import ArgsKwargs, tree_flatten, tree_unflatten
+from hop.compat.pytree import Args, ArgsKwargs, TreeSpec, tree_flatten, tree_unflatten
+
+
+class Differentiable(Protocol):
+    """An operator with a gradient: hop.dispatch.hop.Hop."""
+
+    def __call__(self, /, *args: object, **kwargs: object) -> Any: ...
+
+    def gradient(
+        self, grad: Tensor, needed: Sequence[bool], /, *args: object, **kwargs: object
+    ) -> Sequence[Tensor | None]: ...
 
 
 class BareCall:
     """One call without its tensors: a context that outlives the call keeps none of them alive."""
 
-    def __init__(self, hop: Any, leaves: list[Any], spec: Any) -> None:
+    def __init__(self, hop: Differentiable, leaves: Sequence[object], spec: TreeSpec) -> None:
         self.hop, self.spec = hop, spec
         self.positions = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.rest = [None if isinstance(x, Tensor) else x for x in leaves]
 
     @classmethod
     def take(
-        cls, hop: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+        cls, hop: Differentiable, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> tuple["BareCall", list[Tensor]]:
         leaves, spec = tree_flatten((args, kwargs))
         call = cls(hop, leaves, spec)
@@ -37,19 +48,22 @@ class BareCall:
         return self.hop(*args, **kwargs)
 
 
+class _Context(BackwardCFunction):
+    call: BareCall
+
+
 class Gradient:
     """The gradient of a call, for torch.autograd.Function: the inputs are the BareCall, then its tensors."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
-        call, *tensors = inputs
-        ctx.call = call
+    def setup_context(ctx: _Context, inputs: Args, output: Tensor) -> None:
+        ctx.call, *tensors = inputs
         ctx.save_for_backward(*tensors)
         if not (output.is_floating_point() or output.is_complex()):
             ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), call = grad_outputs, ctx.call
         needed = [False] * len(call.rest)
         for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):

@@ -19,29 +19,33 @@ import abc
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing, values
 from hop.compat.eager import DispatchKey, HigherOrderOperator
-from hop.compat.functorch import TransformType
+from hop.compat.functorch import FuncTorchInterpreter, TransformType, VmapInterpreter
 from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
 from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
 from hop.dispatch.kernel import Declined, Kernel
 
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+R = TypeVar("R", covariant=True)
 _current = threading.local()
 """`call`: the operator and arguments, as checked, that this thread dispatches."""
-hops: list["Hop"] = []
+hops: list["Hop[object]"] = []
 PLAIN = memory.PLAIN
-_Call = tuple["Hop", tuple[Any, ...], dict[str, Any]]
+_Call = tuple["Hop[object]", tuple[object, ...], Mapping[str, object]]
 
 
-class Hop(HigherOrderOperator):
-    """A higher-order operator that returns one tensor, or a list of tensors if it has no gradient.
+class Hop(HigherOrderOperator, Generic[R]):
+    """A higher-order operator that returns one tensor, or a list of tensors if it has no gradient: R.
 
     Results never alias inputs, and inputs are not mutated.
     """
@@ -72,14 +76,14 @@ class Hop(HigherOrderOperator):
         """Raise for invalid arguments; return valid ones in canonical form. Does not read data."""
 
     @abc.abstractmethod
-    def reference(self, /, *args: Any, **kwargs: Any) -> Any:
+    def reference(self, /, *args: Any, **kwargs: Any) -> R:
         """The definition, in plain ATen."""
 
-    def fake(self, /, *args: Any, **kwargs: Any) -> Any:
+    def fake(self, /, *args: Any, **kwargs: Any) -> R:
         """The result for fake tensors, with the same shapes, dtypes and strides as the real one."""
         return self.reference(*args, **kwargs)
 
-    def forward_mode(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def forward_mode(self, /, *args: Any, **kwargs: Any) -> R:
         """The result, computed by operators whose forward-mode derivative is that of this operator."""
         return self.reference(*args, **kwargs)
 
@@ -107,13 +111,13 @@ class Hop(HigherOrderOperator):
         """
         return None
 
-    def shard(self, /, *args: Any, **kwargs: Any) -> Any:
+    def shard(self, /, *args: Any, **kwargs: Any) -> R:
         """The result for operands some of which are DTensors: DTensors."""
         return self.reference(*args, **kwargs)
 
     # ---- calls
 
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> R:
         if eager.is_autocasting():  # our operators choose the dtype that they compute in themselves
             with eager.no_autocast():
                 return self(*args, **kwargs)
@@ -132,11 +136,11 @@ class Hop(HigherOrderOperator):
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
         _current.call = (self, args, kwargs)
         try:
-            return cast(Any, super().__call__(*args, **kwargs))
+            return super().__call__(*args, **kwargs)
         finally:
             _current.call = outer
 
-    def dispatch(self, /, dispatch_key: object, *args: object, **kwargs: object) -> Any:
+    def dispatch(self, /, dispatch_key: object, *args: object, **kwargs: object) -> R:
         if dispatch_key == DispatchKey.Python:
             mode = eager.current_mode()
             known = mode is None or type(mode) in self.python_key_table
@@ -144,7 +148,7 @@ class Hop(HigherOrderOperator):
                 return self.reference(*args, **kwargs)  # a mode that only supports ATen sees only ATen
             for subclass in _unknown_subclasses(self, args, kwargs):
                 self.py_impl(subclass)(self.reference)
-        return cast(Any, super().dispatch(dispatch_key, *args, **kwargs))
+        return super().dispatch(dispatch_key, *args, **kwargs)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Explain which implementation a call uses, and why each one before it declined."""
@@ -161,7 +165,7 @@ class Hop(HigherOrderOperator):
 
     def _matched(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], native: bool = False
-    ) -> tuple[Kernel, Callable[[], Any]] | None:
+    ) -> tuple[Kernel, Callable[[], R]] | None:
         """The first kernel that supports a call, of all kernels or the native ones, and a function that computes the
         call.
         """
@@ -170,12 +174,12 @@ class Hop(HigherOrderOperator):
                 return kernel, functools.partial(match, *self.given(call))
         return None
 
-    def _run(self, /, *args: object, **kwargs: object) -> Any:
+    def _run(self, /, *args: object, **kwargs: object) -> R:
         memory.check(plan.tensors(args, kwargs))
         matched = self._matched(args, kwargs)
         return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
-    def _lower(self, /, *args: object, **kwargs: object) -> Any:
+    def _lower(self, /, *args: object, **kwargs: object) -> R:
         """Lower a node in Inductor.
 
         Operands in half precision are rounded: between operators that it fuses, Inductor would omit the rounding, and
@@ -187,21 +191,21 @@ class Hop(HigherOrderOperator):
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
-    def kept_native(self, /, *args: object, **kwargs: object) -> Any:
+    def kept_native(self, /, *args: object, **kwargs: object) -> R:
         """Decompose a node into native operators where possible, for programs that keep them."""
         with inductor.keeping_native():
             matched = self._matched(args, kwargs, native=True)
             return self.reference(*args, **kwargs) if matched is None else matched[1]()
 
-    def _describe(self, /, *args: object, **kwargs: object) -> Any:
+    def _describe(self, /, *args: object, **kwargs: object) -> object:
         """`fake`, in a form that PyTorch can cache for similar calls: a tensor, or a tuple of tensors."""
         output = self.fake(*args, **kwargs)
         return tuple(output) if isinstance(output, list) else output
 
-    def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _trace(self, mode: tracing.ProxyTorchDispatchMode, /, *args: object, **kwargs: object) -> R:
         return tracing.trace_node(mode, self, args, kwargs)
 
-    def _functionalize(self, ctx: Any, /, *args: object, **kwargs: object) -> Any:
+    def _functionalize(self, ctx: Any, /, *args: object, **kwargs: object) -> R:
         inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
         with ctx.redispatch_to_next():
             out = self(*inner_args, **inner_kwargs)
@@ -209,30 +213,30 @@ class Hop(HigherOrderOperator):
 
     # ---- differentiation
 
-    def _autograd(self, /, *args: object, **kwargs: object) -> Any:
+    def _autograd(self, /, *args: object, **kwargs: object) -> R:
         tensors = plan.tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
             if any(map(eager.has_tangent, tensors)):
                 return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate the tangent and the gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
                 call, tensors = BareCall.take(self, args, kwargs)
-                return cast(Any, AutogradRule.apply(call, *tensors))
+                return AutogradRule.apply(call, *tensors)
         with eager.below_autograd():
             return self(*args, **kwargs)
 
-    def _grad_level(self, interpreter: object, /, *args: object, **kwargs: object) -> Any:
+    def _grad_level(self, interpreter: FuncTorchInterpreter, /, *args: object, **kwargs: object) -> R | Tensor:
         if not self.differentiable(*args, **kwargs):
             return self._level_below(interpreter, args, kwargs)
         call, tensors = BareCall.take(self, args, kwargs)
         return functorch.apply_at_level(Gradient, interpreter, call.run, call, tensors)
 
-    def _jvp_level(self, interpreter: object, /, *args: object, **kwargs: object) -> Any:
+    def _jvp_level(self, interpreter: FuncTorchInterpreter, /, *args: object, **kwargs: object) -> R:
         tensors = plan.tensors(args, kwargs)
         if self.differentiable(*args, **kwargs) and any(map(eager.has_tangent, tensors)):
             return self.forward_mode(*args, **kwargs)
         return self._level_below(interpreter, args, kwargs)
 
-    def _level_below(self, interpreter: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _level_below(self, interpreter: FuncTorchInterpreter, args: Args, kwargs: Kwargs) -> R:
         """Run the operator at the next level, without a derivative at this one."""
         level = interpreter.level()
         inner = tree_map_only(Tensor, lambda x: functorch.unwrap_for_grad(x, level), (args, kwargs))
@@ -240,14 +244,14 @@ class Hop(HigherOrderOperator):
             out = self(*inner[0], **inner[1])
         return tree_map_only(Tensor, lambda x: functorch.wrap_for_grad(x, level), out)
 
-    def _unwrap_dead(self, /, *args: object, **kwargs: object) -> Any:
+    def _unwrap_dead(self, /, *args: object, **kwargs: object) -> R:
         """Unwrap tensors whose torch.func level has ended: a backward pass may run later than the level that wrapped
         them.
         """
         args, kwargs = tree_map_only(Tensor, functorch.unwrap_if_dead, (args, kwargs))
         return self(*args, **kwargs)
 
-    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _vmap_level(self, interpreter: VmapInterpreter, /, *args: object, **kwargs: object) -> R | Tensor:
         (inner_args, inner_kwargs), dims = functorch.unwrap_batched((args, kwargs), interpreter.level())
         dims = tree_leaves(dims, is_leaf=lambda d: d is None)
         with interpreter.lower():
@@ -268,7 +272,7 @@ class Hop(HigherOrderOperator):
     def _register_flop_counter(self) -> None:
         self.py_impl(eager.flop_counter_mode())(self._count_flops)
 
-    def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _count_flops(self, mode: "TorchDispatchMode", /, *args: object, **kwargs: object) -> R:
         """Count the FLOPs of the reference, on meta tensors, under the names of its ATen operators."""
         described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         with mode:
@@ -293,7 +297,7 @@ def _resolve(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 
 
-def _unknown_subclasses(hop: Hop, args: tuple[object, ...], kwargs: Mapping[str, object]) -> set[type]:
+def _unknown_subclasses(hop: Hop[object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> set[type]:
     """Types of operands with their own `__torch_dispatch__` for which `hop` has no rule yet."""
     types = {type(x) for x in plan.tensors(args, kwargs)}
     return {t for t in types if t not in hop.python_key_table and subclasses.is_foreign_subclass(t)}

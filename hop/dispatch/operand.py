@@ -12,16 +12,19 @@ tensors, as in torch.cat, is represented by its length and then its members.
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import Args
 from hop.dispatch.compiled import operators
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
+
+T = TypeVar("T")
 
 
 class Operand(NamedTuple):
@@ -84,7 +87,7 @@ class Operand(NamedTuple):
         return self._replace(tensors=tensors, usages=(usage,))
 
 
-def encode(args: Sequence[object]) -> list[Any]:
+def encode(args: Sequence[object]) -> list[object]:
     """Encode the arguments of an operator, some of them Operands, as they appear in a graph."""
     flat: list[object] = []
     for arg in args:
@@ -97,7 +100,7 @@ def encode(args: Sequence[object]) -> list[Any]:
     return flat
 
 
-def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
+def decode(op: OpOverload, flat: Sequence[Any]) -> Args:
     """The inverse of `encode`."""
     rest = iter(flat)
     args = []
@@ -116,7 +119,7 @@ def _kinds(op: OpOverload) -> list[tuple[bool, bool]]:
     return [(t == "List[Tensor]", "Tensor" in t) for t in types]
 
 
-def _operand(first: Any, rest: Iterator[Any]) -> Any:
+def _operand(first: T, rest: Iterator[Any]) -> T | Operand:
     """Decode the operand that begins with `first` and continues in `rest`."""
     if not isinstance(first, str):
         return first

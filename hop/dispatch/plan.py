@@ -7,7 +7,7 @@ dimensions. Checking a call and choosing a kernel takes 20 to 150 µs, finding a
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from hop.compat import eager
 from hop.compat.memory import PLAIN
 
 Plan = Callable[..., Any]
+Key = tuple[object, ...]
+T = TypeVar("T")
 
 MOST = 4096
-_plans: dict[tuple[Any, ...], Plan] = {}
-_kinds: dict[tuple[Any, ...], "Kind"] = {}
+_plans: dict[Key, Plan] = {}
+_kinds: dict[Key, "Kind"] = {}
 _wrappers: dict[type, Callable[[Any], "Kind"]] = {}
 _LISTS = (list, tuple)
 _THEMSELVES = frozenset({int, str, type(None)})
@@ -54,14 +56,14 @@ def kind(values: tuple[object, ...], part: str, is_large: bool) -> Kind:
     return _kinds.setdefault(values, Kind(values, part, is_large))
 
 
-def register_wrapper(cls: type, kind_of: Callable[[Any], Kind]) -> None:
+def register_wrapper(cls: type[T], kind_of: Callable[[T], Kind]) -> None:
     """Let plans support tensors of a wrapper class. `kind_of` returns the kind of a tensor,
     and stores it as `_kind`.
     """
     _wrappers[cls] = kind_of
 
 
-def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
+def key(fixed: Key, given: Iterable[Any]) -> Key | None:
     """The key under which the plan of a call is cached; None if the dispatcher must see the call.
 
     That is the case while modes or transforms are active, and if an argument needs a gradient, has a tangent, is of an
@@ -101,16 +103,15 @@ def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
     return tuple(parts)
 
 
-def bits(x: Any) -> Any:
+def bits(x: object) -> object:
     """Represent a number, text or None in a key, so that two are equal only if type and bits are.
 
     In Python 1, 1.0 and True are equal, as are 0.0 and -0.0, and a NaN does not equal itself.
     """
-    cls = type(x)
-    return _float_bits(x) if cls is float else bytes((x,)) if cls is bool else x
+    return _float_bits(x) if type(x) is float else b"\1" if x is True else b"\0" if x is False else x
 
 
-def named(kwargs: Mapping[str, object]) -> tuple[Any, ...] | None:
+def named(kwargs: Mapping[str, object]) -> Key | None:
     """Represent keyword arguments in a key; None if one is not a number, text or None."""
     if _NUMBERS.issuperset(map(type, kwargs.values())):
         return tuple((name, bits(v)) for name, v in kwargs.items())
@@ -121,7 +122,7 @@ find = _plans.get
 """The plan of a key, None if there is none."""
 
 
-def remember(known: tuple[object, ...], plan: Plan) -> Plan:
+def remember(known: Key, plan: Plan) -> Plan:
     """Cache `plan` under this key, and return it."""
     if len(_plans) >= MOST:
         _plans.clear()
@@ -164,5 +165,5 @@ def tensors(args: Iterable[object], kwargs: Mapping[str, object]) -> list[Tensor
         if isinstance(x, Tensor):
             result.append(x)
         elif isinstance(x, _LISTS) and x and not isinstance(x[0], int):
-            result += [y for y in cast(list[Any], x) if isinstance(y, Tensor)]
+            result += [y for y in x if isinstance(y, Tensor)]
     return result

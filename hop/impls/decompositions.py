@@ -55,7 +55,7 @@ def decompositions(*, keep: Iterable[object] = (), native: bool = False, product
     return table
 
 
-def operators_named(x: object) -> list[Hop]:
+def operators_named(x: object) -> list[Hop[object]]:
     """Our operators for a function of ours, an operator or a name; an empty list if there are none.
 
     For example hop.scaled and "scaled" stand for hop_scaled and hop_scaled_buffers.

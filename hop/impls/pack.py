@@ -43,7 +43,7 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     return Decoded() if quantizer.format.is_float else None
 
 
-class Pack(Composite):
+class Pack(Composite[Tensor]):
     """The operator hop_pack."""
 
     plain = Composite.plain | {QuantizedTensor}

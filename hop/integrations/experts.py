@@ -147,7 +147,7 @@ def _part(weight: Any) -> tuple[Any, int]:
     """This process's experts, and the index of the first. Raises ValueError if the placement splits an expert."""
     if not dtensor.is_dtensor(weight):
         return weight, 0
-    if any(p.is_partial() or (p.is_shard() and p.dim != 0) for p in weight.placements):
+    if any(p.is_partial() or (p.is_shard() and not p.is_shard(0)) for p in weight.placements):
         raise ValueError(
             f"experts: a weight of shape {tuple(weight.shape)} is placed as {tuple(weight.placements)}, which cuts "
             "through experts; place it as Shard(0) or Replicate()"

@@ -20,7 +20,7 @@ from hop.tensor.buffers.operators import buffers_operator
 from hop.tensor.quantized import QuantizedTensor
 
 
-class Together(Composite):
+class Together(Composite[QuantizedTensor]):
     """The operator hop_tensor."""
 
     parts = buffers_operator
@@ -28,7 +28,7 @@ class Together(Composite):
     def check(self, /, *args: Any) -> ArgsKwargs:
         return args, {}
 
-    def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
+    def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> QuantizedTensor:
         parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
         named = zip(copies.names(parsed, tuple(usages)), buffers, strict=True)
         return QuantizedTensor.fitting(dict(named), parsed, shape, dtype)
@@ -65,7 +65,7 @@ def form(t: QuantizedTensor) -> Form:
     return Form(tuple(t.buffers()), t.quantizer, shape, t.dtype)
 
 
-def _size(n: Any, buffers: Sequence[Tensor], per_byte: int) -> Any:
+def _size(n: torch.SymInt, buffers: Sequence[Tensor], per_byte: int) -> "Size | int":
     """Find a symbolic size among the buffers; if it is not found, specialize the program to its value."""
     for i, buffer in enumerate(buffers):
         for dim, size in enumerate(buffer.shape):
@@ -104,9 +104,11 @@ def _first(t: QuantizedTensor) -> QuantizedTensor:
         }
         described = QuantizedTensor.fitting(held, t.quantizer, sizes, t.dtype)
         try:
-            return table.rules()[torch.ops.aten.select.int](torch.ops.aten.select.int, described, 0, 0)
+            first = table.rules()[torch.ops.aten.select.int](torch.ops.aten.select.int, described, 0, 0)
         except table.IndivisibleError as cut:
             raise _cut(t, str(cut)) from cut
+    assert isinstance(first, QuantizedTensor)
+    return first
 
 
 def _cut(t: QuantizedTensor, why: str) -> ValueError:

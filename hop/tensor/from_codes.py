@@ -20,7 +20,7 @@ from hop.tensor.parameters import in_buffer_dtype
 from hop.tensor.quantized import QuantizedTensor
 
 
-class FromBuffers(Composite):
+class FromBuffers(Composite[Tensor]):
     """The operator hop_from_buffers, so that a graph contains the tensor rather than only its buffers."""
 
     parts = buffers_operator

@@ -1,14 +1,16 @@
 """QuantizedTensor, the tensor subclass."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, memory, subclasses
+from hop.compat.eager import OpOverload
 from hop.compat.patches import KEYED
+from hop.compat.pytree import Args
 from hop.compat.subclasses import stack_in_batches
 from hop.compat.values import cache_key
 from hop.dispatch import plan
@@ -215,7 +217,7 @@ class QuantizedTensor(Tensor):
         return 0
 
     @property
-    def data(self) -> Any:
+    def data(self) -> "QuantizedTensor":
         """The same tensor, detached from autograd."""
         return Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
@@ -250,23 +252,25 @@ class QuantizedTensor(Tensor):
 
     # ---- called by PyTorch
 
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Quantizer, torch.dtype]]:
         return list(self._names), (self.quantizer, self.dtype)
 
     _stable_hash_for_caching = cache_key
 
     @staticmethod
     def __tensor_unflatten__(
-        buffers: dict[str, Tensor], context: Any, shape: Sequence[int], strides: Sequence[int]
+        buffers: dict[str, Tensor], context: tuple[Quantizer, torch.dtype], shape: Sequence[int], strides: Sequence[int]
     ) -> "QuantizedTensor":
         quantizer, dtype = context
         return QuantizedTensor.fitting(buffers, quantizer, shape, dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, op: OpOverload, types: object, args: Args = (), kwargs: Mapping[str, object] | None = None
+    ) -> Any:
         return table.apply(op, args, kwargs or {})
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], Args]:
         # store 8-bit floats as bytes: pickle, without torch.save, cannot read them back (torch 2.13)
         buffers = [
             b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b for b in self.buffers().values()
@@ -355,14 +359,14 @@ def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
         )
 
 
-def kind_of(t: Any) -> plan.Kind:
+def kind_of(t: QuantizedTensor) -> plan.Kind:
     """The cache key of plans for t: quantizer, buffers, shape and device."""
     values = (t.quantizer, t._names, tuple(t.shape), t.device)
     vars(t)["_kind"] = result = plan.kind(values, t._names[0], t.dim() > 2)
     return result
 
 
-def form_of(t: Any) -> forms.Form:
+def form_of(t: QuantizedTensor) -> forms.Form:
     """The names, shapes and dtypes that the buffers of t must have; sizes must be concrete."""
     form = vars(t)["_form"] = _form(t.quantizer, tuple(t.shape), t._names)
     return form
@@ -381,7 +385,7 @@ def _loaded(
     usages: tuple[str, ...],
     requires_grad: bool,
     is_parameter: bool,
-) -> Any:
+) -> Tensor:
     """Create a tensor from unpickled parts, after checking that they match."""
     parsed = Quantizer.parse(quantizer)
     described = copies.describe(parsed, shape, copies.checked(parsed, usages))
@@ -404,7 +408,7 @@ KEYED.append(QuantizedTensor)
 def operand(x: object) -> Any:
     """Convert a QuantizedTensor to an Operand, also in lists; anything else is returned unchanged."""
     if isinstance(x, list | tuple) and not isinstance(x, Operand):
-        return [operand(v) for v in cast(list[Any], x)]
+        return [operand(v) for v in x]
     return x.operand if isinstance(x, QuantizedTensor) else x
 
 

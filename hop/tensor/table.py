@@ -13,16 +13,18 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from hop.compat import patches, subclasses
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args, Kwargs, tree_leaves, tree_map_only
+from hop.compat.pytree import Args, ArgsKwargs, Kwargs, tree_leaves, tree_map_only
 
-RULES: dict[OpOverload, Callable[..., Any]] = {}
+RULES: dict[OpOverload, Callable[..., object]] = {}
+P = ParamSpec("P")
+R = TypeVar("R")
 _warned: set[OpOverload] = set()
 _FOREACH = "aten::_foreach_"
 _moving = contextvars.ContextVar("moving", default=False)
@@ -56,10 +58,10 @@ def is_moving() -> bool:
 patches.MOVING.append(moving)
 
 
-def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*ops: OpOverload) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a rule for `ops`, called as rule(op, *args, **kwargs)."""
 
-    def enter(rule: Callable[..., object]) -> Callable[..., Any]:
+    def enter(rule: Callable[P, R]) -> Callable[P, R]:
         for op in ops:
             if op in RULES:
                 raise ValueError(f"{op} has two rules: {RULES[op].__name__} and {rule.__name__}")
@@ -73,7 +75,7 @@ _COLLECTIVES = ("distributed.collectives", "distributed.c10d")
 
 
 @functools.cache
-def rules() -> dict[OpOverload, Callable[..., Any]]:
+def rules() -> dict[OpOverload, Callable[..., object]]:
     """The table; imports its modules when the first operator is called on a QuantizedTensor."""
     for name in ("rules", "distributed.padding", *(_COLLECTIVES if distributed.is_available() else ())):
         importlib.import_module(f"hop.tensor.{name}")
@@ -85,7 +87,7 @@ def apply(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     return subclasses.dispatch(op, args, kwargs, _apply)
 
 
-def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)
@@ -94,7 +96,7 @@ def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     except IndivisibleError as cut:
         if is_moving():
             raise RuntimeError(_uncut(op, args, cut)) from cut
-        plain_args, plain_kwargs = _plain((args, kwargs))
+        plain_args, plain_kwargs = _plain(args, kwargs)
         out = op(*plain_args, **plain_kwargs)  # raises for arguments that are invalid for any tensor
         _warn(op, f"{op} of a QuantizedTensor returns a plain, dequantized tensor instead of a view: {cut}")
         return out
@@ -110,7 +112,7 @@ def _uncut(op: OpOverload, args: tuple[object, ...], cut: IndivisibleError) -> s
     )
 
 
-def _dequantized(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _dequantized(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
         raise NotImplementedError(
             f"{op} has no rule for a QuantizedTensor, of which only codes and scales are sent; use another collective, "
@@ -125,7 +127,7 @@ def _dequantized(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 def _on_numbers(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """Run `op` on dequantized values, and requantize the quantized arguments it wrote to."""
-    plain_args, plain_kwargs = _plain((args, kwargs))
+    plain_args, plain_kwargs = _plain(args, kwargs)
     out = op(*plain_args, **plain_kwargs)
     if op._schema.is_mutable:
         written, numbers = _written(op, args, kwargs), _written(op, plain_args, plain_kwargs)
@@ -141,7 +143,7 @@ def _on_numbers(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, o
     return out
 
 
-def _one_by_one(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _one_by_one(op: OpOverload, args: Args, kwargs: Kwargs) -> list[object] | None:
     """Run a foreach operator tensor by tensor, with the rule of the single-tensor operator if there is one."""
     names = [a.name for a in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -159,14 +161,14 @@ def _one_by_one(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return results if op._schema.returns else None
 
 
-def _written(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
+def _written(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Tensor]:
     """The tensors that `op` writes to."""
     given = [args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(op._schema.arguments)]
     pairs = zip(op._schema.arguments, given, strict=True)
     return tree_leaves([x for a, x in pairs if a.alias_info is not None and a.alias_info.is_write and x is not None])
 
 
-def refuse_training(who: str, t: Any) -> None:
+def refuse_training(who: str, t: Tensor) -> None:
     """Raise if `who` writes to a quantized tensor `t` that requires a gradient."""
     if hasattr(t, "quantizer") and t.requires_grad and t.is_leaf:
         raise training_error(who, t)
@@ -183,8 +185,8 @@ def training_error(who: str, t: Any) -> RuntimeError:
     )
 
 
-def _plain(tree: object) -> Any:
-    return tree_map_only(Tensor, _numbers, tree)
+def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> ArgsKwargs:
+    return tree_map_only(Tensor, _numbers, (args, kwargs))
 
 
 def _numbers(x: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Normal forms of matrix products and convolutions, shared by kernels, gradients and batching."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from hop.dispatch.operators import CONVOLUTION, aten, of, within
 from hop.kernels.aten.convolution import Convolution
 
 _View = Callable[[Tensor], Tensor]
+Sizes = int | Sequence[int]
+"""A size for each dimension, or one for all."""
 
 
 def _same(x: Tensor) -> Tensor:
@@ -33,8 +35,8 @@ class Product(NamedTuple):
     # from gradients of lhs and rhs to the arguments' shapes, or broadcast ones
     restore: tuple[_View, _View] = (_same, _same)
     added: int | None = None  # the position of the summand
-    alpha: Any = 1  # factor of the product
-    beta: Any = 1  # factor of the summand
+    alpha: complex = 1  # factor of the product
+    beta: complex = 1  # factor of the summand
 
     @property
     def is_whole(self) -> bool:
@@ -68,7 +70,7 @@ def _bmm(lhs: Tensor, rhs: Tensor) -> Product | None:
     return Product(lhs, rhs) if lhs.dim() == rhs.dim() == 3 else None
 
 
-def _addmm(self: Tensor, lhs: Tensor, rhs: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Product | None:
+def _addmm(self: Tensor, lhs: Tensor, rhs: Tensor, *, beta: complex = 1, alpha: complex = 1) -> Product | None:
     shape = (*lhs.shape[:-1], rhs.shape[-1])
     if lhs.dim() != rhs.dim() or not _expands(self, shape):
         return None
@@ -92,11 +94,11 @@ def _expands(x: Tensor, shape: tuple[int, ...]) -> bool:
     return all(s in (1, t) for s, t in zip(reversed(x.shape), reversed(shape), strict=False))
 
 
-def _addmm_2d(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: object) -> Product | None:
+def _addmm_2d(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: complex) -> Product | None:
     return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 2 else None
 
 
-def _baddbmm(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: object) -> Product | None:
+def _baddbmm(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: complex) -> Product | None:
     return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 3 else None
 
 
@@ -190,7 +192,7 @@ def as_convolution(op: OpOverload, args: Args) -> BiasedConvolution | None:
     return form(*args)
 
 
-def _expand(value: Any, length: int) -> list[int]:
+def _expand(value: Sizes, length: int) -> list[int]:
     if type(value) is list and len(value) == length:
         return value
     values = [value] if isinstance(value, int) else list(value)
@@ -198,8 +200,8 @@ def _expand(value: Any, length: int) -> list[int]:
 
 
 def _biased(
-    x: Tensor, weight: Tensor, bias: Tensor | None, lists: Sequence[object], transposed: bool, groups: int
-) -> Any:
+    x: Tensor, weight: Tensor, bias: Tensor | None, lists: Sequence[Sizes], transposed: bool, groups: int
+) -> BiasedConvolution:
     spatial = weight.dim() - 2
     stride, padding, dilation, output_padding = (_expand(v, spatial) for v in lists)
     unbatched = x.dim() == weight.dim() - 1
@@ -208,18 +210,43 @@ def _biased(
     return BiasedConvolution(conv, bias, unbatched)
 
 
-def _convolution(x: Any, w: Any, b: Any, stride: Any, padding: Any, dilation: Any, transposed: Any, out: Any, g: Any):
-    return _biased(x, w, b, [stride, padding, dilation, out], transposed, g)
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> BiasedConvolution:
+    return _biased(x, weight, bias, [stride, padding, dilation, output_padding], transposed, groups)
 
 
-def _conv(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1):
-    return _biased(x, w, b, [stride, padding, dilation, 0], False, groups)
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> BiasedConvolution:
+    return _biased(x, weight, bias, [stride, padding, dilation, 0], False, groups)
 
 
 def _conv_transpose(
-    x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, out: Any = 0, groups: int = 1, dilation: Any = 1
-):
-    return _biased(x, w, b, [stride, padding, dilation, out], True, groups)
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> BiasedConvolution:
+    return _biased(x, weight, bias, [stride, padding, dilation, output_padding], True, groups)
 
 
 _CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {

@@ -61,7 +61,9 @@ def gradient(
     return grads
 
 
-def by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def by_rule(
+    grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Args, kwargs: Mapping[str, object]
+) -> Gradients | None:
     """Gradients by argument position; None if `op` has no rule here."""
     product = as_product(op, args, kwargs)
     if product is not None:
@@ -74,7 +76,12 @@ def by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload,
 
 
 def _through_reference(
-    grad: Tensor, needed: Sequence[bool], op: OpOverload, output_dtype: torch.dtype, args: Any, kwargs: Any
+    grad: Tensor,
+    needed: Sequence[bool],
+    op: OpOverload,
+    output_dtype: torch.dtype,
+    args: Args,
+    kwargs: Mapping[str, object],
 ) -> list[Tensor | None]:
     leaves, spec = tree_flatten(((op, output_dtype, *args), kwargs))
     positions = [i for i, need in enumerate(needed) if need]
@@ -96,7 +103,7 @@ def _through_reference(
 # ---- products
 
 
-def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Product, args: Any) -> Gradients:
+def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Product, args: Args) -> Gradients:
     lhs, rhs = product.lhs, product.rhs
     multiply = aten.mm.default if lhs.dim() == 2 else aten.bmm.default
     plain = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
@@ -119,7 +126,9 @@ def _narrowest(argument: Tensor, operand: Tensor, common: torch.dtype) -> torch.
     return argument.dtype if argument.numel() == operand.numel() else common
 
 
-def _sum_to(x: Tensor, like: Any) -> Tensor:
+def _sum_to(x: Tensor, like: object) -> Tensor:
+    """The gradient of an argument that was broadcast; a number has none."""
+    assert isinstance(like, Tensor)
     return x.sum_to_size(like.shape)
 
 
@@ -205,7 +214,7 @@ def _add(grad: Tensor, wanted: set[int], common: torch.dtype, x: object, y: obje
     return grads
 
 
-def _sub(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Gradients:
+def _sub(grad: Tensor, wanted: set[int], common: torch.dtype, x: object, y: object, alpha: complex = 1) -> Gradients:
     return _add(grad, wanted, common, x, y, -alpha)
 
 
@@ -230,7 +239,7 @@ def _sum(
     wanted: set[int],
     common: torch.dtype,
     x: Tensor,
-    dim: object = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     **_: object,
 ):
@@ -242,7 +251,7 @@ def _mean(
     wanted: set[int],
     common: torch.dtype,
     x: Tensor,
-    dim: object = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     **_: object,
 ):
@@ -250,7 +259,7 @@ def _mean(
     return {0: call(aten.div.Scalar, common, spread, x.numel() // max(grad.numel(), 1))}
 
 
-def _spread(grad: Tensor, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+def _spread(grad: Tensor, x: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> Tensor:
     dims = [dim] if isinstance(dim, int) else dim
     if dims and not keepdim and x.dim():
         for d in sorted(d % x.dim() for d in dims):
@@ -265,12 +274,12 @@ def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim:
 
 
 def _clamp(
-    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: object = None, high: object = None
+    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: float | None = None, high: float | None = None
 ) -> Gradients:
     return {0: call(aten.where.ScalarOther, x.dtype, _kept(x, common, low, high), grad, 0)}
 
 
-def _kept(x: Tensor, common: torch.dtype, low: Any = None, high: Any = None) -> Tensor:
+def _kept(x: Tensor, common: torch.dtype, low: float | None = None, high: float | None = None) -> Tensor:
     """Mask of elements that clamp keeps, including the bounds.
 
     PyTorch's own gradient at the bounds is 1 up to version 2.13, and 0 since (pytorch#195931).

@@ -1,7 +1,6 @@
 """out_dtype: its operator and the public function."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
+from hop.impls.out_dtype.kernels import FormedCall
 
 
-class OutDtype(Hop):
+class OutDtype(Hop[Tensor]):
     """The operator of `hop.out_dtype`."""
 
     def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> ArgsKwargs:
@@ -29,10 +29,10 @@ class OutDtype(Hop):
 
     def kernels(
         self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object
-    ) -> Iterable[tuple[Kernel, Any]]:
+    ) -> Iterable[tuple[Kernel, FormedCall]]:
         return kernels.candidates(op, output_dtype, args, kwargs)
 
-    def given(self, call: Any) -> Args:
+    def given(self, call: FormedCall) -> Args:
         return call.given
 
     def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwargs: object) -> bool:
@@ -54,7 +54,14 @@ class OutDtype(Hop):
         return gradient.forward_mode(op, output_dtype, *args, **kwargs)
 
     def batch(
-        self, size: int, dims: Sequence[Any], op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
+        self,
+        size: int,
+        dims: Sequence[int | None],
+        op: OpOverload,
+        output_dtype: torch.dtype,
+        /,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, int] | None:
         return batching.batch(size, dims[2:], op, output_dtype, args, kwargs)
 
@@ -108,7 +115,7 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: object, **kwa
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: Args) -> Plan:
+def _planned(known: plan.Key, op: OpOverload, output_dtype: torch.dtype, given: Args) -> Plan:
     """Create and remember the plan of calls like this one: that of the first matching kernel, for plain tensors."""
     args, kwargs = meaning.check(op, output_dtype, given, {})
     plans: Iterable[object] = ()

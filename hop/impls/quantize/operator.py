@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat import dynamo, eager
 from hop.compat.profiling import observed
-from hop.compat.pytree import ArgsKwargs, tree_map_only
+from hop.compat.pytree import Args, ArgsKwargs, tree_map_only
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
@@ -25,9 +25,10 @@ from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.buffers import sharding
 from hop.tensor.buffers.noise import drawn_noise
-from hop.tensor.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
+from hop.tensor.buffers.operators import Usages, buffers_operator, dequantize_operator, quantize_buffers
 
 _Optional = Tensor | None
+Given = Tensor | float | None
 
 
 class Inputs(NamedTuple):
@@ -44,40 +45,45 @@ class Inputs(NamedTuple):
         return tuple(None if t is None else t.detach() for t in self)
 
 
-class FakeQuantize(Hop):
+class FakeQuantize(Hop[Tensor]):
     """The operator hop_fake_quantize: (quantizer, x, scale, zero_point, noise, gradient)."""
 
-    def check(self, q: str, /, *rest: Any) -> ArgsKwargs:
-        *given, gradient = rest
+    def check(
+        self, q: str, x: Tensor, scale: Given, zero_point: Given, noise: _Optional, gradient: str, /
+    ) -> ArgsKwargs:
+        given = (x, scale, zero_point, noise)
         scales = checked("fake_quantize", Quantizer.parse(q), *given, usages=(copies.ROWWISE,), gradient=gradient)
-        return (q, given[0], *scales, given[3], gradient), {}
+        return (q, x, *scales, noise, gradient), {}
 
-    def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
-        return Quantizer.parse(q).fake_quantize(x, *rest[:-1]).to(x.dtype)
+    def reference(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
 
     def fake(self, q: str, x: Tensor, /, *rest: object) -> Tensor:
         if Quantizer.parse(q).keeps_memory_format():
             return memory_format.empty(x.shape, x, x.dtype)
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
-    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+    def kernels(self, /, *args: object) -> Iterable[tuple[Kernel, Args]]:
         return ((native.FAKE_QUANTIZE, args), (gpu.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
 
-    def differentiable(self, /, *args: Any) -> bool:
+    def differentiable(self, /, *args: object) -> bool:
         return True
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], q: str, /, *rest: Any) -> list[_Optional]:
         return straight_through(grad, needed, Quantizer.parse(q), *rest)
 
-    def shard(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
-        *given, gradient = rest
-
-        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
+    def shard(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        def of_parts(own: Quantizer, x: Tensor, *others: _Optional) -> list[Tensor]:
             if sharding.is_shared(own):
-                return [own.fake_quantize(*parts).to(x.dtype)]
-            return [self(q, *parts, gradient)]
+                return [own.fake_quantize(x, *others).to(x.dtype)]
+            return [self(q, x, *others, gradient)]
 
-        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), (x, *given), of_parts, [x.shape])[0]
+        given = (x, scale, zero_point, noise)
+        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), given, of_parts, [x.shape])[0]
 
     def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
         *given, gradient = rest
@@ -111,14 +117,15 @@ class FakeQuantize(Hop):
         return out.to(x.dtype)
 
 
-class Quantize(Composite):
+class Quantize(Composite[Tensor]):
     """The operator hop_quantize: (quantizer, x, scale, zero_point, noise, usages, gradient)."""
 
     plain = PLAIN
     parts = buffers_operator
 
-    def check(self, q: str, /, *rest: Any) -> ArgsKwargs:
-        *given, usages, gradient = rest
+    def check(
+        self, q: str, x: Tensor, scale: Given, zero_point: Given, noise: _Optional, usages: Usages, gradient: str, /
+    ) -> ArgsKwargs:
         parsed = Quantizer.parse(q)
         if parsed.adds_noise():
             raise ValueError(
@@ -126,8 +133,8 @@ class Quantize(Composite):
                 "hop.fake_quantize, or replace(q, gradient=None)"
             )
         usages = copies.checked(parsed, usages)
-        scales = checked("quantize", parsed, *given, usages=usages, gradient=gradient)
-        return (q, given[0], *scales, given[3], list(usages), gradient), {}
+        scales = checked("quantize", parsed, x, scale, zero_point, noise, usages=usages, gradient=gradient)
+        return (q, x, *scales, noise, list(usages), gradient), {}
 
     def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
         buffers, parsed = quantize_buffers(q, x, *rest[:-1]), Quantizer.parse(q)
@@ -138,7 +145,7 @@ class Quantize(Composite):
         checked, named = self.check(*args, **kwargs)
         return quantize_buffers.explain(*checked[:-1], **named)
 
-    def differentiable(self, /, *args: Any) -> bool:
+    def differentiable(self, /, *args: object) -> bool:
         return True
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], q: str, /, *rest: Any) -> list[_Optional]:
@@ -187,7 +194,7 @@ def straight_through(
     if sharding.is_sharded(tensors):
 
         def of_parts(
-            own: Quantizer, x: Tensor, grad: Tensor, scale: Any, zero_point: Any, noise: Any
+            own: Quantizer, x: Tensor, grad: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional
         ) -> list[_Optional]:
             return straight_through(grad, needed, own, x, scale, zero_point, noise, gradient)
 
@@ -285,7 +292,7 @@ def quantize(
     return _traced_quantize(q, x, **named)
 
 
-def _planned(q: Quantizer, x: object, scales: Sequence[object]) -> plan.Plan:
+def _planned(q: Quantizer, x: Tensor, scales: tuple[()] | tuple[Given, Given]) -> plan.Plan:
     """The plan of row-wise quantizing, with a scale and a zero point, or none."""
     text, fixed = str(q), (None, list(_ROWWISE), "clipped")
     if not scales:
@@ -368,7 +375,7 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     return dequantize_operator(x, dtype) if watched is None else watched
 
 
-def _prepared(name: str, q: object, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
+def _prepared(name: str, q: object, x: Tensor, noise: _Optional, generator: object) -> tuple[str, _Optional]:
     if not isinstance(q, Quantizer):
         raise TypeError(f"{name}: q must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     if generator is not None:

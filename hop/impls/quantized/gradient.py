@@ -43,7 +43,7 @@ from hop.tensor import QuantizedTensor
 Gradients = dict[str, Tensor]
 
 
-class CodesGradient(Composite):
+class CodesGradient(Composite[Tensor]):
     """hop_quantized_gradient: a product of codes, which has no derivatives itself.
 
     hop_quantized_gradient(role, grad, op, scheme, dtype, seed, *scales, *args) -> tensor
@@ -116,7 +116,7 @@ def _through_numbers(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
     dtype, original = call.dtype, call.scheme.backward == ORIGINAL
     other = {LHS: RHS, RHS: LHS}
 
-    def real(role: str) -> Any:
+    def real(role: str) -> Tensor | None:
         x = call.find(role)
         if x is None or role == BIAS:
             return x
@@ -131,6 +131,7 @@ def _through_numbers(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
     bound, kwargs = describe(call.op).bind(call.replaced({r: real(r) for r in (LHS, RHS, BIAS)}), call.kwargs)
     places = {i: role for role in wanted if (i := call.place(role)) is not None}
     found = of_out_dtype.by_rule(grad.to(dtype), set(places), dtype, call.op, bound, kwargs)
+    assert found is not None  # there is one for each operator of hop.quantized
     return {places[i]: g for i, g in found.items() if i in places}
 
 

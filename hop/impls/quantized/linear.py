@@ -41,7 +41,7 @@ def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales
     return Contract(Scheme.parse(scheme), Needs(*needs), Options(*options), given)
 
 
-class LinearForward(Hop):
+class LinearForward(Hop[list[Tensor]]):
     """The operator hop_linear_forward."""
 
     def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
@@ -74,7 +74,7 @@ class LinearForward(Hop):
         return _made([y, *contract.forward(TensorProto.of(x), TensorProto.of(weight), bool(held))])
 
 
-class LinearBackward(Hop):
+class LinearBackward(Hop[list[Tensor]]):
     """The operator hop_linear_backward."""
 
     def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:

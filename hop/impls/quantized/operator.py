@@ -36,7 +36,7 @@ _FIXED = _SCALES + len(Scales._fields)  # position of the operator's first own a
 _PLACES = {name: _SCALES + i for i, name in enumerate(Scales._fields)}
 
 
-class Quantized(Composite):
+class Quantized(Composite[Tensor]):
     """The operator hop_quantized."""
 
     plain = Composite.plain | {QuantizedTensor}

@@ -1,7 +1,7 @@
 """scaled: its operators and the public function."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,31 +35,27 @@ _Optional = Tensor | None
 _Output = str | torch.dtype  # a dtype, or the spelling of a Quantizer
 
 
-class ScaledBuffers(Hop):
-    """The operator hop_scaled_buffers."""
+class ScaledBuffers(Hop[Any]):  # a tensor, or the list of a quantized result's buffers
+    """The operator hop_scaled_buffers: (op, output, scale, zero_point, *encoded arguments of op)."""
 
-    def check(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
-        scale, zero_point, *encoded = args
-        call = check(_call(op, output, scale, zero_point, encoded, kwargs))
-        return (op, output, call.output_scale, call.output_zero_point, *encoded), kwargs
+    def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
+        call = check(_call(*args, **kwargs))
+        return (*args[:2], call.output_scale, call.output_zero_point, *args[4:]), kwargs
 
-    def reference(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
-        scale, zero_point, *encoded = args
-        return meaning.reference(_call(op, output, scale, zero_point, encoded, kwargs))
+    def reference(self, /, *args: object, **kwargs: object) -> Any:
+        return meaning.reference(_call(*args, **kwargs))
 
-    def fake(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
-        scale, zero_point, *encoded = args
-        return meaning.described(_call(op, output, scale, zero_point, encoded, kwargs))
+    def fake(self, /, *args: object, **kwargs: object) -> Any:
+        return meaning.described(_call(*args, **kwargs))
 
-    def kernels(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
-        scale, zero_point, *encoded = args
-        call = _call(op, output, scale, zero_point, encoded, kwargs)
+    def kernels(self, /, *args: object, **kwargs: object) -> Iterable[tuple[Kernel, Call]]:
+        call = _call(*args, **kwargs)
         return ((kernel, call) for kernel in meaning.of(call).kernels)
 
     def given(self, call: Call) -> Args:
         return call.given
 
-    def differentiable(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, op: OpOverload, output: _Output, /, *args: object, **kwargs: object) -> bool:
         return isinstance(output, torch.dtype)
 
     def gradient(
@@ -69,8 +65,8 @@ class ScaledBuffers(Hop):
         op: OpOverload,
         output: _Output,
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> list[_Optional]:
         """Gradients with respect to plain operands and float32 scales."""
         leaves, spec = tree_flatten((args, kwargs))
@@ -90,37 +86,36 @@ class ScaledBuffers(Hop):
             grads[i + 2] = g.to(x.dtype)
         return grads
 
-    def forward_mode(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Tensor:
+    def forward_mode(self, op: OpOverload, output: _Output, /, *args: object, **kwargs: object) -> Tensor:
         _, _, *encoded = args
         plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, ((op, output, *args), kwargs))
         value = self.reference(*plain_args, **plain_kwargs)
         return gradient.with_derivatives(value, self._linearized(op, encoded, kwargs))
 
     def _linearized(self, op: OpOverload, encoded: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
-        def real(x: object) -> Any:
-            many = cast(list[Any], x) if isinstance(x, list) else []
-            if any(isinstance(v, Operand | Tensor) for v in many):
-                return [real(v) for v in many]
-            return gradient.of_buffers(x) if isinstance(x, Operand) else cast(Any, x)
+        def real(x: object) -> object:
+            if isinstance(x, list) and any(isinstance(v, Operand | Tensor) for v in x):
+                return [real(v) for v in x]
+            return gradient.of_buffers(x) if isinstance(x, Operand) else x
 
         return gradient.linearized(op, [real(x) for x in decode(op, encoded)], kwargs)
 
-    def shard(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Any:
-        scale, zero_point, *encoded = args
-        return sharding.shard(self, _call(op, output, scale, zero_point, encoded, kwargs))
+    def shard(self, /, *args: object, **kwargs: object) -> Any:
+        return sharding.shard(self, _call(*args, **kwargs))
 
 
-class Scaled(Composite):
-    """The operator hop_scaled."""
+class Scaled(Composite[Tensor]):
+    """The operator hop_scaled: (op, output, scale, zero_point, *arguments of op)."""
 
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> ArgsKwargs:
-        scale, zero_point, *rest = args
+    def check(
+        self, op: OpOverload, output: _Output, scale: object, zero_point: object, /, *args: object, **kwargs: object
+    ) -> ArgsKwargs:
         check_op(op)
         check_output(_read(output))
-        bound, kwargs = describe(op).bind(tuple(rest), kwargs)
+        bound, kwargs = describe(op).bind(args, kwargs)
         check_types("scaled", op, bound, kwargs)
         check_quantized(op, output, bound)
         if isinstance(output, str) and (parameters.is_number(scale) or parameters.is_number(zero_point)):
@@ -137,17 +132,14 @@ class Scaled(Composite):
         scale: _Optional,
         zero_point: _Optional,
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Tensor:
         encoded = encode([operand(x) for x in args])
         result = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
         if isinstance(output, torch.dtype):
             return result
         return _quantized(Quantizer.parse(output), op, args, kwargs, result)
-
-    def kernels(self, op: OpOverload, output: _Output, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
-        return ()
 
     def explain(self, op: OpOverload, output: _Output, /, *args: object, **kwargs: object) -> str:
         (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
@@ -165,14 +157,14 @@ class Scaled(Composite):
         scale: _Optional,
         zero_point: _Optional,
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> list[_Optional]:
         gradients: list[_Optional] = [None] * 4
         if not isinstance(output, torch.dtype):
             q = Quantizer.parse(output)
             y = _real(op, args, kwargs)
-            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            given = fitted(Call(op, q, scale, zero_point, (y,), kwargs), y.shape)
             grad, y = through_activation(grad, y, q.scale)
             flags = [False, True, *needed[2:4], False]
             through, *of_scales = straight_through(grad, flags, q, y, *given, None, "clipped")[1:4]
@@ -189,12 +181,12 @@ class Scaled(Composite):
         scale: _Optional,
         zero_point: _Optional,
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Tensor:
         if not isinstance(output, torch.dtype):
             q, y = Quantizer.parse(output), _real(op, args, kwargs)
-            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            given = fitted(Call(op, q, scale, zero_point, (y,), kwargs), y.shape)
             real = fake_quantize_operator(output, activated(y, q.scale), *given, None, "clipped")
             primals = tree_map_only(Tensor, eager.primal, ((scale, zero_point, *args), kwargs))
             return eager.with_tangent(self(op, output, *primals[0], **primals[1]), real)
@@ -214,14 +206,8 @@ def _read(output: _Output) -> Quantizer | torch.dtype:
     return Quantizer.parse(output) if isinstance(output, str) else output
 
 
-def _call(
-    op: OpOverload,
-    output: _Output,
-    scale: _Optional,
-    zero_point: _Optional,
-    encoded: Sequence[Any],
-    kwargs: Kwargs,
-) -> Call:
+def _call(op: Any, output: Any, scale: Any, zero_point: Any, /, *encoded: object, **kwargs: object) -> Call:
+    """The call that the arguments of hop_scaled_buffers encode."""
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
@@ -232,10 +218,10 @@ def _real(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     return scaled_buffers(op, torch.float32, None, None, *encode(list(args)), **kwargs)
 
 
-def _appearance(op: OpOverload, args: tuple[object, ...]) -> torch.dtype:
+def _appearance(op: OpOverload, args: Args) -> torch.dtype:
     """The dtype of the first operand that may be quantized."""
     first = args[_first_operand(op, args)]
-    return cast(Any, first[0] if isinstance(first, list | tuple) else first).dtype
+    return first[0].dtype if isinstance(first, list | tuple) else first.dtype
 
 
 def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
@@ -246,14 +232,14 @@ def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Args, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Tensor:
     """The result as a QuantizedTensor with these buffers."""
     shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
     named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
-def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Sequence[int]:
+def _shape(q: Quantizer, op: OpOverload, args: Args, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result with these buffers."""
     if q.per_byte() == 1:
         return buffers[0].shape

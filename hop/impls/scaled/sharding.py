@@ -8,8 +8,8 @@ first.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,14 @@ from hop.numerics.quantizer import Quantizer
 from hop.tensor.buffers.operators import quantize_buffers
 from hop.tensor.buffers.sharding import keeps_blocks
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh
 
-def shard(operator: Any, call: Call) -> Any:
+
+def shard(operator: Callable[..., Any], call: Call) -> Tensor | list[Tensor]:
     """Compute the result for operands of which some are DTensors. Returns a DTensor or a list of them."""
     every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
-    mesh = next(t.device_mesh for t in every if dtensor.is_dtensor(t))  # type: ignore[union-attr]
+    mesh = next(t.device_mesh for t in every if dtensor.is_dtensor(t))
     shape = calls.shape(call.op, call.args, call.kwargs)
     maps = meaning.of(call).places(call, len(shape))
     chosen: list[int | None] = []
@@ -40,8 +43,8 @@ def shard(operator: Any, call: Call) -> Any:
     quantized = isinstance(call.output, Quantizer)
     if quantized and by_sum(call.output):
         chosen = [None] * mesh.ndim
-    output: Any = call.output if not quantized or by_sum(call.output) else torch.float32
-    by_process = by_sum(output)
+    output = call.output if not quantized or by_sum(call.output) else torch.float32
+    by_process = isinstance(output, Quantizer)
     scale, zero_point = (
         _everywhere(t, mesh) if by_process else None for t in (call.output_scale, call.output_zero_point)
     )
@@ -69,32 +72,32 @@ def _plain_tensors(args: Sequence[object]) -> list[Tensor]:
     return [t for x in tensors(args) for t in (x.tensors if isinstance(x, Operand) else [x])]
 
 
-def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
+def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int], mesh: "DeviceMesh") -> int | None:
     """The dimension of the result to shard over a mesh axis: the first of an operand that every argument can follow.
 
     None if there is none.
     """
     for i, own in maps.items():
         x = call.args[i]
-        codes: Any = x.tensors[0] if isinstance(x, Operand) else x
+        codes = x.tensors[0] if isinstance(x, Operand) else x
         if not dtensor.is_dtensor(codes) or (isinstance(x, Operand) and x.quantizer.is_tiled()):
             continue
-        placed = codes.placements[axis]
-        if not placed.is_shard():
+        sharded = dtensor.sharded_dim(codes.placements[axis])
+        if sharded is None:
             continue
         for of_result, of_argument in own.items():
-            fits = of_argument == placed.dim and x.shape[of_argument] == shape[of_result]
+            fits = of_argument == sharded and x.shape[of_argument] == shape[of_result]
             if fits and all(_follows(call.args[j], m.get(of_result), mesh.size(axis)) for j, m in maps.items()):
                 return of_result
     return None
 
 
-def _summed(call: Call, chosen: Sequence[int | None], mesh: object) -> int | None:
+def _summed(call: Call, chosen: Sequence[int | None], mesh: "DeviceMesh") -> int | None:
     """The mesh axis over which the summed dimension is sharded; None if there is none."""
     return next((a for a, own in enumerate(chosen) if own is None and summing.is_spread(call, a, mesh)), None)
 
 
-def _follows(x: Any, dim: int | None, size: int) -> bool:
+def _follows(x: Operand | Tensor, dim: int | None, size: int) -> bool:
     """Whether an argument can be sharded along `dim` over `size` processes."""
     if dim is None or isinstance(x, Tensor) or x.shape[dim] == 1:
         return True
@@ -102,15 +105,15 @@ def _follows(x: Any, dim: int | None, size: int) -> bool:
 
 
 def _local(
-    call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: object
-) -> list[Any]:
+    call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: "DeviceMesh"
+) -> list[object]:
     """This process's parts of the arguments.
 
     The result is sharded along the dimensions `chosen`, and the summed dimension over the mesh axis `summed`.
     """
     sums = summing.summed_dimensions(call)
 
-    def local(x: object, i: int | None) -> Any:
+    def local(x: object, i: int | None) -> object:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
             return [local(v, None) for v in x]
         if not isinstance(x, Operand | Tensor):
@@ -125,7 +128,7 @@ def _local(
     return [local(x, i) for i, x in enumerate(call.args)]
 
 
-def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: object) -> Operand:
+def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: "DeviceMesh") -> Operand:
     codes, *stored = x.tensors
     parts = [_part(codes, wanted, mesh)]
     ndim, names = x.dim(), copies.names(x.quantizer, x.usages)[1:]
@@ -139,17 +142,17 @@ def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: object) -> Op
     return x._replace(tensors=tuple(parts), shape=tuple(shape))
 
 
-def _part(t: Tensor, wanted: Sequence[int | None], mesh: object) -> Tensor:
+def _part(t: Tensor, wanted: Sequence[int | None], mesh: "DeviceMesh") -> Tensor:
     """This process's part of t, sharded along the dimensions `wanted`, one per mesh axis."""
     placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in wanted]
     return dtensor.local_part(dtensor.as_dtensor(t, mesh), placed)
 
 
-def _everywhere(t: Tensor | None, mesh: Any) -> Tensor | None:
+def _everywhere(t: Tensor | None, mesh: "DeviceMesh") -> Tensor | None:
     return None if t is None else _part(t, [None] * mesh.ndim, mesh)
 
 
-def _wrapped(t: Tensor, mesh: object, chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
+def _wrapped(t: Tensor, mesh: "DeviceMesh", chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
     placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in chosen]
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return dtensor.make_dtensor(t.contiguous(), dtensor.Sharding([], mesh, placed, torch.Size(shape), strides))

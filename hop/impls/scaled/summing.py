@@ -7,7 +7,8 @@ Each process multiplies its part of the sum, and the parts are reduced before an
                                                           of one process except for the order of the sum
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,6 +22,9 @@ from hop.impls.scaled.products import Sum, aligned, biased, sums, with_bias
 from hop.numerics import copies
 from hop.tensor.buffers import sharding
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh
+
 
 def summed_dimensions(call: Call) -> dict[int, int]:
     """The dimension that a matrix product sums over, for each factor by its argument position."""
@@ -31,11 +35,11 @@ def summed_dimensions(call: Call) -> dict[int, int]:
     return {lhs: call.args[lhs].dim() - 1, rhs: call.args[rhs].dim() + call.roles.rhs_sums}
 
 
-def is_spread(call: Call, axis: int, mesh: Any) -> bool:
+def is_spread(call: Call, axis: int, mesh: "DeviceMesh") -> bool:
     """Whether a factor is sharded along its summed dimension over a mesh axis, and both factors can be."""
     dims = summed_dimensions(call)
     factors = [(call.args[i], d) for i, d in dims.items()]
-    codes: list[Any] = [x.tensors[0] if isinstance(x, Operand) else x for x, _ in factors]
+    codes = [x.tensors[0] if isinstance(x, Operand) else x for x, _ in factors]
     placed = [c.placements[axis].is_shard(d) for c, (_, d) in zip(codes, factors, strict=True) if dtensor.is_dtensor(c)]
     if not any(placed) or tracing.known_equal(factors[0][0].shape[-1], 1):
         return False
@@ -48,7 +52,7 @@ def _has_whole_blocks(x: object, dim: int, size: int) -> bool:
     return x.usages == (copies.ROWWISE,) and sharding.keeps_blocks(x.quantizer, x.shape, dim, size)
 
 
-def product(operator: Any, call: Call, local: Call, mesh: object, axis: int) -> Any:
+def product(operator: Callable[..., Any], call: Call, local: Call, mesh: "DeviceMesh", axis: int) -> Any:
     """This process's result from its parts `local` of the arguments of `call`.
 
     A float tensor before it is cast, or the buffers of a result that is quantized from its sum.

@@ -8,18 +8,20 @@ requires a gradient raises an error.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor
+from hop.compat.eager import OpOverload
 from hop.numerics import spelling
 from hop.numerics.blocks import counts
 from hop.numerics.packing import PACKED, packed_size
 
+R = TypeVar("R")
 _below_autograd = eager.below_autograd
-_library: Any = None  # keeps the registrations alive
+_library: torch.library.Library | None = None  # keeps the registrations alive
 
 
 def _result(description: str) -> torch.dtype:
@@ -95,7 +97,7 @@ def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
     return codes.new_empty(shape, dtype=spelling.dtype(_words(description).get("result", "float32")))
 
 
-_FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
+_FAKES: dict[str, Callable[..., object]] = {"product": _product, "convolution": _convolution, "pack": _pack}
 
 
 def _noise(seed: Tensor, shape: Sequence[int], stream: int, bits: int = 8) -> Tensor:
@@ -149,8 +151,8 @@ def load(path: str) -> None:
         globals()[name] = _called(op)
 
 
-def _described(name: str, fake: Callable[..., object]) -> Callable[..., Any]:
-    def described(*args: object) -> Any:
+def _described(name: str, fake: Callable[..., R]) -> Callable[..., R]:
+    def described(*args: object) -> R:
         devices = {x.device for x in _tensors(args)}
         if len(devices) > 1:  # PyTorch runs the fake rule as soon as one tensor has no data
             raise RuntimeError(f"hop_native::{name}: tensors are on several devices, {sorted(map(str, devices))}")
@@ -163,16 +165,16 @@ def _described(name: str, fake: Callable[..., object]) -> Callable[..., Any]:
     return described
 
 
-def _called(op: Any) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+def _called(op: OpOverload) -> Callable[..., object]:
+    def call(*args: object) -> object:
         with _below_autograd():
             return op(*args)
 
     return call
 
 
-def _guarded(op: Any) -> Callable[..., Any]:
-    def guarded(*args: Any) -> Any:
+def _guarded(op: OpOverload) -> Callable[..., object]:
+    def guarded(*args: object) -> object:
         watched = torch.is_grad_enabled() or eager.is_dual_level_open() or eager.is_forward_ad_active()
         for x in _tensors(args) if watched else ():
             if (x.requires_grad and torch.is_grad_enabled()) or eager.has_tangent(x):
@@ -190,7 +192,7 @@ def _tensors(args: Sequence[object]) -> list[Tensor]:
     return [x for v in args for x in (v if isinstance(v, list | tuple) else (v,)) if isinstance(x, Tensor)]
 
 
-def _missing(*args: object) -> Any:
+def _missing(*args: object) -> NoReturn:
     raise RuntimeError("the native operators are not loaded")
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hop.compat.pytree import Kwargs
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import native
 from hop.numerics import scale_rules
@@ -17,6 +16,8 @@ from hop.numerics.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Inte
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal
 
+Words = dict[str, int | str]
+"""Words of a description, written as name=value."""
 _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
@@ -50,7 +51,7 @@ def describe(quantizer: str) -> Description:
         raise Declined(f"{type(q.scale).__name__} is for float formats, but {q.format.name} is not one")
     rule.check(q.scale, q.format)
     words = [f"1 {known.name} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}", *["flat"] * q.flat]
-    named: Kwargs = {"bits": q.format.bits} | known.words(q.format)
+    named: Words = {"bits": q.format.bits, **known.words(q.format)}
     named |= {"rule": rule.name, "affine": int(q.scale.has_zero_point()), "range": bits(q.format.max)}
     words += [f"{name}={value}" for name, value in (named | rule.words(q.scale, q.format)).items()]
     return Description(q, " ".join(words), rule.by_amax)
@@ -72,7 +73,7 @@ class _Format(NamedTuple):
     """The description of a class of formats for native code."""
 
     name: str
-    words: Callable[[Any], Kwargs]
+    words: Callable[[Any], Words]
     check: Callable[[Any], None] = lambda f: None
 
 
@@ -88,14 +89,14 @@ def _check_float(f: Float) -> None:
         raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa, not {f.name}")
 
 
-def _codebook(f: Codebook) -> dict[str, Any]:
+def _codebook(f: Codebook) -> Words:
     lists = {"thresholds": f._thresholds, "numbers": f.book}
     return {"zero_code": f._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
 
 
-def _bits_of_float(f: Float) -> dict[str, Any]:
-    parts = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
-    return parts | {"keeps_nan": int(f.dtype.is_floating_point)}
+def _bits_of_float(f: Float) -> Words:
+    keeps_nan = int(f.dtype.is_floating_point)
+    return {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest, "keeps_nan": keeps_nan}
 
 
 _FORMATS: dict[type, _Format] = {
@@ -105,7 +106,7 @@ _FORMATS: dict[type, _Format] = {
 }
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: Format, b: Format) -> bool:
     """Whether two formats are equal except for their names."""
     return type(a) is type(b) and all(
         getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.init and f.name != "name"
@@ -119,26 +120,26 @@ class _Rule(NamedTuple):
     """The description of a class of scale rules for native code."""
 
     name: str
-    words: Callable[[Any, Format], Kwargs] = lambda rule, format: {}
+    words: Callable[[Any, Format], Words] = lambda rule, format: {}
     check: Callable[[Any, Format], None] = lambda rule, format: None
     by_amax: bool = False
     of_floats: bool = False
 
 
-def _amax(rule: scale_rules.Amax, f: Format) -> dict[str, Any]:
+def _amax(rule: scale_rules.Amax, f: Format) -> Words:
     return {"floor": bits(rule.floor), "range": bits(f.max - f.zero)}
 
 
-def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
+def _current(rule: scale_rules.CurrentScaling, most_of_dtype: int) -> Words:
     return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": most_of_dtype}
 
 
-def _microscaling(rule: scale_rules.Microscaling, f: Format) -> dict[str, Any]:
+def _microscaling(rule: scale_rules.Microscaling, f: Format) -> Words:
     parts = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": scale_rules.MX_ROUNDINGS.index(rule.rounding)}
     return parts | {"largest_power": scale_rules.exponent_of(f)}
 
 
-def _two_level(rule: scale_rules.TwoLevel, f: Format) -> dict[str, Any]:
+def _two_level(rule: scale_rules.TwoLevel, f: Format) -> Words:
     top = rule.inner.max * f.max
     parts = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
     return parts | {"outer": _list(rule.outer)}
@@ -195,7 +196,7 @@ def check_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> 
 
 
 @functools.cache
-def _function() -> Any:
+def _function() -> Callable[..., bytes | None]:
     functions = native.library().functions
     assert functions is not None
     function = functions.hop_described_blocks_decline

@@ -7,7 +7,7 @@ step may have several microbatches. `advance` ends the step.
 Source: NVIDIA Transformer Engine, delayed scaling.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from hop.compat import dtensor, dynamo, process_groups, tracing
 from hop.nn.scales.static import Float32State
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Delayed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class AmaxHistory(Float32State):
@@ -72,7 +75,7 @@ class AmaxHistory(Float32State):
         return self.spelling
 
 
-def advance(model: nn.Module, group: object = None) -> None:
+def advance(model: nn.Module, group: "ProcessGroup | None" = None) -> None:
     """End the step of delayed scaling in all layers of `model`. Call it once after each optimizer step.
 
     Args:
@@ -89,7 +92,7 @@ def advance(model: nn.Module, group: object = None) -> None:
         history.advance()
 
 
-def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: object = None) -> Any:
+def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: "ProcessGroup | None" = None) -> Any:
     """Call `advance(model, group)` after each step of `optimizer`. Returns a handle; its remove() stops that."""
 
     def hook(*_: object) -> None:
@@ -99,7 +102,7 @@ def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: obj
 
 
 @torch.no_grad()
-def _combine(histories: list[Tensor], group: object) -> None:
+def _combine(histories: list[Tensor], group: "ProcessGroup") -> None:
     """Replace the current amax of each history by the largest in a group of processes."""
     seen = torch.stack([h[0] for h in histories])
     for history, amax in zip(histories, process_groups.combined_over(seen, "max", group), strict=True):

@@ -50,7 +50,7 @@ def _prepare(call: Args) -> Plan:
 _NATIVE = Kernel("native", _prepare, native=True)
 
 
-class Noise(Hop):
+class Noise(Hop[Tensor]):
     """The operator hop_noise."""
 
     def check(self, seed: Tensor, stream: int, shape: Sequence[int], bits: int = 8, /) -> ArgsKwargs:

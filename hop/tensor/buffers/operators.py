@@ -33,9 +33,11 @@ from hop.tensor.buffers import sharding
 from hop.tensor.buffers.noise import noise as random_bits
 
 _MAKE = "make one with hop.quantize"
+_Optional = Tensor | None
+Usages = Sequence[str]
 
 
-class QuantizeBuffers(Hop):
+class QuantizeBuffers(Hop[list[Tensor]]):
     """The operator hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages[, factor[, stream]])."""
 
     def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
@@ -45,8 +47,18 @@ class QuantizeBuffers(Hop):
         x, scale, zero_point, noise, usages = _given(*rest)
         return list(copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
-    def fake(self, quantizer: str, x: Tensor, /, *rest: Any) -> list[Tensor]:
-        parsed, usages = Quantizer.parse(quantizer), rest[3]
+    def fake(
+        self,
+        quantizer: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Usages,
+        /,
+        *_: object,
+    ) -> list[Tensor]:
+        parsed = Quantizer.parse(quantizer)
         return [
             memory_format.empty(b.shape, x, b.dtype)
             if b.name == "codes" and parsed.keeps_memory_format()
@@ -54,7 +66,7 @@ class QuantizeBuffers(Hop):
             for b in copies.describe(parsed, x.shape, tuple(usages))
         ]
 
-    def kernels(self, quantizer: str, /, *rest: Any) -> Iterable[tuple[Kernel, Any]]:
+    def kernels(self, quantizer: str, /, *rest: Any) -> Iterable[tuple[Kernel, Args]]:
         yield native.QUANTIZE, (quantizer, *rest)
         yield gpu.QUANTIZE, (quantizer, *rest)
         args = (quantizer, *_given(*rest))
@@ -65,7 +77,7 @@ class QuantizeBuffers(Hop):
         parsed, (x, *others, usages) = Quantizer.parse(quantizer), _given(*rest)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
-        def of_parts(quantizer_of_part: Quantizer, *parts: Any) -> list[Tensor]:
+        def of_parts(quantizer_of_part: Quantizer, *parts: Tensor) -> list[Tensor]:
             if sharding.is_shared(quantizer_of_part):
                 return list(copies.quantize(quantizer_of_part, parts[0], tuple(usages), *parts[1:]).values())
             return self(quantizer, *parts, usages)
@@ -78,29 +90,33 @@ def _given(
     scale: Tensor | None,
     zero_point: Tensor | None,
     noise: Tensor | None,
-    usages: Sequence[str],
+    usages: Usages,
     factor: Tensor | None = None,
     stream: int | None = None,
-) -> Args:
+) -> tuple[Tensor, _Optional, _Optional, _Optional, Usages]:
     """The tensor to quantize, scale, zero point, noise and usages, with factor and stream applied."""
     if noise is not None and stream is not None:
         noise = random_bits(noise, x.shape, stream=stream)
     return x if factor is None else x.to(torch.float32) * factor, scale, zero_point, noise, usages
 
 
-class DequantizeBuffers(Hop):
+class DequantizeBuffers(Hop[Tensor]):
     """The operator hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
 
     def check(self, /, *args: object, **kwargs: object) -> ArgsKwargs:
         return args, kwargs
 
-    def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
-        parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
+    def reference(
+        self, quantizer: str, buffers: Sequence[Tensor], usages: Usages, shape: Sequence[int], dtype: torch.dtype, /
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
         named = zip(copies.names(parsed, tuple(usages)), buffers, strict=True)
         return copies.dequantize(parsed, dict(named), shape).to(dtype)
 
-    def fake(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
-        codes, (usages, shape, dtype) = buffers[0], rest
+    def fake(
+        self, quantizer: str, buffers: Sequence[Tensor], usages: Usages, shape: Sequence[int], dtype: torch.dtype, /
+    ) -> Tensor:
+        codes = buffers[0]
         if copies.ROWWISE not in usages:
             columns = torch.empty(copies.columns(shape), dtype=dtype, device=codes.device)
             return columns.t().reshape(tuple(shape))
@@ -108,11 +124,13 @@ class DequantizeBuffers(Hop):
             return memory_format.empty(shape, codes, dtype)
         return torch.empty(tuple(shape), dtype=dtype, device=codes.device)
 
-    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+    def kernels(self, /, *args: object) -> Iterable[tuple[Kernel, Args]]:
         return ((native.DEQUANTIZE, args), (gpu.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
 
-    def shard(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
-        parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
+    def shard(
+        self, quantizer: str, buffers: Sequence[Tensor], usages: Usages, shape: Sequence[int], dtype: torch.dtype, /
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
 
         def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
             part_shape = list(shape)
@@ -131,7 +149,7 @@ def _prepare_tiles(call: Args) -> Plan:
 
 
 def _dequantize_tiles(
-    quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], shape: Sequence[int], dtype: torch.dtype
+    quantizer: str, buffers: Sequence[Tensor], usages: Usages, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
     """Convert to the plain layout, for which there are kernels, and dequantize."""
     parsed = Quantizer.parse(quantizer)
@@ -146,7 +164,7 @@ quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
 dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
 
 
-class Buffers(Composite):
+class Buffers(Composite[list[Tensor]]):
     """The operator hop_buffers."""
 
     def check(self, x: Tensor, /) -> ArgsKwargs:
@@ -159,7 +177,7 @@ class Buffers(Composite):
 buffers_operator = Buffers("hop_buffers")
 
 
-class Dequantize(Composite):
+class Dequantize(Composite[Tensor]):
     """The operator hop_dequantize."""
 
     def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> ArgsKwargs:
@@ -180,31 +198,33 @@ class Dequantize(Composite):
         tensors = list(x.buffers().values())
         return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)
 
-    def explain(self, /, *args: Any, **kwargs: Any) -> str:
-        (x, *dtype), _ = self.check(*args, **kwargs)
+    def explain(self, /, *args: Any) -> str:
+        (x, *dtypes), _ = self.check(*args)
         buffers = list(x.buffers().values())
-        given = [str(x.quantizer), buffers, list(x.usages), list(x.shape), *(dtype or [x.dtype])]
+        given = [str(x.quantizer), buffers, list(x.usages), list(x.shape), *(dtypes or [x.dtype])]
         return dequantize_buffers.explain(*given)
 
-    def differentiable(self, /, *args: Any) -> bool:
+    def differentiable(self, /, *args: object) -> bool:
         return True
 
-    def forward_mode(self, x: Tensor, /, *dtype: Any) -> Tensor:
+    def forward_mode(self, x: Tensor, /, *dtype: torch.dtype) -> Tensor:
         return eager.with_tangent(self(eager.primal(x), *dtype), x)
 
-    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: Any) -> list[Tensor | None]:
+    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: torch.dtype) -> list[_Optional]:
         # the tensor represents its dequantized values, so gradients pass through
         return [grad.to(x.dtype), *[None] * len(dtype)]
 
-    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
+    def batch(
+        self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: torch.dtype
+    ) -> tuple[Tensor, int] | None:
         return None if dims[0] is None else (self(x, *dtype), dims[0])
 
-    def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
+    def _of_parts(self, x: Tensor, /, *dtype: torch.dtype) -> Tensor:
         """Each process dequantizes its part of a DTensor."""
         local = dtensor.own_part(x)
-        if local is x or not hasattr(local, "quantizer"):
+        if not dtensor.is_dtensor(x) or not hasattr(local, "quantizer"):
             return self.reference(x, *dtype)
-        placed = dtensor.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]
+        placed = dtensor.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())
         return dtensor.make_dtensor(self.reference(local, *dtype), placed)
 
 

@@ -8,7 +8,7 @@ then the statistics are combined. Otherwise the tensor is gathered first.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from hop.numerics import blocks, copies, memory_format
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.rule import Blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh
 
 Reduce = Callable[[Tensor, str, Block], Tensor]
 """Combines a statistic over processes.
@@ -132,7 +135,7 @@ def is_shared(quantizer: Quantizer) -> bool:
     return isinstance(quantizer, _SharedQuantizer)
 
 
-def reduction(mesh: object, dims: Sequence[int | None]) -> Reduce:
+def reduction(mesh: "DeviceMesh", dims: Sequence[int | None]) -> Reduce:
     """Combine statistics over the mesh axes that shard a dimension spanned by one block.
 
     `dims` are the dimensions sharded over each axis, None for none.

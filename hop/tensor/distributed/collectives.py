@@ -10,20 +10,24 @@ A gather that would split a block raises on all processes before anything is sen
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from hop.compat import memory, process_groups
 from hop.compat.eager import OpOverload
+from hop.compat.process_groups import Group
 from hop.compat.pytree import tree_leaves
 from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import views
 from hop.tensor.buffers.operators import dequantize_buffers
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import IndivisibleError, implements, is_moving
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ops = process_groups.functional
 
 REDUCTIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
@@ -34,25 +38,25 @@ REDUCTIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 }
 
 
-def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def collective(*operators: OpOverload) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a rule that raises where it would split a block.
 
     Falling back to a plain tensor would make this process run another program than those that have codes.
     """
 
-    def enter(rule: Callable[..., object]) -> Callable[..., Any]:
+    def enter(rule: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(rule)
-        def refusing(op: OpOverload, *args: object, **kwargs: object) -> Any:
+        def refusing(*args: P.args, **kwargs: P.kwargs) -> R:
             for x in tree_leaves((args, kwargs)):
                 if isinstance(x, QuantizedTensor):
                     x.check()
                 elif isinstance(x, Tensor):
                     memory.check((x,))
             try:
-                return rule(op, *args, **kwargs)
+                return rule(*args, **kwargs)
             except IndivisibleError as cut:
                 raise RuntimeError(
-                    f"{op} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain "
+                    f"{args[0]} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain "
                     "row-wise form (hop.unpack, usages='rowwise'), or hop.dequantize them first"
                 ) from cut
 
@@ -65,7 +69,7 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
 
 
 @collective(ops.all_gather_into_tensor.default)
-def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: object) -> Any:
+def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Group) -> QuantizedTensor:
     """codes and scales of all processes; a scale of the whole first dimension applies to its process's part"""
     t = rows(t, size)
     shape = (t.shape[0] * size, *t.shape[1:])
@@ -74,19 +78,21 @@ def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: object) -> 
 
 
 @collective(ops.all_gather_into_tensor_coalesced.default)
-def all_gather_coalesced(op: OpOverload, tensors: Sequence[object], size: int, group: object) -> Any:
+def all_gather_coalesced(op: OpOverload, tensors: Sequence[Tensor], size: int, group: Group) -> list[Tensor]:
     """as all_gather_into_tensor, for each tensor"""
     return [ops.all_gather_into_tensor(t, size, group) for t in tensors]
 
 
 @collective(ops.broadcast.default)
-def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: object) -> Any:
+def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: Group) -> QuantizedTensor:
     """codes and scales of one process"""
     return moved(t, lambda b: op(b, source, group))
 
 
 @collective(ops.all_to_all_single.default)
-def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: object) -> Any:
+def all_to_all(
+    op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: Group
+) -> QuantizedTensor:
     """codes and scales; a scale of the whole first dimension is sent with each part"""
     t = rows(t, len(sent))
     shape, quantizer = received_shape(t, received)
@@ -103,14 +109,14 @@ def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent
 
 
 @collective(ops.all_reduce.default)
-def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: object) -> Tensor:
+def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Group) -> Tensor:
     """a plain tensor with the sum, mean, maximum or minimum, equal on all processes; codes are sent"""
     reduce = reduction_of(op, reduction)
     return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
 
 
 @collective(ops.reduce_scatter_tensor.default)
-def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: object) -> Tensor:
+def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: Group) -> Tensor:
     """as all_reduce, for this process's rows"""
     reduce, n = reduction_of(op, reduction), part_size(op, t, size)
     try:
@@ -128,15 +134,13 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
 
 
 @collective(ops.all_reduce_coalesced.default)
-def all_reduce_coalesced(op: OpOverload, tensors: Sequence[object], reduction: str, group: object) -> Any:
+def all_reduce_coalesced(op: OpOverload, tensors: Sequence[object], reduction: str, group: Group) -> Any:
     """as all_reduce, for each tensor"""
     return [ops.all_reduce(t, reduction, group) for t in tensors]
 
 
 @collective(ops.reduce_scatter_tensor_coalesced.default)
-def reduce_scatter_coalesced(
-    op: OpOverload, tensors: Sequence[object], reduction: str, size: int, group: object
-) -> Any:
+def reduce_scatter_coalesced(op: OpOverload, tensors: Sequence[object], reduction: str, size: int, group: Group) -> Any:
     """as reduce_scatter_tensor, for each tensor"""
     return [ops.reduce_scatter_tensor(t, reduction, size, group) for t in tensors]
 
@@ -149,7 +153,7 @@ def wait(op: OpOverload, t: QuantizedTensor) -> Any:
 
 def _register_wrapping() -> None:
     @implements(ops._wrap_tensor_autograd.default)
-    def wrapped(op: OpOverload, t: QuantizedTensor) -> Any:
+    def wrapped(op: OpOverload, t: QuantizedTensor) -> Tensor:
         """waited for: a wrapper that waits on first use hides the QuantizedTensor"""
         return ops.wait_tensor(t)
 
@@ -171,7 +175,7 @@ def moved(t: QuantizedTensor, move: Callable[[Tensor], Tensor], **changes: Any) 
     return t.rebuilt({name: move(bits(b)).view(b.dtype) for name, b in t.buffers().items()}, **changes)
 
 
-def rows(t: QuantizedTensor, size: int) -> Any:
+def rows(t: QuantizedTensor, size: int) -> QuantizedTensor:
     """t with a first dimension that can be split over `size` processes."""
     t = t if t.dim() else views.unsqueeze(t, 0)
     if size == 1:
@@ -181,7 +185,7 @@ def rows(t: QuantizedTensor, size: int) -> Any:
     return views.separable(t, 0)
 
 
-def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
+def cut(t: QuantizedTensor, sizes: Sequence[int]) -> list[QuantizedTensor]:
     """Split t along its first dimension."""
     if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
@@ -189,13 +193,13 @@ def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
     return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, offsets, strict=True)]
 
 
-def grid_rows(t: Any, n: int) -> dict[str, int]:
+def grid_rows(t: QuantizedTensor, n: int) -> dict[str, int]:
     """The first size of each buffer for a part of n rows; 0 for an empty part, which has no scale."""
     described = copies.describe(t.quantizer, (n, *t.shape[1:]), t.usages)
     return {b.name: b.shape[0] if n else 0 for b in described}
 
 
-def received_shape(t: Any, sizes: Sequence[int]) -> tuple[tuple[int, ...], Any]:
+def received_shape(t: QuantizedTensor, sizes: Sequence[int]) -> tuple[tuple[int, ...], Quantizer]:
     """The shape and quantizer of concatenated parts like t, with `sizes` rows."""
     shape = (sum(sizes), *t.shape[1:])
     return shape, views.joined(t, [n for n in sizes if n] or [0], 0, shape)
@@ -216,7 +220,7 @@ def part_size(op: OpOverload, t: Tensor, size: int) -> int:
     return t.shape[0] // size
 
 
-def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[int]) -> list[Tensor]:
+def numbers_of(t: QuantizedTensor, gathered: dict[str, Tensor], size: int, shape: Sequence[int]) -> list[Tensor]:
     """Dequantize tensors of `shape` whose buffers are stacked, to float32."""
     described = copies.describe(t.quantizer, shape, t.usages)
     stacks = [gathered[b.name].view(b.dtype).view(size, *b.shape) for b in described]
@@ -226,7 +230,7 @@ def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[i
     ]
 
 
-def _gathered(t: Any, size: int, group: Any) -> list[Tensor]:
+def _gathered(t: QuantizedTensor, size: int, group: Group) -> list[Tensor]:
     """The dequantized values of all processes, in float32."""
     gathered = {}
     for name, b in t.buffers().items():
