@@ -192,7 +192,8 @@ def as_convolution(op: OpOverload, args: Args) -> BiasedConvolution | None:
     return form(*args)
 
 
-def _expand(value: Sizes, length: int) -> list[int]:
+def expand(value: Sizes, length: int) -> list[int]:
+    """A size for each of `length` dimensions, from one for each or one for all."""
     if type(value) is list and len(value) == length:
         return value
     values = [value] if isinstance(value, int) else list(value)
@@ -203,7 +204,7 @@ def _biased(
     x: Tensor, weight: Tensor, bias: Tensor | None, lists: Sequence[Sizes], transposed: bool, groups: int
 ) -> BiasedConvolution:
     spatial = weight.dim() - 2
-    stride, padding, dilation, output_padding = (_expand(v, spatial) for v in lists)
+    stride, padding, dilation, output_padding = (expand(v, spatial) for v in lists)
     unbatched = x.dim() == weight.dim() - 1
     x = x.unsqueeze(0) if unbatched else x
     conv = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)

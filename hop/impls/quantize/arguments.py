@@ -1,7 +1,7 @@
 """Check the arguments of quantize and fake_quantize, and bring them to one form."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,9 @@ def fitting_scales(
         raise ValueError(f"{name}: {refused}, got {shown(scale)}")
     memory.check((scale, zero_point))
     _check_scale(name, names[0], q, scale)
-    described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored_by_rule().items()}
+    described: Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]] = {
+        n: (None, dtype) for n, (dtype, _) in q.stored_by_rule().items()
+    }
     if shape is not None:
         described = q.buffers(shape)
     scale = _fitting(name, names[0], scale, q, device, *described[q.scale.given_name])

@@ -22,7 +22,11 @@ _ROWWISE, _NONE = [copies.ROWWISE], (None, None)
 
 
 def quantizing(
-    q: Quantizer, x: Any, general: Plan, scales: Sequence[Any] = (), fitted: Sequence[Tensor | None] = (None, None)
+    q: Quantizer,
+    x: object,
+    general: Plan,
+    scales: Sequence[Tensor | float | None] = (),
+    fitted: Sequence[Tensor | None] = (None, None),
 ) -> Plan:
     """The plan for row-wise quantizing of tensors like x; `general` if no kernel matches.
 
@@ -92,7 +96,7 @@ def _row_buffers(q: Quantizer, x: Tensor) -> Plan:
     return lambda x: compute(text, x, None, None, None, _ROWWISE)
 
 
-def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
+def dequantizing(x: Tensor, dtype: torch.dtype | None, general: Plan) -> Plan:
     """The plan for dequantizing tensors like x; `general` if no kernel matches."""
     if type(x) is not QuantizedTensor or x.usages != (copies.ROWWISE,) or _lies_last(x.codes):
         return general
@@ -102,7 +106,7 @@ def dequantizing(x: Any, dtype: torch.dtype | None, general: Plan) -> Plan:
     if isinstance(compute, Declined):
         return general
 
-    def run(x: Any) -> Tensor:
+    def run(x: QuantizedTensor) -> Tensor:
         buffers = found(vars(x))
         if not is_native and (not x.fits() or any(b.is_neg() for b in buffers)):
             return general(x)

@@ -1,21 +1,26 @@
 """scaled under vmap: merge a batched left factor into a product's leading dimensions, else run member by member."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import functorch
-from hop.compat.pytree import Args, Kwargs, tree_flatten, tree_unflatten
+from hop.compat.pytree import Args, tree_flatten, tree_unflatten
 from hop.dispatch.operators import LHS, TABLE, aten
 from hop.impls.scaled.gradient import is_quantized
 from hop.numerics import blocks, copies
 from hop.tensor import QuantizedTensor
 
 
-def batch(operator: Any, size: int, dims: Sequence[int | None], args: Args, kwargs: Kwargs) -> tuple[Tensor, int]:
+def batch(
+    operator: Callable[..., Tensor],
+    size: int,
+    dims: Sequence[int | None],
+    args: Args,
+    kwargs: Mapping[str, object],
+) -> tuple[Tensor, int]:
     """The batched result and its batch dimension. `dims` is for the leaves of (args, kwargs)."""
     leaves, spec = tree_flatten((args, kwargs))
     batched = [i for i, dim in enumerate(dims) if dim is not None]
@@ -50,7 +55,7 @@ def _member(x: Tensor, dim: int, i: int) -> Tensor:
     return part
 
 
-def _stacked(members: list[Any]) -> Any:
+def _stacked(members: list[Tensor]) -> Tensor:
     first = members[0]
     if not isinstance(first, QuantizedTensor):
         if is_quantized(first):
@@ -58,7 +63,8 @@ def _stacked(members: list[Any]) -> Any:
         return torch.stack(members)
     q = first.quantizer
     whole = replace(q, block=(1, *blocks.per_dimension(q.block, first.dim())))
-    buffers = {name: torch.stack([m.buffers()[name] for m in members]) for name in first.buffers()}
+    parts = [m.buffers() for m in members if isinstance(m, QuantizedTensor)]  # all of them
+    buffers = {name: torch.stack([part[name] for part in parts]) for name in first.buffers()}
     shape = (len(members), *first.shape)
     copies.check(copies.describe(whole, shape, (copies.ROWWISE,)), list(buffers.values()))
     return QuantizedTensor.fitting(buffers, whole, shape, first.dtype)

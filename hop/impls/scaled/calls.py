@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from hop.numerics.stored_scales import has_whole_numbers
 from hop.tensor.quantized import operand
 
 Output = torch.dtype | Quantizer
+Result = Tensor | list[Tensor]
+"""A tensor of the output's dtype, or the buffers of a quantized one."""
 OUTPUT_NAMES = ("output_scale", "output_zero_point")
 
 
@@ -58,7 +60,13 @@ class Call(_Fields):
         scale, zero_point = given[count:] or (None, None)
         return Call(self.op, self.output, scale, zero_point, (*args, *self.args[count:]), self.kwargs)
 
-    def plan(self, compute: "Callable[[Call], Any]") -> Plan:
+    @property
+    def quantizer(self) -> Quantizer:
+        """The output, which must be a quantizer."""
+        assert isinstance(self.output, Quantizer)
+        return self.output
+
+    def plan(self, compute: "Callable[[Call], Result]") -> Plan:
         """The plan that describes each call again and runs `compute` on it."""
         bare = self.bare()
         return lambda *given: compute(bare.of(given))
@@ -93,7 +101,7 @@ def changed() -> RuntimeError:
     return RuntimeError("scaled: a buffer of an operand is of another shape or device than its tensor; make it anew")
 
 
-def tensors(args: Sequence[object]) -> list[Any]:
+def tensors(args: Sequence[object]) -> list[Tensor | Operand]:
     """The tensors and Operands among the arguments, including list members."""
     flat = [x for a in args for x in (a if isinstance(a, list | tuple) and not isinstance(a, Operand) else [a])]
     return [x for x in flat if isinstance(x, Tensor | Operand)]
@@ -108,7 +116,7 @@ def values(x: object, dtype: torch.dtype, usage: str = "") -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def is_integer(x: object) -> bool:
+def is_integer(x: object) -> TypeGuard[Operand]:
     """Whether x is an operand whose codes can be multiplied as integers."""
     if not isinstance(x, Operand) or x.quantizer.flat:
         return False
@@ -131,14 +139,14 @@ def has_stored_sums(call: Call) -> bool:
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
 
 
-def kind(x: Any) -> str:
+def kind(x: Tensor | Operand) -> str:
     """The kind of an operand, as in PAIRS."""
     if isinstance(x, Tensor):
         return "plain floats"
     return next(name for cls, name in _KINDS.items() if isinstance(x.quantizer.format, cls))
 
 
-def described(x: Any) -> str:
+def described(x: Tensor | Operand) -> str:
     """Describe an operand in an error message."""
     return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)
 
@@ -182,10 +190,10 @@ def keeps_dims(call: Call, position: int) -> bool:
     return bool(call.args[position] if len(call.args) > position else call.kwargs.get("keepdim", False))
 
 
-def shape(op: OpOverload, args: Any, kwargs: Kwargs) -> list[int]:
+def shape(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> list[int]:
     """The shape of the result, independent of quantization."""
 
-    def described(x: object, role: str | None) -> Any:
+    def described(x: object, role: str | None) -> object:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
             return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):
@@ -197,7 +205,7 @@ def shape(op: OpOverload, args: Any, kwargs: Kwargs) -> list[int]:
     return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
 
 
-def check_fit(call: Call, lhs: Any, rhs: Any) -> None:
+def check_fit(call: Call, lhs: Tensor | Operand, rhs: Tensor | Operand) -> None:
     """Raise Declined for shapes that the operator rejects with its own error."""
     wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
     dims = (lhs.dim(), rhs.dim())

@@ -1,6 +1,6 @@
 """scaled with the kernels of cutlass_kernels on GPUs: matrix products with fused scales, bias and output."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, check_fit, is_batch, usage
+from hop.impls.scaled.calls import Call, Result, check_fit, is_batch, usage
 from hop.impls.scaled.operands import FLOAT8, PlainForm
 from hop.impls.scaled.outputs import finish, given_buffers, of_codes
 from hop.impls.scaled.products import group_scale, zeros
@@ -19,6 +19,9 @@ from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0
 from hop.numerics.requantization import Division, FloatMultiplier
+
+if TYPE_CHECKING:
+    from cutlass_kernels.product import Product
 
 BLOCK = 128  # block size of scales: along K on the left, along K and N on the right
 REALS = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,8 +31,23 @@ _GROUPS = {E8M0: torch.float8_e8m0fnu, E4M3: torch.float8_e4m3fn}  # formats of 
 class Asked(NamedTuple):
     """A product for the kernel, and the buffers of a requantized result other than its codes."""
 
-    product: Any
+    product: "Product"
     stored: list[Tensor]
+
+
+class _Dtype(TypedDict):
+    out_dtype: torch.dtype
+
+
+class Options(_Dtype, total=False):
+    """Options of the kernel for the result."""
+
+    bias: Tensor
+    out_scale: Tensor
+    out_zero: Tensor
+    requantize: str
+    low: float | None
+    high: float | None
 
 
 def check_device(call: Call) -> None:
@@ -53,7 +71,7 @@ def asked(call: Call) -> Asked:
     check_fit(call, lhs, rhs)
     left, right = PlainForm.of(lhs, usage(call, LHS)), PlainForm.of(rhs, usage(call, RHS))
     sides = _batches(left, right) if batched else _sides(left, right, call.roles.rhs_sums)
-    result = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
+    result, stored = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
     if bias is not None:
         allowed = (*REALS, torch.int32) if lhs.quantizer.format.is_integer else REALS
         if bias.dim() != 1 or bias.dtype not in allowed:
@@ -62,14 +80,13 @@ def asked(call: Call) -> Asked:
         if result.get("requantize") == "multiplier" and bias.is_floating_point():
             raise Declined("a bias of floats is rounded to the unit of the sum")
         result["bias"] = bias
-    stored = result.pop("stored", [])
     return Asked(gpu.product(**sides, **result), stored)
 
 
 # ---- factors and their scales
 
 
-def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
+def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Tensor]:
     """The factors, (M, K) and (K, N), with their scales and zero points.
 
     `along` is the summed dimension of the right factor.
@@ -98,7 +115,7 @@ def _sides(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
     return sides | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
 
-def _batches(lhs: PlainForm, rhs: PlainForm) -> dict[str, Any]:
+def _batches(lhs: PlainForm, rhs: PlainForm) -> dict[str, Tensor]:
     """Two batches of matrices, (B, M, K) and (B, K, N), with their scales."""
     left, right = lhs.bytes(), rhs.bytes()
     if lhs.format.is_integer != rhs.format.is_integer:
@@ -123,13 +140,13 @@ def zero_of(side: Operand, along: int) -> Tensor | None:
     return torch.full((1,), zero, dtype=torch.int32, device=side.codes.device) if zero else None
 
 
-def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Any]:
+def _fine(lhs: PlainForm, rhs: PlainForm, along: int) -> dict[str, Tensor]:
     """Factors with blocks of 16 or 32 along K: MX, NVFP4."""
     if type(lhs.operand.quantizer.scale) is not type(rhs.operand.quantizer.scale):
         raise Declined("the factors have different scale rules")
     if lhs.usage != copies.ROWWISE or (rhs.usage == copies.COLUMNWISE) != (along == -2):
         raise Declined("a factor has no copy with blocks along the summed dimension")
-    fused: dict[str, object] = {}
+    fused: dict[str, Tensor] = {}
     outer = None
     for name, x in (("lhs", lhs), ("rhs", rhs)):
         q, copy = x.operand.quantizer, x.operand.of(x.usage)
@@ -166,20 +183,19 @@ def scale_of_rows(left: Operand) -> Tensor:
 # ---- the result
 
 
-def _finish(call: Call, shape: list[Any]) -> dict[str, Any]:
-    """Kernel options for the result; `stored` are the buffers other than codes."""
+def _finish(call: Call, shape: list[int]) -> tuple[Options, list[Tensor]]:
+    """Kernel options for the result, and its buffers other than codes."""
     output = call.output
     floats = not call.find(LHS).quantizer.format.is_integer
     if isinstance(output, torch.dtype):
-        return {"out_dtype": output if output in REALS or (floats and output in FLOAT8) else torch.float32}
-    return of_codes(output, lambda: _requantized(call, floats, shape)) or {
-        "out_dtype": torch.float32
-    }  # quantized afterwards
+        return {"out_dtype": output if output in REALS or (floats and output in FLOAT8) else torch.float32}, []
+    codes = of_codes(output, lambda: _requantized(call, floats, shape))
+    return codes or ({"out_dtype": torch.float32}, [])  # quantized afterwards
 
 
-def _requantized(call: Call, floats: bool, shape: list[Any]) -> dict[str, Any]:
-    """Kernel options for a result in codes. Raises Declined if the kernel cannot produce it."""
-    q: Any = call.output
+def _requantized(call: Call, floats: bool, shape: list[int]) -> tuple[Options, list[Tensor]]:
+    """`_finish` for a result in codes. Raises Declined if the kernel cannot produce it."""
+    q = call.quantizer
     rule = q.scale.requantization
     if rule is None or not q.format.is_integer:
         raise Declined("the result's scale is computed from the result")
@@ -193,15 +209,16 @@ def _requantized(call: Call, floats: bool, shape: list[Any]) -> dict[str, Any]:
     stored = given_buffers(call, shape)
     if any(t.numel() != t.shape[-1] for t in stored):
         raise Declined("a scale of the result for each row")
-    options = {
+    options: Options = {
         "out_dtype": q.format.dtype,
         "out_scale": stored[0].reshape(-1),
         "requantize": "division" if isinstance(rule, Division) else "multiplier",
         "low": rule.low,
         "high": rule.high,
-        "stored": stored,
     }
-    return options | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
+    if len(stored) > 1:
+        options["out_zero"] = stored[1].reshape(-1)
+    return options, stored
 
 
 # ---- plans
@@ -214,7 +231,7 @@ def _prepare(call: Call) -> Plan:
     return direct(call, request.product) or call.plan(computed)
 
 
-def computed(call: Call) -> Any:
+def computed(call: Call) -> Result:
     """Describe the call again and compute it."""
     request = asked(call)
     y = gpu.run(request.product)
@@ -222,15 +239,15 @@ def computed(call: Call) -> Any:
     return [y, *request.stored] if request.stored else finish(call, y)
 
 
-def direct(call: Call, p: Any) -> Plan | None:
+def direct(call: Call, p: "Product") -> Plan | None:
     """The plan for linear and mm of factors in kernel layout: 8-bit codes with float32 scales; None for others."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.op not in (aten.linear.default, aten.mm.default) or call.output not in REALS or lhs.dim() != 2:
         return None
     if not (eager.is_plain_eager() and all(_lies_plainly(x) for x in (lhs, rhs))):
         return None
-    # one scale for several rows
-    if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):
+    sizes = [0 if scale is None else scale.numel() for scale in (p.lhs_scale, p.rhs_scale)]
+    if sizes != [lhs.scale.numel(), rhs.scale.numel()]:  # one scale for several rows
         return None
     transposed, output, general = call.op is aten.linear.default, call.output, call.plan(computed)
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")

@@ -1,6 +1,6 @@
 """Grouped products on GPUs: rows sorted by group, times their group's matrix, in one kernel that reads the sizes."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +14,13 @@ from hop.kernels.gpu import product as gpu
 from hop.numerics import copies
 from hop.numerics.blocks import Block
 
+if TYPE_CHECKING:
+    from cutlass_kernels.product import Product
 
-def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool) -> Any:
+
+def asked(
+    x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype: torch.dtype, columns: bool
+) -> "Product":
     """Describe the product for cutlass_kernels. Raises Declined if it is not supported.
 
     Args:
@@ -34,16 +39,16 @@ def asked(x: Operand, weight: Operand, ends: Tensor, bias: Tensor | None, dtype:
     left, right = of_rows.bytes(), of_matrix.bytes()
     if not isinstance(right.zero, int) or right.zero != 0:
         raise Declined("the matrices have zero points")
-    fused: dict[str, object] = _scales(left, right, of_rows.block, of_matrix.block, along)
-    fused |= {"lhs_zero": zero_of(left, -1), "bias": bias}
+    scales = _scales(left, right, of_rows.block, of_matrix.block, along)
     codes = right.codes if columns else right.codes.mT
-    named = {name: t for name, t in fused.items() if t is not None}
-    return gpu.product(left.codes, codes, dtype, offs=ends.to(torch.int32), **named)
+    others = {"lhs_zero": zero_of(left, -1), "bias": bias}
+    named = {name: t for name, t in others.items() if t is not None}
+    return gpu.product(left.codes, codes, dtype, offs=ends.to(torch.int32), **scales, **named)
 
 
 def asked_in_depth(
     lhs: Tensor, rhs: Tensor, ends: Tensor, dtype: torch.dtype, lhs_scale: Tensor, rhs_scale: Tensor
-) -> Any:
+) -> "Product":
     """Describe a product for each group of the summed dimension, (E, R, K), for cutlass_kernels.
 
     Args:
@@ -55,7 +60,7 @@ def asked_in_depth(
     return gpu.product(lhs.mT, rhs, dtype, offs=ends.to(torch.int32), lhs_scale=lhs_scale, rhs_scale=rhs_scale)
 
 
-def _scales(left: Operand, right: Operand, of_rows: Block, of_matrix: Block, along: int) -> dict[str, Any]:
+def _scales(left: Operand, right: Operand, of_rows: Block, of_matrix: Block, along: int) -> dict[str, Tensor]:
     if left.quantizer.format.is_integer != right.quantizer.format.is_integer:
         raise Declined("for two factors of integers or of floats")
     each, *rest = of_matrix

@@ -3,8 +3,6 @@
 The other factor is bfloat16, or has 8-bit codes with a scale per row.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, by_sum, check_fit, usage
+from hop.impls.scaled.calls import Call, Result, by_sum, check_fit, usage
 from hop.impls.scaled.gpu import REALS, check_device, scale_of_rows, zero_of
 from hop.impls.scaled.operands import PlainForm, plain
 from hop.impls.scaled.outputs import finish
@@ -59,7 +57,7 @@ def check_form(call: Call) -> None:
         raise Declined(f"for a bias with one value for each column, in {REALS}")
 
 
-def _check_lhs(call: Call, lhs: Any) -> None:
+def _check_lhs(call: Call, lhs: Tensor | Operand) -> None:
     """Raise Declined unless the left factor is bfloat16, or 8-bit codes with a scale per row."""
     if not isinstance(lhs, Operand):
         if lhs.dtype != torch.bfloat16:
@@ -80,7 +78,7 @@ def _buffers(rhs: Operand) -> list[Tensor]:
     return list(rhs.of(copies.ROWWISE).tensors)
 
 
-def _asked(call: Call) -> tuple[tuple[Any, ...], int, torch.dtype]:
+def _asked(call: Call) -> tuple[tuple[Tensor | None, ...], int, torch.dtype]:
     """The tensors of the product, its group, and the dtype that the kernel writes."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     x, beside = lhs, (None, None)
@@ -94,7 +92,7 @@ def _asked(call: Call) -> tuple[tuple[Any, ...], int, torch.dtype]:
     return args, group, out
 
 
-def computed(call: Call) -> Any:
+def computed(call: Call) -> Result:
     """Compute the result with the kernel."""
     (args, group, out), lhs, rhs = _asked(call), call.find(LHS), call.find(RHS)
     y = gpu.nibble_mm(*args, group=group, out_dtype=out)

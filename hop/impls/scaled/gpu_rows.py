@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from hop.dispatch.kernel import Declined, Kernel
+from hop.dispatch.operand import Operand
 from hop.dispatch.operators import NORM
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function
@@ -24,7 +25,7 @@ def asked(call: Call) -> gpu.Rows:
     if integer_function(call.output) is not None:
         raise Declined("the output is computed from integers")
     x, (other, weight, bias) = call.args[0], others(call)
-    if not all(t is None or isinstance(t, Tensor) for t in (x, other, weight, bias)):
+    if isinstance(x, Operand) or isinstance(other, Operand) or isinstance(weight, Operand) or isinstance(bias, Operand):
         raise Declined("an operand is quantized")
     name, number = described.function or described.name, described.number
     return gpu.Rows(name, number or 0.0, x, weight, bias, other, call.output, *fitted(call, x.shape))

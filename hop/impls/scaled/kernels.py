@@ -11,7 +11,7 @@ bfloat16 product      torch.mm on values of at most 8 bits, whose products are e
 Convolutions (native_convolution.py) and embeddings (families/embedding.py) have other kernels.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import Product, as_product
-from hop.impls.scaled.calls import Call, by_sum, check_fit, is_batch, is_integer, usage
+from hop.impls.scaled.calls import Call, Result, by_sum, check_fit, is_batch, is_integer, usage
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.gpu_nibbles import NIBBLES
 from hop.impls.scaled.native import NATIVE
@@ -46,6 +46,7 @@ from hop.impls.scaled.products import (
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies
+from hop.numerics.formats import Integer
 from hop.numerics.layouts import Decoded
 
 # ---- integer products
@@ -94,7 +95,7 @@ def _prepare_integers(call: Call) -> Plan:
     return call.plan(_run_integers)
 
 
-def _run_integers(call: Call) -> Any:
+def _run_integers(call: Call) -> Result:
     lhs, rhs = _plain_factors(call)
     form = _form(call, lhs.codes, rhs.codes)
     assert form is not None
@@ -134,13 +135,14 @@ def _prepare_groups(call: Call) -> Plan:
 
 def _largest(x: Operand) -> int:
     """The largest magnitude of a code minus its zero point."""
-    format: Any = x.quantizer.format
+    format = x.quantizer.format
+    assert isinstance(format, Integer)
     if x.quantizer.scale.has_zero_point():
         return format.high - format.low
     return max(format.high - format.zero, format.zero - format.low)
 
 
-def _run_groups(call: Call) -> Any:
+def _run_groups(call: Call) -> Result:
     """Compute each group's sum in float32, where it is exact."""
     lhs, rhs = _plain_factors(call)
     along = call.roles.rhs_sums
@@ -163,7 +165,7 @@ def _run_groups(call: Call) -> Any:
     return finish(call, biased(call, y, call.find(BIAS)))
 
 
-def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
+def _in_parts(a: Tensor, b: Tensor, scales: Sequence[tuple[int, int | None, Tensor, Tensor]]) -> Tensor:
     """Compute some rows at a time, reusing temporaries."""
     (m, _), n = a.shape, b.shape[1]
     y = a.new_empty((m, n))
@@ -216,7 +218,7 @@ def _is_zero(zero: Tensor | int) -> bool:
     return isinstance(zero, int) and zero == 0
 
 
-def _epilogue(call: Call, total: Sum) -> Any:
+def _epilogue(call: Call, total: Sum) -> Result:
     """The result, computed from one sum."""
     bias = call.find(BIAS)
     if by_sum(call.output):
@@ -254,7 +256,7 @@ def _check_factor(call: Call, role: str, along: int) -> None:
         raise Declined(f"a float32 scale changes along the summed dimension ({q})")
 
 
-def _in_bfloat16(x: Any) -> Tensor:
+def _in_bfloat16(x: Tensor | Operand) -> Tensor:
     """A factor's values without its outer scale, in bfloat16."""
     if isinstance(x, Tensor):
         return x
@@ -266,7 +268,7 @@ def _in_bfloat16(x: Any) -> Tensor:
     return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
 
 
-def _outer_scale(x: Any, along: int) -> Tensor | None:
+def _outer_scale(x: Tensor | Operand, along: int) -> Tensor | None:
     """The scale of each row or column that the bfloat16 values do not include; None if there is none."""
     if isinstance(x, Tensor):
         return None

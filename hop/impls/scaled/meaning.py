@@ -18,14 +18,13 @@ The result is cast once to a dtype, or quantized once, as by hop.quantize or as 
 """
 
 from importlib import import_module
-from typing import Any
 
 from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import SCALED, Family
-from hop.impls.scaled.calls import Call, by_sum, is_integer, tensors
+from hop.impls.scaled.calls import Call, Result, by_sum, is_integer, tensors
 from hop.impls.scaled.family import Meaning
 from hop.impls.scaled.outputs import finish, requantized
 from hop.impls.scaled.products import Sum
@@ -42,7 +41,7 @@ def of(call: Call) -> Meaning:
     return MEANINGS[call.roles.family]
 
 
-def reference(call: Call) -> Any:
+def reference(call: Call) -> Result:
     """The result of scaled: a tensor, or the buffers of a quantized one."""
     if by_sum(call.output) and not tracing.is_describing():
         return requantized(call, exact(call))
@@ -50,7 +49,7 @@ def reference(call: Call) -> Any:
     return finish(call, real(call)) if known is None else known
 
 
-def described(call: Call) -> Any:
+def described(call: Call) -> Result:
     """The reference for meta tensors: fewer operators, without scales, groups and function arithmetic.
 
     With symbolic sizes it is the reference itself, including its guards.

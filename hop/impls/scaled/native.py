@@ -12,7 +12,7 @@ from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, changed, check_fit, size_of, usage
+from hop.impls.scaled.calls import Call, Result, changed, check_fit, size_of, usage
 from hop.impls.scaled.outputs import finished, output_words, stored, with_stored
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
@@ -61,7 +61,7 @@ def described(call: Call, parts: int = 0) -> native_product.NativeProduct:
     return native_product.NativeProduct(a.names, b.names, sums, codes, words)
 
 
-def _left(kind: Any) -> native_product.Described:
+def _left(kind: Quantizer | torch.dtype) -> native_product.Described:
     if isinstance(kind, Quantizer):
         if kind.is_tiled():
             raise Declined("the left factor is packed")
@@ -118,7 +118,7 @@ def _prepare(call: Call) -> Plan:
     shape = [*lhs.shape[:-1], n]
     size, find = size_of(shape), stored(call, shape) if form.gives_codes else None
 
-    def run(*given: object) -> Any:
+    def run(*given: object) -> Result:
         scales = _NONE if find is None else find(given)
         with below():
             y = multiply(given[i], given[j], None if k is None else given[k], *scales)

@@ -103,7 +103,7 @@ def _prepare(call: Call) -> Plan:
         eager.below_autograd,
     )
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any) -> Tensor:
         q, k, v = given[:3]
         if stored:  # native code checks strides, dtypes and memory
             fits = all(x.codes.shape == x.shape and x.scale.shape == s for x, s in zip((q, k, v), scales, strict=True))

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.compat.eager import OpOverload
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
-from hop.impls.out_dtype.forms import as_convolution
+from hop.impls.out_dtype.forms import as_convolution, expand
 from hop.impls.scaled import calls
-from hop.impls.scaled.calls import Call, changed, is_integer, size_of
+from hop.impls.scaled.calls import Call, Result, changed, is_integer, size_of
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import finish, given_buffers, output_words, stored, with_stored
 from hop.impls.scaled.products import is_transposed
@@ -24,7 +25,7 @@ from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, memory_format
-from hop.numerics.formats import INT8
+from hop.numerics.formats import INT8, Integer
 from hop.numerics.quantizer import Quantizer
 
 
@@ -117,8 +118,9 @@ def _name(q: Quantizer) -> str:
     return f"{'int' if format.dtype.is_signed else 'uint'}{4 if q.layout is not None and format.bits == 4 else 8}"
 
 
-def _check_weight(q: Any) -> None:
+def _check_weight(q: Quantizer) -> None:
     tiled = q.is_tiled()
+    assert isinstance(q.format, Integer)
     if q.layout is not None and not tiled:
         raise Declined(f"for plain codes or tiles, not layout={q.layout}")
     if q.scale.has_zero_point() or q.format.zero != 0:
@@ -135,14 +137,14 @@ def _meta(x: Operand) -> Tensor:
     return torch.empty_strided(shape, native.sizes(x.tensors[0].stride()), dtype=torch.int8, device="meta")
 
 
-def _geometry(op: Any, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
+def _geometry(op: OpOverload, x: Tensor, weight: Tensor, lists: list[Any]) -> Geometry:
     after: list[int] | None = None
     if op in _PADDED and len(lists) > 1 and isinstance(lists[1], str):
         if x.dim() not in (weight.dim(), weight.dim() - 1):
             raise Declined("shapes do not fit together")
         spatial = weight.dim() - 2
-        before, after = _padding(lists[1], weight, _expanded(lists[2] if len(lists) > 2 else 1, spatial))
-        if lists[1] == "same" and any(s != 1 for s in _expanded(lists[0], spatial)):
+        before, after = _padding(lists[1], weight, expand(lists[2] if len(lists) > 2 else 1, spatial))
+        if lists[1] == "same" and any(s != 1 for s in expand(lists[0], spatial)):
             raise Declined("padding='same' needs strides of 1")
         op, lists = _PADDED[op], [lists[0], before, *lists[2:]]
     form = as_convolution(op, (x, weight, None, *(list(v) if isinstance(v, tuple) else v for v in lists)))
@@ -172,11 +174,6 @@ _PADDED = {
 }
 
 
-def _expanded(value: Any, length: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * length if len(values) == 1 else values
-
-
 def _padding(name: str, weight: Tensor, dilation: list[int]) -> tuple[list[int], list[int]]:
     """The padding before and after each dimension."""
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(weight.shape[2:], dilation, strict=False)]
@@ -201,7 +198,7 @@ def _codes(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str:
     return native_product.describe_output(q)
 
 
-def _buffers(x: Operand) -> tuple[Any, ...]:
+def _buffers(x: Operand) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes, packed or unpacked, with scales and zero points."""
     q = x.quantizer
     if q.layout is not None:
@@ -222,7 +219,7 @@ def _prepare(call: Call) -> Plan:
     find, convolve = stored(call, form.shape) if form.gives_codes else None, native_operators.convolution
     n, size, description = weight.shape[0], size_of(form.shape), form.description
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any) -> Result:
         """Convolve batches of plain one-byte codes."""
         x, weight = given[0], given[1]
         zero_point, bias = x.zero_point if affine else None, given[2] if biased else None
@@ -235,7 +232,7 @@ def _prepare(call: Call) -> Plan:
     return run
 
 
-def _computed(form: NativeConvolution, call: Call) -> Any:
+def _computed(form: NativeConvolution, call: Call) -> Result:
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     unbatched = x.dim() < weight.dim()
     of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _buffers(x))

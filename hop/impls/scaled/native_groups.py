@@ -9,6 +9,7 @@ one.
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Declined, Kernel, decline
@@ -55,7 +56,7 @@ def _prepare(call: Call) -> Plan:
     words = f"1 {described.words} result={native_product.name(result)}{'' if own is None else f' x={own}'}"
     dequantizes, size = isinstance(lhs, Operand) and not by_codes, size_of([*lhs.shape[:-1], rhs.shape[0]])
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any) -> Tensor:
         x, rhs = given[i], given[j]
         buffers = [None if name is None else getattr(rhs, name) for name in names]
         of_codes = ()

@@ -15,7 +15,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.scaled import native
-from hop.impls.scaled.calls import Call, changed, size_of
+from hop.impls.scaled.calls import Call, Result, changed, size_of
 from hop.impls.scaled.outputs import finish
 from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
@@ -49,7 +49,7 @@ def _prepare(call: Call) -> Plan:
     output, bare, size = call.output, call.bare(), size_of([*lhs.shape[:-1], n])
     multiply, below, none = torch.ops.hop_native.product.default, eager.below_autograd, (None, None, None)
 
-    def run(*given: Any) -> Any:
+    def run(*given: Any) -> Result:
         with below():
             y = multiply(given[i], *none, *right(given[j]), *none, n, words)
         if size is not None and (y.shape != size or not y.is_cpu):

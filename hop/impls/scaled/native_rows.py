@@ -4,7 +4,6 @@ Results are quantized in the same pass.
 """
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, NORM, TRANSFORM, aten
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
+from hop.impls.scaled.calls import Call, Result, compute_dtype, fitted, integer_function
 from hop.kernels.cpu import native, rows
 from hop.kernels.cpu import operators as native_operators
 from hop.numerics import copies, functions, memory_format
@@ -41,6 +40,8 @@ _FUNCTIONS = {
     aten.cos.default: "cos",
     torch.ops.hop.silu_mul.default: "silu",
 }
+_Optional = Tensor | Operand | None
+Both = tuple[Tensor, QuantizedTensor]
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
 _LONGEST = 2**22  # elements of a row that is computed as a whole
 
@@ -78,7 +79,7 @@ def operation(call: Call) -> rows.Operation:
     return rows.Operation("log_softmax" if call.op in _LOG else "softmax", sums=1)
 
 
-def others(call: Call) -> tuple[Any, Any, Any]:
+def others(call: Call) -> tuple[_Optional, _Optional, _Optional]:
     """The other factor, the weight and the bias."""
     if call.roles.family is GATED:
         return call.args[1], None, None
@@ -113,8 +114,8 @@ def _described(call: Call) -> rows.Operation:
     return described
 
 
-def _floats(x: Any) -> Any:
-    return values(x, torch.float32) if isinstance(x, Operand) else x
+def _floats(x: _Optional) -> Tensor | None:
+    return x.values() if isinstance(x, Operand) else x
 
 
 def _prepare(call: Call) -> Plan:
@@ -125,7 +126,7 @@ def _prepare(call: Call) -> Plan:
     places = [None if t is None else i for i, t in enumerate(operands)]
     compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
 
-    def run(*given: Any) -> Any:
+    def run(*given: object) -> Result:
         """Compute with plain operands, and scales from the rule."""
         rest = [None if i is None else given[i] for i in places]
         with below():
@@ -135,19 +136,16 @@ def _prepare(call: Call) -> Plan:
     return run
 
 
-def _computed(words: str, call: Call) -> Any:
+def _computed(words: str, call: Call) -> Result:
     x, *rest = (_floats(t) for t in (call.args[0], *others(call)))
     codes = isinstance(call.output, Quantizer)
-    scale, zero_point = fitted(call, x.shape) if codes else (None, None)
+    scale, zero_point = fitted(call, call.args[0].shape) if codes else (None, None)
     if zero_point is not None:
-        format: Any = call.output.format  # type: ignore[union-attr]
+        format = call.quantizer.format
         whole = zero_point.round() if zero_point.is_floating_point() else zero_point
         zero_point = whole.clamp(format.min, format.max).to(format.dtype)
     result = native_operators.rows(x, *rest, scale, zero_point, words)
     return result if codes else result[0]
-
-
-Both = tuple[Tensor, QuantizedTensor]
 
 
 def rounded_and_quantized(op: OpOverload, q: Quantizer, args: Args, kwargs: Kwargs) -> Both | None:
@@ -179,7 +177,7 @@ def _both(op: OpOverload, q: Quantizer, args: Args, kwargs: Kwargs) -> Plan:
     )
     kept = copies.names(q, (copies.ROWWISE,))
 
-    def run(*given: Any) -> Any:
+    def run(*given: object) -> Both:
         rest = [None if i is None else given[i] for i in places]
         with torch.inference_mode(False), torch.no_grad(), below():
             y, *buffers = compute(*rest, None, None, words)

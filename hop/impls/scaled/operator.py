@@ -232,7 +232,7 @@ def _first_operand(op: OpOverload, args: tuple[object, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Args, kwargs: Kwargs, buffers: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Args, kwargs: Kwargs, buffers: Sequence[Tensor]) -> QuantizedTensor:
     """The result as a QuantizedTensor with these buffers."""
     shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
     named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
@@ -339,7 +339,7 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     call = check(Call(op, output, scale, zero_point, tuple(map(operand, bound)), named))
     plans = (kernel.match(call) for kernel in meaning.of(call).kernels)
     compute = next((p for p in plans if not isinstance(p, Declined)), None) or call.plan(meaning.reference)
-    result: Any = compute(*call.given)
+    result = compute(*call.given)
     if isinstance(output, Quantizer):
         result = _quantized(output, op, bound, named, result)
         compute = _of_codes(compute, _first_operand(op, given), result)

@@ -9,20 +9,23 @@ from torch import Tensor
 from hop.compat import eager
 from hop.compat.memory import PLAIN
 from hop.dispatch.kernel import Declined
+from hop.dispatch.operand import Operand
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, Output, by_sum, fitted, integer_function, tensors
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, Output, Result, by_sum, fitted, integer_function, tensors
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
+from hop.numerics.formats import Integer
 from hop.numerics.integer.convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Requantization
 from hop.tensor.buffers.operators import quantize_buffers
 
 _T = TypeVar("_T")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def finish(call: Call, y: Tensor) -> Any:
+def finish(call: Call, y: Tensor) -> Result:
     """Cast or quantize `y` to the output."""
     if isinstance(call.output, torch.dtype):
         return y.to(call.output)
@@ -33,24 +36,26 @@ def finish(call: Call, y: Tensor) -> Any:
 
 def activated(call: Call, y: Tensor) -> Tensor:
     """Clamp `y` to the range of the output's fused activation."""
-    convention = call.output.scale.requantization  # type: ignore[union-attr]
+    convention = call.quantizer.scale.requantization
     return y if convention is None else convention.bounded(y)
 
 
 def requantized(call: Call, total: Sum) -> list[Tensor]:
     """The buffers of the output, requantized by its convention."""
-    q: Any = call.output
+    q = call.quantizer
+    convention = q.scale.requantization
+    assert isinstance(convention, Requantization) and isinstance(q.format, Integer)
     shape = list(total.total.shape)
     block = blocks.per_dimension(q.block, len(shape))
     stored = given_buffers(call, shape)
     scale, zero = spread(stored[0], block, shape), q.format.zero
     if len(stored) > 1:
         zero = spread(stored[1], block, shape).to(torch.int32)
-    codes = q.scale.requantization.codes(total.total, total.lhs, total.rhs, scale, zero, q.format)
+    codes = convention.codes(total.total, total.lhs, total.rhs, scale, zero, q.format)
     return [_laid_out(q, codes, shape), *stored]
 
 
-def _laid_out(q: Any, codes: Tensor, shape: list[int]) -> Tensor:
+def _laid_out(q: Quantizer, codes: Tensor, shape: list[int]) -> Tensor:
     """Codes of a result of `shape` in the memory layout of `q`'s buffer."""
     if q.keeps_memory_format():
         return memory_format.dense(codes)
@@ -66,8 +71,9 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
     convention = integer_function(call.output)
     if convention is None:
         return None
-    q: Any = call.output
-    operand = plain(tensors(call.args)[0], copies.ROWWISE)
+    q, first = call.quantizer, tensors(call.args)[0]
+    assert isinstance(first, Operand) and isinstance(q.format, Integer)
+    operand = plain(first, copies.ROWWISE)
     stored = given_buffers(call, list(operand.shape))
     zero = stored[1] if len(stored) > 1 else q.format.zero
     units = (_number(t) for t in (operand.scale, operand.zero, stored[0], zero))
@@ -83,7 +89,8 @@ def _number(x: Tensor | int) -> Tensor | int:
 
 def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: Tensor | int) -> None:
     """Raise ValueError unless the output's scale and zero point are the convention's. Skipped in tracing."""
-    q: Any = call.output
+    q = call.quantizer
+    assert isinstance(q.format, Integer)
     units = convention.output_units(q.format)
     given = [t for t in (scale, zero) if isinstance(t, Tensor)]
     if units is None or not eager.is_plain_eager():
@@ -92,7 +99,7 @@ def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: T
         return
     asked = tuple(t.item() if isinstance(t, Tensor) else t for t in (scale, zero))
     if asked != units:
-        rule = "" if q.scale.affine or not units[1] else " by Static(affine=True, ...)"
+        rule = "" if q.scale.has_zero_point() or not units[1] else " by Static(affine=True, ...)"
         raise ValueError(
             f"scaled: {' and '.join(OUTPUT_NAMES)} of {q} must be {units[0]} and {units[1]}, the units of "
             f"{type(convention).__name__} codes, got {asked[0]} and {asked[1]}; give these{rule}"
@@ -106,18 +113,20 @@ def given_buffers(call: Call, shape: Sequence[int]) -> list[Tensor]:
 
 def _stored(call: Call, shape: Sequence[int]) -> list[Tensor]:
     """Scale and zero point of the output; they may share the caller's memory."""
-    q: Any = call.output
+    format = call.quantizer.format
     scale, zero_point = fitted(call, shape)
     assert scale is not None
     if zero_point is None:
         return [scale]
+    assert isinstance(format, Integer)
     zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
-    return [scale, zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype)]
+    return [scale, zero_point.clamp(format.low, format.high).to(format.dtype)]
 
 
 def stored(call: Call, shape: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Tensor | None]]:
     """A function that returns scale and zero point buffers for a plan's arguments; they may share its memory."""
-    q: Any = call.output
+    q = call.quantizer
+    assert isinstance(q.format, Integer)
     info = torch.iinfo(q.format.dtype)
     # while tracing, sizes may be symbolic
     if eager.is_plain_eager() and (q.format.low, q.format.high) == (info.min, info.max):

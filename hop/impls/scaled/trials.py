@@ -7,7 +7,7 @@ CPU, bit for bit.
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.rule import Rule
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 
+T = TypeVar("T")
 _MOST = 4  # tensors that a kernel is tried on
 _COLUMNS = {True: (272, 16, 2064, 9216, 20_000, 40_000), False: (77, 1, 2061, 9217, 20_001, 40_001)}  # by `vector`
 _ROWS = (37, 144, 3)
@@ -196,13 +197,15 @@ def _quantized(call: Arguments, device: torch.device) -> None:
 
 
 def _operation(call: Call, device: torch.device) -> None:
-    def moved(x: object) -> Any:
+    def moved(x: T) -> T | Tensor:
         return x.to(device) if isinstance(x, Tensor) else x
 
     scale, zero = moved(call.output_scale), moved(call.output_zero_point)
     rows = gpu_rows.asked(Call(call.op, call.output, scale, zero, tuple(map(moved, call.args)), call.kwargs))
     found = gpu.shaped(rows.quantizer, rows.x.shape, (copies.ROWWISE,), quantize.run(gpu_operations.request_of(rows)))
-    _same(found, meaning.reference(call), f"{call.op} to {call.output} of {tuple(rows.x.shape)}", payloads=False)
+    wanted = meaning.reference(call)
+    assert isinstance(wanted, list)
+    _same(found, wanted, f"{call.op} to {call.output} of {tuple(rows.x.shape)}", payloads=False)
 
 
 def _dequantized(kernel: Numbers, q: Quantizer, x: Tensor, device: torch.device) -> None:

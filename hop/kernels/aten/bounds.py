@@ -4,14 +4,14 @@ Codes of 8 bits minus their zero point are 9 bits of an int16, and codes of 4 bi
 holds sums of more of their products than the dtypes allow (hop.kernels.aten.integer).
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from hop.compat.eager import OpOverload, node_in_trace
+from hop.compat.pytree import Args
 
 aten = torch.ops.aten
 Bounds = tuple[int, int]
@@ -65,7 +65,7 @@ def _may_write(user: Node) -> bool:
     return isinstance(user.target, OpOverload) and user.target._schema.is_mutable
 
 
-def _computed(op: OpOverload, args: Any, kwargs: Any, depth: int) -> Bounds:
+def _computed(op: OpOverload, args: Args, kwargs: Mapping[str, object], depth: int) -> Bounds:
     """The bounds of an operator's result before it wraps. Raises ValueError for unknown operators."""
     if op in _SAME:
         return _bounds(args[0], depth)

@@ -268,8 +268,10 @@ def _fast_rule(rule: Rule) -> Rule:
 
 # ---- the kernels
 
+_Optional = Tensor | None
 
-def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
+
+def _taking(compute: Plan) -> Callable[[Args], Plan]:
     """A kernel's prepare function that returns `compute` for plain Quantizer types."""
 
     def prepare(call: Args) -> Plan:
@@ -281,7 +283,7 @@ def _taking(compute: Plan) -> Callable[[tuple[Any, ...]], Plan]:
 
 
 def _quantize(
-    quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, usages: Sequence[str]
+    quantizer: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, usages: Sequence[str]
 ) -> list[Tensor]:
     return list(copies.quantize(fast(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
@@ -293,7 +295,9 @@ def _dequantize(
     return copies.dequantize(fast(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 
-def _fake_quantize(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
+def _fake_quantize(
+    quantizer: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str
+) -> Tensor:
     return fast(quantizer).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
 
 
@@ -330,8 +334,9 @@ def _quantize_in_place(quantizer: str, x: Tensor, *given: Any) -> list[Tensor]:
     amax = torch.maximum(cut.amax(dims, keepdim=True), -cut.amin(dims, keepdim=True)).to(torch.float32)
     if not bool((amax <= LARGEST).all()):
         return _quantize(quantizer, x, *given)
-    format: Any = q.format
-    scale = amax.clamp_(min=q.scale.floor) / (format.max - format.zero)  # type: ignore[attr-defined]
+    format = q.format
+    assert isinstance(format, Integer) and isinstance(q.scale, Amax)
+    scale = amax.clamp_(min=q.scale.floor) / (format.max - format.zero)
     scale = torch.where(scale == 0, 1.0, scale)
     y = cut.to(torch.float32, copy=True).div_(scale).round_()
     codes = y.clamp_(format.low - format.zero, format.high - format.zero)

@@ -4,8 +4,7 @@ import ctypes
 import functools
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from hop.compat import memory
 from hop.compat.memory import handle
 from hop.compat.subclasses import contiguous_strides
 from hop.kernels.cpu import native
+from hop.numerics.copies import Buffer
 
 _DIMENSIONS = 8
 _PACKED_FORM = struct.Struct(f"2i3q{2 * _DIMENSIONS}q")
@@ -34,10 +34,10 @@ def _form_of(shape: Sequence[int], dtype: torch.dtype) -> bytes | None:
 class Form:
     """Required form of tensors: dense, on the CPU, with given shapes and dtypes, each with a name."""
 
-    def __init__(self, described: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
-        self.described: Sequence[Any] = described
-        forms = [_form_of(shape, dtype) for _, shape, dtype in described]
-        self._forms = None if None in forms else ctypes.create_string_buffer(b"".join(forms))  # type: ignore[arg-type]
+    def __init__(self, described: Sequence[Buffer]) -> None:
+        self.described = described
+        forms = [form for b in described if (form := _form_of(b.shape, b.dtype)) is not None]
+        self._forms = ctypes.create_string_buffer(b"".join(forms)) if len(forms) == len(described) else None
         self._address = None if self._forms is None else ctypes.addressof(self._forms)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
@@ -57,7 +57,7 @@ _PACKED = [struct.Struct(f"{n}P").pack for n in range(16)]
 
 
 @functools.cache
-def _function() -> Any:
+def _function() -> Callable[..., int] | None:
     functions = native.library().functions
     if functions is None:
         return None

@@ -2,13 +2,13 @@
 
 import functools
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from hop.dispatch.kernel import Declined
 from hop.numerics import blocks, packing
-from hop.numerics.formats import INT8, Format
+from hop.numerics.formats import INT8, Format, Integer
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import StoredScales
@@ -79,13 +79,13 @@ def is_float_scale(q: Quantizer) -> bool:
 
 def _codes(q: Quantizer) -> str:
     """Describe the codes."""
-    format: Any = q.format
-    zero = q.scale.zero(format) if format.is_integer else 0
+    format = q.format
+    zero = q.scale.zero(format) if isinstance(format, Integer) else 0
     if format.bits in (2, 4) and q.layout is None:
         count = 2**format.bits
         packed = packing.pack(torch.arange(count), format.bits)
         codes = packing.unpack(packed, format.bits, count, format.dtype)
-        values = format.decode(codes, zero) if format.is_integer else format.decode(codes)
+        values = format.decode(codes, zero) if isinstance(format, Integer) else format.decode(codes)
         return f"codes=bits{format.bits} numbers={_listed(values.tolist() * (16 // count))}"
     if format == INT8 and q.layout is None:
         return "codes=int8"

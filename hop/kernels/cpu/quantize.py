@@ -6,7 +6,6 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -188,7 +187,14 @@ def _check_noise(x: Tensor, noise: Tensor) -> None:
         raise Declined(f"for noise in uint8 or int32 of x's shape, not {noise.dtype} of {tuple(noise.shape)}")
 
 
-def _check_given(quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any) -> None:
+def _check_given(
+    quantizer: str,
+    sizes: tuple[int, ...],
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    noise: Tensor | None,
+) -> None:
     q = Quantizer.parse(quantizer)
     if noise is not None:
         _check_noise(x, noise)
@@ -288,7 +294,14 @@ def _prepare_fake(call: Args) -> Plan:
     return _fake_quantize
 
 
-def _fake_quantize(quantizer: str, x: Tensor, scale: Any, zero_point: Any, noise: Any, gradient: str) -> Tensor:
+def _fake_quantize(
+    quantizer: str,
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    noise: Tensor | None,
+    gradient: str,
+) -> Tensor:
     return dequantize_native(quantizer, quantize_native(quantizer, x, scale, zero_point, noise), x.shape, x.dtype)
 
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,14 +89,14 @@ def _form(quantizers: tuple[str, ...], shape: tuple[int, ...], dtype: torch.dtyp
     return Form(described)
 
 
-def steps_(calls: Sequence[tuple[Any, ...]]) -> None:
+def steps_(calls: Sequence[Args]) -> None:
     """Run the steps of parameters in place, with one native call for those that share a description and a seed.
 
     Each call is (rule, numbers, seed, stream, p, grad, quantizers, buffers, least): the seed and stream of stochastic
     rounding, the parameter and its gradient, and for its states the quantizers ("" for floats), the buffers, and the
     smallest value above 0 as a fraction of its block's largest.
     """
-    groups: dict[Any, list[Args]] = {}
+    groups: dict[tuple[str, int | None, tuple[str, ...], tuple[float, ...]], list[Args]] = {}
     for call in calls:
         rule, _, seed, _, _, _, quantizers, _, least = call
         groups.setdefault((rule, seed, tuple(quantizers), tuple(least)), []).append(call)

@@ -1,7 +1,8 @@
 """Matrix products on GPUs with the operator cutlass_kernels::mm, imported when a GPU needs it."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def kernels() -> Any:
+def kernels() -> ModuleType:
     """The module cutlass_kernels.operators, which registers cutlass_kernels::mm."""
     from cutlass_kernels import operators
 
     return operators
 
 
-def ahead() -> Any:
+def ahead() -> ModuleType:
     """The module cutlass_kernels.ahead, which compiles kernels even without a GPU."""
     from cutlass_kernels import ahead
 
@@ -82,7 +83,7 @@ def declines(product: "Product") -> str | None:
     return "; ".join(f"{name}: {reason or 'fuses nothing'}" for name, reason in asked)
 
 
-def prepared(product: "Product") -> Any:
+def prepared(product: "Product") -> Callable[..., Tensor]:
     """A function that computes products like this one, without the dispatcher and checks."""
     return kernels().prepared(product)
 

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from hop.numerics.rule import Rule
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 
 if TYPE_CHECKING:
+    from cutlass_kernels.dequantize import Codes
     from cutlass_kernels.quantizing import Request
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +40,7 @@ trust.JUDGES |= dict.fromkeys(("Rows", "Tiles", "Columns", "Largest", "Numbers")
 
 
 @functools.cache
-def kernels() -> Any:
+def kernels() -> ModuleType:
     """The module cutlass_kernels.quantize_operators, which registers cutlass_kernels::quantize."""
     from cutlass_kernels import quantize_operators
 
@@ -52,7 +54,7 @@ if torch.cuda.is_available():  # a compiled program loaded from a cache contains
 # ---- descriptions
 
 
-def _equal(a: object, b: Any) -> bool:
+def _equal(a: Format, b: Format) -> bool:
     """Whether two formats are equal except for their names."""
     own = [f.name for f in fields(b) if f.init and f.name != "name"]
     return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
@@ -189,7 +191,7 @@ def requests(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *giv
         yield request(q, wise(x).reshape(size), block, words, (scale, zero_point, noise))
 
 
-def request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, **others: Any) -> "Request":
+def request(q: Quantizer, x: Tensor, block: tuple[int, int], words: _Words, given: _Given, **others: Any) -> "Request":
     """Create the request for a matrix, with the given scale, zero point and noise; `others` are further fields."""
     from cutlass_kernels.quantizing import Request
 
@@ -241,7 +243,7 @@ def _prepare_back(call: Args) -> Plan:
 
 def codes_of(
     quantizer: str, buffers: Sequence[Tensor], usages: Sequence[str], sizes: Sequence[int], dtype: torch.dtype
-) -> Any:
+) -> "Codes":
     """Describe codes to the kernel that dequantizes them."""
     from cutlass_kernels.dequantize import Codes
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from cutlass_kernels import prebuilt, steps, trust
 from cutlass_kernels.books import Book
 from cutlass_kernels.devices import capability_of
 from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
+from hop.compat.pytree import Args
 from hop.dispatch import plan
 from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
@@ -20,7 +21,7 @@ from hop.numerics.formats import E4M3, Codebook
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax
 
-Call = tuple[Any, ...]  # the arguments of hop.kernels.cpu.step._step_
+Call = Args  # the arguments of hop.kernels.cpu.step._step_
 
 
 trust.JUDGES["Update"] = "hop.optim.trials:updating"
@@ -32,7 +33,7 @@ class Subject(NamedTuple):
 
     rule: str
     is_stochastic: bool
-    kinds: tuple[Any, ...]
+    kinds: tuple[Args, ...]
     target: str
 
 
@@ -95,7 +96,7 @@ def steps_(calls: Sequence[Call]) -> None:
     One launch for all parameters on a GPU with the same numbers; with kernels built ahead, one for each kind of
     parameters.
     """
-    groups: dict[Any, dict[Any, list[Call]]] = {}
+    groups: dict[tuple[object, ...], dict[Args, list[Call]]] = {}
     for call in calls:
         rule, numbers, _, _, p, *_ = call
         groups.setdefault((rule, tuple(map(plan.bits, numbers)), p.device), {}).setdefault(_spelled(call), []).append(
@@ -118,13 +119,13 @@ def _untrusted(subject: Subject, p: Tensor) -> str | None:
     return trust.declines(kernel_of(subject).update, p.device, subject) if p.is_cuda else None
 
 
-def subject_of(kinds: Mapping[object, Sequence[Call]], target: str) -> Subject:
+def subject_of(kinds: Mapping[Args, Sequence[Call]], target: str) -> Subject:
     """The subject of the kernel for calls that share a rule."""
     calls = [call for own in kinds.values() for call in own]
     return Subject(calls[0][0], any(key is not None for _, _, key, *_ in calls), tuple(kinds), target)
 
 
-def _run(kinds: Mapping[object, Sequence[Call]], target: str) -> None:
+def _run(kinds: Mapping[Args, Sequence[Call]], target: str) -> None:
     """Launch the kernel once."""
     launch(subject_of(kinds, target), [call for own in kinds.values() for call in own])
 
@@ -153,7 +154,7 @@ def launch(subject: Subject, given: Sequence[Call]) -> None:
 # ---- from calls to a kernel
 
 
-def _spelled(call: Call) -> tuple[Any, ...]:
+def _spelled(call: Call) -> Args:
     """The properties that determine the kind of a parameter."""
     _, _, _, _, p, grad, quantizers, buffers, least = call
     floats, at = [], 0
