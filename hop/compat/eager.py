@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey as DispatchKey
@@ -22,6 +22,7 @@ from torch.autograd import forward_ad, profiler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 R = TypeVar("R")
+T = TypeVar("T", bound=torch.Tensor)
 
 int_mm = torch._int_mm
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -169,10 +170,11 @@ def primal(tensor: torch.Tensor) -> torch.Tensor:
     return forward_ad.unpack_dual(tensor, level=0).primal if has_tangent(tensor) else tensor
 
 
-def with_tangent(value: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+def with_tangent(value: T, of: torch.Tensor) -> T:
     """`value` with the tangent of another tensor of its shape, if that has one."""
     tangent = forward_ad.unpack_dual(of, level=0).tangent
-    return value if tangent is None else forward_ad.make_dual(value, tangent.to(value.dtype), level=0)
+    dual: Any = None if tangent is None else forward_ad.make_dual(value, tangent.to(value.dtype), level=0)
+    return value if dual is None else dual
 
 
 def flop_counter_mode() -> type:

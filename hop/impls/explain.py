@@ -1,11 +1,12 @@
 """explain: which implementation computes a call."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from hop.compat.eager import OpOverload, OpOverloadPacket
+from hop.dispatch import plan
 from hop.dispatch.hop import Hop
 from hop.impls.out_dtype import explain as explain_out_dtype
 from hop.impls.quantize import dequantize, fake_quantize, fake_quantize_operator, quantize, quantize_operator
@@ -44,7 +45,7 @@ def _of_fake_quantize(
     return fake_quantize_operator.explain(str(q), x, scale, zero_point, noise, gradient)
 
 
-EXPLAINED: dict[Any, Callable[..., str]] = {
+EXPLAINED: dict[object, Callable[..., str]] = {
     quantize: _of_quantize,
     fake_quantize: _of_fake_quantize,
     dequantize: dequantize_operator.explain,
@@ -52,7 +53,7 @@ EXPLAINED: dict[Any, Callable[..., str]] = {
 """Further functions and operators of ours, with the function that explains a call of each."""
 
 
-def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
+def explain(op: Any, output: Any, /, *args: object, **kwargs: object) -> str:
     """Explain which implementation computes a call, and why those before it declined.
 
     Args:
@@ -76,9 +77,6 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
             f"explain: op must be an operator of ATen, one of hop's functions or an instance of Hop, got {shown(op)}; "
             "give the operator that it calls, such as torch.ops.aten.mm.default"
         )
-    given: list[Any] = []
-    for a in (*args, *kwargs.values()):
-        given += cast(Sequence[Any], a) if isinstance(a, list | tuple) else [a]
-    is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in given)
-    explained: Any = explain_scaled if is_scaled else explain_out_dtype
+    is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in plan.tensors(args, kwargs))
+    explained: Callable[..., str] = explain_scaled if is_scaled else explain_out_dtype
     return explained(op, output, *args, **kwargs)

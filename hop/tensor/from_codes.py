@@ -4,7 +4,6 @@ hop_from_buffers(quantizer, buffers, shape, dtype) -> QuantizedTensor      in gr
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from hop.compat import dynamo, eager
 from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.composite import Composite
 from hop.numerics import copies
+from hop.numerics.formats import Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor.buffers.operators import buffers_operator
@@ -20,7 +20,7 @@ from hop.tensor.parameters import in_buffer_dtype
 from hop.tensor.quantized import QuantizedTensor
 
 
-class FromBuffers(Composite[Tensor]):
+class FromBuffers(Composite[QuantizedTensor]):
     """The operator hop_from_buffers, so that a graph contains the tensor rather than only its buffers."""
 
     parts = buffers_operator
@@ -30,7 +30,9 @@ class FromBuffers(Composite[Tensor]):
     ) -> ArgsKwargs:
         return (quantizer, list(buffers), list(shape), dtype), {}
 
-    def reference(self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /) -> Any:
+    def reference(
+        self, quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, /
+    ) -> QuantizedTensor:
         parsed = Quantizer.parse(quantizer)
         named = zip(copies.names(parsed, (copies.ROWWISE,)), buffers, strict=True)
         return QuantizedTensor(dict(named), parsed, tuple(shape), dtype)
@@ -39,7 +41,9 @@ class FromBuffers(Composite[Tensor]):
 from_buffers_operator = FromBuffers("hop_from_buffers")
 
 
-def tensor_of_buffers(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Any:
+def tensor_of_buffers(
+    quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype
+) -> QuantizedTensor:
     """The tensor of buffers that are known to fit, by the operator."""
     return from_buffers_operator(quantizer, buffers, shape, dtype)
 
@@ -126,8 +130,7 @@ def _codes(q: Quantizer, codes: Tensor, shape: tuple[int, ...], buffer: copies.B
         kind = "an integer dtype" if format.is_integer else str(format.dtype)
         raise TypeError(f"from_codes: codes must be of {kind} for {format.name}, got {codes.dtype}; cast them")
     if not format.dtype.is_floating_point:
-        ends: Any = format
-        low, high = (ends.low, ends.high) if format.is_integer else (0, 2**format.bits - 1)
+        low, high = (format.low, format.high) if isinstance(format, Integer) else (0, 2**format.bits - 1)
         _check_range("codes", codes, low, high, format.name)
     codes = codes.to(format.dtype)
     return codes if q.per_byte() == 1 else format.pack(codes.reshape(q.rows(shape) or [1]))

@@ -1,7 +1,7 @@
 """Scales and zero points as users give them, numbers or tensors of other dtypes, converted to tensors of buffers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 
+T = TypeVar("T")
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}) | frozenset(
     getattr(torch, name) for name in ("uint16", "uint32", "uint64")
 )
@@ -22,24 +23,24 @@ _FIND = "find one with hop.calibration"
 _INT64 = torch.iinfo(torch.int64)
 
 
-def is_number(x: object) -> bool:
+def is_number(x: object) -> TypeGuard[float]:
     """Whether x is a number that may replace a tensor of one element; also a symbolic one."""
     return isinstance(x, _NUMBERS) and not isinstance(x, bool)
 
 
-def from_number(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+def from_number(x: T, device: torch.device, dtype: torch.dtype = torch.float32) -> T | Tensor:
     """A number as a tensor of shape () in `dtype`; anything else unchanged."""
     return torch.full((), x, dtype=dtype, device=device) if is_number(x) else x
 
 
-def as_tensors(given: Mapping[str, object], operands: Iterable[object]) -> list[Any]:
+def as_tensors(given: Mapping[str, Any], operands: Iterable[object]) -> list[Any]:
     """Scales and zero points by name, numbers as tensors on the device of the operands."""
     device = next((x.device for x in tree_leaves(list(operands)) if isinstance(x, Tensor)), torch.device("cpu"))
     integers = {name for name, x in given.items() if name.endswith("zero_point") and isinstance(x, int)}
     return [from_number(x, device, torch.int64 if n in integers else torch.float32) for n, x in given.items()]
 
 
-def zero_point(where: str, given: object, q: Quantizer, dtype: torch.dtype, device: torch.device) -> Any:
+def zero_point(where: str, given: object, q: Quantizer, dtype: torch.dtype, device: torch.device) -> object:
     """Integer zero points, or one number, in the dtype of their buffer; no copy of those that have it.
 
     Others are returned unchanged, floats as float32. `where` starts the error text: the function and the argument.
@@ -100,19 +101,21 @@ def fitted(q: Quantizer, described: Sequence[copies.Buffer], buffers: Mapping[st
         if buffer.name.removeprefix("columnwise_") not in _PARAMETERS or not isinstance(codes, Tensor):
             continue
         single = is_number(value) or (isinstance(value, Tensor) and value.dim() == 0 and len(buffer.shape))
-        other = buffer.name.endswith("zero_point") and isinstance(value, Tensor) and value.dtype in INTEGERS
-        if single or (other and value.dtype != buffer.dtype):
+        is_cast = isinstance(value, Tensor) and value.dtype in INTEGERS and value.dtype != buffer.dtype
+        if single or (is_cast and buffer.name.endswith("zero_point")):
             value = in_buffer_dtype("QuantizedTensor", q, buffer, value, codes.device)
             result[buffer.name] = value.expand(tuple(buffer.shape)).contiguous() if single else value
     return result
 
 
-def _wrong_code(given: Any, q: Quantizer) -> int | None:
+def _wrong_code(given: object, q: Quantizer) -> int | None:
     """An integer that is not a code of the format; None if there is none or the values cannot be read."""
     low, high = q.format.min, q.format.max
     if is_number(given):
         return None if low <= given <= high else int(given)
-    if torch.compiler.is_compiling() or not eager.is_plain_eager() or type(given) not in PLAIN or not given.is_cpu:
+    if torch.compiler.is_compiling() or not eager.is_plain_eager():
+        return None
+    if not isinstance(given, Tensor) or type(given) not in PLAIN or not given.is_cpu:
         return None
     if given.dtype not in INTEGERS or not given.numel():
         return None

@@ -15,7 +15,8 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import from_json, shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
 
 __all__ = ["load_file", "save_file"]
 
@@ -146,7 +150,7 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
     return {**flat, **quantized}
 
 
-def read_tensor(file: Any, name: str, where: str) -> Tensor:
+def read_tensor(file: "safe_open", name: str, where: str) -> Tensor:
     """Read a tensor of an open safetensors file. Raises ValueError, prefixed by `where`, for unsupported shapes."""
     shape = file.get_slice(name).get_shape()
     if len(shape) > _MOST_DIMENSIONS or max(shape, default=0) >= 2**63:
@@ -160,14 +164,13 @@ def read_tensor(file: Any, name: str, where: str) -> Tensor:
         raise ValueError(f"{where}: tensor {shown(name)} cannot be read: {shown(error)}") from error
 
 
-def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.device) -> Any:
+def _built(name: str, entry: object, flat: dict[str, Tensor], device: str | torch.device) -> Tensor:
     """The tensor that `entry` describes; removes its buffers from `flat`."""
     fields = {"quantizer", "shape", "dtype", "usages"}
     if not isinstance(entry, dict) or entry.keys() != fields:
         raise ValueError(f"its entry must have the fields {sorted(fields)}, got {shown(entry)}")
-    entry = cast(dict[str, Any], entry)
-    shape: Any = entry["shape"]
-    sizes: list[Any] = cast(list[Any], shape) if isinstance(shape, list) else [None]
+    shape = entry["shape"]
+    sizes: list[int] = shape if isinstance(shape, list) else [-1]
     if len(sizes) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError(f"shape must be a list of sizes, at most {_MOST_DIMENSIONS}, got {shown(shape)}")
     proto = TensorProto(
@@ -184,7 +187,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
     return proto.create_tensor([flat.pop(key) for key in keys])
 
 
-def _safetensors() -> Any:
+def _safetensors() -> ModuleType:
     try:
         import safetensors.torch  # pyright: ignore[reportUnusedImport]  it becomes an attribute
     except ImportError as error:

@@ -7,7 +7,6 @@ one scale serves a block. This module also finds the quantizer for buffers of gi
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
@@ -106,13 +105,13 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list
 
 
 def regrouped(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tuple[list[int], list[int]]]) -> Units:
-    result: list[Any] = []
+    result: list[int] = []
     for old_dims, new_dims in parts:
         result += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
     return tuple(result)
 
 
-def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
+def _regroup(old: list[tuple[int, int]], new: list[int]) -> list[int]:
     """The units of dimensions of sizes `new` that contain the elements of `old`, dimensions of
     (size, unit), in order.
     """
@@ -133,7 +132,7 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
             size = n if is_whole(u, n) else u
             run, ragged = behind * size, n % size != 0
         behind = behind * n
-    sizes: list[object] = []
+    sizes: list[int] = []
     for i, n in reversed(list(enumerate(new))):
         if run % n == 0:
             sizes.append(n if run != 1 else 1)

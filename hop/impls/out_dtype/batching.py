@@ -66,9 +66,10 @@ def _without(x: Tensor, dim: int) -> tuple[int, ...]:
     return tuple(s for i, s in enumerate(x.shape) if i != dim % x.dim())
 
 
-def _three(args: list[Arg]) -> Any:
+def _three(args: list[Arg]) -> tuple[Arg, Arg, Arg]:
     """The first three arguments; the third, the bias, may be missing."""
-    return (*args, (None, False))[:3]
+    first, second, third, *_ = *args, (None, False)
+    return first, second, third
 
 
 def _with_batch(size: int, arg: Arg) -> Tensor:
@@ -96,13 +97,13 @@ def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs:
     return _split(call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)), 0, size), 0
 
 
-def _addmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _addmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Kwargs) -> tuple[Tensor, int]:
     added, lhs, rhs = args
     product = [_with_batch(size, arg) for arg in (lhs, rhs)]
     return call(aten.baddbmm.default, dtype, _align(added, 2), *product, **kwargs), 0
 
 
-def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Kwargs) -> tuple[Tensor, int]:
     lhs, rhs = (_with_batch(size, arg) for arg in args[1:])
     added = _align((_with_batch(size, args[0]), True), 3).expand(size, lhs.shape[1], *[-1] * 2).flatten(0, 1)
     out = call(aten.baddbmm.default, dtype, added, lhs.flatten(0, 1), rhs.flatten(0, 1), **kwargs)
@@ -148,7 +149,7 @@ def _align(arg: Arg, rank: int) -> Tensor:
     return x.reshape(x.shape[0], *[1] * (rank + 1 - x.dim()), *x.shape[1:])
 
 
-def _pointwise(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+def _pointwise(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Kwargs) -> tuple[Tensor, int]:
     rank = max(x.dim() - batched for x, batched in args if isinstance(x, Tensor))
     return call(op, dtype, *(_align(arg, rank) if arg[1] else arg[0] for arg in args), **kwargs), 0
 

@@ -5,8 +5,8 @@ the same everywhere and name the argument.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,11 +42,12 @@ _RANKS = {aten.mm.default: 2, aten.bmm.default: 3}
 def check_types(caller: str, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise TypeError for an argument whose type does not match the schema of `op`."""
     positional, named = _rules(op)
-    given = [(*rule, x) for rule, x in zip(positional, args, strict=False)]
-    given += [(name, *named[name], x) for name, x in kwargs.items() if name in named]
-    for name, is_one, words, x in given:
-        if not is_one(x):
-            raise TypeError(f"{caller}: argument {name!r} of {op} must be {words[0]}, got {shown(x)}; {words[1]}")
+    given = [(name, rule, x) for (name, rule), x in zip(positional, args, strict=False)]
+    given += [(name, named[name], x) for name, x in kwargs.items() if name in named]
+    for name, rule, x in given:
+        if not rule.fits(x):
+            kind, remedy = rule.words
+            raise TypeError(f"{caller}: argument {name!r} of {op} must be {kind}, got {shown(x)}; {remedy}")
     roles = TABLE.get(op)
     if roles is not None and INDEX in roles.roles:
         _check_indices(caller, op, args, roles.roles.index(INDEX))
@@ -71,41 +72,46 @@ _WORDS = {
 }
 
 
+class _Rule(NamedTuple):
+    """What an argument must be."""
+
+    fits: Callable[[object], bool]
+    words: tuple[str, str]  # what it must be, and the remedy
+
+
 @functools.cache
-def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
-    """Type rules of `op`: (name, predicate, error words) of positional arguments; (predicate, words) of others, by
-    name.
-    """
+def _rules(op: OpOverload) -> tuple[list[tuple[str, _Rule]], dict[str, _Rule]]:
+    """The rules of the arguments of `op`, by name, of positional ones in order."""
     roles = TABLE.get(op)
     takes_numbers = roles is None or roles.family not in _NEEDS_TENSORS
-    tests = {
+    tests: dict[str, Callable[[Any], bool]] = {
         "Tensor": lambda x: isinstance(x, Tensor) or (takes_numbers and not isinstance(x, (*_LISTS, *_TEXTS))),
         "List[Tensor]": lambda x: isinstance(x, _LISTS) and all(isinstance(v, Tensor) for v in x),
         "int": lambda x: not isinstance(x, (float, complex, *_LISTS, *_TEXTS)),
         "List[int]": lambda x: all(map(tests["int"], x if isinstance(x, _LISTS) else [x])),
         "number": lambda x: not isinstance(x, (*_LISTS, *_TEXTS)),
     }
-    positional: list[tuple[object, ...]] = []
-    named: dict[str, tuple[object, ...]] = {}
+    positional: list[tuple[str, _Rule]] = []
+    named: dict[str, _Rule] = {}
     for a in op._schema.arguments:
         kind = str(a.real_type).replace("SymInt", "int")
         is_optional = kind.startswith("Optional[")
         kind = kind.removeprefix("Optional[").removesuffix("]" if is_optional else "")
-        test, words = tests.get(kind), _WORDS.get(kind)
-        rule = _always if test is None else functools.partial(_fits, test, is_optional)
+        rule = _ANY
+        if kind in tests:
+            rule = _Rule(functools.partial(_fits, tests[kind], is_optional), _WORDS[kind])
         if a.kwarg_only:
-            named[a.name] = (rule, words)
+            named[a.name] = rule
         else:
-            positional.append((a.name, rule, words))
+            positional.append((a.name, rule))
     return positional, named
 
 
-def _fits(test: Any, is_optional: bool, x: Any) -> bool:
+def _fits(test: Callable[[object], bool], is_optional: bool, x: object) -> bool:
     return is_optional if x is None else test(x)
 
 
-def _always(x: object) -> bool:
-    return True
+_ANY = _Rule(lambda x: True, ("", ""))
 
 
 # ---- shapes
@@ -137,7 +143,12 @@ class _Said:
 
 
 def _check_matrices(
-    said: _Said, roles: Operator, args: Sequence[Any], left: tuple[int, ...], right: tuple[int, ...], bias: Any
+    said: _Said,
+    roles: Operator,
+    args: Sequence[object],
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    bias: tuple[int, ...],
 ) -> None:
     lhs, rhs = said.name(roles, LHS), said.name(roles, RHS)
     rank = _RANKS.get(roles.product) if roles.product is not None else None
@@ -174,7 +185,12 @@ def _refuse_bias(said: _Said, roles: Operator, width: int, weight: tuple[int, ..
 
 
 def _check_convolution(
-    said: _Said, roles: Operator, args: Sequence[object], x: tuple[int, ...], weight: tuple[int, ...], bias: Any
+    said: _Said,
+    roles: Operator,
+    args: Sequence[object],
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    bias: tuple[int, ...],
 ) -> None:
     names = [a.name for a in said.op._schema.arguments]
     given = {a.name: a.default_value for a in said.op._schema.arguments if a.has_default_value()}
@@ -216,12 +232,13 @@ def _check_ranks(said: _Said, spatial: int, x: tuple[int, ...], weight: tuple[in
             )
 
 
-def _spatial(said: _Said, name: str, value: Any, spatial: int) -> Sequence[Any] | None:
+def _spatial(said: _Said, name: str, value: object, spatial: int) -> Sequence[int] | None:
     """A convolution option with one number per spatial dimension; () for padding by name, None for symbolic values."""
     if isinstance(value, str):
         return ()
-    values = list(value) if isinstance(value, _LISTS) else [value]
-    if not all(isinstance(n, int) for n in values):
+    given = value if isinstance(value, list | tuple) else [value]
+    values = [n for n in given if isinstance(n, int)]
+    if len(values) < len(given):
         return None
     if len(values) not in (1, spatial):
         said.refuse(f"argument {name!r}", f"must have {spatial} numbers, got {values}; give one for each dimension")

@@ -7,8 +7,6 @@ rounds or widens, therefore
 cast, or if the cast narrows integers, which preserves sums modulo 2^bits.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -45,12 +43,14 @@ def shard(op: OpOverload, output_dtype: torch.dtype, args: Args, kwargs: Kwargs)
     return _local(op, output_dtype, run, args, kwargs, sharding)
 
 
-def _reduce(x: Any, run: torch.dtype) -> Any:
+def _reduce(x: Tensor, run: torch.dtype) -> Tensor:
     """Reduce a Partial operand that has another dtype."""
     return _replicate_partials(x) if dtensor.is_dtensor(x) and x.dtype != run else x
 
 
-def _replicate_partials(x: Any) -> Any:
+def _replicate_partials(x: Tensor) -> Tensor:
+    if not dtensor.is_dtensor(x):
+        return x
     placements = [dtensor.replicate() if p.is_partial() else p for p in x.placements]
     return x.redistribute(placements=placements) if placements != list(x.placements) else x
 
@@ -65,7 +65,12 @@ def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
 
 
 def _local(
-    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: object, kwargs: Any, sharding: dtensor.Sharding
+    op: OpOverload,
+    output_dtype: torch.dtype,
+    run: torch.dtype,
+    args: Args,
+    kwargs: Kwargs,
+    sharding: dtensor.Sharding,
 ) -> Tensor:
     wanted = iter(sharding.inputs)
     local_args = tree_map(lambda x: dtensor.local_part(x, next(wanted)) if dtensor.is_dtensor(x) else x, args)
@@ -77,7 +82,9 @@ def _local(
     return wrapped if cast_first else _replicate_partials(wrapped).to(output_dtype)
 
 
-def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any) -> Tensor:
+def _without_strategy(
+    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Args, kwargs: Kwargs
+) -> Tensor:
     """Compute an operator for which DTensor has no strategy.
 
     Composite products become mm or bmm, convolutions keep a sharded batch, and other operators run their reference on

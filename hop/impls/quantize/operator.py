@@ -117,7 +117,7 @@ class FakeQuantize(Hop[Tensor]):
         return out.to(x.dtype)
 
 
-class Quantize(Composite[Tensor]):
+class Quantize(Composite[QuantizedTensor]):
     """The operator hop_quantize: (quantizer, x, scale, zero_point, noise, usages, gradient)."""
 
     plain = PLAIN
@@ -136,7 +136,7 @@ class Quantize(Composite[Tensor]):
         scales = checked("quantize", parsed, x, scale, zero_point, noise, usages=usages, gradient=gradient)
         return (q, x, *scales, noise, list(usages), gradient), {}
 
-    def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+    def reference(self, q: str, x: Tensor, /, *rest: Any) -> QuantizedTensor:
         buffers, parsed = quantize_buffers(q, x, *rest[:-1]), Quantizer.parse(q)
         named = zip(copies.names(parsed, tuple(rest[-2])), buffers, strict=True)
         return QuantizedTensor.fitting(dict(named), parsed, x.shape, x.dtype)
@@ -164,7 +164,7 @@ class Quantize(Composite[Tensor]):
         whole, tensors = batched
         return self(str(whole), *tensors, usages, gradient), 0
 
-    def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
+    def forward_mode(self, q: str, /, *rest: Any) -> QuantizedTensor:
         """The codes, with the tangent of fake_quantize."""
         *given, usages, gradient = rest
         real = fake_quantize_operator(q, *given, gradient)
@@ -320,7 +320,7 @@ def _traced_quantize(
 ) -> QuantizedTensor:
     text, noise = _prepared("quantize", q, x, noise, generator)
     named = [usages] if isinstance(usages, str) else list(usages) if isinstance(usages, list | tuple) else usages
-    return _quantize_node(text, x, scale, zero_point, noise, named, gradient)  # type: ignore[return-value]
+    return _quantize_node(text, x, scale, zero_point, noise, named, gradient)
 
 
 def fake_quantize(
@@ -391,7 +391,7 @@ def _prepared(name: str, q: object, x: Tensor, noise: _Optional, generator: obje
     return str(q), noise
 
 
-def _quantize_node(*args: object) -> Tensor:
+def _quantize_node(*args: object) -> QuantizedTensor:
     return quantize_operator(*args)
 
 

@@ -72,7 +72,7 @@ class SchemeCall(NamedTuple):
         position = self.roles.roles.index(role)
         return position if position < len(self.args) and self.args[position] is not None else None
 
-    def replaced(self, given: Mapping[str, object]) -> tuple[Any, ...]:
+    def replaced(self, given: Mapping[str, object]) -> Args:
         """The arguments with those of some roles replaced."""
         args = list(self.args)
         for role, x in given.items():

@@ -14,7 +14,7 @@ scales as in hop.quantize (hop.numerics.quantizer.Derivatives): "ste" and "origi
 "quantized" does not. The bias gets the sum of G.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import ArgsKwargs, tree_flatten, tree_unflatten
+from hop.compat.pytree import Args, ArgsKwargs, tree_flatten, tree_unflatten
 from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
 from hop.impls.out_dtype import gradient as of_out_dtype
@@ -55,7 +55,15 @@ class CodesGradient(Composite[Tensor]):
         return args, kwargs
 
     def reference(
-        self, role: str, grad: Tensor, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any
+        self,
+        role: str,
+        grad: Tensor,
+        op: OpOverload,
+        scheme: str,
+        dtype: torch.dtype,
+        /,
+        *rest: object,
+        **kwargs: object,
     ) -> Tensor:
         call = taken(op, scheme, dtype, rest, kwargs)
         return (_matrix if call.roles.family is MATRIX else _convolution)(call, grad, role)
@@ -64,7 +72,9 @@ class CodesGradient(Composite[Tensor]):
         return torch.stack(members(self, size, dims, args, kwargs)), 0
 
 
-def members(hop: Any, size: int, dims: Sequence[int | None], args: object, kwargs: object) -> list[Any]:
+def members(
+    hop: Callable[..., Tensor], size: int, dims: Sequence[int | None], args: object, kwargs: object
+) -> list[Tensor]:
     """Run `hop` for each member of a batch separately, because each has separate scales."""
     leaves, spec = tree_flatten((args, kwargs))
     result = []
@@ -188,7 +198,7 @@ def _beside_channels(conv: Convolution, block_scale: Tensor) -> Tensor:
     return block_scale.repeat(1, conv.groups, *[1] * (block_scale.dim() - 2))  # groups share the scales
 
 
-def _plain(call: SchemeCall) -> tuple[Any, ...]:
+def _plain(call: SchemeCall) -> Args:
     """The arguments, with quantized ones replaced by meta tensors."""
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 

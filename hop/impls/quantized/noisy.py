@@ -5,7 +5,7 @@ graph never has noise itself: hop_noise and hop_fake_quantize come before it.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def with_noise(call: SchemeCall) -> Noisy:
     return Noisy(replace(call.scheme, **left) if rest else None, scales, args)
 
 
-def in_floats(call: SchemeCall, args: tuple[object, ...]) -> Any:
+def in_floats(call: SchemeCall, args: tuple[object, ...]) -> Tensor:
     """The result of a call in which no operand is quantized any more."""
     q = call.scheme.output
     dtype = call.dtype if q is None else torch.float32

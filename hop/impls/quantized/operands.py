@@ -33,7 +33,7 @@ def quantize(
     stream: int,
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
-) -> Any:
+) -> QuantizedTensor:
     """Call hop.quantize with random bits derived from a seed."""
     bits = bits_of(q, x, seed, stream)
     if bits is None and scale is None and zero_point is None:

@@ -13,7 +13,6 @@ rounded values is below 1/256, because lower bytes matter only if the first one 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ class Noise(Hop[Tensor]):
         dtype = torch.uint8 if bits == 8 else torch.int32
         return torch.stack(values, -1).to(dtype).flatten()[:count].reshape(list(shape))
 
-    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+    def kernels(self, /, *args: object) -> Iterable[tuple[Kernel, Args]]:
         return ((_NATIVE, args),)
 
 

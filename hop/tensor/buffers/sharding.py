@@ -21,7 +21,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.rule import Blocks
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DeviceMesh
+    from torch.distributed.tensor import DeviceMesh, Placement
 
 Reduce = Callable[[Tensor, str, Block], Tensor]
 """Combines a statistic over processes.
@@ -106,15 +106,16 @@ def run(
         function: called as function(quantizer, *parts). If processes share blocks, its quantizer is one that finds the
             scales of the whole tensor, created by `shared`.
     """
-    mesh, given = next((t.device_mesh, t.placements) for t in tensors if dtensor.is_dtensor(t))  # type: ignore[union-attr]
+    mesh, given = next((t.device_mesh, t.placements) for t in tensors if dtensor.is_dtensor(t))
     dims = _dimensions(quantizer, shape, usages, given, mesh)
 
-    def placed(sizes: Sequence[int]) -> list[Any]:
+    def placed(sizes: Sequence[int]) -> "list[Placement]":
         """The placements of a tensor of `sizes`: replicated if it has one element for the whole dimension."""
-        whole = [d is None or d >= len(sizes) or tracing.known_equal(sizes[d], 1) for d in dims]
         return [
-            dtensor.replicate() if w else dtensor.sharded(d)  # type: ignore[arg-type]
-            for w, d in zip(whole, dims, strict=True)
+            dtensor.replicate()
+            if d is None or d >= len(sizes) or tracing.known_equal(sizes[d], 1)
+            else dtensor.sharded(d)
+            for d in dims
         ]
 
     parts = [None if t is None else dtensor.local_part(dtensor.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
@@ -157,19 +158,23 @@ def _is_cut(quantizer: Quantizer, ndim: int, dims: Sequence[int | None]) -> bool
 
 
 def _dimensions(
-    quantizer: Quantizer, shape: Sequence[int], usages: Sequence[str], given: Sequence[Any], mesh: Any
+    quantizer: Quantizer,
+    shape: Sequence[int],
+    usages: Sequence[str],
+    given: "Sequence[Placement]",
+    mesh: "DeviceMesh",
 ) -> list[int | None]:
     """For each mesh axis, the dimension that stays sharded over it; None for none."""
     result: list[int | None] = []
-    for axis, p in enumerate(given):
+    for axis, dim in enumerate(map(dtensor.sharded_dim, given)):
         stays = (
-            p.is_shard()
-            and p.dim not in result
-            and not tracing.known_equal(shape[p.dim], 1)
+            dim is not None
+            and dim not in result
+            and not tracing.known_equal(shape[dim], 1)
             and tuple(usages) == (copies.ROWWISE,)
-            and keeps_blocks(quantizer, shape, p.dim, mesh.size(axis))
+            and keeps_blocks(quantizer, shape, dim, mesh.size(axis))
         )
-        result.append(p.dim if stays else None)
+        result.append(dim if stays else None)
     return result
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics import blocks
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import units
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.rules import quantized_like
@@ -15,7 +16,7 @@ from hop.tensor.table import IndivisibleError, implements, is_moving
 
 
 @implements(torch.ops.aten.constant_pad_nd.default)
-def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: object = 0) -> Any:
+def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: object = 0) -> QuantizedTensor:
     """zeros at the end of dimensions, with the scale of a block that they complete; otherwise dequantized"""
     behind = [0] * t.dim()
     for i, n in enumerate(pad):
@@ -57,7 +58,7 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     return t.rebuilt(buffers, shape=shape)
 
 
-def _completes(q: Any, old: Sequence[int], new: Sequence[int]) -> bool:
+def _completes(q: Quantizer, old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether padding makes an incomplete block longer."""
     return any(
         n != m and (b == -1 or n % b != 0)
@@ -66,7 +67,7 @@ def _completes(q: Any, old: Sequence[int], new: Sequence[int]) -> bool:
     )
 
 
-def _unpacked(q: Any, codes: Tensor, rows: Sequence[int]) -> Tensor:
+def _unpacked(q: Quantizer, codes: Tensor, rows: Sequence[int]) -> Tensor:
     codes = q.format.unpack(codes, rows[-1]) if q.per_byte() > 1 else codes
     return codes.reshape(list(rows))
 

@@ -30,7 +30,7 @@ Other operands are dequantized: x = (q̂ k̂ᵀ) · scale + bias, and y = (e · 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -212,7 +212,7 @@ def _of_floats(call: Call) -> Tensor:
     return torch.matmul(e * total.reciprocal().to(dtype), _heads(call, v, v))
 
 
-def _heads(call: Call, t: Tensor, whole: Any) -> Tensor:
+def _heads(call: Call, t: Tensor, whole: Tensor | Operand) -> Tensor:
     """Expand t, made from keys or values or their scales, to one head for each query head."""
     if not options(call).grouped or tracing.known_equal(t.shape[-3], 1):
         return t

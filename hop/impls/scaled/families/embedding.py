@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operators import EMBEDDING
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, values
+from hop.impls.scaled.calls import Call, Result, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import finish
@@ -52,7 +52,7 @@ def _prepare_rows(call: Call) -> Plan:
     return call.plan(_run_rows)
 
 
-def _run_rows(call: Call) -> Any:
+def _run_rows(call: Call) -> Result:
     weight, indices = call.args[:2]
     q, rows = weight.quantizer, indices.reshape(-1)
     named = weight.buffers

@@ -6,7 +6,7 @@ has one scale too. Every runtime reads such tables in the same way.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,13 +16,14 @@ from hop.dispatch.kernel import Declined, Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, aten
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
+from hop.impls.scaled.calls import Call, Result, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.gpu_rows import GPU_ROWS
 from hop.impls.scaled.native_rows import ROWS, function_of
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import by_integers, finish, given_buffers
 from hop.numerics import copies, functions, memory_format
+from hop.numerics.formats import Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 
@@ -85,8 +86,7 @@ def _buffers(call: Call) -> list[Tensor] | None:
     """The codes of the result, computed in integers, or by a table if both sides have one scale; else None."""
     if (buffers := by_integers(call, **_slope(call))) is not None:
         return buffers
-    q: Any = call.output
-    small = _of_all_codes(call)
+    q, small = call.output, _of_all_codes(call)
     if small is None or not _has_one_scale(q) or q.per_byte() > 1 or type(q.scale) is not Static:
         return None
     scales = [None if t is None else t.reshape(1) for t in (call.output_scale, call.output_zero_point)]
@@ -99,7 +99,7 @@ def _buffers(call: Call) -> list[Tensor] | None:
     return [codes, *given_buffers(call, list(codes.shape))]
 
 
-def _slope(call: Call) -> dict[str, Any]:
+def _slope(call: Call) -> dict[str, float]:
     """The slope of a leaky relu below 0, for integer conventions."""
     if call.op is not aten.leaky_relu.default:
         return {}
@@ -112,7 +112,8 @@ def _of_all_codes(call: Call) -> Call | None:
         return None
     operand = plain(call.args[0], copies.ROWWISE)
     codes, *stored = operand.tensors
-    format: Any = operand.quantizer.format
+    format = operand.quantizer.format
+    assert isinstance(format, Integer)
     every = torch.arange(format.low, format.high + 1, device=codes.device, dtype=torch.int32).to(codes.dtype)
     one = Operand(
         Quantizer(format, (-1,), operand.quantizer.scale),
@@ -130,19 +131,20 @@ def _is_table(call: Call) -> bool:
     return compute_dtype(call) == torch.float32 and not any(tracing.known_equal(n, 0) for n in x.shape)
 
 
-def _has_one_scale(q: Any) -> bool:
+def _has_one_scale(q: object) -> TypeGuard[Quantizer]:
     return isinstance(q, Quantizer) and not q.flat and all(b == -1 for b in q.block)
 
 
 def _taken(table: Tensor, call: Call) -> Tensor:
     """Look up each code's entry in the table."""
     operand = plain(call.args[0], copies.ROWWISE)
-    low: int = operand.quantizer.format.low  # type: ignore[union-attr]
-    places = operand.codes.to(torch.int32) - low
+    format = operand.quantizer.format
+    assert isinstance(format, Integer)
+    places = operand.codes.to(torch.int32) - format.low
     return table.index_select(0, places.reshape(-1)).reshape(places.shape)
 
 
-def _reference(call: Call) -> Any:
+def _reference(call: Call) -> Result:
     known = _buffers(call)
     return finish(call, _function(call)) if known is None else known
 

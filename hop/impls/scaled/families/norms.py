@@ -9,6 +9,7 @@ and everything from a sum up to r is in float64. For float64 operands ATen's ope
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _check(call: Call) -> None:
 
 def _norm(call: Call) -> Tensor:
     dtype = compute_dtype(call)
-    args: list[Any] = [values(x, dtype) for x in call.args]
+    args = [values(x, dtype) for x in call.args]
     if dtype != torch.float32 or functions.are_of_runtime() or tracing.known_equal(args[0].numel(), 0):
         return call.op(*args, **call.kwargs)
     if is_batch_norm(call):
@@ -68,7 +69,7 @@ def _norm(call: Call) -> Tensor:
 def _of_rows(
     call: Call,
     x: Tensor,
-    sizes: Any,
+    sizes: Sequence[int],
     weight: Tensor | None = None,
     second: Any = None,
     eps: float = 1e-5,
