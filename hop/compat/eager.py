@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch._C import Argument as Argument
 from torch._C import DispatchKey as DispatchKey
 from torch._C import _dispatch_tls_is_dispatch_key_excluded as _is_excluded
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
@@ -19,6 +20,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad, profiler
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 R = TypeVar("R")

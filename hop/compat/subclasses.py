@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey
@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, return_a
 from hop.compat.eager import is_plain_eager
 from hop.compat.imports import when_imported
 from hop.compat.pytree import Args
+
+R = TypeVar("R")
+T = TypeVar("T", bound=torch.Tensor)
 
 
 def is_foreign_subclass(cls: type) -> bool:
@@ -41,22 +44,28 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 no_torch_function = torch._C._disabled_torch_function_impl
 
 
-_make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+_make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
 
 def make_wrapper(
-    cls: type, shape: Any, strides: Any, offset: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
-) -> Any:
+    cls: type[T],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    offset: int | torch.SymInt,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+) -> T:
     """Create a tensor of class `cls` without storage."""
     return _make_wrapper_subclass(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
+def make_contiguous_wrapper(cls: type[T], shape: Sequence[int], dtype: torch.dtype) -> T:
     """Create a contiguous tensor of class `cls` on the CPU, without storage and without a gradient."""
     return _make_wrapper_subclass(cls, shape, dtype=dtype)
 
 
-def contiguous_strides(shape: Sequence[Any]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor of `shape`, which may contain symbolic sizes."""
     if not all(type(n) is int for n in shape):
         return make_contiguous_strides_for(tuple(shape))
@@ -67,7 +76,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def dispatch(op: OpOverload, args: Args, kwargs: Mapping[str, object], run: Callable[..., object]) -> Any:
+def dispatch(op: OpOverload, args: Args, kwargs: Mapping[str, object], run: Callable[..., R]) -> R:
     """Call `run(op, args, kwargs)` from a `__torch_dispatch__` with the same operators in and out of inference mode.
 
     Normally autograd's keys decompose composite operators before a subclass sees them. In inference mode, and for
@@ -92,7 +101,7 @@ def _is_composite(op: OpOverload) -> bool:
     return known(name, "CompositeImplicitAutograd") and not (known(name, "CPU") or known(name, "CUDA"))
 
 
-def correct_aliasing(op: OpOverload, args: object, kwargs: object, out: object) -> Any:
+def correct_aliasing(op: OpOverload, args: Args, kwargs: Mapping[str, object], out: object) -> Any:
     """Mark `out`, the result of a subclass's rule for `op`, as an alias according to the schema, if a graph is traced.
 
     In eager mode it is left out, which makes a view 10 µs faster.
@@ -102,7 +111,7 @@ def correct_aliasing(op: OpOverload, args: object, kwargs: object, out: object) 
     return return_and_correct_aliasing(op, args, kwargs, out)
 
 
-def inferred_size(shape: Sequence[int], numel: Any) -> list[Any]:
+def inferred_size(shape: Sequence[int], numel: int) -> list[int]:
     """`shape` with its -1 filled in, for `numel` elements; raises PyTorch's error if they do not match."""
     if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
         return list(shape)  # PyTorch's own takes 4 µs
@@ -117,7 +126,7 @@ def base(view: torch.Tensor) -> torch.Tensor | None:
 def stack_in_batches(cls: type) -> None:
     """Let the workers of a DataLoader stack tensors of a class as its own process does, not into a plain tensor."""
 
-    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    def stack(batch: list[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
         return torch.stack(batch)
 
     def register() -> None:

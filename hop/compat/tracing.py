@@ -3,11 +3,12 @@
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch._ops import HigherOrderOperator, _len_torch_dispatch_stack_pre_dispatch
+from torch.fx import Proxy
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from torch.fx.experimental.proxy_tensor import (
     _ProxyTensor,
@@ -70,9 +71,10 @@ def is_tracked(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> bool:
     return mode.tracer.unwrap_proxy(tensor) is not tensor
 
 
-def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) -> None:
+def trace_parts(mode: ProxyTorchDispatchMode, hop: HigherOrderOperator, source: torch.Tensor) -> None:
     """In the graph that `mode` builds, make the inner tensors of `source` results of `hop`, if they are used."""
-    tracer, own = mode.tracer, mode.tracer.unwrap_proxy(source)
+    tracer = mode.tracer
+    own: Any = tracer.unwrap_proxy(source)
 
     @functools.cache
     def node() -> Any:
@@ -86,11 +88,11 @@ def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) ->
 class _LazyProxy(_ProxyTensor):
     """A value whose node is created at its first use. After the graph is finished, the value is its source instead."""
 
-    def __init__(self, source: Any, make: Callable[[], Any]) -> None:
+    def __init__(self, source: Proxy, make: Callable[[], Proxy]) -> None:
         self._source, self._make, self._made, self.constant = source, make, None, None
 
     @property
-    def proxy(self) -> Any:  # type: ignore[override]
+    def proxy(self) -> Proxy:  # type: ignore[override]
         if self._made is None:
             if next(iter(reversed(self._source.node.graph.nodes))).op == "output":
                 return self._source
@@ -98,7 +100,7 @@ class _LazyProxy(_ProxyTensor):
         return self._made
 
 
-def known_equal(a: Any, b: Any) -> bool:
+def known_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Whether two sizes are equal for all values of their symbols. The comparison adds no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
@@ -107,7 +109,7 @@ def known_equal(a: Any, b: Any) -> bool:
     return statically_known_true(a == b)
 
 
-def largest(size: Any) -> int | None:
+def largest(size: int | torch.SymInt) -> int | None:
     """The largest value that a size can have for any values of its symbols; None if it has no bound."""
     if isinstance(size, int):
         return size
@@ -115,7 +117,7 @@ def largest(size: Any) -> int | None:
     return int(bound) if bound.is_Integer else None
 
 
-def hints(shape: Any) -> tuple[int, ...] | None:
+def hints(shape: Iterable[int | torch.SymInt]) -> tuple[int, ...] | None:
     """A shape in which symbolic sizes are replaced by their values at tracing; None if one had none."""
     sizes = [n if isinstance(n, int) else n.node.hint for n in shape]
     return None if None in sizes else tuple(sizes)

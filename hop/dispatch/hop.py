@@ -19,7 +19,7 @@ import abc
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from hop.dispatch import compiled, plan
 from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
 from hop.dispatch.kernel import Declined, Kernel
-
-if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
 
 R = TypeVar("R", covariant=True)
 _current = threading.local()
@@ -272,7 +269,7 @@ class Hop(HigherOrderOperator, Generic[R]):
     def _register_flop_counter(self) -> None:
         self.py_impl(eager.flop_counter_mode())(self._count_flops)
 
-    def _count_flops(self, mode: "TorchDispatchMode", /, *args: object, **kwargs: object) -> R:
+    def _count_flops(self, mode: eager.TorchDispatchMode, /, *args: object, **kwargs: object) -> R:
         """Count the FLOPs of the reference, on meta tensors, under the names of its ATen operators."""
         described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         with mode:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat.eager import OpOverload
+from hop.compat.eager import Argument, OpOverload
 from hop.compat.pytree import Args, ArgsKwargs, Kwargs
 from hop.impls.out_dtype.kept import kept, kept_integers
 
@@ -26,8 +26,8 @@ class Inner:
     """The operator that out_dtype runs."""
 
     op: OpOverload
-    positional: tuple[Any, ...]  # positional schema arguments
-    keyword_only: Kwargs
+    positional: tuple[Argument, ...]
+    keyword_only: dict[str, Argument]
     operand_at: tuple[tuple[int, str], ...]  # position and name of positional arguments that take tensors or Scalars
     keyword_operands: frozenset[str]  # names of keyword-only arguments that do
     promoted: frozenset[str]  # names of operands that are cast to the common dtype
@@ -71,7 +71,7 @@ class Inner:
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
         return self._with_lists(ordered), keywords
 
-    def _with_lists(self, args: tuple[object, ...]) -> tuple[Any, ...]:
+    def _with_lists(self, args: Args) -> Args:
         """Expand a number to a list where the schema has int[N], as torch.nn.functional does."""
         for i, length in self.lists.items():
             if i < len(args) and isinstance(args[i], _INTS):
@@ -103,17 +103,17 @@ class Inner:
             return value.is_floating_point()
         return name in self.promoted
 
-    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    def map_promoted(self, args: tuple[object, ...], function: Callable[[Tensor], Tensor]) -> Args:
         """Apply `function` to every promoted tensor among the positional arguments."""
 
-        def one(value: object) -> Any:
+        def one(value: object) -> object:
             if isinstance(value, Tensor):
                 return function(value)
             return [one(v) for v in value] if isinstance(value, list | tuple) else value
 
         return tuple(one(v) if self.promotes(a.name, v) else v for a, v in zip(self.positional, args, strict=False))
 
-    def cast(self, args: tuple[object, ...], kwargs: Mapping[str, object], dtype: torch.dtype) -> tuple[Any, Any]:
+    def cast(self, args: tuple[object, ...], kwargs: Mapping[str, object], dtype: torch.dtype) -> ArgsKwargs:
         """Cast every promoted tensor to `dtype`."""
         keywords = {
             name: v.to(dtype) if isinstance(v, Tensor) and self.promotes(name, v) else v for name, v in kwargs.items()
@@ -126,7 +126,7 @@ def _length(argument: Any) -> int:
     return argument.N or 0
 
 
-def _least(arguments: Sequence[Any]) -> float:
+def _least(arguments: Sequence[Argument]) -> float:
     if any(a.kwarg_only and not a.has_default_value() for a in arguments):
         return math.inf
     needed = [i for i, a in enumerate(a for a in arguments if not a.kwarg_only) if not a.has_default_value()]

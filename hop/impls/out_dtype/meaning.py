@@ -30,7 +30,7 @@ from hop.kernels.aten.convolution import lay_out
 from hop.numerics.spelling import shown
 
 
-def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: object) -> Tensor:
     """The result of out_dtype(op, output_dtype, *args, **kwargs) for canonical arguments."""
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)
@@ -89,7 +89,7 @@ def _in_float64(inner: Inner, args: tuple[object, ...], kwargs: Mapping[str, obj
     args, kwargs = inner.cast(args, kwargs, torch.float64)
     names = [a.name for a in inner.positional]
 
-    def rounded(name: str, x: object) -> Any:
+    def rounded(name: str, x: object) -> object:
         return ctypes.c_float(x).value if isinstance(x, float) and name in inner.promoted else x
 
     return tuple(map(rounded, names, args)), {name: rounded(name, x) for name, x in kwargs.items()}

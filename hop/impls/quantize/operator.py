@@ -136,14 +136,16 @@ class Quantize(Composite[QuantizedTensor]):
         scales = checked("quantize", parsed, x, scale, zero_point, noise, usages=usages, gradient=gradient)
         return (q, x, *scales, noise, list(usages), gradient), {}
 
-    def reference(self, q: str, x: Tensor, /, *rest: Any) -> QuantizedTensor:
-        buffers, parsed = quantize_buffers(q, x, *rest[:-1]), Quantizer.parse(q)
-        named = zip(copies.names(parsed, tuple(rest[-2])), buffers, strict=True)
+    def reference(
+        self, q: str, x: Tensor, scale: Given, zero_point: Given, noise: _Optional, usages: Usages, gradient: str, /
+    ) -> QuantizedTensor:
+        buffers, parsed = quantize_buffers(q, x, scale, zero_point, noise, usages), Quantizer.parse(q)
+        named = zip(copies.names(parsed, tuple(usages)), buffers, strict=True)
         return QuantizedTensor.fitting(dict(named), parsed, x.shape, x.dtype)
 
-    def explain(self, /, *args: Any, **kwargs: Any) -> str:
-        checked, named = self.check(*args, **kwargs)
-        return quantize_buffers.explain(*checked[:-1], **named)
+    def explain(self, /, *args: Any) -> str:
+        (*checked, _), _ = self.check(*args)
+        return quantize_buffers.explain(*checked)
 
     def differentiable(self, /, *args: object) -> bool:
         return True

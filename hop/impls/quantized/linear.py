@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from hop.compat import dynamo, eager
-from hop.compat.pytree import Args, ArgsKwargs
+from hop.compat.pytree import ArgsKwargs
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
@@ -35,7 +36,7 @@ _LINEAR = aten.linear.default
 _SCALES = len(Scales._fields)
 
 
-def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales: Sequence[Any]) -> Contract:
+def _contract(scheme: str, needs: Sequence[bool], options: Sequence[bool], scales: Sequence[_Optional]) -> Contract:
     of = Scales(*scales)
     given = (of.lhs is not None, of.rhs is not None)
     return Contract(Scheme.parse(scheme), Needs(*needs), Options(*options), given)
@@ -48,7 +49,14 @@ class LinearForward(Hop[list[Tensor]]):
         return args, kwargs  # Layer.check has checked them
 
     def reference(
-        self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
+        self,
+        scheme: str,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+        options: Sequence[bool],
+        seed: _Optional,
+        /,
+        *rest: Any,
     ) -> list[Tensor]:
         *scales, x, weight, bias, held = rest
         contract = _contract(scheme, needs, options, scales)
@@ -66,7 +74,14 @@ class LinearForward(Hop[list[Tensor]]):
         return [t.contiguous() for t in outputs]
 
     def fake(
-        self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
+        self,
+        scheme: str,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+        options: Sequence[bool],
+        seed: _Optional,
+        /,
+        *rest: Any,
     ) -> list[Tensor]:
         *scales, x, weight, _, held = rest
         contract = _contract(scheme, needs, options, scales)
@@ -85,10 +100,10 @@ class LinearBackward(Hop[list[Tensor]]):
         scheme: str,
         dtype: torch.dtype,
         needs: Sequence[bool],
-        options: Sequence[Any],
-        shapes: Sequence[Any],
+        options: Sequence[bool],
+        shapes: Sequence[Sequence[int]],
         dtypes: Sequence[torch.dtype],
-        seed: Any,
+        seed: _Optional,
         /,
         *rest: Any,
     ) -> list[Tensor]:
@@ -103,7 +118,7 @@ class LinearBackward(Hop[list[Tensor]]):
         call = SchemeCall(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (*factors, *bias), {})
         wanted = [LHS] * need.of_x() + [RHS] * need.of_weight() + [BIAS] * need.bias
         through = gradient.through_operator(call, grad, wanted)
-        grads: dict[str, Any] = {}
+        grads: dict[str, _Optional] = {}
         for role, name, saved, proto in (
             (LHS, "x", contract.of_x(), protos[0]),
             (RHS, "weight", contract.of_weight(), protos[1]),
@@ -118,18 +133,29 @@ class LinearBackward(Hop[list[Tensor]]):
                 grads[name] = through[role].to(proto.dtype)
         if need.bias:
             grads["bias"] = through[BIAS].to(dtypes[2])
-        return [grads[name].contiguous() for name in Needs._fields if getattr(need, name)]
+        wanted = [grads[name] for name in Needs._fields if getattr(need, name)]
+        return [g.contiguous() for g in wanted if g is not None]
 
     def fake(
-        self, _scheme: str, _dtype: Any, needs: Any, _options: Any, shapes: Any, dtypes: Any, /, *rest: Any
-    ) -> Any:
+        self,
+        _scheme: str,
+        _dtype: torch.dtype,
+        needs: Sequence[bool],
+        _options: object,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+        /,
+        *rest: Any,
+    ) -> list[Tensor]:
         _, *scales, grad, _, _, _, _ = rest
         of: list[TensorProto | None] = [*_described(shapes, dtypes, grad.device)]
         of += [None] * (3 - len(of)) + [None if s is None else TensorProto.of(s) for s in scales[:4]]
         return _made([p for p, need in zip(of, needs, strict=True) if need and p is not None])
 
 
-def _described(shapes: Sequence[Any], dtypes: Sequence[torch.dtype], device: torch.device) -> list[TensorProto]:
+def _described(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], device: torch.device
+) -> list[TensorProto]:
     return [TensorProto(tuple(shape), dtype, device) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
@@ -137,7 +163,7 @@ def _made(protos: Sequence[TensorProto]) -> list[Tensor]:
     return [torch.empty(b.shape, dtype=b.dtype, device=p.device) for p in protos for b in p.buffers()]
 
 
-def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | None, described: TensorProto) -> Any:
+def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | None, described: TensorProto) -> Tensor:
     """The saved form of an operand; a meta tensor if no product reads it."""
     if original is not None:
         return original
@@ -163,12 +189,27 @@ linear_forward = LinearForward("hop_linear_forward")
 linear_backward = LinearBackward("hop_linear_backward")
 
 
+class _Context(BackwardCFunction):
+    """What a layer keeps for its backward besides tensors."""
+
+    node: tuple[str, torch.dtype, list[bool], list[bool]]  # the first arguments of hop_linear_backward
+    described: tuple[list[list[int]], list[torch.dtype]]  # shapes and dtypes of x, weight and bias
+    count: int  # buffers of x among the saved tensors
+    main_grad: _Optional
+
+
 class _Linear(torch.autograd.Function):
     """Compute (y, *kept) of a layer that needs a gradient."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, scheme: str, dtype: torch.dtype, options: Options, main_grad: _Optional, held: Any, *tensors: Any
+        ctx: _Context,
+        scheme: str,
+        dtype: torch.dtype,
+        options: Options,
+        main_grad: _Optional,
+        held: Sequence[Tensor],
+        *tensors: Any,
     ) -> tuple[Tensor, ...]:
         _, *scales, x, weight, bias = tensors
         flags = ctx.needs_input_grad[-len(tensors) + 1 :]
@@ -184,7 +225,8 @@ class _Linear(torch.autograd.Function):
         if kept is not None:
             named = dict(zip([b.name for b in kept.buffers()], held or new, strict=True))
             copy = [] if saved is None else [named[b.name] for b in saved.buffers()]
-        originals = [t if s.original else None for t, s in ((x, contract.of_x()), (weight, contract.of_weight()))]
+        forms = ((x, contract.of_x()), (weight, contract.of_weight()))
+        originals: list[Any] = [t if s.original else None for t, s in forms]
         ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *copies_saved[:count], *copy)
         ctx.node = (scheme, dtype, list(needs), list(options))
         ctx.described = ([list(t.shape) for t in (x, weight)], [x.dtype, weight.dtype])
@@ -198,7 +240,7 @@ class _Linear(torch.autograd.Function):
         return (y, *new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, grad: Tensor, *_: object) -> tuple[_Optional, ...]:  # type: ignore[override]
         seed, *rest = ctx.saved_tensors
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
@@ -220,7 +262,13 @@ def _count(copy: TensorProto | None) -> int:
 
 
 def _differentiable(
-    ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: Sequence[object], x: _Optional, weight: _Optional
+    ctx: _Context,
+    needs: Needs,
+    grad: Tensor,
+    seed: _Optional,
+    scales: Sequence[_Optional],
+    x: _Optional,
+    weight: _Optional,
 ) -> list[_Optional]:
     """The gradients, computed by differentiable operators."""
     scheme, dtype, *_ = ctx.node
@@ -248,7 +296,7 @@ def linear(
     options: Options,
     main_grad: _Optional = None,
     held: Sequence[Tensor] = (),
-) -> tuple[Any, list[Tensor]]:
+) -> tuple[Tensor, list[Tensor]]:
     """The result of a linear layer, and the weight's codes if options.keep requests them and they are new."""
     y, *kept = _node(str(scheme), scales, list(options), main_grad, list(held), x, weight, bias)
     return y, kept
@@ -257,13 +305,13 @@ def linear(
 def _node(
     text: str,
     scales: Scales,
-    listed: list[Any],
+    listed: list[bool],
     main_grad: _Optional,
     held: list[Tensor],
     x: Tensor,
     weight: Tensor,
     bias: _Optional,
-) -> Args:
+) -> tuple[Tensor, ...]:
     options, args = Options(*listed), (x, weight, bias)
     dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
     named = calls.autocast_dtype(x)

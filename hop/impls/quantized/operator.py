@@ -42,15 +42,19 @@ class Quantized(Composite[Tensor]):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> ArgsKwargs:
+    def check(
+        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: object, **kwargs: object
+    ) -> ArgsKwargs:
         check_op(op)
         count = _FIXED - 3
-        bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
+        bound, kwargs = describe(op).bind(rest[count:], kwargs)
         check_types("quantized", op, bound, kwargs)
         calls.check(taken(op, scheme, dtype, (*rest[:count], *bound), kwargs))
         return (op, scheme, dtype, *rest[:count], *bound), kwargs
 
-    def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Tensor:
+    def reference(
+        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: object, **kwargs: object
+    ) -> Tensor:
         call = taken(op, scheme, dtype, rest, kwargs)
         args, named = _to_scaled(call)
         result = scaled(*args, **named)
@@ -68,8 +72,17 @@ class Quantized(Composite[Tensor]):
     def differentiable(self, /, *args: object, **kwargs: object) -> bool:
         return True
 
-    def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> list[_Optional]:
-        op, scheme, dtype, *rest = args
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        op: OpOverload,
+        scheme: str,
+        dtype: torch.dtype | None,
+        /,
+        *rest: object,
+        **kwargs: object,
+    ) -> list[_Optional]:
         call = taken(op, scheme, dtype, rest, kwargs)
         result: list[_Optional] = [None] * len(needed)
         if call.scheme.output is not None:
@@ -79,11 +92,11 @@ class Quantized(Composite[Tensor]):
         for x in call.args:
             starts.append(starts[-1] + len(tree_leaves(x)))
         wanted: list[str] = []
-        places: dict[str, tuple[int, Any, list[bool]]] = {}
+        places: dict[str, tuple[int, int, list[bool]]] = {}  # of the operand and its scale, and which are needed
         for role in (LHS, RHS, BIAS):
             place = call.place(role)
             if place is not None:
-                first = _PLACES.get(role)
+                first = _PLACES.get(role, 0)  # a bias has no scale
                 flags = [needed[starts[place]], *(needed[first : first + 2] if first else [False, False])]
                 places[role] = (starts[place], first, flags)
                 wanted += [role] * any(flags)
@@ -101,7 +114,7 @@ class Quantized(Composite[Tensor]):
         return result
 
     def forward_mode(
-        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any
+        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: object, **kwargs: object
     ) -> Tensor:
         """The value, with the derivatives of the operator on fake-quantized operands."""
         call = taken(op, scheme, dtype, rest, kwargs)
@@ -171,7 +184,7 @@ def quantized(
     scales: Scales | None = None,
     seed: Tensor | None = None,
     **kwargs: object,
-) -> Any:
+) -> Tensor:
     """Run `op` on float tensors in low precision: quantize the operands, and run hop.scaled on the codes.
 
     The result is that of hop.scaled for the operands that hop.quantize returns, bit for bit for integer formats: the
@@ -232,14 +245,18 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: Ar
     floats = [role for role in (LHS, RHS) if call.quantizer(role) is not None and not is_quantized(call.find(role))]
     if scheme.output is not None or any(map(call.is_transposed, floats)):
         return lambda *args: quantized_operator.reference(*fixed, *described.bind(args, {})[0])
-    factors: list[Any] = [place for role in (LHS, RHS) if (place := call.place(role)) is not None]
-    places: list[Any] = [(call.place(role), call.quantizer(role)) for role in floats if call.place(role) is not None]
+    factors = [place for role in (LHS, RHS) if (place := call.place(role)) is not None]
+    places = [
+        (place, q)
+        for role in floats
+        if (place := call.place(role)) is not None and (q := call.quantizer(role)) is not None
+    ]
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> Tensor:
         """Call hop.quantize and hop.scaled, which use cached plans. These do not depend on the appearance dtype."""
         dtypes = {args[place].dtype for place in factors}
         result = dtype or (dtypes.pop() if len(dtypes) == 1 else functools.reduce(torch.promote_types, dtypes))
-        codes: list[Any] = list(args)
+        codes = list(args)
         for place, q in places:
             codes[place] = operands.found_scales(q, codes[place])
         return scaled(op, result, *codes)
@@ -256,7 +273,7 @@ def _traced(
     scales: Scales | None = None,
     seed: Tensor | None = None,
     **kwargs: object,
-) -> Any:
+) -> Tensor:
     """The form of quantized that Dynamo traces."""
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     if not isinstance(scheme, Scheme):
@@ -271,7 +288,15 @@ def _traced(
     return _node(op, str(scheme), dtype, scales, seed, *args, **kwargs)
 
 
-def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args: Any, **kwargs: Any) -> Any:
+def _node(
+    op: OpOverload,
+    text: str,
+    dtype: torch.dtype | None,
+    scales: Scales,
+    seed: _Optional,
+    *args: object,
+    **kwargs: object,
+) -> Tensor:
     """Call the operator, with defaults for dtype and seed."""
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)

@@ -327,7 +327,7 @@ def scaled(
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: Args, kwargs: Kwargs) -> Any:
+def _planned(known: plan.Key, op: OpOverload, output: torch.dtype | Quantizer, given: Args, kwargs: Kwargs) -> Tensor:
     """Run a call without a cached plan, and cache its plan. `kwargs` are plain numbers, which the plan contains."""
     check_op(op)
     check_output(output)
@@ -371,7 +371,7 @@ def _traced(
     output_scale: Tensor | float | None = None,
     output_zero_point: Tensor | float | None = None,
     **kwargs: object,
-) -> Any:
+) -> Tensor:
     """The form of scaled that Dynamo traces."""
     # a tuple, because Dynamo of torch 2.11 does not support | between these classes
     if not isinstance(output, (torch.dtype, Quantizer)):
@@ -380,7 +380,7 @@ def _traced(
     return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
 
 
-def _node(*args: object, **kwargs: object) -> Any:
+def _node(*args: object, **kwargs: object) -> Tensor:
     return scaled_operator(*args, **kwargs)
 
 

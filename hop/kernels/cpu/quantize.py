@@ -51,7 +51,7 @@ def _keeps(quantizer: str) -> bool:
     return Quantizer.parse(quantizer).keeps_memory_format()
 
 
-def _channels_last(quantizer: str, shape: Sequence[object]) -> str | None:
+def _channels_last(quantizer: str, shape: Sequence[int]) -> str | None:
     """The quantizer that treats (N, *S, C) as `quantizer` treats (N, C, *S); None if native code has none."""
     q = Quantizer.parse(quantizer)
     # the order of a sum would change
@@ -106,7 +106,7 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
     return _dequantize_rows(last, moved, (n, *size, channels), dtype).movedim(-1, 1)
 
 
-def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[object], dtype: torch.dtype) -> Tensor:
+def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     description = describe(quantizer)
     codes, scale, second = (*buffers, None)[:3]
     return native_operators.dequantize(codes, scale, second, list(shape), description.back(dtype))

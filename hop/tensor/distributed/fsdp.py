@@ -8,7 +8,7 @@ padded to one size for all processes.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from hop.compat import dtensor, eager, process_groups
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.tensor.quantized import QuantizedTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh
 
 
 class Parts(NamedTuple):
@@ -87,7 +90,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
     return QuantizedTensor.fitting(grids, sent.quantizer, sent.shape, dtype)
 
 
-def into(out: object, new: QuantizedTensor) -> None:
+def into(out: Tensor, new: QuantizedTensor) -> None:
     """Copy `new` into `out`, which FSDP2 keeps, except for buffers that share memory already."""
     mine = dtensor.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
@@ -138,7 +141,7 @@ def check(t: QuantizedTensor) -> None:
         )
 
 
-def pre_all_gather(t: QuantizedTensor, mesh: object) -> tuple[tuple[Tensor, ...], Sent]:
+def pre_all_gather(t: QuantizedTensor, mesh: "DeviceMesh") -> tuple[tuple[Tensor, ...], Sent]:
     """Implement fsdp_pre_all_gather for a part of a QuantizedTensor."""
     t.check()
     lengths = t.__dict__.get("_lengths")
@@ -156,7 +159,7 @@ def pre_all_gather(t: QuantizedTensor, mesh: object) -> tuple[tuple[Tensor, ...]
 
 
 def post_all_gather(
-    gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: object = None
+    gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: Tensor | None = None
 ) -> tuple[QuantizedTensor, tuple[Tensor, ...]] | None:
     """Implement fsdp_post_all_gather for a QuantizedTensor."""
     new = receive(sent, gathered, dtype)
@@ -174,7 +177,7 @@ def bytes_sent(quantizer: Quantizer, shape: Sequence[int], processes: int = 1) -
     return total * processes
 
 
-def _gathering(t: QuantizedTensor) -> Callable[[Any], Any]:
+def _gathering(t: QuantizedTensor) -> "Callable[[DeviceMesh], tuple[tuple[Tensor, ...], Sent]]":
     """fsdp_pre_all_gather: a function from a mesh to the data to send of this part of a parameter.
 
     fully_shard looks this attribute up, so it raises early for unsupported tensors.
@@ -183,7 +186,14 @@ def _gathering(t: QuantizedTensor) -> Callable[[Any], Any]:
     return lambda mesh: pre_all_gather(t, mesh)
 
 
-def _gathered(t: QuantizedTensor, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+def _gathered(
+    t: QuantizedTensor,
+    gathered: Sequence[Tensor],
+    sent: Sent,
+    dtype: torch.dtype,
+    *,
+    out: Tensor | None = None,
+) -> tuple[QuantizedTensor, tuple[Tensor, ...]] | None:
     """fsdp_post_all_gather: the whole parameter, appearing in `dtype`; or fill `out`."""
     return post_all_gather(gathered, sent, dtype, out)
 
