@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
@@ -110,6 +110,12 @@ class Format(Value):
     def is_whole(self) -> bool:
         """Whether all values are integers; if codes differ from values, 8-bit integers."""
         return self.is_integer or all(x.is_integer() and -128 <= x <= 127 for x in map(float, self.numbers))
+
+
+def is_equal(a: Format, b: Format) -> bool:
+    """Whether two formats are equal except for their names."""
+    own = [f.name for f in fields(a) if f.init and f.name != "name"]
+    return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
 
 
 def rounds_up(part: Tensor, noise: Tensor) -> Tensor:

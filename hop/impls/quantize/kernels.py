@@ -37,7 +37,7 @@ def quantizing(
         scales: the scale and zero point that replace the rule, numbers or tensors; empty if the rule applies.
         fitted: these in the dtypes and shapes of their buffers.
     """
-    if not isinstance(x, Tensor) or q.is_random() or _lies_last(x):
+    if not isinstance(x, Tensor) or q.is_random() or memory_format.is_channels_last(x):
         return general
     if any(
         isinstance(t, Tensor) and t.dtype != own.dtype
@@ -98,7 +98,7 @@ def _row_buffers(q: Quantizer, x: Tensor) -> Plan:
 
 def dequantizing(x: Tensor, dtype: torch.dtype | None, general: Plan) -> Plan:
     """The plan for dequantizing tensors like x; `general` if no kernel matches."""
-    if type(x) is not QuantizedTensor or x.usages != (copies.ROWWISE,) or _lies_last(x.codes):
+    if type(x) is not QuantizedTensor or x.usages != (copies.ROWWISE,) or memory_format.is_channels_last(x.codes):
         return general
     text, usages, shape, result = str(x.quantizer), x.usages, x.shape, dtype or x.dtype
     found = operator.itemgetter(*x._names)
@@ -124,7 +124,3 @@ def _matched(kernels: tuple[Kernel, Kernel], call: Args) -> tuple[Plan | Decline
     of_cpu, of_gpu = kernels
     plan = of_cpu.match(call)
     return (of_gpu.match(call), False) if isinstance(plan, Declined) else (plan, True)
-
-
-def _lies_last(x: Tensor) -> bool:
-    return x.dim() > 3 and memory_format.is_channels_last(x)

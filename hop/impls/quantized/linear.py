@@ -133,8 +133,12 @@ class LinearBackward(Hop[list[Tensor]]):
                 grads[name] = through[role].to(proto.dtype)
         if need.bias:
             grads["bias"] = through[BIAS].to(dtypes[2])
-        wanted = [grads[name] for name in Needs._fields if getattr(need, name)]
-        return [g.contiguous() for g in wanted if g is not None]
+        outputs = [grads[name] for name in Needs._fields if getattr(need, name)]
+        result: list[Tensor] = []
+        for g in outputs:
+            assert g is not None
+            result.append(g.contiguous())
+        return result
 
     def fake(
         self,

@@ -215,7 +215,7 @@ def _check_given(
 def _prepare_quantize(call: Args) -> Plan:
     _check_quantize(call)
     quantizer, x, _, zero_point, noise, usages = call[:6]
-    if len(call) > 6 or noise is not None or tuple(usages) != (copies.ROWWISE,) or _lies_last(x):
+    if len(call) > 6 or noise is not None or tuple(usages) != (copies.ROWWISE,) or memory_format.is_channels_last(x):
         return lambda *call: _quantize(call)
     description, quantize, below = describe(quantizer), torch.ops.hop_native.quantize.default, eager.below_autograd
     if zero_point is not None and not _is_code(zero_point, description.quantizer.format):
@@ -235,10 +235,6 @@ def _is_code(zero_point: Tensor, format: Format) -> bool:
         return False
     info = torch.iinfo(format.dtype)
     return (info.min, info.max) == (format.min, format.max)
-
-
-def _lies_last(x: Tensor) -> bool:
-    return x.dim() > 3 and memory_format.is_channels_last(x)
 
 
 def _quantize(call: Args) -> list[Tensor]:
@@ -265,7 +261,7 @@ def _prepare_dequantize(call: Args) -> Plan:
     own = buffers[: len(described)] if copies.ROWWISE in usages else buffers
     if [(tracing.hints(b.shape), b.dtype) for b in own] != described:
         raise Declined("the buffers do not match the quantizer")
-    if tuple(usages) != (copies.ROWWISE,) or _lies_last(buffers[0]):
+    if tuple(usages) != (copies.ROWWISE,) or memory_format.is_channels_last(buffers[0]):
         return lambda *call: _dequantize(call)
     dequantize, below = torch.ops.hop_native.dequantize.default, eager.below_autograd
     words, has_second = describe(quantizer).back(dtype), len(buffers) > 2

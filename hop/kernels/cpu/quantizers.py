@@ -4,7 +4,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from hop.dispatch.kernel import Declined
 from hop.kernels.cpu import native
 from hop.numerics import scale_rules
+from hop.numerics.format import is_equal
 from hop.numerics.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal
@@ -84,7 +85,7 @@ def _check_integer(f: Integer) -> None:
 
 def _check_float(f: Float) -> None:
     known = (E4M3, E5M2) if f.dtype.is_floating_point else (f,)
-    is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(_equal(f, k) for k in known)
+    is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(is_equal(f, k) for k in known)
     if f.mantissa_bits == 0 or not is_plain:
         raise Declined(f"for e4m3, e5m2, and floats in uint8 with a mantissa, not {f.name}")
 
@@ -104,13 +105,6 @@ _FORMATS: dict[type, _Format] = {
     Float: _Format("float", _bits_of_float, _check_float),
     Codebook: _Format("codebook", _codebook),  # always uint8
 }
-
-
-def _equal(a: Format, b: Format) -> bool:
-    """Whether two formats are equal except for their names."""
-    return type(a) is type(b) and all(
-        getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.init and f.name != "name"
-    )
 
 
 # ---- rules
@@ -156,12 +150,12 @@ def _check_amax(rule: scale_rules.Amax, f: Format) -> None:
 
 
 def _check_microscaling(rule: scale_rules.Microscaling, f: Format) -> None:
-    if not _equal(rule.exponent, E8M0):
+    if not is_equal(rule.exponent, E8M0):
         raise Declined(f"for exponents in e8m0, not {rule.exponent.name}")
 
 
 def _check_two_level(rule: scale_rules.TwoLevel, f: Format) -> None:
-    if not _equal(rule.inner, E4M3):
+    if not is_equal(rule.inner, E4M3):
         raise Declined(f"for scales in e4m3, not {rule.inner.name}")
     if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
         raise Declined(f"for an amax per tensor or per row, not of {rule.outer}")

@@ -6,7 +6,7 @@ A tensor is reshaped to a matrix whose rows contain the blocks; format and rule 
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from hop.dispatch.kernel import Declined, Kernel, decline
 from hop.dispatch.plan import Plan
 from hop.kernels.gpu.product import takes
 from hop.numerics import blocks, copies, memory_format
+from hop.numerics.format import is_equal
 from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, INT4, INT8, UINT4, UINT8, Format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal
@@ -54,14 +55,8 @@ if torch.cuda.is_available():  # a compiled program loaded from a cache contains
 # ---- descriptions
 
 
-def _equal(a: Format, b: Format) -> bool:
-    """Whether two formats are equal except for their names."""
-    own = [f.name for f in fields(b) if f.init and f.name != "name"]
-    return type(a) is type(b) and all(getattr(a, name) == getattr(b, name) for name in own)
-
-
 def format_name(f: Format) -> str | None:
-    return next((name for known, name in FORMATS.items() if _equal(f, known)), None)
+    return next((name for known, name in FORMATS.items() if is_equal(f, known)), None)
 
 
 _Words = dict[str, Any]
@@ -89,9 +84,9 @@ def described(quantizer: str, given: bool) -> _Words:
     if type(q) is not Quantizer or q.layout is not None or name is None or words is None:
         raise Declined(f"for int8, int4, fp8 and fp4 in the plain form by {[t.__name__ for t in _RULES]}, not {q}")
     rule = q.scale
-    if isinstance(rule, Microscaling) and not (_equal(rule.exponent, E8M0) and q.format.is_float and not given):
+    if isinstance(rule, Microscaling) and not (is_equal(rule.exponent, E8M0) and q.format.is_float and not given):
         raise Declined(f"for floats with e8m0 exponents from the rule, not {q}")
-    if isinstance(rule, TwoLevel) and not (_equal(rule.inner, E4M3) and all(b == -1 for b in rule.outer)):
+    if isinstance(rule, TwoLevel) and not (is_equal(rule.inner, E4M3) and all(b == -1 for b in rule.outer)):
         raise Declined(f"for e4m3 scales with one amax per tensor, not {q}")
     if isinstance(rule, CurrentScaling) and (not q.format.is_float or (given and rule.power_of_two)):
         raise Declined(f"for floats, and for power-of-two scales from the rule, not {q}")
