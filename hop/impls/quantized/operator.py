@@ -58,8 +58,10 @@ class Quantized(Composite[Tensor]):
         call = taken(op, scheme, dtype, rest, kwargs)
         args, named = _to_scaled(call)
         result = scaled(*args, **named)
-        is_done = call.scheme.output is None or result.dtype == call.dtype
-        return result if is_done else result.rebuilt(result.buffers(), dtype=call.dtype)
+        if call.scheme.output is None or result.dtype == call.dtype:
+            return result
+        assert isinstance(result, QuantizedTensor)
+        return result.rebuilt(result.buffers(), dtype=call.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Explain which kernel computes the product of codes."""

@@ -1,7 +1,7 @@
 """scaled: its operators and the public function."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -265,6 +265,30 @@ _key, _find, _dtype, _Quantizer = plan.key, plan.find, torch.dtype, Quantizer
 _named = plan.named
 
 
+@overload
+def scaled(
+    op: OpOverload,
+    output: torch.dtype,
+    /,
+    *args: object,
+    output_scale: Tensor | float | None = ...,
+    output_zero_point: Tensor | float | None = ...,
+    **kwargs: object,
+) -> Tensor: ...
+
+
+@overload
+def scaled(
+    op: OpOverload,
+    output: Quantizer,
+    /,
+    *args: object,
+    output_scale: Tensor | float | None = ...,
+    output_zero_point: Tensor | float | None = ...,
+    **kwargs: object,
+) -> QuantizedTensor: ...
+
+
 def scaled(
     op: OpOverload,
     output: torch.dtype | Quantizer,
@@ -273,7 +297,7 @@ def scaled(
     output_scale: Tensor | float | None = None,
     output_zero_point: Tensor | float | None = None,
     **kwargs: object,
-) -> Any:
+) -> Tensor:
     """Run `op` on operands with scales: quantized tensors, possibly together with plain floats.
 
     Integer operands are multiplied and summed as integers; see docs/scaled.md for the arithmetic, which gives the same
