@@ -34,7 +34,7 @@ def like(x: Tensor, other: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_channels_last(other) else x.contiguous()
 
 
-def strides(shape: Sequence[object], other: Tensor) -> tuple[int, ...]:
+def strides(shape: Sequence[int], other: Tensor) -> tuple[int, ...]:
     """The strides of a tensor of `shape` in the memory format of `other`: channels_last or contiguous."""
     if not is_channels_last(other):
         return subclasses.contiguous_strides(shape)

@@ -99,5 +99,5 @@ def factors(node: Node, has_rows: bool) -> tuple[Node, Any, Any]:
     return last, rows, columns
 
 
-def _same(a: Sequence[object], b: Sequence[object]) -> bool:
+def _same(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) == len(b) and all(known_equal(m, n) for m, n in zip(a, b, strict=True))

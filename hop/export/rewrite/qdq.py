@@ -145,7 +145,7 @@ class _Writer(Editing):
             raise _NotRewritten(f"a product with {call.kwargs}")
         if not isinstance(lhs, Operand):
             raise _NotRewritten("its activations are not quantized")
-        if not is_integer(rhs) or not all(t in self.known for t in rhs.tensors):
+        if not is_integer(rhs) or not self.known.keys() >= set(rhs.tensors):
             raise _NotRewritten("its second factor is not a constant integer weight of the program")
         if isinstance(bias, Node) and len(value(bias).shape) != 1:
             raise _NotRewritten("its bias is not a vector")

@@ -90,7 +90,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
     return QuantizedTensor.fitting(grids, sent.quantizer, sent.shape, dtype)
 
 
-def into(out: Tensor, new: QuantizedTensor) -> None:
+def into(out: object, new: QuantizedTensor) -> None:
     """Copy `new` into `out`, which FSDP2 keeps, except for buffers that share memory already."""
     mine = dtensor.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):

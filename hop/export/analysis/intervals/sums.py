@@ -22,7 +22,7 @@ from hop.export.analysis.intervals.values import (
 )
 
 
-def _size(n: object, what: str) -> int:
+def _size(n: int, what: str) -> int:
     result = tracing.largest(n)
     if result is None:
         raise Unknown(f"{what} has {n} elements, a number without an upper bound")
