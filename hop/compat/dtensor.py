@@ -1,13 +1,17 @@
 """DTensor: placements, local tensors, and its sharding rules for operators."""
 
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
+from typing_extensions import TypeIs
 
 from hop.compat.pytree import Args, Kwargs
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class Sharding(NamedTuple):
@@ -99,10 +103,15 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     )
 
 
-def is_dtensor(x: object) -> bool:
+def is_dtensor(x: object) -> TypeIs["DTensor"]:
     """True for a DTensor; does not import DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
+
+
+def sharded_dim(placement: "Placement") -> int | None:
+    """The dimension that a placement shards; None if it shards none."""
+    return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
 def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -79,11 +79,11 @@ def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int]
         codes: Any = x.tensors[0] if isinstance(x, Operand) else x
         if not dtensor.is_dtensor(codes) or (isinstance(x, Operand) and x.quantizer.is_tiled()):
             continue
-        placed = codes.placements[axis]
-        if not placed.is_shard():
+        dim = dtensor.sharded_dim(codes.placements[axis])
+        if dim is None:
             continue
         for of_result, of_argument in own.items():
-            fits = of_argument == placed.dim and x.shape[of_argument] == shape[of_result]
+            fits = of_argument == dim and x.shape[of_argument] == shape[of_result]
             if fits and all(_follows(call.args[j], m.get(of_result), mesh.size(axis)) for j, m in maps.items()):
                 return of_result
     return None
