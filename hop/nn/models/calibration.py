@@ -156,13 +156,16 @@ def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
 def _observe(layer: Layer, role: str, see: See) -> RemovableHandle:
     """Register a hook that passes the activation to `see`, and return its handle."""
 
-    def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         x = layer.transformed(args[0] if args else kwargs["input"])
         see(x if layer.weight.numel() else x.new_zeros(1))  # without weights any scale will do
 
+    def after(module: nn.Module, args: tuple[object, ...], y: Tensor) -> None:
+        see(y)
+
     if role == INPUT:
         return layer.register_forward_pre_hook(before, with_kwargs=True)
-    return layer.register_forward_hook(lambda module, args, y: see(y))
+    return layer.register_forward_hook(after)
 
 
 def run(model: nn.Module, batch: object, number: int, caller: str = "calibrate") -> Any:
