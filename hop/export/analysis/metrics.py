@@ -48,7 +48,7 @@ class Figures:
     """Accumulated measurements of a pair of nodes."""
 
     a: object  # a node, or a constant output
-    b: object
+    b: Any
     parts: tuple[str | None, str | None] = (None, None)  # the buffers to compare; None for the whole value
     output: int | None = None
     elements: int | None = None
