@@ -10,12 +10,13 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from hop.compat.pytree import Args, Kwargs
 from hop.nn.attention.multihead import OutputProjection
 from hop.nn.layers import reminder
 from hop.nn.layers.base import Layer, modules_of, not_a_model
@@ -42,10 +43,12 @@ class Candidates:
 
     model: nn.Module  # the unchanged float model
     schemes: tuple[Scheme | None, ...]
-    layers: dict[str, dict[int, Any]] = field(default_factory=dict)  # frozen layers by name and index into schemes
+    layers: dict[str, dict[int, nn.Module]] = field(
+        default_factory=dict
+    )  # frozen layers by name and index into schemes
     left: dict[str, str] = field(default_factory=dict)  # reasons by the name of an unsupported layer
 
-    def results(self, name: str, args: Any, kwargs: Any) -> dict[int, Tensor]:
+    def results(self, name: str, args: Args, kwargs: Kwargs) -> dict[int, Tensor]:
         """The outputs of a layer in each scheme, as floats."""
         with torch.no_grad(), reminder.silent():
             outputs = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
@@ -55,7 +58,7 @@ class Candidates:
         """The bytes of a layer's weight in each scheme."""
         return {place: _bytes(layer.weight) for place, layer in self.layers[name].items()}
 
-    def seconds(self, name: str, args: Any, kwargs: Any) -> dict[int, float]:
+    def seconds(self, name: str, args: Args, kwargs: Kwargs) -> dict[int, float]:
         """The time of one call in each scheme: the median of ROUNDS calls after a warm-up."""
         times: dict[int, list[float]] = {place: [] for place in self.layers[name]}
         with torch.no_grad(), reminder.silent():
@@ -76,7 +79,9 @@ class Candidates:
         return list(groups.values())
 
 
-def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], filter: Selector | None) -> Candidates:
+def candidates(
+    function: str, model: object, schemes: object, data: Sequence[object], filter: Selector | None
+) -> Candidates:
     """The layers of `model` that `filter` selects, in each of `schemes`; None stands for floats.
 
     Static scales of activations are calibrated on `data`.
@@ -96,7 +101,7 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
         if type_before_parametrizations(module) in _KNOWN and (filter is None or matches(filter, name, module))
     }
     check_plain(function, known.items())  # copies of the model would share parametrizations and hooks
-    by_place: dict[str, dict[int, Any]] = {name: {} for name in known}
+    by_place: dict[str, dict[int, nn.Module]] = {name: {} for name in known}
     for place, scheme in enumerate(result.schemes):
         tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)
         for row in () if scheme is None else tried.hop_report.rows:
@@ -119,12 +124,12 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
     return result
 
 
-def list_batches(function: str, batches: object) -> list[Any]:
+def list_batches(function: str, batches: object) -> list[object]:
     """The batches as a list. Raises TypeError or ValueError unless there is at least one."""
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
         raise TypeError(f"{function}: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
-    data = list(cast(Iterable[Any], batches))
+    data = list(batches)
     if not data:
         raise ValueError(f"{function}: batches is empty, and must hold an input; give one input of the model or more")
     return data
@@ -139,7 +144,8 @@ def dense_bytes(q: Quantizer, shape: Sequence[int]) -> int:
     return sum(math.prod(size) * dtype.itemsize for size, dtype in buffers.values())
 
 
-def _bytes(weight: Any) -> int:
+def _bytes(weight: object) -> int:
+    assert isinstance(weight, Tensor)
     return dense_bytes(weight.quantizer, weight.shape) if isinstance(weight, QuantizedTensor) else weight.nbytes
 
 
@@ -149,7 +155,7 @@ def _checked_schemes(function: str, schemes: object) -> tuple[Scheme | None, ...
         raise TypeError(
             f"{function}: schemes must be a list of schemes, got {schemes!r}; give one such as ['int4', 'int8']"
         )
-    checked_schemes = tuple(None if each is None else checked(each)[0][1] for each in cast(Sequence[Any], schemes))
+    checked_schemes = tuple(None if each is None else checked(each)[0][1] for each in schemes)
     if len(set(checked_schemes)) < len(checked_schemes):
         raise ValueError(f"{function}: schemes has a duplicate: {schemes!r}; give each once")
     return checked_schemes

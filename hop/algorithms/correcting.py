@@ -7,7 +7,7 @@ Nagel et al. 2019, "Data-Free Quantization through Weight Equalization and Bias 
 and Inference" (NeurIPS), for the re-estimated batch norm statistics.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,7 @@ def correct_bias(model: nn.Module, floats: nn.Module, batches: Iterable[object])
     return model
 
 
-def reestimate_batch_norms(model: nn.Module, batches: Iterable[Any]) -> Any:
+def reestimate_batch_norms(model: nn.Module, batches: Iterable[object]) -> Any:
     """Estimate the running statistics of batch norms again, in place, from the outputs of the quantized layers before
     them.
 
@@ -145,7 +145,7 @@ def reestimate_batch_norms(model: nn.Module, batches: Iterable[Any]) -> Any:
 _NAN = float("nan")
 
 
-def _restore(norms: dict[str, Any], kept: dict[str, dict[str, Tensor]], names: Sequence[str]) -> None:
+def _restore(norms: Mapping[str, nn.Module], kept: dict[str, dict[str, Tensor]], names: Sequence[str]) -> None:
     for name in names:
         for own, value in kept[name].items():
             norms[name].get_buffer(own).copy_(value)
@@ -160,21 +160,22 @@ class _Mean:
 
     def __init__(self, dim: int) -> None:
         self.dim, self.count = dim, 0
-        self.sum: Any = 0.0
+        self.sum: Tensor | float = 0.0
         self.per_batch: list[int] = []  # number of calls
 
-    def add(self, y: Any) -> None:
+    def add(self, y: Tensor) -> None:
         x = (y.numbers() if isinstance(y, QuantizedTensor) else y).detach().to(torch.float64)
         channels = x.movedim(self.dim, -1).flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
         self.sum = self.sum + channels.sum(0)
         self.count += len(channels)
 
     def mean(self) -> Tensor:
+        assert isinstance(self.sum, Tensor)
         return self.sum / self.count
 
 
 @contextmanager
-def _output_hooks(pairs: Sequence[tuple[nn.Module, Callable[[Any], None]]]) -> Iterator[None]:
+def _output_hooks(pairs: Sequence[tuple[nn.Module, Callable[[Tensor], None]]]) -> Iterator[None]:
     """Call a function with each output of the given modules."""
     handles = [m.register_forward_hook(lambda module, args, y, see=see: see(y)) for m, see in pairs]
     try:
@@ -189,7 +190,7 @@ def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Seq
     every = {name: _Mean(dim) for name, (_, dim) in layers.items()}
     called: dict[str, _Mean] = {}
 
-    def see(name: str, y: object) -> None:
+    def see(name: str, y: Tensor) -> None:
         called.setdefault(name, every[name]).add(y)
         every[name].per_batch[-1] += 1
 
@@ -205,11 +206,11 @@ def _means(model: nn.Module, layers: dict[str, tuple[nn.Module, int]], data: Seq
     return called
 
 
-def _correct(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Sequence[Any]) -> CorrectedLayer:
+def _correct(model: nn.Module, name: str, layer: Layer, wanted: _Mean, data: Sequence[object]) -> CorrectedLayer:
     """Correct the bias of a layer and return its row of the report."""
     mean, left = _Mean(wanted.dim), 0
 
-    def see(y: object) -> None:
+    def see(y: Tensor) -> None:
         nonlocal left
         mean.add(y)
         left -= 1
@@ -243,7 +244,7 @@ def _check(name: str, mean: Tensor, what: str) -> None:
         )
 
 
-def _skip_reason(layer: Any, layers: dict[str, Any]) -> str:
+def _skip_reason(layer: Layer, layers: dict[str, Layer]) -> str:
     """The reason to skip a layer's bias; "" if there is none."""
     bias = getattr(layer, "bias", None)
     if layer.norm is not None:

@@ -1,6 +1,7 @@
 """The inputs of a model's layers: call order, which layers share an input, and second moments."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,7 +51,7 @@ class Survey:
         self._order: list[Layer] = []
         self._last: tuple[Any, int] = (None, 0)  # a reference, so that its id is not reused
         self._serial = 0
-        watched = [(layer, INPUT, Callback(lambda x, layer=layer: self._add(layer, x))) for layer in layers]
+        watched = [(layer, INPUT, functools.partial(self._add, layer)) for layer in layers]
         with reminder.silent(), observed(model, watched):
             for number, batch in enumerate(batches):
                 for each in self.seen.values():
@@ -87,13 +88,6 @@ class Survey:
         return list(stages.values())
 
 
-class Callback:
-    """Passes what a hook observes to a function."""
-
-    def __init__(self, add: Callable[[Tensor], None]) -> None:
-        self.add = add
-
-
 class Moments:
     """Σ x xᵀ (K, K) in float64 over the rows of all inputs of a layer."""
 
@@ -126,12 +120,8 @@ def moments(
         if left == 0:
             raise _StopRun
 
-    callbacks = {
-        layer: Callback(lambda x, layer=layer, own=own: add(layer, own, x))
-        for layer, own in zip(layers, result, strict=True)
-    }
-    nothing = Callback(lambda x: None)
-    with reminder.silent(), observed(model, [(layer, INPUT, callbacks.get(layer, nothing)) for layer in floats]):
+    callbacks = {layer: functools.partial(add, layer, own) for layer, own in zip(layers, result, strict=True)}
+    with reminder.silent(), observed(model, [(layer, INPUT, callbacks.get(layer)) for layer in floats]):
         for number, batch in enumerate(batches):
             left = sum(survey.seen[layer].per_batch[number] for layer in layers)
             if left:

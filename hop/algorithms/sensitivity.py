@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hop.algorithms.candidates import Candidates, candidates, list_batches
-from hop.compat.pytree import tree_leaves
+from hop.compat.pytree import Args, Kwargs, tree_leaves
 from hop.nn.models.calibration import observed, run
 from hop.nn.models.selectors import Selector
 from hop.numerics.schemes import Scheme
@@ -165,9 +166,9 @@ class _Meter:
 
         return {name: {place: ratio(name, e) for place, e in by.items()} for name, by in noise.items()}
 
-    def by_fisher(self, data: Sequence[Any], measure: Fisher) -> dict[str, dict[int, float]]:
+    def by_fisher(self, data: Sequence[object], measure: Fisher) -> dict[str, dict[int, float]]:
         """½ mean of (Σ g · e)² of each layer in each scheme."""
-        sums: dict[str, Any] = {}
+        sums: dict[str, Tensor] = {}
         calls: list[tuple[str, Tensor, Tensor]] = []  # name, tensor that receives the gradient, rows of e by scheme
         generator = torch.Generator().manual_seed(measure.seed)
 
@@ -182,7 +183,7 @@ class _Meter:
             with self._watched(see), torch.enable_grad():
                 outputs = run(self.found.model, batch, number, self.function)
             for gradients in self._gradients(outputs, batch, measure, [zero for _, zero, _ in calls], generator):
-                along: dict[str, Any] = {}  # by layer, Σ g · e for each scheme
+                along: dict[str, Tensor] = {}  # by layer, Σ g · e for each scheme
                 for (name, _, rows), g in zip(calls, gradients, strict=True):
                     here = 0.0 if g is None else rows @ g.flatten().to(rows.dtype)
                     along[name] = along.get(name, torch.zeros(len(rows), device=rows.device)) + here
@@ -195,7 +196,7 @@ class _Meter:
 
     def _gradients(
         self, outputs: object, batch: object, measure: Fisher, by: list[Tensor], generator: torch.Generator
-    ) -> Iterator[Any]:
+    ) -> Iterator[Sequence[Tensor | None]]:
         if not by:
             return
         if measure.loss is not None:
@@ -221,7 +222,7 @@ class _Meter:
         return {name: dict.fromkeys(by, value) for name, by in self.found.layers.items()}
 
     @contextmanager
-    def _watched(self, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Iterator[None]:
+    def _watched(self, see: Callable[[str, Tensor, dict[int, Tensor]], object]) -> Iterator[None]:
         """Call `see` with each layer's output and its change in each scheme while the float model runs."""
         handles = [self._watch(name, see) for name in self.found.layers]
         try:
@@ -231,8 +232,8 @@ class _Meter:
             for handle in handles:
                 handle.remove()
 
-    def _watch(self, name: str, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Any:
-        def after(module: nn.Module, args: object, kwargs: object, y: Tensor) -> Any:
+    def _watch(self, name: str, see: Callable[[str, Tensor, dict[int, Tensor]], object]) -> RemovableHandle:
+        def after(module: nn.Module, args: Args, kwargs: Kwargs, y: Tensor) -> object:
             if not y.numel():  # no data reaches it
                 return None
             if not bool(y.isfinite().all()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.algorithms.flow import Flow, FoldTarget, NotFoldable
-from hop.algorithms.inputs import Callback, Survey
+from hop.algorithms.inputs import Survey
 from hop.nn.contexts import INPUT
 from hop.nn.layers import reminder
 from hop.nn.layers.base import Layer, modules_of
@@ -146,8 +146,7 @@ class Stages:
 
     def _inputs(self, layers: Sequence[Layer]) -> list[InputStatistics]:
         seen = {layer: InputStatistics(layer.weight.shape[1], layer.weight.device) for layer in layers}
-        nothing = Callback(lambda x: None)
-        watched = [(layer, INPUT, Callback(seen[layer].add) if layer in seen else nothing) for layer in self.names]
+        watched = [(layer, INPUT, seen[layer].add if layer in seen else None) for layer in self.names]
         with reminder.silent(), observed(self.model, watched):
             for number, batch in enumerate(self.data):
                 run(self.model, batch, number, self.function)

@@ -14,21 +14,26 @@ import re
 import warnings
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from hop.checkpoint.loading import LoadPlanner
 from hop.checkpoint.saving import SavePlanner
-from hop.checkpoint.storage import Reader, Writer, file_digest, read_manifest, verify, write_manifest
+from hop.checkpoint.storage import Files, Reader, Writer, file_digest, read_manifest, verify, write_manifest
 from hop.compat import process_groups
 from hop.compat.files import move, naming, renamed_in_errors, temporary_folder
 from hop.compat.pytree import StateDict
-from hop.numerics.spelling import JsonObject, shown
+from hop.numerics.spelling import shown
 
 
 def save(
-    state_dict: StateDict, folder: str | Path, *, step: int, keep: int | None = None, process_group: Any = None
+    state_dict: StateDict,
+    folder: str | Path,
+    *,
+    step: int,
+    keep: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Write a checkpoint of `state_dict` as `step`, together with all processes of the group. Returns its folder.
 
@@ -73,7 +78,13 @@ def save(
     return result
 
 
-def load(state_dict: StateDict, folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
+def load(
+    state_dict: StateDict,
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> int:
     """Read a checkpoint into the tensors of `state_dict`, in place, together with all processes of the group. Returns
     its step.
 
@@ -157,7 +168,7 @@ def _exists(folder: Path, step: int) -> FileExistsError:
     return FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
 
 
-def _publish(temporary: Path, files: dict[str, Any], path: Path) -> None:
+def _publish(temporary: Path, files: Files, path: Path) -> None:
     write_manifest(temporary, files)
     try:
         move(temporary, path)
@@ -178,7 +189,7 @@ def _remove(folder: Path, step: int, keep: int) -> None:
 # ---- loading
 
 
-def _find(folder: Path, step: int | None) -> tuple[int, JsonObject]:
+def _find(folder: Path, step: int | None) -> tuple[int, Files]:
     """The step to load, and the files of its checkpoint."""
     result = max(steps(folder), default=None) if step is None else step
     if result is None or result not in steps(folder):

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,19 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from hop.checkpoint import regroup
 from hop.checkpoint.entries import KEY, describe, entry_name, regions, split_state_dict
 from hop.checkpoint.shards import Chunk, Part
 from hop.compat import dtensor
+from hop.compat.pytree import StateDict
+from hop.numerics.spelling import JsonObject
 from hop.tensor.table import IndivisibleError
 
 
@@ -45,12 +49,15 @@ class LoadPlanner(DefaultLoadPlanner):
     def __init__(self, allow_partial_load: bool = False) -> None:
         super().__init__(allow_partial_load=allow_partial_load)
 
-    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
         super().set_up_planner(state_dict, metadata, is_coordinator)
+        assert metadata is not None  # the reader always has them
         if not self.allow_partial_load:
             _check_empty(state_dict, metadata.state_dict_metadata)
         self.state_dict, parts = split_state_dict(self.state_dict)
-        described = cast(dict[str, Any], (metadata.planner_data or {}).get(KEY, {}))
+        described: Mapping[str, JsonObject] = (metadata.planner_data or {}).get(KEY, {})
         self.chunks: dict[str, Chunk] = {}
         self.regrouped: dict[str, regroup.Regrouped] = {}  # by entry
         pieces = regions(metadata.state_dict_metadata)
@@ -74,7 +81,7 @@ class LoadPlanner(DefaultLoadPlanner):
             else:
                 self.chunks |= _chunks_to_read(fqn, part, saved, metadata)
 
-    def create_local_plan(self) -> Any:
+    def create_local_plan(self) -> LoadPlan:
         plan = super().create_local_plan()
         entries = self.metadata.state_dict_metadata  # type: ignore[union-attr]
         for entry, chunk in self.chunks.items():
@@ -93,15 +100,15 @@ class LoadPlanner(DefaultLoadPlanner):
                 raise ValueError(f"{fqn!r}: the checkpoint holds {read.get(fqn, 0)} of the {count} elements of it here")
         return plan
 
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         # like DCP's planner, except that it unpickles anything and turns integer keys of dicts into strings
         *path, last = self.mappings[read_item.dest_index.fqn]
-        container = cast(Any, self.original_state_dict)
+        container: Any = self.original_state_dict
         for key in path:
             container = container[_original_key(container, key)]
         container[_original_key(container, last)] = torch.load(value, weights_only=True)
 
-    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
         entry = read_item.dest_index.fqn
         if entry in self.regrouped:
             self.regrouped[entry].commit(entry, tensor.numel())
@@ -119,8 +126,7 @@ def _check_empty(container: object, entries: Mapping[str, object], path: tuple[o
     """
     if not isinstance(container, dict | list):
         return
-    items = cast(Any, container.items() if isinstance(container, dict) else enumerate(cast(list[Any], container)))
-    for key, value in items:
+    for key, value in container.items() if isinstance(container, dict) else enumerate(container):
         _check_empty(value, entries, (*path, key))
     start = "".join(f"{key}." for key in path)
     saved = [] if container else [name for name in entries if name.startswith(start)]
@@ -132,7 +138,7 @@ def _check_empty(container: object, entries: Mapping[str, object], path: tuple[o
         )
 
 
-def _check_plain(fqn: str, value: Any, saved: Any) -> None:
+def _check_plain(fqn: str, value: object, saved: TensorStorageMetadata | BytesStorageMetadata | None) -> None:
     if not isinstance(value, Tensor) or saved is None:  # DCP's planner checks these
         return
     if isinstance(saved, BytesStorageMetadata):
@@ -144,7 +150,7 @@ def _check_plain(fqn: str, value: Any, saved: Any) -> None:
         )
 
 
-def _matching_description(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, Any]:
+def _matching_description(fqn: str, part: Part, saved: JsonObject | None, metadata: Metadata) -> JsonObject:
     """The checkpoint's description of a quantized tensor. Raises if it does not match the tensor."""
     described = describe(part)
     if saved is None and fqn in metadata.state_dict_metadata:
@@ -164,7 +170,7 @@ def _matching_description(fqn: str, part: Part, saved: Any, metadata: Any) -> Ma
     return saved
 
 
-def _fits(fqn: str, part: Part, saved: Mapping[str, object], metadata: Any) -> bool:
+def _fits(fqn: str, part: Part, saved: Mapping[str, object], metadata: Metadata) -> bool:
     """Whether the checkpoint has the codes of exactly this part."""
     if saved["pieces"] is not None:
         return entry_name(fqn, "codes", part.region()) in metadata.state_dict_metadata
@@ -175,7 +181,7 @@ def _fits(fqn: str, part: Part, saved: Mapping[str, object], metadata: Any) -> b
     return True
 
 
-def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, object], metadata: Any) -> dict[str, Chunk]:
+def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, object], metadata: Metadata) -> dict[str, Chunk]:
     """The entries that this process reads, and the buffers to read them into."""
     entries = metadata.state_dict_metadata
     if saved["pieces"] is not None:
@@ -197,7 +203,7 @@ def _chunks_to_read(fqn: str, part: Part, saved: Mapping[str, object], metadata:
     return _checked_sizes(chunks, metadata)
 
 
-def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Any) -> dict[str, Chunk]:
+def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Metadata) -> dict[str, Chunk]:
     for entry, chunk in chunks.items():
         saved = metadata.state_dict_metadata.get(entry)
         wanted = (tuple(chunk.size), chunk.buffer.dtype)
@@ -207,6 +213,6 @@ def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Any) -> dict[str, Chun
     return dict(chunks)
 
 
-def _original_key(container: Any, key: Any) -> Any:
+def _original_key(container: Mapping[object, object] | list[object], key: object) -> object:
     """The key of `container` whose text is `key`."""
     return key if isinstance(container, list) else next((k for k in container if str(k) == key), key)

@@ -8,7 +8,7 @@ of the file. DCP's objects are then built field by field, and each field is chec
 import pickle
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, overload
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -38,6 +38,18 @@ _NAMES = {
 """The (module, name) pairs that the metadata may import."""
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+class StoredFile(TypedDict):
+    """The size and the digest of a file."""
+
+    bytes: int
+    sha256: str
+
+
+Files = Mapping[str, StoredFile]
+"""The files of a checkpoint by name."""
 
 
 class StoredRange(NamedTuple):
@@ -49,12 +61,12 @@ class StoredRange(NamedTuple):
     transform_descriptors: None = None
 
 
-def read_metadata(data: bytes, files: Mapping[str, Mapping[str, Any]]) -> Metadata:
+def read_metadata(data: bytes, files: Files) -> Metadata:
     """Parse the metadata that dcp.FileSystemWriter pickled.
 
     Args:
         data: the pickle.
-        files: the checkpoint's files by name, each with its size as "bytes".
+        files: the checkpoint's files.
 
     Raises:
         pickle.UnpicklingError: the data are not DCP's metadata.
@@ -66,7 +78,7 @@ def read_metadata(data: bytes, files: Mapping[str, Mapping[str, Any]]) -> Metada
         raise pickle.UnpicklingError(f"metadata of a checkpoint are damaged: {error!r}") from error
 
 
-def _cut(value: Any) -> str:
+def _cut(value: object) -> str:
     return value[:100] if isinstance(value, str) else type(value).__name__
 
 
@@ -83,21 +95,23 @@ class _Name(NamedTuple):
 class _Object:
     """A call that the pickle makes, and the state that it sets on the result."""
 
-    def __init__(self, function: Any, arguments: Any) -> None:
+    def __init__(self, function: object, arguments: object) -> None:
         if not isinstance(function, _Name) or not isinstance(arguments, tuple):
             raise pickle.UnpicklingError("metadata of a checkpoint call a value that is not an imported name")
-        self.function, self.arguments, self.state = function, cast("tuple[Any, ...]", arguments), None
+        self.function = function
+        self.arguments: tuple[object, ...] = arguments
+        self.state: object = None
 
 
 class _Pickle:
     """A pickle machine: the stack, the marks and the memo that opcodes work on."""
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marks: list[list[Any]] = []  # the stacks below each mark
-        self._memo: list[Any] = []
+        self._stack: list[object] = []
+        self._marks: list[list[object]] = []  # the stacks below each mark
+        self._memo: list[object] = []
 
-    def value(self, data: bytes) -> Any:
+    def value(self, data: bytes) -> object:
         """Run a whole pickle and return its value."""
         try:
             for operation, argument, _ in pickletools.genops(data):
@@ -109,55 +123,56 @@ class _Pickle:
             raise pickle.UnpicklingError(f"metadata of a checkpoint are not a pickle: {error}") from error
         return self._stack.pop()
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         self._stack.append(value)
 
-    def memoize(self, _: Any) -> None:
+    def memoize(self, _: object) -> None:
         self._memo.append(self._stack[-1])
 
     def get(self, index: int) -> None:
         self.push(self._memo[index])
 
-    def mark(self, _: Any) -> None:
+    def mark(self, _: object) -> None:
         self._marks.append(self._stack)
         self._stack = []
 
-    def above_mark(self) -> list[Any]:
+    def above_mark(self) -> list[object]:
         above, self._stack = self._stack, self._marks.pop()
         return above
 
-    def last(self, count: int) -> list[Any]:
+    def last(self, count: int) -> list[object]:
         return [self._stack.pop() for _ in range(count)][::-1]
 
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: list[object]) -> None:
         target = self._expected(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | _Object):  # hashing a deeply nested tuple overflows Python's stack
                 raise pickle.UnpicklingError(f"metadata of a checkpoint have a key of type {type(key).__name__}")
             target[key] = value
 
-    def append_items(self, items: list[Any]) -> None:
+    def append_items(self, items: list[object]) -> None:
         self._expected(list).extend(items)
 
-    def name(self, _: Any) -> None:
+    def name(self, _: object) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if type(name) is not str or type(module) is not str or (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {_cut(module)}.{_cut(name)}")
         self.push(_Name(module, name))
 
-    def call(self, _: Any) -> None:
+    def call(self, _: object) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
         self.push(_Object(function, arguments))
 
-    def build(self, _: Any) -> None:
+    def build(self, _: object) -> None:
         state = self._stack.pop()
         self._expected(_Object).state = state
 
     def _expected(self, kind: type[_T]) -> _T:
         """The value on top of the stack. Raises UnpicklingError if it has another type."""
-        if type(self._stack[-1]) is not kind:
-            raise pickle.UnpicklingError(f"metadata of a checkpoint change a {type(self._stack[-1]).__name__}")
-        return self._stack[-1]
+        top = self._stack[-1]
+        if not _has_type(top, kind):
+            raise pickle.UnpicklingError(f"metadata of a checkpoint change a {type(top).__name__}")
+        return top
 
 
 _OPERATIONS: dict[str, Callable[[_Pickle, Any], None]] = {
@@ -195,11 +210,11 @@ class _MetadataBuilder:
     stay proportional to the size of the file.
     """
 
-    def __init__(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._made: dict[tuple[str, int], Any] = {}
+        self._made: dict[tuple[str, int], object] = {}
 
-    def metadata(self, value: Any) -> Metadata:
+    def metadata(self, value: object) -> Metadata:
         fields = _state(value, _METADATA, "Metadata")
         entries, stored = _typed(fields["state_dict_metadata"], dict), _typed(fields["storage_data"], dict)
         ranges: dict[MetadataIndex, StoredRange] = {}
@@ -214,14 +229,14 @@ class _MetadataBuilder:
             _typed(fields.get("version"), str, type(None)),
         )
 
-    def _once(self, kind: str, make: Callable[[Any], _T], value: Any) -> _T:
+    def _once(self, kind: str, make: Callable[[object], _T], value: object) -> _T:
         key = (kind, id(value))
         if key not in self._made:
             self._made[key] = make(value)
-        return self._made[key]
+        return cast(_T, self._made[key])
 
-    def _entry(self, value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-        if value.function == (_METADATA, "BytesStorageMetadata"):
+    def _entry(self, value: object) -> TensorStorageMetadata | BytesStorageMetadata:
+        if isinstance(value, _Object) and value.function == (_METADATA, "BytesStorageMetadata"):
             return BytesStorageMetadata()
         fields = _state(value, _METADATA, "TensorStorageMetadata")
         return TensorStorageMetadata(
@@ -230,16 +245,16 @@ class _MetadataBuilder:
             self._once("chunks", self._chunks, fields["chunks"]),
         )
 
-    def _chunks(self, value: Any) -> list[ChunkStorageMetadata]:
+    def _chunks(self, value: object) -> list[ChunkStorageMetadata]:
         return [self._once("chunk", self._chunk, chunk) for chunk in _typed(value, list)]
 
-    def _chunk(self, value: Any) -> ChunkStorageMetadata:
+    def _chunk(self, value: object) -> ChunkStorageMetadata:
         fields = _state(value, _METADATA, "ChunkStorageMetadata")
         return ChunkStorageMetadata(
             self._once("size", _size, fields["offsets"]), self._once("size", _size, fields["sizes"])
         )
 
-    def _index(self, value: Any) -> MetadataIndex:
+    def _index(self, value: object) -> MetadataIndex:
         fields = _state(value, _METADATA, "MetadataIndex")
         offset = fields.get("offset")
         return MetadataIndex(
@@ -248,7 +263,7 @@ class _MetadataBuilder:
             _typed(fields.get("index"), int, type(None)),
         )
 
-    def _range(self, name: str, value: Any) -> StoredRange:
+    def _range(self, name: str, value: object) -> StoredRange:
         fields = _state(value, _FILES, "_StorageInfo")
         file, offset, length = (
             _typed(fields["relative_path"], str),
@@ -267,14 +282,14 @@ class _MetadataBuilder:
         return StoredRange(file, offset, length)
 
 
-def _path(name: str, value: Any) -> Any:
+def _path(name: str, value: object) -> object:
     """The path of an entry in the state dict; for the entry KEY, the descriptions of quantized tensors."""
     if name != KEY:
         return tuple(_typed(part, str, int) for part in _typed(value, tuple))
     return {_typed(name, str): _description(fields) for name, fields in _typed(value, dict).items()}
 
 
-def _description(value: Any) -> JsonObject:
+def _description(value: object) -> JsonObject:
     fields = _typed(value, dict)
     return {
         "quantizer": _typed(fields["quantizer"], str),
@@ -285,8 +300,8 @@ def _description(value: Any) -> JsonObject:
     }
 
 
-def _properties(value: Any) -> TensorProperties:
-    if value.function != (_METADATA, "TensorProperties"):
+def _properties(value: object) -> TensorProperties:
+    if not isinstance(value, _Object) or value.function != (_METADATA, "TensorProperties"):
         raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without properties")
     dtype = _typed(value.state, tuple)[0]
     if not isinstance(dtype, _Name) or dtype.module != "torch" or dtype.name not in _DTYPES:
@@ -294,28 +309,37 @@ def _properties(value: Any) -> TensorProperties:
     return TensorProperties(_DTYPES[dtype.name])  # the other properties are not used
 
 
-def _size(value: Any) -> torch.Size:
-    if value.function != ("torch", "Size"):
+def _size(value: object) -> torch.Size:
+    if not isinstance(value, _Object) or value.function != ("torch", "Size"):
         raise pickle.UnpicklingError("metadata of a checkpoint have a tensor without a size")
     (numbers,) = value.arguments
     return torch.Size(map(_number, _typed(numbers, tuple)))
 
 
-def _number(value: Any) -> int:
+def _number(value: object) -> int:
     number = _typed(value, int)
     if not 0 <= number < 2**63:
         raise pickle.UnpicklingError("metadata of a checkpoint have a size outside 0 to 2^63 - 1")
     return number
 
 
-def _state(value: Any, module: str, name: str) -> JsonObject:
+def _state(value: object, module: str, name: str) -> dict[str, object]:
     """The fields of an object, which must be an instance of `name`."""
     if not isinstance(value, _Object) or value.function != (module, name):
         raise pickle.UnpicklingError(f"metadata of a checkpoint lack a {name} where DCP has one")
-    return cast("dict[str, Any]", _typed(value.state, dict))
+    return _typed(value.state, dict)
 
 
-def _typed(value: Any, *kinds: type) -> Any:
+def _has_type(value: object, kind: type[_T]) -> TypeGuard[_T]:
+    """Whether `value` is an instance of `kind` itself, not of a subclass: False is no int."""
+    return type(value) is kind
+
+
+@overload
+def _typed(value: object, kind: type[_T], /) -> _T: ...
+@overload
+def _typed(value: object, kind: type[_T], other: type[_U], /) -> _T | _U: ...
+def _typed(value: object, *kinds: type) -> object:
     if type(value) not in kinds:
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise pickle.UnpicklingError(f"metadata of a checkpoint have a {type(value).__name__} in place of a {wanted}")

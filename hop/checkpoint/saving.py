@@ -5,17 +5,24 @@ import dataclasses
 import hashlib
 import io
 import pickle
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from hop.checkpoint.entries import KEY, describe, entry_name, split_state_dict
 from hop.checkpoint.shards import Chunk, Part
+from hop.compat.pytree import StateDict
 from hop.numerics.spelling import JsonObject
 from hop.tensor.table import IndivisibleError
 
@@ -23,8 +30,8 @@ from hop.tensor.table import IndivisibleError
 class _Record(NamedTuple):
     """A process's description, for the coordinator, of its part of a quantized tensor."""
 
-    description: dict[str, Any]
-    path: tuple[Any, ...]
+    description: JsonObject
+    path: tuple[object, ...]
     region: str
     buffers: tuple[str, ...]
     cut: str | None  # the reason if the part is not a range of the whole tensor's buffers
@@ -47,7 +54,9 @@ class SavePlanner(DefaultSavePlanner):
     def __init__(self, dedup_save_to_lowest_rank: bool = False) -> None:
         super().__init__(dedup_save_to_lowest_rank=dedup_save_to_lowest_rank)
 
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: StateDict, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         if KEY in self.mappings:
             raise ValueError(f"state_dict: the name {KEY!r} is reserved by the library; rename that entry")
@@ -70,7 +79,7 @@ class SavePlanner(DefaultSavePlanner):
         paths = {fqn: path for fqn, path in self.mappings.items() if fqn not in self.parts}
         return dataclasses.replace(plan, items=items, planner_data={**paths, KEY: records})
 
-    def create_global_plan(self, all_plans: list[SavePlan]) -> Any:
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         records: dict[str, list[_Record]] = {}
         for plan in all_plans:
             for fqn, record in plan.planner_data[KEY].items():
@@ -80,10 +89,10 @@ class SavePlanner(DefaultSavePlanner):
         plans[0].planner_data[KEY] = described
         return super().create_global_plan(plans)
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: MetadataIndex) -> object:
         return self.buffers[index.fqn] if index.fqn in self.buffers else super().lookup_object(index)
 
-    def transform_object(self, write_item: WriteItem, object: object) -> Any:
+    def transform_object(self, write_item: WriteItem, object: object) -> object:
         result = super().transform_object(write_item, object)
         if write_item.type == WriteItemType.BYTE_IO:
             try:
@@ -110,7 +119,9 @@ def _write(fqn: str, part: Part, path: tuple[object, ...]) -> tuple[_Record, lis
     return _Record(describe(part), path, part.region(), tuple(buffers), cut, digests), items
 
 
-def _item(entry: str, offsets: Any, size: Any, sizes: Any, properties: TensorProperties) -> WriteItem:
+def _item(
+    entry: str, offsets: Sequence[int], size: Sequence[int], sizes: Sequence[int], properties: TensorProperties
+) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
     data = TensorWriteData(chunk, dataclasses.replace(properties, requires_grad=False), torch.Size(size))
     return WriteItem(MetadataIndex(entry, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data)
@@ -135,7 +146,7 @@ def _merge_records(fqn: str, records: list[_Record]) -> JsonObject:
     return {**first, "pieces": pieces}
 
 
-def _with_pieces(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
+def _with_pieces(plan: SavePlan, described: Mapping[str, JsonObject]) -> SavePlan:
     """The plan of one process, with the entries of tensors in pieces renamed."""
     paths = dict(plan.planner_data)
     renamed: dict[str, str] = {}
@@ -151,6 +162,7 @@ def _with_pieces(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
 
 
 def _as_piece(item: WriteItem, entry: str) -> WriteItem:
-    data: Any = item.tensor_data
+    data = item.tensor_data
+    assert data is not None  # set for every item that has an index of a buffer
     sizes = data.chunk.sizes
     return _item(entry, (0,) * len(sizes), sizes, sizes, data.properties)

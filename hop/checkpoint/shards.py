@@ -8,7 +8,7 @@ tensor elements (hop.tensor.units), so a part has a range of each buffer if its 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -68,14 +68,14 @@ class Part(NamedTuple):
         }
 
 
-def part_of(x: Any) -> Part | None:
+def part_of(x: object) -> Part | None:
     """The part that a QuantizedTensor, or a DTensor of QuantizedTensors, represents; None for anything else.
 
     Raises ValueError for a DTensor with partial sums, or whose parts are not ranges.
     """
     if isinstance(x, QuantizedTensor):
         return Part(x, tuple(x.shape), (0,) * x.dim())
-    if dtensor.is_dtensor(x):
+    if isinstance(x, Tensor) and dtensor.is_dtensor(x):
         local, offsets = dtensor.local_range(x)
         if isinstance(local, QuantizedTensor):
             return Part(local, tuple(x.shape), offsets)

@@ -1,30 +1,28 @@
 """The files of one checkpoint: written atomically with plain names, and listed in a manifest."""
 
 import hashlib
+import io
 import json
 import os
 import re
 import stat
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeGuard
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 
-from hop.checkpoint.metadata import read_metadata
+from hop.checkpoint.metadata import Files, StoredFile, read_metadata
 from hop.compat.files import whole_file, write_whole
-from hop.numerics.spelling import JsonObject, from_json
+from hop.numerics.spelling import from_json
 
 MANIFEST = "hop.json"
 _METADATA = ".metadata"  # DCP's pickled metadata
 _VERSION = 1
 _NAME = re.compile(r"\.?\w[\w.-]*")
-
-Files = Mapping[str, Mapping[str, Any]]
-"""The size ("bytes") and the digest ("sha256") of each file of a checkpoint, by name."""
 
 
 class Writer(dcp.FileSystemWriter):
@@ -39,7 +37,7 @@ class Writer(dcp.FileSystemWriter):
         """The folder as a string: a pickled Path cannot be read across Python 3.13, which moved its class to another
         module.
         """
-        return str(cast(Any, self.path))
+        return str(self.path)
 
 
 class Reader(dcp.FileSystemReader):
@@ -72,13 +70,13 @@ class Reader(dcp.FileSystemReader):
 
 class _FileSystem(FileSystem):
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
         with whole_file(Path(path)) if mode == "wb" else opened(Path(path)) as file:
             yield file
 
 
 @contextmanager
-def opened(path: Path) -> Generator[Any, None, None]:
+def opened(path: Path) -> Generator[io.BufferedReader, None, None]:
     """Open a regular file for reading, in binary mode.
 
     Raises:
@@ -103,7 +101,7 @@ def write_manifest(folder: Path, files: Files) -> None:
     write_whole(folder / MANIFEST, json.dumps({"version": _VERSION, "files": files}, indent=1, sort_keys=True))
 
 
-def read_manifest(folder: Path) -> JsonObject:
+def read_manifest(folder: Path) -> dict[str, StoredFile]:
     """The files of a checkpoint.
 
     Raises:
@@ -113,12 +111,16 @@ def read_manifest(folder: Path) -> JsonObject:
     with opened(path) as file:
         manifest = from_json(file.read(), str(path))
     files = manifest.get("files") if manifest.get("version") == _VERSION else None
-    if not isinstance(files, dict) or _METADATA not in files or not all(map(_is_described, files.values())):
+    if not _lists_files(files):
         raise ValueError(f"{path} is not a manifest of version {_VERSION}")
-    for name in cast("dict[str, Any]", files):
+    for name in files:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{path}: files must have plain names, such as '__0_0.distcp', got {name[:100]!r}")
-    return cast("dict[str, Any]", files)
+    return files
+
+
+def _lists_files(files: object) -> TypeGuard[dict[str, StoredFile]]:
+    return isinstance(files, dict) and _METADATA in files and all(map(_is_described, files.values()))
 
 
 def _is_described(file: object) -> bool:
@@ -130,7 +132,7 @@ def _is_described(file: object) -> bool:
     )
 
 
-def file_digest(path: Path) -> JsonObject:
+def file_digest(path: Path) -> StoredFile:
     """The size and the digest of a file."""
     sha256 = hashlib.sha256()
     with opened(path) as file:
@@ -139,7 +141,7 @@ def file_digest(path: Path) -> JsonObject:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256.hexdigest()}
 
 
-def verify(path: Path, saved: Mapping[str, object]) -> None:
+def verify(path: Path, saved: StoredFile) -> None:
     """Raise ValueError if a file differs from what was saved."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -11,7 +11,6 @@ stride=[2,2]             any of these as a keyword argument
 import difflib
 import json
 import re
-from typing import Any
 
 import torch
 import typer
@@ -66,7 +65,7 @@ def output(text: str) -> torch.dtype | Quantizer:
     return result
 
 
-def values(words: list[str], device: torch.device) -> tuple[list[Any], JsonObject]:
+def values(words: list[str], device: torch.device) -> tuple[list[object], JsonObject]:
     """Parse positional and keyword arguments; tensors are created on `device`."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
@@ -88,7 +87,7 @@ def described(x: object) -> str:
     return f"{_name(x.dtype)}:{'x'.join(map(str, x.shape))}" if isinstance(x, Tensor) else str(x)
 
 
-def _value(word: str, device: torch.device) -> Any:
+def _value(word: str, device: torch.device) -> object:
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if (match := _TENSOR.fullmatch(word)) is not None:

@@ -59,7 +59,7 @@ def kernels(op: object, result: object, args: Sequence[object], kwargs: Mapping[
     ]
 
 
-def _result_type(op: Any, result: Any, args: list[Any], kwargs: Kwargs) -> str | None:
+def _result_type(op: object, result: object, args: list[object], kwargs: Kwargs) -> str | None:
     """The type and shape of the call's result, from meta tensors; None if the operator cannot tell without running.
 
     Raises the operator's errors for shapes that do not fit, which kernels do not check.

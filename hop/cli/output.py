@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -40,7 +39,7 @@ def as_json(value: object) -> str:
     return json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: object) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

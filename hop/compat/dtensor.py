@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
+from typing_extensions import TypeIs
 
 from hop.compat.pytree import Args, Kwargs
 
@@ -105,10 +106,15 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     )
 
 
-def is_dtensor(x: object) -> "TypeGuard[DTensor]":
+def is_dtensor(x: object) -> TypeIs["DTensor"]:
     """True for a DTensor; does not import DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
+
+
+def sharded_dim(placement: "Placement") -> int | None:
+    """The dimension that a placement shards; None if it shards none."""
+    return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
 def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -188,11 +194,6 @@ def sharded(dim: int) -> "Shard":
     from torch.distributed.tensor import Shard
 
     return Shard(dim)
-
-
-def sharded_dim(placement: "Placement") -> int | None:
-    """The dimension that a placement shards; None if it shards none."""
-    return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
 def partial() -> "Partial":

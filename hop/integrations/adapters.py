@@ -18,16 +18,27 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
-from torch import nn
+from torch import Tensor, nn
 
 from hop.compat.imports import when_imported
 from hop.impls.quantize import quantize_weight
 from hop.nn.layers.base import Layer, of_class
 from hop.nn.weights.holders import holder_of
 
-Method: TypeAlias = Callable[..., Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Tuner(Protocol):
+    """A layer of PEFT, which adds to what its base layer returns."""
+
+    base_layer: Any  # another tuner, or the layer of the model
+    merged_adapters: list[str]
+
+
+Method: TypeAlias = Callable[..., object]
 Wrapper: TypeAlias = Callable[[Method], Method]
 
 _BASE = "_hop_base"  # the attribute with the quantized base of a float one; in a tuple so that it is no submodule
@@ -54,20 +65,20 @@ def requantized_merge() -> Iterator[None]:
 # ---- layers
 
 
-def _is_frozen(module: object) -> bool:
+def _is_frozen(module: object) -> TypeGuard[Layer]:
     return isinstance(module, Layer) and module.frozen
 
 
-def _float_copy(layer: Layer) -> Any:
+def _float_copy(layer: Layer) -> nn.Module:
     """A float layer that does not require gradients, and shares no Parameter that is written to with `layer`."""
-    result: Any = layer.to_float()
-    result.weight.requires_grad_(False)
-    if getattr(result, "bias", None) is not None:  # an adapter's bias is added to it
-        result.bias = nn.Parameter(result.bias.detach().clone(), requires_grad=False)
+    result = layer.to_float()
+    result.get_parameter("weight").requires_grad_(False)
+    if isinstance(bias := getattr(result, "bias", None), Tensor):  # an adapter's bias is added to it
+        result.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
     return result
 
 
-def _requantized(layer: Any, floats: Any) -> Any:
+def _requantized(layer: Layer, floats: nn.Module) -> Layer:
     """A copy of the quantized `layer` with the weight and bias of `floats`."""
     q = layer.frozen_quantizer()
     if q is None or "input_transform" in dict(layer.named_children()):
@@ -76,25 +87,25 @@ def _requantized(layer: Any, floats: Any) -> Any:
             "and its weight cannot be quantized again; merge outside of it"
         )
     result = of_class(type(layer), layer)
-    weight = quantize_weight(q, floats.weight.detach(), signed=layer.signed_scales())
+    weight = quantize_weight(q, floats.get_parameter("weight").detach(), signed=layer.signed_scales())
     weight = result.laid_out(weight, layer.packs)
     result.take_frozen(nn.Parameter(weight, requires_grad=False), layer.packs)
-    if getattr(floats, "bias", None) is not None:
-        result.bias = nn.Parameter(floats.bias.detach(), requires_grad=False)
+    if isinstance(bias := getattr(floats, "bias", None), Tensor):
+        result.bias = nn.Parameter(bias.detach(), requires_grad=False)
     for name in ("num_embeddings", "out_features"):
         if hasattr(floats, name):
             setattr(result, name, getattr(floats, name))
     return result
 
 
-def _owner(tuner: Any) -> Any:
+def _owner(tuner: _Tuner) -> _Tuner:
     """The innermost tuner layer, whose base layer is no tuner layer."""
     while hasattr(tuner.base_layer, "base_layer"):
         tuner = tuner.base_layer
     return tuner
 
 
-def _restore(owner: Any) -> None:
+def _restore(owner: _Tuner) -> None:
     if _BASE in owner.__dict__:
         (owner.base_layer,) = owner.__dict__.pop(_BASE)
 
@@ -104,7 +115,7 @@ def _restore(owner: Any) -> None:
 
 def _merge(original: Method) -> Method:
     @functools.wraps(original)
-    def merge(self: Any, *args: object, **kwargs: object) -> Any:
+    def merge(self: _Tuner, *args: object, **kwargs: object) -> object:
         owner = _owner(self)
         base = owner.base_layer
         if not _is_frozen(base):
@@ -124,7 +135,7 @@ def _merge(original: Method) -> Method:
 
 def _unmerge(original: Method) -> Method:
     @functools.wraps(original)
-    def unmerge(self: Any, *args: object, **kwargs: object) -> Any:
+    def unmerge(self: _Tuner, *args: object, **kwargs: object) -> object:
         owner = _owner(self)
         if not self.merged_adapters or _BASE not in owner.__dict__:
             return original(self, *args, **kwargs)
@@ -134,19 +145,25 @@ def _unmerge(original: Method) -> Method:
     return unmerge
 
 
+def _version(layer: nn.Module) -> tuple[nn.Parameter, int, int]:
+    """A value that differs once the weight of a layer has changed."""
+    weight = layer.get_parameter("weight")
+    return weight, weight.data_ptr(), weight._version
+
+
 def _update(original: Method) -> Method:
     @functools.wraps(original)
-    def update_layer(self: Any, *args: object, **kwargs: object) -> Any:
+    def update_layer(self: _Tuner, *args: object, **kwargs: object) -> object:
         owner = _owner(self)
         base = owner.base_layer
         if not _is_frozen(base):
             return original(self, *args, **kwargs)
         floats = owner.base_layer = _float_copy(base)
-        before = floats.weight, floats.weight.data_ptr(), floats.weight._version
+        before = _version(floats)
         changed = False
         try:
             result = original(self, *args, **kwargs)
-            changed = (floats.weight, floats.weight.data_ptr(), floats.weight._version) != before
+            changed = _version(floats) != before
         finally:
             if not changed:
                 owner.base_layer = base
@@ -157,12 +174,12 @@ def _update(original: Method) -> Method:
     return update_layer
 
 
-def _in_floats(attribute: str, floats: Callable[[Any], Any]) -> Wrapper:
+def _in_floats(attribute: str, floats: Callable[[nn.Module], nn.Module]) -> Wrapper:
     """A wrapper of methods, which run while `attribute` of their object is `floats` of it."""
 
     def wrapper(original: Method) -> Method:
         @functools.wraps(original)
-        def method(self: Any, *args: object, **kwargs: object) -> Any:
+        def method(self: object, *args: object, **kwargs: object) -> object:
             own = getattr(self, attribute)
             setattr(self, attribute, floats(own))
             try:
@@ -202,7 +219,7 @@ def _wrap_tuners() -> None:
         for name, wrapper in _METHODS.items():
             _wrap(cls, name, wrapper)
 
-    def init_subclass(cls: Any, **kwargs: Any) -> None:
+    def init_subclass(cls: type[BaseTunerLayer], **kwargs: object) -> None:
         super(BaseTunerLayer, cls).__init_subclass__(**kwargs)
         wrap(cls)
 
@@ -233,8 +250,8 @@ def _float_module(module: nn.Module) -> nn.Module:
 
 def _resize(original: Method) -> Method:
     @functools.wraps(original)
-    def _resize_token_embeddings(self: Any, *args: object, **kwargs: object) -> Any:
-        quantized = {}
+    def _resize_token_embeddings(self: "PreTrainedModel", *args: object, **kwargs: object) -> object:
+        quantized: dict[str, Layer] = {}
         for name in ("input_embeddings", "output_embeddings"):
             layer = getattr(self, f"get_{name}")()
             if _is_frozen(layer):
@@ -252,7 +269,7 @@ def _resize(original: Method) -> Method:
     return _resize_token_embeddings
 
 
-def _wrap_when_imported(module: str, owner: str, name: str, wrapper: Method) -> None:
+def _wrap_when_imported(module: str, owner: str, name: str, wrapper: Wrapper) -> None:
     when_imported(module, lambda: _wrap(getattr(sys.modules[module], owner), name, wrapper))
 
 

@@ -114,7 +114,7 @@ def _knows(module: nn.Module) -> bool:
     return code is not None and _REGISTRY in code.co_names and hasattr(module, "config")
 
 
-def _declines(module: Any) -> str | None:
+def _declines(module: nn.Module) -> str | None:
     for name, what in _ATTRIBUTES.items():
         if getattr(module, name, None) is not None:
             return f"its attention {what}, which hop's does not support"

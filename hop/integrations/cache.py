@@ -145,8 +145,15 @@ class SlidingLayer(QuantizedLayer):
     is_sliding = True
     spare = 1
 
-    def __init__(self, window: int, length: int, *rest: Any, **options: Any) -> None:
-        super().__init__(min(window, length), *rest, **options)
+    def __init__(
+        self,
+        window: int,
+        length: int,
+        quantizer: Quantizer,
+        value_quantizer: Quantizer | None = None,
+        rotated: bool = False,
+    ) -> None:
+        super().__init__(min(window, length), quantizer, value_quantizer, rotated)
         self.window = window
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -174,7 +181,7 @@ class SlidingLayer(QuantizedLayer):
         super().crop(tokens_to_remove)
 
 
-_LAYERS: dict[str, type[QuantizedLayer]] = {"full_attention": QuantizedLayer, "sliding_attention": SlidingLayer}
+_LAYERS = ("full_attention", "sliding_attention")
 
 
 class HopCache(Cache):
@@ -195,7 +202,7 @@ class HopCache(Cache):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         max_cache_len: int,
         quantizer: Quantizer = presets.INT8_ROW,
         value_quantizer: Quantizer | None = None,
@@ -222,9 +229,9 @@ class HopCache(Cache):
             )
         layers: list[Any] = []
         for name, given in zip(types, options, strict=True):
-            own: Any = {"window": given["sliding_window"]} if name == "sliding_attention" else {}
-            own |= {"quantizer": quantizer, "value_quantizer": value_quantizer, "rotated": self.rotated}
-            layers.append(_LAYERS[name](length=max_cache_len, **own))
+            shared = (max_cache_len, quantizer, value_quantizer, self.rotated)
+            is_window = name == "sliding_attention"
+            layers.append(SlidingLayer(given["sliding_window"], *shared) if is_window else QuantizedLayer(*shared))
         super().__init__(layers=layers)
 
     def update(

@@ -42,7 +42,7 @@ class ModelSource(NamedTuple):
 
     model_class: Any
     config: Any
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     tensors: Iterator[ModelTensor]
 
 
@@ -118,7 +118,7 @@ def load_model(
     return model
 
 
-def _check_options(dtype: Any, pack: Any, activations: Any, exact: Any) -> None:
+def _check_options(dtype: object, pack: object, activations: object, exact: object) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(
             f"load_model: dtype must be a float dtype or None, got {dtype!r}; give one such as torch.bfloat16"
@@ -171,7 +171,7 @@ def _source_from_folder(folder: Path) -> ModelSource:
         )
     model_folders.check_numbers("load_model", folder, described, len(checkpoint))
     config = model_folders.transformers_config("load_model", folder)
-    named: Any = (config.architectures or ["none"])[0]
+    named = (config.architectures or ["none"])[0]
     model_class = model_folders.model_class(config, named)
     if getattr(model_class, "config_class", None) is not type(config):
         raise ValueError(
@@ -293,7 +293,8 @@ def _flatten_stacks(stacks: Mapping[str, bool], state: dict[str, Tensor], quanti
     """Replace quantized weights of experts by their buffers; by floats where another weight of them is in floats."""
     floats = {name.rpartition(".")[0] for name in stacks if name not in quantizers}
     for name in stacks.keys() & quantizers.keys():
-        tensor: Any = state.pop(name)
+        tensor = state.pop(name)
+        assert isinstance(tensor, QuantizedTensor)
         if name.rpartition(".")[0] in floats:
             state[name] = dequantize(tensor, torch.float32)
             del quantizers[name]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -109,7 +109,7 @@ class HopConfig(QuantizationConfigMixin):
     @classmethod
     def from_dict(  # type: ignore[override]
         cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any
-    ) -> Any:
+    ) -> "HopConfig | tuple[HopConfig, dict[str, Any]]":
         """The config that `to_dict` describes. Raises ValueError for an unknown field."""
         fields = {key: value for key, value in config_dict.items() if key != "quant_method"}
         unknown = sorted(fields.keys() - set(_FIELDS))
@@ -124,10 +124,10 @@ class HopConfig(QuantizationConfigMixin):
 register_quantization_config(METHOD)(HopConfig)
 
 
-def _scheme_text(scheme: Any) -> str | list[list[str | None]]:
+def _scheme_text(scheme: object) -> str | list[list[str | None]]:
     """The text of a scheme; for several, pairs of a pattern and a text or None, because JSON may sort a mapping."""
     is_one = not isinstance(scheme, Mapping | list | tuple)
-    given: Any = [("*", scheme)] if is_one else scheme.items() if isinstance(scheme, Mapping) else scheme
+    given: Iterable[Any] = [("*", scheme)] if is_one else scheme.items() if isinstance(scheme, Mapping) else scheme
     pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in given]
     rules = checked([(pair[0], _read(pair[1])) if _is_pair(pair) else pair for pair in pairs])
     for selector, rule in rules:
@@ -146,11 +146,11 @@ def _scheme_text(scheme: Any) -> str | list[list[str | None]]:
     return texts
 
 
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, tuple) and len(cast(tuple[Any, ...], pair)) == 2
+def _is_pair(pair: object) -> TypeGuard[tuple[Any, Any]]:
+    return isinstance(pair, tuple) and len(pair) == 2
 
 
-def _read(scheme: Any, kind: type[Scheme | AttentionScheme] = Scheme) -> Any:
+def _read(scheme: object, kind: type[Scheme | AttentionScheme] = Scheme) -> Any:
     """Parse a scheme's text; anything else is returned unchanged."""
     return kind.parse(scheme) if isinstance(scheme, str) and ":" in scheme else scheme
 
@@ -177,23 +177,23 @@ def _no_data(scheme: Scheme, role: str) -> ValueError:
     )
 
 
-def _quantizer_texts(given: Any) -> dict[str, str]:
+def _quantizer_texts(given: object) -> dict[str, str]:
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
             f"HopConfig: weight_quantizers must be a mapping from names to quantizers, or None; got {given!r}"
         )
-    pairs = cast(Mapping[Any, Any], given or {}).items()
+    pairs = given.items() if given else ()
     if not all(isinstance(name, str) and isinstance(q, Quantizer | str) for name, q in pairs):
         raise TypeError(f"HopConfig: weight_quantizers must have a Quantizer or its text by name, got {given!r}")
     return {name: str(Quantizer.parse(q) if isinstance(q, str) else q) for name, q in pairs}
 
 
-def _names(argument: str, given: Any) -> list[str] | None:
+def _names(argument: str, given: object) -> list[str] | None:
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"HopConfig: {argument} must be a list of names of modules, or None; got {given!r}")
-    names = list(cast(Sequence[Any], given))
+    names = list(given)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"HopConfig: {argument} must be a list of names of modules, got {names!r}")
     return names

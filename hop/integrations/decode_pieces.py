@@ -7,13 +7,15 @@ layers of one kind share a program, and each loads it with its own tensors.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from hop.compat.eager import OpOverload
 from hop.compat.export import WithoutGradModes
+from hop.compat.pytree import Args, Kwargs
 from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, traceable
 
 LEAST = 24
@@ -48,9 +50,9 @@ class Call:
         result: the tree of the result, which contains one tensor.
     """
 
-    leaves: tuple[Any, ...]
-    form: Any
-    result: Any
+    leaves: tuple[object, ...]
+    form: TreeSpec
+    result: TreeSpec
 
     @property
     def uses(self) -> list[int]:
@@ -98,7 +100,9 @@ class _Results(TorchDispatchMode):
         self.tensors: list[Tensor] = []
         self.open = True
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if self.open:
             self.tensors += [t for t in tree_leaves(out) if isinstance(t, Tensor)]
@@ -116,10 +120,10 @@ class _Recorder:
         self.divides = True
         self.hidden: Tensor | None = None
 
-    def forward(self, number: int) -> Callable[..., Any]:
+    def forward(self, number: int) -> Callable[..., object]:
         inner = self.layers[number].forward
 
-        def recorded(*args: object, **kwargs: object) -> Any:
+        def recorded(*args: object, **kwargs: object) -> object:
             self.results.open = False
             if number != len(self.calls):
                 self.divides = False
@@ -135,7 +139,7 @@ class _Recorder:
 
         return recorded
 
-    def _described(self, number: int, position: int, leaf: object) -> Any:
+    def _described(self, number: int, position: int, leaf: object) -> object:
         if isinstance(leaf, Slots):
             return CacheArgument()
         if not isinstance(leaf, Tensor):
@@ -188,12 +192,12 @@ class Before(nn.Module):
         """A description of the division, which a program depends on besides the modules."""
         return f"{self.plan.calls} {self.plan.shared}"
 
-    def forward(self, *inputs: Any) -> list[Tensor]:
+    def forward(self, *inputs: object) -> list[Tensor]:
         """The hidden states, and the tensors of `plan.shared`."""
         seen: list[list[Any]] = []
 
-        def skipped(call: Call) -> Callable[..., Any]:
-            def forward(*args: object, **kwargs: object) -> Any:
+        def skipped(call: Call) -> Callable[..., object]:
+            def forward(*args: object, **kwargs: object) -> object:
                 seen.append(tree_leaves((args, kwargs)))
                 return tree_unflatten([seen[-1][0]], call.result)
 
@@ -226,7 +230,7 @@ class After(nn.Module):
 class _AnyNumber:
     """A layer's number in a program for several layers: it may be passed on, and nothing else."""
 
-    def _raise(self, *_: object) -> Any:
+    def _raise(self, *_: object) -> NoReturn:
         raise NumberIsUsed
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = __index__ = __int__ = _raise
@@ -267,7 +271,7 @@ class Layer(nn.Module):
         pool: Mapping[int, Tensor] = dict(zip(self.uses, others, strict=True))
         cache = Slots([self.cache], [(pool[self.slot], pool[self.mask].shape[-1])], alone=True)
 
-        def value(leaf: object) -> Any:
+        def value(leaf: object) -> object:
             if isinstance(leaf, Argument):
                 return hidden if leaf.index is None else pool[leaf.index]
             return cache if isinstance(leaf, CacheArgument) else leaf

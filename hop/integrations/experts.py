@@ -8,7 +8,7 @@ get a forward that computes on codes. The router stays the model's, in floats.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from hop.nn.layers.stacks import Stack, chain
 from hop.nn.models.subclassing import subclass
 from hop.nn.weights.holders import KINDS, Holder, holder_of
 from hop.numerics.schemes import Scheme
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 IMPLEMENTATION = "hop"
 _DECORATED = ("has_gate", "has_bias", "is_transposed", "num_experts", "config")
@@ -143,11 +146,11 @@ def _llama4_class(cls: type[nn.Module]) -> type[nn.Module]:
 # ---- expert parallelism: each process adds the outputs of its own experts, and zeros for the others
 
 
-def _part(weight: Any) -> tuple[Any, int]:
+def _part(weight: Tensor) -> tuple[Tensor, int]:
     """This process's experts, and the index of the first. Raises ValueError if the placement splits an expert."""
     if not dtensor.is_dtensor(weight):
         return weight, 0
-    if any(p.is_partial() or (p.is_shard() and not p.is_shard(0)) for p in weight.placements):
+    if any(p.is_partial() or dtensor.sharded_dim(p) not in (None, 0) for p in weight.placements):
         raise ValueError(
             f"experts: a weight of shape {tuple(weight.shape)} is placed as {tuple(weight.placements)}, which cuts "
             "through experts; place it as Shard(0) or Replicate()"
@@ -156,7 +159,7 @@ def _part(weight: Any) -> tuple[Any, int]:
     return weight.to_local(), first
 
 
-def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
+def _bias(module: nn.Module, weight: str, first: int, count: int) -> Tensor | None:
     """The biases of this process's experts."""
     if not module.has_bias:
         return None
@@ -164,7 +167,7 @@ def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
     return bias.to_local() if dtensor.is_dtensor(bias) else bias[first : first + count]
 
 
-def _to_local(x: Tensor, weight: Any) -> Tensor:
+def _to_local(x: Tensor, weight: Tensor) -> Tensor:
     """A tensor that all processes have, as a local one; its gradient is the sum over processes."""
     if not dtensor.is_dtensor(weight):
         return x
@@ -173,15 +176,15 @@ def _to_local(x: Tensor, weight: Any) -> Tensor:
     return whole.to_local(grad_placements=_sums(weight))
 
 
-def _sum_over_processes(x: Tensor, weight: Any) -> Tensor:
+def _sum_over_processes(x: Tensor, weight: Tensor) -> Tensor:
     """The sum over processes, where one has the value of each element and the others zeros."""
     if not dtensor.is_dtensor(weight):
         return x
-    spread: Any = dtensor.of_parts(x, weight.device_mesh, _sums(weight))
+    spread = dtensor.of_parts(x, weight.device_mesh, _sums(weight))
     return spread.redistribute(placements=[dtensor.replicate()] * weight.device_mesh.ndim).to_local()
 
 
-def _sums(weight: Any) -> list[Any]:
+def _sums(weight: "DTensor") -> list["Placement"]:
     return [dtensor.partial() if p.is_shard() else dtensor.replicate() for p in weight.placements]
 
 

@@ -17,21 +17,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hop.compat.files import is_temporary, naming, whole_file, write_whole
 from hop.impls.quantize import dequantize, quantize_weight
 from hop.integrations import model_folders
 from hop.integrations.config import HopConfig
-from hop.integrations.gguf_folders import GGUFModel, save_tokenizer
+from hop.integrations.gguf_folders import GGUFModel, GGUFTensors, save_tokenizer
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
 from hop.interchange.files import checked_path
-from hop.interchange.safetensors_files import Entry, Writer, read_header, writer
+from hop.interchange.safetensors_files import Entry, Header, Writer, read_header, writer
 from hop.nn.layers.base import Layer
 from hop.nn.models.conversion import Rules
 from hop.nn.models.exact import check_layers
@@ -86,8 +86,8 @@ def quantize_folder(
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert, exact=exact)
     if source.is_file():
         gguf = GGUFModel(source)
-        model: Any = model_folders.on_meta("quantize_folder", source, gguf.model_class, gguf.config, gguf.options)
-        headers: list[Any] = [gguf.header(model)]  # which checks the sizes before layers are converted
+        model = model_folders.on_meta("quantize_folder", source, gguf.model_class, gguf.config, gguf.options)
+        headers: list[Header | GGUFTensors] = [gguf.header(model)]  # which checks the sizes before layers are converted
         model_config, files = gguf.described(), gguf.files
     else:
         model_config = _model_config(source)
@@ -120,7 +120,9 @@ def quantize_folder(
     if source.is_file():
         save_tokenizer(source, target)
     _finish(source, target, places, {**model_config, "quantization_config": config.to_dict()})
-    return _measured(model.hop_report, measured)
+    report = model.hop_report
+    assert isinstance(report, Report)
+    return _measured(report, measured)
 
 
 def _measured(report: Report, tensors: Iterable["_PlannedTensor"]) -> Report:
@@ -145,10 +147,10 @@ def _model_config(source: Path) -> JsonObject:
     return config
 
 
-def _class(source: Path) -> tuple[Any, Any]:
+def _class(source: Path) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     """The class of a folder's model, and its configuration."""
     own = model_folders.transformers_config("quantize_folder", source)
-    named: Any = (own.architectures or ["none"])[0]
+    named = (own.architectures or ["none"])[0]
     model_class = model_folders.model_class(own, named)
     if model_class is None or not issubclass(model_class, transformers.PreTrainedModel):
         raise ValueError(
@@ -158,7 +160,7 @@ def _class(source: Path) -> tuple[Any, Any]:
     return model_class, own
 
 
-def _check_sizes(source: Path, model: Any, entries: Sequence[Entry]) -> None:
+def _check_sizes(source: Path, model: PreTrainedModel, entries: Sequence[Entry]) -> None:
     """Raise ValueError if the model's tensors that the files lack, or have in other shapes, are larger than the files:
     the conversion of a layer takes time and memory by its size in the configuration.
     """
@@ -185,13 +187,13 @@ def _check_sizes(source: Path, model: Any, entries: Sequence[Entry]) -> None:
         )
 
 
-def _names_in(model: Any, name: str) -> tuple[str, ...]:
+def _names_in(model: PreTrainedModel, name: str) -> tuple[str, ...]:
     """The names that a tensor of a file may have in the model."""
     prefix = f"{model.base_model_prefix}."
     return name, prefix + name, name.removeprefix(prefix)
 
 
-def _convert(model: Any, config: HopConfig) -> HopConfig:
+def _convert(model: PreTrainedModel, config: HopConfig) -> HopConfig:
     """Convert the model's layers. Returns the configuration with the rules that apply to it."""
     quantizer = HopQuantizer(config, pre_quantized=False)
     quantizer.validate_environment()
@@ -205,7 +207,7 @@ def _convert(model: Any, config: HopConfig) -> HopConfig:
 def _files(source: Path) -> list[Path]:
     index = source / _INDEX
     if index.is_file():
-        names: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
+        names = from_json(index.read_bytes(), str(index)).get("weight_map")
         listed = sorted(set(names.values())) if isinstance(names, dict) else []
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
             raise ValueError(f"quantize_folder: {index}: weight_map must map names to files in the same folder")
@@ -241,7 +243,7 @@ def _begin(target: Path, source: Path, config: HopConfig, paths: Sequence[Path])
         )
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -260,7 +262,7 @@ def _finish(source: Path, target: Path, places: dict[str, str], config: JsonObje
 class _PlannedTensor:
     """A tensor of the folder, and the entries to write for it."""
 
-    def __init__(self, entry: Entry, model: nn.Module) -> None:
+    def __init__(self, entry: Entry, model: PreTrainedModel) -> None:
         self.entry = entry
         self.name, layer = _layer(model, entry)  # its name in the model
         self.quantizer = None if layer is None else layer.frozen_quantizer()
@@ -273,7 +275,7 @@ class _PlannedTensor:
             pairs = zip(names, proto.buffers(), strict=True)
             self.written = {name: Entry(name, b.dtype, tuple(b.shape), 0, 0) for name, b in pairs}
 
-    def write(self, header: Any, writer: Writer) -> None:
+    def write(self, header: Header | GGUFTensors, writer: Writer) -> None:
         if self.quantizer is None:
             for start, part in header.raw(self.entry):
                 writer.write(self.entry.name, start, part)
@@ -309,7 +311,7 @@ class _PlannedTensor:
         return ((first, min(first + size, rows)) for first in range(0, rows, size))
 
 
-def _layer(model: Any, entry: Entry) -> tuple[str, Layer | Weight | None]:
+def _layer(model: PreTrainedModel, entry: Entry) -> tuple[str, Layer | Weight | None]:
     """The name of a tensor in the model, and the layer that quantizes it; None if it stays in floats."""
     for name in _names_in(model, entry.name):
         try:

@@ -19,10 +19,10 @@ class Metadata:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.architecture: Any = file.metadata.get("general.architecture")
+        self.architecture: object = file.metadata.get("general.architecture")
         self.read = {"general.architecture", "general.alignment"}
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         self.read.add(name := f"{self.architecture}.{key}")
         return self.file.metadata.get(name, default)
 
@@ -46,7 +46,7 @@ class Metadata:
             raise self.wrong(key, value, f"an integer from {least} to {most}")
         return value
 
-    def wrong(self, key: str, value: Any, rule: str) -> ValueError:
+    def wrong(self, key: str, value: object, rule: str) -> ValueError:
         return ValueError(
             f"load_model: {self.file.path}: {self.architecture}.{key} must be {rule}, got {shown(value)}; convert the "
             "model again, or run the file with llama.cpp"
@@ -368,7 +368,7 @@ def _layer_types(data: Metadata, blocks: int, period: int) -> list[str]:
     """The types of layers: all but every n-th, by default every `period`-th, have a window, or the file lists them."""
     key, kinds = "attention.sliding_window_pattern", ("full_attention", "sliding_attention")
     value = data.get(key, period)
-    if isinstance(value, list) and value and all(isinstance(x, bool) for x in cast("list[Any]", value)):
+    if isinstance(value, list) and value and all(isinstance(x, bool) for x in value):
         windows = cast("list[bool]", value)
     elif type(value) is int and value > 0:
         windows = [bool((i + 1) % value) for i in range(blocks)]

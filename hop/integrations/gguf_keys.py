@@ -15,10 +15,12 @@ which read the keys.
 import math
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar
 
 from hop.interchange import GGUFFile
 from hop.numerics.spelling import shown
+
+_T = TypeVar("_T")
 
 
 class Sizes(NamedTuple):
@@ -28,18 +30,18 @@ class Sizes(NamedTuple):
     heads: int
     width: int
     is_causal: bool
-    theta: Any  # rope.freq_base, None if the file has none
+    theta: object  # rope.freq_base, None if the file has none
 
 
 class Rule(NamedTuple):
     """The values of a key that have no effect on the model."""
 
     text: str  # a template with the fields of Sizes
-    allows: Callable[[Any, Sizes], bool]
+    allows: Callable[[object, Sizes], bool]
 
 
-def _numbers(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else [value]
+def _numbers(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def _only(*values: float) -> Rule:
@@ -48,7 +50,7 @@ def _only(*values: float) -> Rule:
 
 
 def _equal(text: str, wanted: Callable[[Sizes], float]) -> Rule:
-    def allows(value: Any, sizes: Sizes) -> bool:
+    def allows(value: object, sizes: Sizes) -> bool:
         return all(isinstance(v, int | float) and math.isclose(v, wanted(sizes), rel_tol=1e-6) for v in _numbers(value))
 
     return Rule(text, allows)
@@ -187,7 +189,7 @@ REFUSED: Mapping[str, Rule] = {
 """The allowed values, those without effect, of keys or patterns of keys that transformers' models do not support."""
 
 
-def find(table: Mapping[str, Any], key: str) -> Any:
+def find(table: Mapping[str, _T], key: str) -> _T | None:
     """The entry of a table for a key such as "{arch}.rope.freq_base", by name or pattern; None if there is none."""
     if key in table:
         return table[key]

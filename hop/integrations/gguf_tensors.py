@@ -11,7 +11,7 @@ them.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,11 +27,18 @@ from hop.tensor.units import of_buffers
 Names = Mapping[str, str]
 
 
+class HeadConfig(Protocol):
+    """The configuration of a model, to the extent that orders of rows depend on it."""
+
+    num_attention_heads: int
+    num_key_value_heads: int
+
+
 class Join(NamedTuple):
     """A parameter of the model from tensors of the file."""
 
     target: str  # the parameter, with `{}` for the number of a block
-    combine: Callable[[list[Tensor], Any], Tensor]  # from the tensors and the configuration
+    combine: Callable[[list[Tensor], HeadConfig], Tensor]  # from the tensors and the configuration
 
 
 Joins = Mapping[tuple[str, ...], Join]  # by the names of the tensors, complete, with `{}`
@@ -40,7 +47,7 @@ Joins = Mapping[tuple[str, ...], Join]  # by the names of the tensors, complete,
 # ---- orders of rows
 
 
-def pairs(name: str, rows: int, config: Any) -> Tensor | None:
+def pairs(name: str, rows: int, config: HeadConfig) -> Tensor | None:
     """The row order of Llama's query and key: rotated pairs are adjacent in the file, and half a head apart in the
     model.
     """
@@ -51,7 +58,7 @@ def pairs(name: str, rows: int, config: Any) -> Tensor | None:
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
-def heads(name: str, rows: int, config: Any) -> Tensor | None:
+def heads(name: str, rows: int, config: HeadConfig) -> Tensor | None:
     """The row order of GPT-NeoX's query, key and value: one after another in the file, interleaved by head in the
     model.
     """
@@ -86,24 +93,24 @@ def joined(tensors: Sequence[Tensor], dim: int | None) -> Tensor:
     return torch.stack(list(tensors)) if dim is None else torch.cat(list(tensors), dim)
 
 
-def rows_after_rows(tensors: list[Tensor], config: Any) -> Tensor:
+def rows_after_rows(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """One matrix of the rows of several."""
     return joined(tensors, 0)
 
 
-def gate_and_up(tensors: list[Tensor], config: Any) -> Tensor:
+def gate_and_up(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """The experts' gate and up, (E, R, K) each, as (E, 2 R, K)."""
     return joined(tensors, 1)
 
 
-def interleaved(tensors: list[Tensor], config: Any) -> Tensor:
+def interleaved(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """Gate and up of GPT-OSS, row by row in turns: (E, R) as (E, 2 R), and (E, R, K) as (E, K, 2 R)."""
     both = joined(tensors, 1)
     both = permute_rows(both, torch.arange(both.shape[1]).view(2, -1).T.reshape(-1), 1)
     return both if both.dim() == 2 else transposed([both], config)
 
 
-def transposed(tensors: list[Tensor], config: Any) -> Tensor:
+def transposed(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """(E, R, K) as (E, K, R), with transposed codes and scales; (E, R) unchanged."""
     (stack,) = tensors
     if stack.dim() != 3:
@@ -113,7 +120,7 @@ def transposed(tensors: list[Tensor], config: Any) -> Tensor:
     return transposed_stack(pack_operator(stack, ""))
 
 
-def latent_keys_and_values(tensors: list[Tensor], config: Any) -> Tensor:
+def latent_keys_and_values(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """The keys' (H, rank, k) and values' (H, v, rank) of DeepSeek as (H (k + v), rank), in floats: blocks of the former
     run along another dimension.
     """
@@ -121,7 +128,7 @@ def latent_keys_and_values(tensors: list[Tensor], config: Any) -> Tensor:
     return torch.cat([keys.transpose(1, 2), values], 1).flatten(0, 1)
 
 
-def unsqueezed(tensors: list[Tensor], config: Any) -> Tensor:
+def unsqueezed(tensors: list[Tensor], config: HeadConfig) -> Tensor:
     """A vector as a matrix of one row."""
     return tensors[0].unsqueeze(0)
 
@@ -133,7 +140,7 @@ class Layout(NamedTuple):
     """How the tensors of an architecture become parameters of its model."""
 
     names: Names
-    rows: Callable[[str, int, Any], Tensor | None] = lambda name, rows, config: None
+    rows: Callable[[str, int, HeadConfig], Tensor | None] = lambda name, rows, config: None
     shifted: str = "$^"  # pattern of tensor names
     joins: Mapping[tuple[str, ...], Join] = {}
 
@@ -141,7 +148,7 @@ class Layout(NamedTuple):
 _NO_WEIGHTS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}  # in the configuration
 
 
-def tensors_of(file: GGUFFile, layout: Layout, config: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(file: GGUFFile, layout: Layout, config: HeadConfig) -> Iterator[tuple[str, Tensor]]:
     """The tensors by their names in the model, converted to its form.
 
     Raises ValueError for a tensor that has no place in the model, and for a part of a parameter that is missing.
@@ -162,7 +169,9 @@ def tensors_of(file: GGUFFile, layout: Layout, config: Any) -> Iterator[tuple[st
             yield _renamed(file, name, layout.names), _converted(file, name, layout, config)
 
 
-def _combined(file: GGUFFile, parts: tuple[str, ...], number: str, layout: Layout, config: Any) -> tuple[str, Tensor]:
+def _combined(
+    file: GGUFFile, parts: tuple[str, ...], number: str, layout: Layout, config: HeadConfig
+) -> tuple[str, Tensor]:
     join, names = layout.joins[parts], [part.format(number) for part in parts]
     for name in names:
         if name not in file:
@@ -183,7 +192,7 @@ def _missing(file: GGUFFile, name: str, beside: str) -> ValueError:
     )
 
 
-def _converted(file: GGUFFile, name: str, layout: Layout, config: Any) -> Tensor:
+def _converted(file: GGUFFile, name: str, layout: Layout, config: HeadConfig) -> Tensor:
     tensor = file[name]
     order = layout.rows(name, tensor.shape[0], config) if tensor.dim() else None
     if order is not None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
+from typing_extensions import Self
 
 from hop.impls.quantize import quantize_weight
 from hop.integrations.places import weight_of
@@ -24,6 +25,12 @@ def buffers_of(q: Quantizer, shape: Sequence[int]) -> list[str]:
     return list((q if dense is None else replace(q, layout=dense)).buffers(shape))
 
 
+class Reported(Protocol):
+    """A quantizer that reports weights of other shapes in the checkpoint."""
+
+    mismatched: set[str]
+
+
 class _Operation(ConversionOps):
     """A conversion step between a checkpoint and a model.
 
@@ -31,10 +38,10 @@ class _Operation(ConversionOps):
         hf_quantizer: the quantizer. If transformers finds this attribute, it leaves dtypes unchanged.
     """
 
-    def __init__(self, hf_quantizer: Any) -> None:
+    def __init__(self, hf_quantizer: Reported) -> None:
         self.hf_quantizer = hf_quantizer
 
-    def __deepcopy__(self, memo: object) -> Any:  # transformers copies it for each weight
+    def __deepcopy__(self, memo: object) -> Self:  # transformers copies it for each weight
         return self
 
 
@@ -45,9 +52,10 @@ class Quantize(_Operation):
     def convert(
         self, input_dict: Mapping[str, object], *args: object, model: object = None, **kwargs: object
     ) -> JsonObject:
+        assert isinstance(model, nn.Module)
         return {name: self._quantized(model, name, _only(name, value)) for name, value in input_dict.items()}
 
-    def _quantized(self, model: Any, name: str, value: Tensor) -> Tensor:
+    def _quantized(self, model: nn.Module, name: str, value: Tensor) -> Tensor:
         layer = weight_of(model, name)
         if layer is None:
             return value
@@ -63,15 +71,17 @@ class Assemble(_Operation):
     """Assembles a quantized weight from its buffers."""
 
     def convert(
-        self, input_dict: JsonObject, *args: object, model: Any = None, full_layer_name: str = "", **kwargs: object
+        self, input_dict: JsonObject, *args: object, model: object = None, full_layer_name: str = "", **kwargs: object
     ) -> JsonObject:
+        assert isinstance(model, nn.Module)
         layer = weight_of(model, full_layer_name)
         if layer is None:
             raise ValueError(
                 f"{full_layer_name} is quantized in the checkpoint, but no scheme of the quantization_config in "
                 "config.json matches that layer"
             )
-        q: Any = layer.frozen_quantizer()
+        q = layer.frozen_quantizer()
+        assert q is not None
         buffers = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
         device = next(iter(buffers.values())).device
         if buffers.keys() > q.buffers(layer.weight.shape).keys():  # the high bits are stored too
@@ -92,11 +102,11 @@ class Converter(WeightConverter):
 
     __slots__ = ()
 
-    def reverse_transform(self) -> Any:
+    def reverse_transform(self) -> WeightRenaming:
         return WeightRenaming(":codes", ":codes")
 
 
-def converter(weight: str, names: Sequence[str], hf_quantizer: object) -> Converter:
+def converter(weight: str, names: Sequence[str], hf_quantizer: Reported) -> Converter:
     """The converter for weights with this name and these buffers."""
     return Converter([f"{weight}:{name}" for name in names], weight, [Assemble(hf_quantizer)])
 

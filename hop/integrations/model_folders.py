@@ -3,9 +3,9 @@ that it implies.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -18,6 +18,9 @@ _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encode
 _COUNTS += ("encoder_layers", "decoder_layers", "num_experts", "num_local_experts", "n_routed_experts")
 _FRACTIONS = ("partial_rotary_factor", "rotary_pct")  # fractions of a head's elements that are rotated
 _MOST_LABELS = 2**16  # labels of a classifier; transformers creates a name for each
+
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 def read_config(caller: str, folder: Path) -> JsonObject:
@@ -53,7 +56,7 @@ def transformers_config(caller: str, folder: Path) -> Any:
         raise ValueError(f"{caller}: {folder}: transformers cannot read config.json: {shown(error)}") from error
 
 
-def on_meta(caller: str, place: Path, cls: Any, config: object, options: Mapping[str, object]) -> nn.Module:
+def on_meta(caller: str, place: Path, cls: Callable[..., _M], config: object, options: Mapping[str, object]) -> _M:
     """The model by its configuration, without memory. Raises ValueError if its sizes are impossible."""
     try:
         with torch.device("meta"):
@@ -72,9 +75,9 @@ def model_class(config: object, name: object) -> Any:
     return cls if isinstance(cls, type) else None
 
 
-def _fields(value: object) -> Iterator[tuple[str, Any]]:
+def _fields(value: object) -> Iterator[tuple[str, object]]:
     """The keys and values of an object and of the objects nested in it."""
-    for key, inner in cast("dict[str, Any]", value).items() if isinstance(value, dict) else ():
+    for key, inner in value.items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _fields(inner)
 

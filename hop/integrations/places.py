@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from hop.nn.layers.base import Layer, modules_of
@@ -28,7 +28,7 @@ def weight_of(model: nn.Module, name: str) -> Layer | Weight | None:
     return None if owner is None or owner.frozen_quantizer() is None else owner
 
 
-def conversion_filter(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
+def conversion_filter(model: PreTrainedModel, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
     """A selector for hop.nn.convert of the layers to quantize while a float checkpoint is read.
 
     Args:
@@ -54,7 +54,7 @@ def conversion_filter(model: Any, names: Sequence[str] | None) -> Callable[[str,
     return lambda name, module: not any(name == own or name.startswith(f"{own}.") for own in floats)
 
 
-def _heads(model: Any) -> set[str]:
+def _heads(model: PreTrainedModel) -> set[str]:
     """The names of the output embeddings, of the last layer and of all tied modules."""
     output = model.get_output_embeddings()
     heads = {name for name, module in modules_of(model, every_name=True) if output is not None and module is output}
@@ -62,7 +62,7 @@ def _heads(model: Any) -> set[str]:
     return heads | {_module(name) for name in last} | {_module(name) for pair in _ties(model) for name in pair}
 
 
-def tied(model: Any, names: Iterable[str]) -> set[str]:
+def tied(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     """`names`, and all modules that share a weight with one of them."""
     groups = [{_module(target), _module(source)} for target, source in _ties(model)]
     found = set(names)
@@ -72,7 +72,7 @@ def tied(model: Any, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _ties(model: Any) -> list[tuple[str, str]]:
+def _ties(model: PreTrainedModel) -> list[tuple[str, str]]:
     return list(getattr(model, "all_tied_weights_keys", {}).items())
 
 
@@ -80,7 +80,7 @@ def _module(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def check_ties(model: Any) -> None:
+def check_ties(model: PreTrainedModel) -> None:
     """Raise ValueError if tied layers have different quantizers, because they share one weight."""
     for target, source in _ties(model):
         pair = (target, source)
@@ -98,7 +98,7 @@ def _quantizer(layer: Layer | Weight | None) -> Quantizer | None:
     return None if layer is None else layer.frozen_quantizer()
 
 
-def rules_with_any_prefix(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rule]:
+def rules_with_any_prefix(model: PreTrainedModel, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rule]:
     """The rules that match some module, for a model that may have been saved with or without a head.
 
     A module is matched under its own name, and with the base model's prefix added or removed.

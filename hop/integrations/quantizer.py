@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantizer
 
 from hop.integrations.config import METHOD, check_without_data
 from hop.integrations.config import HopConfig as HopConfig
-from hop.integrations.loading import Quantize, buffers_of, converter
+from hop.integrations.loading import Converter, Quantize, buffers_of, converter
 from hop.integrations.places import check_ties, conversion_filter, restore, rules_with_any_prefix, tied, weight_of
 from hop.nn.layers.base import Layer, modules_of
 from hop.nn.layers.linear import Linear, ScaledEmbedding
@@ -25,6 +26,7 @@ from hop.nn.weights.holders import Holder, Weight, holder_of
 from hop.nn.weights.recomputed import recomputed
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
+from hop.numerics.copies import Buffer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -60,16 +62,16 @@ class HopQuantizer(_Base):
 
     # ---- loading
 
-    def _process_model_before_weight_loading(self, model: Any, **kwargs: object) -> None:
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
         if not self.pre_quantized:
             self._keep_tables(model)
-        rules: Any = self.quantization_config.rules
         if self.pre_quantized:  # the checkpoint determines which layers have codes
-            rules = rules_with_any_prefix(model, rules)
+            rules = rules_with_any_prefix(model, self.quantization_config.rules)
             if rules:
                 convert(model, rules, filter=lambda _, module: not recomputed(module))
         else:
-            convert(model, rules, filter=conversion_filter(model, self.quantization_config.modules_to_not_convert))
+            config = self.quantization_config
+            convert(model, config.rules, filter=conversion_filter(model, config.modules_to_not_convert))
             check_ties(model)
         self._attend(model)
         self._order(model)
@@ -77,7 +79,8 @@ class HopQuantizer(_Base):
         for layer in self._layers(model).values():
             for name, weight in _weights(layer):
                 known = self._buffers.setdefault(name, [])
-                q: Any = weight.frozen_quantizer()
+                q = weight.frozen_quantizer()
+                assert q is not None
                 known += [b for b in buffers_of(q, weight.weight.shape) if b not in known]
 
     def _keep_tables(self, model: Any) -> None:
@@ -88,7 +91,7 @@ class HopQuantizer(_Base):
         (selector, scheme), *others = rules_of(model, Scheme.parse(config.scheme), exact=config.exact)
         tables = [name for name, module in modules_of(model, every_name=True) if matches(selector, name, module)]
         if others and tables:
-            rules: Any = [*((name, scheme) for name in sorted(tied(model, tables))), *others]
+            rules = [*((name, scheme) for name in sorted(tied(model, tables))), *others]
             model.config.quantization_config = self.quantization_config = config.with_rules(rules)
 
     def _attend(self, model: Any) -> None:
@@ -99,7 +102,7 @@ class HopQuantizer(_Base):
         report = getattr(model, "hop_report", Report((), ()))
         model.hop_report = replace(report, rows=(*report.rows, *rows))
 
-    def _order(self, model: Any) -> None:
+    def _order(self, model: PreTrainedModel) -> None:
         """Allocate the buffers for input orders."""
         listed, prefix = set(self.quantization_config.input_orders), f"{model.base_model_prefix}."
         for name, layer in modules_of(model, every_name=True) if listed else ():
@@ -112,7 +115,7 @@ class HopQuantizer(_Base):
                 )
             layer.input_order = torch.empty(layer.in_features, dtype=torch.int64, device=layer.weight.device)
 
-    def _set_quantizers(self, model: Any) -> None:
+    def _set_quantizers(self, model: PreTrainedModel) -> None:
         """Set the quantizers of single weights of experts."""
         prefix = f"{model.base_model_prefix}."
         for name, text in self.quantization_config.weight_quantizers.items():
@@ -122,16 +125,16 @@ class HopQuantizer(_Base):
                     if isinstance(weight, Weight):
                         weight.holder.quantizers[weight.name] = Quantizer.parse(text)
 
-    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: object) -> bool:
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: object) -> bool:
         return param_name not in self.mismatched and weight_of(model, param_name) is not None
 
     def get_quantize_ops(self) -> Quantize:
         return Quantize(self)
 
-    def get_weight_conversions(self) -> list[Any]:
+    def get_weight_conversions(self) -> list[Converter]:
         return [converter(*weight, self) for weight in self._buffers.items()] if self.pre_quantized else []
 
-    def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
+    def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:
         layer = weight_of(model, param_name)
         if layer is None:
             return param.element_size()
@@ -146,7 +149,7 @@ class HopQuantizer(_Base):
                 continue
             if isinstance(layer, ScaledEmbedding):
                 layer.set_scale()  # transformers' initialization only knows its own class
-            weight: Any = layer.weight
+            weight = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
         for module in model.modules():
@@ -178,13 +181,13 @@ class HopQuantizer(_Base):
         return layers
 
     @staticmethod
-    def _described(layer: Layer | Weight) -> Any:
+    def _described(layer: Layer | Weight) -> list[Buffer]:
         return TensorProto(tuple(layer.weight.shape), layer.weight.dtype, quantizer=layer.frozen_quantizer()).buffers()
 
     # ---- saving, and back to floats
 
     def get_state_dict_and_metadata(
-        self, model: Any, *args: object, **kwargs: object
+        self, model: nn.Module, *args: object, **kwargs: object
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state_dict with codes and scales as plain tensors, tied weights only once, and its metadata for
         hop.storage.load_file.
@@ -232,7 +235,7 @@ def make_serializable(model: Any, pack: bool) -> None:
         return
     schemes = {scheme for _, scheme in layers}
     # A layer without codes in the checkpoint is loaded in floats, so that one scheme serves all.
-    rules: Any = schemes.pop() if len(schemes) == 1 else layers
+    rules = schemes.pop() if len(schemes) == 1 else layers
     config = HopConfig(
         rules, modules_to_not_convert=[], pack=pack, attention=next(iter(attention), None), exact=is_exact(model)
     )

@@ -5,7 +5,7 @@ word with U+2581 and leaves others unmarked, where BERT's vocabulary has "##" be
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import transformers
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -62,7 +62,7 @@ def load_tokenizer(path: str | Path) -> Any:
 def _word_piece(place: Path, metadata: JsonObject) -> Any:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: Any = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    if not isinstance(kinds, list) or len(cast("list[Any]", kinds)) != len(tokens):
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise ValueError(
             f"load_tokenizer: {place}: tokenizer.ggml.token_type must have a number for each of {len(tokens)} tokens, "
             f"got {shown(kinds)}; convert the model again"

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -252,14 +252,14 @@ def _text(file: Path) -> bytes:
 def _quantization(folder: Path, model: JsonObject) -> JsonObject:
     """The quantization_config of a model."""
     text: Any = model.get("text_config")
-    inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
     quantization: Any = model.get("quantization_config") or inner
     if not quantization and (modelopt := folder / "hf_quant_config.json").is_file():  # written by ModelOpt
         quantization = {"quant_method": "modelopt", "hf_quant_config": from_json(modelopt.read_bytes(), str(modelopt))}
     quantization = quantization or {}
     if not isinstance(quantization, dict):
         raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {shown(quantization)}")
-    return cast("dict[str, Any]", quantization)
+    return quantization
 
 
 def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
@@ -275,7 +275,7 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
     weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ValueError(f"{index}: weight_map must map names to files in the same folder, got {shown(weight_map)}")
-    places = cast("dict[str, Any]", weight_map)
+    places = weight_map
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise ValueError(

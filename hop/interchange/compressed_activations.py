@@ -10,7 +10,7 @@ divides the amax of symmetric integers by 2^bits / 2 - 1/2, and hop by 2^bits / 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ def args_for(parts: Parts, groups: list[Any]) -> Mapping[str, Any] | None:
     """The `input_activations` of the groups that may hold a weight; None if they quantize no activations."""
     found: list[Any] = []
     for group in groups:
-        args: Any = cast("dict[str, Any]", group).get("input_activations") if isinstance(group, dict) else None
+        args: Any = group.get("input_activations") if isinstance(group, dict) else None
         if args not in found:
             found.append(args)
     if len(found) > 1 or (found and not isinstance(found[0], dict | None)):

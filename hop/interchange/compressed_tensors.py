@@ -51,7 +51,7 @@ def with_target_sets(config: Config, where: object) -> Config:
     config_groups = config.get("config_groups")
     if not isinstance(config_groups, dict):
         return config
-    groups = cast("dict[str, Any]", config_groups)
+    groups = config_groups
     if len(groups) > _MOST_GROUPS:
         raise ValueError(
             f"{where}: config_groups has {len(groups)} groups, and at most {_MOST_GROUPS} are supported; merge them"
@@ -69,9 +69,9 @@ def with_target_sets(config: Config, where: object) -> Config:
 def _with_target_set(group: object) -> Any:
     if not isinstance(group, dict):
         return group
-    fields = cast("dict[str, Any]", group)
+    fields = group
     targets = fields.get("targets")
-    names = cast("list[Any]", targets) if isinstance(targets, list) else []
+    names = targets if isinstance(targets, list) else []
     texts = [x for x in names if isinstance(x, str)]
     expressions = [x.removeprefix("re:") for x in texts if x.startswith("re:")]
     return {**fields, "targets": frozenset(texts), "expressions": expressions}
@@ -171,10 +171,10 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
     """
     forms: set[tuple[int, Block]] = set()
     for group in groups_for(parts, config):
-        args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
+        args = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(args, dict):
             continue
-        args = cast("dict[str, Any]", args)
+        args = args
         bits, block = args.get("num_bits"), _block(args)
         if type(bits) is not int or not 1 <= bits <= 8 or block is None or not fits(bits):
             continue
@@ -195,7 +195,7 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
 def groups_for(parts: Parts, config: Config) -> list[Any]:
     """The groups of the configuration that may hold a weight: the first that names its module, otherwise all."""
     config_groups = config.get("config_groups")
-    groups = list(cast("dict[str, Any]", config_groups).values()) if isinstance(config_groups, dict) else []
+    groups = list(config_groups.values()) if isinstance(config_groups, dict) else []
     name = parts.name.removesuffix(".weight")
     return [group for group in groups if isinstance(group, dict) and _is_target(parts, name, group)][:1] or groups
 

@@ -49,11 +49,7 @@ def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
     weight = parts.get("", *FP8)
     scale = parts.get("_scale_inv", *FLOATS, torch.uint8, torch.float8_e8m0fnu)
     sizes: Any = config.get("weight_block_size") or [128, 128]
-    if (
-        not isinstance(sizes, list)
-        or len(cast("list[Any]", sizes)) != 2
-        or any(type(n) is not int or not 0 < n < 2**31 for n in cast("list[Any]", sizes))
-    ):
+    if not isinstance(sizes, list) or len(sizes) != 2 or any(type(n) is not int or not 0 < n < 2**31 for n in sizes):
         raise parts.fail(f"the configuration's weight_block_size is {spelling.shown(sizes)}, and must be two sizes")
     if weight.dim() < 2:
         raise parts.fail(f"the weight has shape {tuple(weight.shape)}, and must have two dimensions or more")

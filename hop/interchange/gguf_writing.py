@@ -359,7 +359,7 @@ def _kinds(value: object) -> list[int]:
         return [ARRAY, _DTYPES[value.dtype]] if value.dim() else [_DTYPES[value.dtype]]
     if not isinstance(value, list | tuple):
         return [_kind([value], _UINT32)]
-    items = list(cast("list[Any]", value))
+    items = list(value)
     if not items:
         raise ValueError("an empty list has no type")
     if any(isinstance(item, list | tuple | Tensor) for item in items):
@@ -399,7 +399,7 @@ def _value(value: object, kinds: list[int]) -> bytes:
         return struct.pack(f"<{SCALARS[kinds[0]]}", value)
     if not isinstance(value, list | tuple):
         raise TypeError("it must be a list")
-    items = cast("list[Any]", value)
+    items = value
     head = struct.pack("<IQ", kinds[1], len(items))
     if kinds[1] in SCALARS:
         return head + struct.pack(f"<{len(items)}{SCALARS[kinds[1]]}", *items)

@@ -12,7 +12,7 @@ qmodule.
 """
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,8 +68,8 @@ def read_auto_round(parts: Parts, config: Config) -> Weight:
     extra: Any = config.get("extra_config") or {}
     if not isinstance(packing, str) or not isinstance(extra, dict):
         raise parts.fail("the configuration's packing_format must be text, and its extra_config an object")
-    fields: Any = cast("dict[str, Any]", extra).get(parts.name.removesuffix(".weight"), {})
-    own = {**config, **(cast("dict[str, Any]", fields) if isinstance(fields, dict) else {})}
+    fields: Any = extra.get(parts.name.removesuffix(".weight"), {})
+    own = {**config, **(fields if isinstance(fields, dict) else {})}
     if "awq" in packing:
         return read_awq(parts, {**own, "version": "gemm", "zero_point": own.get("sym") is not True})
     if "gptq" not in packing and own.get("sym") is not True:
@@ -87,10 +87,10 @@ def _of_module(parts: Parts, config: Config) -> Config:
     rules: Any = config.get("dynamic")
     if rules is None:
         return config
-    if not isinstance(rules, dict) or len(cast("dict[str, Any]", rules)) > _MOST_RULES:
+    if not isinstance(rules, dict) or len(rules) > _MOST_RULES:
         raise parts.fail(f"the configuration's dynamic must be an object with at most {_MOST_RULES} rules")
     name = parts.name.removesuffix(".weight")
-    for pattern, fields in cast("dict[str, Any]", rules).items():
+    for pattern, fields in rules.items():
         try:
             if not matches(pattern.removeprefix("+:").removeprefix("-:"), name):
                 continue
@@ -100,7 +100,7 @@ def _of_module(parts: Parts, config: Config) -> Config:
             raise parts.fail(f"the configuration's dynamic rule {shown(pattern)} leaves it in floats, and it has codes")
         if not isinstance(fields, dict):
             raise parts.fail(f"the configuration's dynamic rule {shown(pattern)} must be an object")
-        return {**config, **cast("dict[str, Any]", fields)}
+        return {**config, **fields}
     return config
 
 

@@ -67,7 +67,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict):
         raise ValueError(f"{path} must have a dict of tensors by name, got {shown(type(state).__name__)}")
     size = path.stat().st_size
-    for name, tensor in cast("dict[Any, Any]", state).items():
+    for name, tensor in state.items():
         _check(path, name, tensor, size)
     return {name: tensor.detach() for name, tensor in cast("dict[str, Tensor]", state).items()}
 

@@ -12,7 +12,7 @@ its attributes and the names of its tensors. Quantization of activations is not 
 prototype.safetensors, quantization.quantize_.workflows and prototype.mx_formats.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -57,7 +57,7 @@ def metadata_of(files: Iterable[Any], where: Any) -> JsonObject:
         if _NAMES not in texts:
             continue
         names: Any = from_json(f'{{"names": {texts[_NAMES]}}}', f"{where}: tensor_names of the metadata")["names"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{where}: tensor_names of the metadata must be a list of names, got {shown(names)}")
         for name in cast("list[str]", names):
             result[name] = from_json(texts.get(name, "{}"), f"{where}: the metadata of {shown(name)}")
@@ -73,7 +73,7 @@ def parameter_name(name: str) -> str:
 def read(parts: Parts, config: Config) -> Weight:
     """Read a weight of any class."""
     entry: Any = config[TENSORS].get(parts.name)
-    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    fields = entry if isinstance(entry, dict) else {}
     kind, attributes = fields.get("_type"), fields.get("_data")
     if not isinstance(kind, str) or kind not in _READERS or not isinstance(attributes, dict):
         raise parts.fail(
@@ -82,7 +82,7 @@ def read(parts: Parts, config: Config) -> Weight:
         )
     if parts.has("_act_pre_scale"):
         raise parts.fail("'_act_pre_scale' multiplies the layer's input, which is not supported; fold it into the norm")
-    return _READERS[kind](parts, cast("dict[str, Any]", attributes))
+    return _READERS[kind](parts, attributes)
 
 
 def _int8(parts: Parts, attributes: Config) -> Weight:
@@ -200,7 +200,7 @@ _READERS = {
 def _value(attributes: Config, key: str) -> Any:
     """An attribute that is a dtype or an enumeration: {"_type": ..., "_data": its name}."""
     value: Any = attributes.get(key)
-    return cast("Mapping[str, Any]", value).get("_data") if isinstance(value, dict) else value
+    return value.get("_data") if isinstance(value, dict) else value
 
 
 def _dtype(parts: Parts, attributes: Config, key: str) -> torch.dtype:
@@ -213,7 +213,7 @@ def _dtype(parts: Parts, attributes: Config, key: str) -> torch.dtype:
 def _block(parts: Parts, attributes: Config, shape: Iterable[int]) -> Block:
     """The block_size, with -1 for a whole dimension."""
     sizes, size = tuple(shape), attributes.get("block_size")
-    given = cast("list[Any]", size) if isinstance(size, list) else []
+    given = size if isinstance(size, list) else []
     if len(given) != len(sizes) or len(sizes) < 2 or any(type(n) is not int or not 0 < n < 2**31 for n in given):
         raise parts.fail(f"its block_size is {shown(size)}, and must be a size for each dimension of {sizes}")
     return tuple(-1 if b != 1 and b >= n else b for b, n in zip(given, sizes, strict=True))

@@ -6,8 +6,8 @@ compiled programs, which guard on it and recompile for another scheme.
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import QUANTIZED, STE, Scheme
@@ -89,7 +89,7 @@ def asks_for_floats() -> bool:
     return bool(_here.plans) and _here.plans[-1].scheme is None
 
 
-def same_scheme() -> tuple[Any, Any]:
+def same_scheme() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Capture the active scheme for torch.utils.checkpoint: pass this function as its context_fn.
 
     Returns two contexts, for the forward and for its recomputation.
@@ -111,20 +111,21 @@ class _Plans:
         _here.plans = self._outer
 
 
-def _chosen(choice: Any) -> Scheme | None:
+def _chosen(choice: object) -> Scheme | None:
     if not callable(choice):
         raise TypeError(
             f"scheme: choice must be a hop.Scheme, or a function from a role to a Quantizer or None; got {choice!r}; "
             "give one such as hop.schemes.INT8_DYNAMIC"
         )
-    by_role = {role: choice(role) for role in ROLES}
-    for role, q in by_role.items():
+    by_role: dict[str, Quantizer | None] = {}
+    for role in ROLES:
+        q = choice(role)
         if q is not None and not isinstance(q, Quantizer):
             raise TypeError(
                 f"scheme: choice({role!r}) must be a Quantizer or None, got {q!r}; give one such as "
                 "hop.presets.INT8_ROW"
             )
+        by_role[role] = q
     if all(q is None for q in by_role.values()):
         return None
-    quantizers: list[Any] = list(by_role.values())
-    return Scheme(*quantizers, backward=STE if by_role[GRADIENT] is None else QUANTIZED)
+    return Scheme(*by_role.values(), backward=STE if by_role[GRADIENT] is None else QUANTIZED)

@@ -7,10 +7,10 @@ this module accept both, and PyTorch's layers.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, parallel
 
 from hop.compat.process_groups import gloo_of_one_thread
@@ -21,17 +21,19 @@ __all__ = ["ColwiseParallel", "RowwiseParallel", "gloo"]
 
 
 class _Style(PlacesLayers):
-    def is_placed(self, module: nn.Module, mesh: Any, placements: Mapping[str, Placement]) -> bool:
+    src_data_rank: int | None  # of PyTorch's style, the next base class
+
+    def is_placed(self, module: nn.Module, mesh: object, placements: Mapping[str, Placement]) -> bool:
         """Shard the parameters of a hop.nn layer and return True, also for its submodules of scales.
 
         distribute_module then replicates the parameters of those submodules.
         """
         if isinstance(module, Layer):
-            style: Any = self
+            assert isinstance(mesh, DeviceMesh)
             for name, placement in placements.items():
                 parameter = getattr(module, name, None)
                 if parameter is not None:
-                    spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=style.src_data_rank)
+                    spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=self.src_data_rank)
                     setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
             return True
         return not isinstance(module, nn.Linear | nn.Embedding)

@@ -12,7 +12,6 @@ levels, whose number a symbolic length does not fix.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ MOST = 2**22
 _LEAST = 2.0**-126
 
 
-def check(caller: str, op: Any, sizes: Sequence[int]) -> None:
+def check(caller: str, op: object, sizes: Sequence[int]) -> None:
     """Raise ValueError for rows with more elements than can be summed; `sizes` are those of the summed dimensions."""
     n = math.prod(sizes)
     if isinstance(n, int) and n > MOST:

@@ -18,20 +18,22 @@ import json
 import math
 import pkgutil
 import re
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
+from typing_extensions import Self
 
 from hop.compat.patches import REFUSED
 from hop.compat.values import register_value
 
+_T = TypeVar("_T")
 JsonObject: TypeAlias = dict[str, Any]
 """A parsed JSON object, or keys and values to write as one."""
 
 VERSION = 1
 _PREFIX = f"hop{VERSION}:"
 _classes: dict[str, type] = {}
-_constants: JsonObject = {}
+_constants: dict[str, object] = {}
 EARLIER = {"Given": "Static"}  # classes by their names in files that were written before they were renamed
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
@@ -92,10 +94,10 @@ class Value:
     def __reduce__(self) -> str | tuple[object, ...]:
         return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: object) -> Any:
+    def __deepcopy__(self, memo: object) -> Self:
         """The value itself, which never changes. Dynamo's guards then compare the quantizer of a weight by identity."""
         return self
 
@@ -137,7 +139,7 @@ def dtype(name: str) -> torch.dtype:
     return result
 
 
-def _spelled(value: Any, where: str) -> str:
+def _spelled(value: object, where: str) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, int):
@@ -160,6 +162,7 @@ def _spelled(value: Any, where: str) -> str:
     constant = next((n for n, c in _constants.items() if type(c) is type(value) and _fields(c) == _fields(value)), None)
     if constant is not None:
         return constant
+    assert dataclasses.is_dataclass(value)
     shown = []
     for f in dataclasses.fields(value):
         value_of = getattr(value, f.name)
@@ -170,7 +173,8 @@ def _spelled(value: Any, where: str) -> str:
     return f"{name}({', '.join(shown)})"
 
 
-def _fields(value: Any) -> list[Any]:
+def _fields(value: object) -> list[object]:
+    assert dataclasses.is_dataclass(value)
     return [getattr(value, f.name) for f in dataclasses.fields(value) if f.init]
 
 
@@ -180,7 +184,7 @@ class _Parser:
             raise TypeError(f"text must be a str, got {shown(text)}; give what str(quantizer) spells")
         self.text, self.at, self.depth = text, 0, 0
 
-    def read(self, expected: type) -> Any:
+    def read(self, expected: type[_T]) -> _T:
         if not self.text.startswith(_PREFIX):
             raise self.error(
                 f"text: expected {_PREFIX!r}, the version that this library reads; give what str(quantizer) spells"
@@ -222,7 +226,7 @@ class _Parser:
         if not self.next_is(mark):
             raise self.error(f"expected {mark!r}")
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Read the next value. Nesting is limited, so that no text exhausts the stack."""
         self.depth += 1
         if self.depth > _DEEPEST:
@@ -232,7 +236,7 @@ class _Parser:
         finally:
             self.depth -= 1
 
-    def one_value(self) -> Any:
+    def one_value(self) -> object:
         before = self.at
         kind, word = self.token()
         word = EARLIER.get(word, word) if kind == "name" else word
@@ -274,7 +278,7 @@ class _Parser:
             self.at = before
             raise self.error(str(error)) from error
 
-    def tuple(self) -> tuple[Any, ...]:
+    def tuple(self) -> tuple[object, ...]:
         items = []
         while not self.next_is(")"):
             items.append(self.value())
@@ -283,7 +287,7 @@ class _Parser:
                 break
         return tuple(items)
 
-    def instance(self, cls: type, before: int) -> Any:
+    def instance(self, cls: type, before: int) -> object:
         fields: dict[str, object] = {}
         known = [f.name for f in dataclasses.fields(cls) if f.init]
         self.need("(")
@@ -342,7 +346,7 @@ def shown(value: object) -> str:
         # FakeTensors too: the same message when traced
         kind = "QuantizedTensor" if hasattr(value, "quantizer") else "tensor"
         return f"a {kind} of {value.dtype} and shape {tuple(value.shape)} on {value.device}"
-    many = cast(list[Any], value) if isinstance(value, list) else []
+    many: list[object] = value if isinstance(value, list) else []
     if any(isinstance(x, torch.Tensor) for x in many):
         return f"[{', '.join(shown(x) if isinstance(x, torch.Tensor) else repr(x) for x in many)}]"
     try:
@@ -358,7 +362,7 @@ def from_json(text: bytes | str, what: str) -> JsonObject:
     Nesting is limited, so that code which recurses over the result cannot overflow the stack.
     """
     try:
-        value: Any = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -368,5 +372,5 @@ def from_json(text: bytes | str, what: str) -> JsonObject:
         inside = (x.values() if isinstance(x, dict) else x for x in level)
         level = [x for values in inside for x in values if isinstance(x, dict | list)]
         if not level:
-            return cast(dict[str, Any], value)
+            return value
     raise ValueError(f"{what} has lists and objects nested more than {_DEEPEST_JSON} deep")

@@ -11,7 +11,7 @@ gradients or the momentum, state2 the mean of squares. Source: bitsandbytes 0.50
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ _OF_ADEMAMIX = ("alpha", "t_alpha", "t_beta3")  # options of all its groups with
 _LOAD, _WRITE = "load_bitsandbytes_state", "bitsandbytes_state"
 
 
-def load_bitsandbytes_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+def load_bitsandbytes_state(optimizer: Optimizer, state_dict: StateDict) -> None:
     """Load the states and options of an optimizer of bitsandbytes.optim with the same parameters.
 
     Adam, AdamW, SGD and Lion, of 8 or 32 bits, paged or not, are loaded by the optimizer of the same name. Codes and
@@ -86,9 +86,9 @@ def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) 
             f"{where} must have lr, betas, weight_decay and params, got {shown(saved)}; pass the state of an optimizer "
             "of bitsandbytes"
         )
-    group = {k: v for k, v in cast("Mapping[str, Any]", saved).items() if k not in (*_OF_ADEMAMIX, "eps", "betas")}
+    group = {k: v for k, v in saved.items() if k not in (*_OF_ADEMAMIX, "eps", "betas")}
     betas = saved["betas"]
-    if not isinstance(betas, list | tuple) or len(cast("Sequence[Any]", betas)) != 2:
+    if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(
             f"{where}: betas must be two numbers, got {shown(betas)}; three are AdEMAMix's, which has no counterpart: "
             "start with fresh states"
@@ -100,16 +100,16 @@ def _options(optimizer: Optimizer, number: int, saved: object, decoupled: bool) 
             f"{where}: weight_decay is {shown(saved['weight_decay'])}, which bitsandbytes decouples, and this "
             "optimizer adds to gradients; create hop.optim.AdamW, or Adam(decoupled_weight_decay=True)"
         )
-    return {**group, "betas": tuple(cast("Sequence[Any]", betas))} | {k: saved[k] for k in ("eps",) if k in saved}
+    return {**group, "betas": tuple(betas)} | {k: saved[k] for k in ("eps",) if k in saved}
 
 
 def _states(where: str, saved: object, names: Sequence[str]) -> StateDict:
     """The states of a parameter under the names of this library."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"{where}: its states must be a mapping, got {shown(saved)}; pass what state_dict() returns")
-    state = dict(cast("Mapping[str, Any]", saved))
+    state = dict(saved)
     nested = state.pop(_NESTED, {})
-    state |= cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else {_NESTED: nested}
+    state |= nested if isinstance(nested, Mapping) else {_NESTED: nested}
     known = {f"{part}{i}" for part in _PARTS for i in range(1, len(names) + 1)} | {"step"}
     if unknown := [key for key in state if key not in known]:
         raise ValueError(
@@ -185,7 +185,7 @@ def bitsandbytes_state(optimizer: Optimizer) -> StateDict:
             f"{_WRITE}: optimizer must be one of hop.optim, got {type(optimizer).__name__}; create for example "
             "hop.optim.AdamW8bit"
         )
-    groups: list[dict[str, Any]] = []
+    groups: list[StateDict] = []
     for number, group in enumerate(optimizer.param_groups):
         for option in ("amsgrad", "maximize", "dampening", "nesterov"):
             if group.get(option):
@@ -210,9 +210,9 @@ def bitsandbytes_state(optimizer: Optimizer) -> StateDict:
     }
 
 
-def _written(number: int, state: Mapping[str, Any]) -> StateDict:
+def _written(number: int, state: StateDict) -> StateDict:
     """The states of a parameter under the names of bitsandbytes."""
-    result: dict[str, Any] = {"step": int(state["step"])}
+    result: StateDict = {"step": int(state["step"])}
     for i, (name, x) in enumerate(((k, v) for k, v in state.items() if k != "step"), 1):
         if type(x) not in (Tensor, QuantizedTensor):
             raise TypeError(

@@ -1,7 +1,7 @@
 """The base class of the optimizers: states, steps, and saved state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -47,13 +47,18 @@ class Keywords(TypedDict, total=False):
     differentiable: bool
 
 
+_Loss = TypeVar("_Loss")
+ParamGroup: TypeAlias = dict[str, Any]
+"""The parameters and options of a param group of torch.optim."""
+
+
 class Optimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer with quantized states."""
 
     def __init__(
         self,
-        params: Any,
-        defaults: dict[str, Any],
+        params: object,
+        defaults: ParamGroup,
         *,
         maximize: bool = False,
         state: Quantizer | States | None = BITS8,
@@ -90,7 +95,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(
                 f"{self._name}: params must be an iterable of parameters, got {shown(params)}; {_PARAMETERS}"
             )
-        listed = list(cast(Iterable[Any], params))
+        listed = list(params)
         if not listed:
             raise ValueError(f"{self._name}: params must contain at least one parameter, got []; {_PARAMETERS}")
         return listed
@@ -99,7 +104,7 @@ class Optimizer(torch.optim.Optimizer):
     def _name(self) -> str:
         return type(self).__name__
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group["state"] = spelled(self._name, group["state"])
@@ -112,21 +117,25 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- implemented by subclasses
 
-    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+    def _names(self, group: ParamGroup) -> Sequence[str]:
         """The names of the states of a group."""
         raise NotImplementedError
 
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+    def _rule(self, group: ParamGroup) -> UpdateRule:
         """The update rule of a group."""
         raise NotImplementedError
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
+    def _options(self, group: ParamGroup) -> Sequence[float | Tensor]:
         """The options of the rule, except lr."""
         raise NotImplementedError
 
     # ---- a step
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
+    def step(self, closure: Callable[[], object] | None = None) -> object:  # type: ignore[override]
         """Take one step.
 
         Args:
@@ -180,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
                     found.setdefault(why, []).append(f"{number}.{place}")
         return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
 
-    def _numbers(self, group: dict[str, Any]) -> list[float | Tensor]:
+    def _numbers(self, group: ParamGroup) -> list[float | Tensor]:
         """The options of a step, lr first; tensors in a compiled program, where constants would cause recompilation."""
         options = [group["lr"], *self._options(group)]
         return [as_tensor(x) for x in options] if torch.compiler.is_compiling() else options
@@ -203,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
                     )
         return zeros, errors
 
-    def _init_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _init_group(self, group: ParamGroup, params: list[Tensor]) -> None:
         """Append the parameters that have a gradient to `params`, and create missing states.
 
         The call for the first group creates the states of all groups: Dynamo runs the method of this name of an
@@ -242,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
     def _option_tensors(self) -> list[Tensor]:
         return [x for g in self.param_groups for x in (g["lr"], *self._options(g)) if isinstance(x, Tensor)]
 
-    def _quantizer(self, group: dict[str, Any], p: Tensor, name: str) -> Quantizer | None:
+    def _quantizer(self, group: ParamGroup, p: Tensor, name: str) -> Quantizer | None:
         text = group["state"].get(name)
         return None if text is None or p.numel() < group["min_numel"] else quantizer(text)
 
@@ -305,7 +314,7 @@ class Optimizer(torch.optim.Optimizer):
                     quantizers = {name: self._quantizer(own, p, name) for name in self._names(own)}
                     check_state(self._name, index, p, state, quantizers, requantize)
 
-    def _fitted(self, group: dict[str, Any], p: Tensor, name: str, x: Tensor) -> Tensor:
+    def _fitted(self, group: ParamGroup, p: Tensor, name: str, x: Tensor) -> Tensor:
         q, held = self._quantizer(group, p, name), local(x)
         if isinstance(held, QuantizedTensor) and held.quantizer == q and is_placed(x, p):
             return x.clone()

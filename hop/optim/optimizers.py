@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hop.optim.optimizer import Keywords, Optimizer
+from hop.optim.optimizer import Keywords, Optimizer, ParamGroup
 from hop.optim.states import BITS4, FP8
 from hop.optim.updates import UpdateRule
 
@@ -57,11 +57,11 @@ class Adam(Optimizer):
     def _names(self, group: Mapping[str, object]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
 
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+    def _rule(self, group: ParamGroup) -> UpdateRule:
         coupled = not group["decoupled_weight_decay"] and _is_used(group["weight_decay"])
         return UpdateRule("adam", coupled=coupled, maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
+    def _options(self, group: ParamGroup) -> Sequence[float | Tensor]:
         return *group["betas"], group["eps"], group["weight_decay"]
 
 
@@ -88,14 +88,14 @@ class AdamW8bit(AdamW):
 class AdamW4bit(AdamW):
     """AdamW with 4-bit states in blocks of 128: AdamW(state=hop.optim.BITS4)."""
 
-    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, params: object, *args: Any, **options: Any) -> None:
         super().__init__(params, *args, **{"state": BITS4, **options})
 
 
 class AdamWFp8(AdamW):
     """AdamW with e4m3 states in blocks of 256: AdamW(state=hop.optim.FP8)."""
 
-    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, params: object, *args: Any, **options: Any) -> None:
         super().__init__(params, *args, **{"state": FP8, **options})
 
 
@@ -123,14 +123,14 @@ class SGD(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"nesterov": nesterov}, **options)
 
-    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+    def _names(self, group: ParamGroup) -> Sequence[str]:
         return ("momentum_buffer",) if _is_used(group["momentum"]) else ()
 
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+    def _rule(self, group: ParamGroup) -> UpdateRule:
         coupled, nesterov = _is_used(group["weight_decay"]), bool(group["nesterov"])
         return UpdateRule("sgd", coupled=coupled, nesterov=nesterov, maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
+    def _options(self, group: ParamGroup) -> Sequence[float | Tensor]:
         return group["momentum"], group["dampening"], group["weight_decay"]
 
 
@@ -155,10 +155,10 @@ class Lion(Optimizer):
     def _names(self, group: Mapping[str, object]) -> Sequence[str]:
         return ("exp_avg",)
 
-    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+    def _rule(self, group: ParamGroup) -> UpdateRule:
         return UpdateRule("lion", maximize=group["maximize"])
 
-    def _options(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
+    def _options(self, group: ParamGroup) -> Sequence[float | Tensor]:
         return *group["betas"], group["weight_decay"]
 
 
@@ -182,7 +182,7 @@ def _check(name: str, *, betas: object = None, **numbers: object) -> None:
             raise ValueError(f"{name}: {key} must be at least 0 and finite, got {x}; use such a number")
     if betas is None:
         return
-    pair = cast(Sequence[Any], betas) if isinstance(betas, list | tuple) else ()
+    pair = betas if isinstance(betas, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(beta, int | float | Tensor) for beta in pair):
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}; use such numbers")
     for i, beta in enumerate(pair):

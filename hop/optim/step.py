@@ -15,7 +15,7 @@ anything has changed.
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,8 +103,8 @@ def _step(
     if steps:
         torch._foreach_add_(list(steps), 1)
     numbers = functools.cache(lambda count: parsed.numbers(count, lr, others))
-    on_gpu: list[Any] = []
-    on_cpu: list[Any] = []
+    on_gpu: list[Args] = []
+    on_cpu: list[Args] = []
     for i, (p, grad, (names, own)) in enumerate(zip(params, grads, held, strict=True)):
         count = steps[i].item()
         call = (rule, numbers(count), _key(seed, count, p), streams[i], p, grad, names, own, _least(tuple(names)))
@@ -224,7 +224,7 @@ def write_fused(*call: Any) -> None:
 
 
 @functools.cache
-def _compiled() -> Any:
+def _compiled() -> Callable[..., None]:
     return dynamo.compiled(write_updated)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hop.compat.pytree import StateDict
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.numerics.quantizer import Quantizer
 from hop.optim.optimizer import Optimizer
@@ -27,7 +28,7 @@ _QUANTIZERS: dict[str, dict[bool, Quantizer]] = {
 }
 
 
-def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+def load_torchao_state(optimizer: Optimizer, state_dict: StateDict) -> None:
     """Load the states and options of an optimizer of torchao.optim with the same parameters.
 
     Codes and scales are kept bit for bit where this optimizer has the same quantizer for a state: AdamW8bit of either
@@ -67,9 +68,10 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
     optimizer.load_state_dict({"state": states, "param_groups": given}, requantize=True)
 
 
-def _converted(where: str, x: object) -> Any:
+def _converted(where: str, x: object) -> object:
     if isinstance(x, DTensor):
         local = _converted(where, x.to_local())
+        assert isinstance(local, Tensor)
         return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
     if not isinstance(x, Tensor) or type(x) is Tensor:
         return x

@@ -113,7 +113,7 @@ def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: ob
     return result.hexdigest()
 
 
-def _add(digest: Any, x: Any) -> None:
+def _add(digest: "hashlib._Hash", x: Any) -> None:
     if not isinstance(x, Tensor):
         digest.update(repr(x).encode() if isinstance(x, bool | int | float | str | None) else type(x).__name__.encode())
         return

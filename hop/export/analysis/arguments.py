@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils._pytree import TreeSpec
 
 from hop.compat.pytree import Args
 from hop.compat.tracing import nesting
@@ -17,14 +17,14 @@ class Arguments:
     """The arguments of one run."""
 
     args: Args = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __str__(self) -> str:
         by_place = [f"{len(self.args)} by place"] if self.args else []
         return " and ".join([*by_place, *([", ".join(f"{n}=" for n in self.kwargs)] if self.kwargs else [])]) or "none"
 
 
-One = tuple[Any, ...] | Mapping[str, Any] | Arguments
+One = Args | Mapping[str, object] | Arguments
 Data = One | Sequence[One]
 """A tuple of positional arguments, a dict of arguments by name, or a list of these."""
 
@@ -37,12 +37,13 @@ def parse(caller: str, name: str, data: object) -> list[Arguments]:
         ValueError: it is an empty list.
     """
     several = isinstance(data, Sequence) and not isinstance(data, tuple)
-    parsed = [_parse_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
+    given: list[object] = list(data) if isinstance(data, Sequence) and several else [data]
+    parsed = [_parse_one(x) for x in given]
     whole = [x for x in parsed if x is not None]
     if len(whole) != len(parsed):
         wrong = parsed.index(None)
-        place, x = (f" at {wrong}", cast(Any, data)[wrong]) if several else ("", cast(Any, data))
-        got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else shown(x)
+        place, x = f" at {wrong}" if several else "", given[wrong]
+        got = f"a dict with the keys {list(x)}" if isinstance(x, Mapping) else shown(x)
         raise TypeError(
             f"{caller}: {name} must be the tuple of a program's positional arguments, a dict of arguments by name, or "
             f"a list of such tuples or dicts; got {got}{place}; give (x,) for one tensor"
@@ -57,9 +58,9 @@ def parse(caller: str, name: str, data: object) -> list[Arguments]:
 
 def _parse_one(x: object) -> Arguments | None:
     if isinstance(x, tuple):
-        return Arguments(cast(tuple[Any, ...], x))
+        return Arguments(x)
     if isinstance(x, Mapping):
-        named = dict(cast(Mapping[Any, Any], x))
+        named = dict(x)
         return Arguments((), named) if all(isinstance(n, str) for n in named) else None
     return x if isinstance(x, Arguments) else None
 
@@ -94,9 +95,9 @@ def named(program: ExportedProgram, given: Arguments) -> Arguments:
     return Arguments((), {**dict(zip(own, given.args, strict=True)), **given.kwargs})
 
 
-def _signature(program: ExportedProgram | GraphModule) -> tuple[Any, list[str]]:
+def _signature(program: ExportedProgram | GraphModule) -> tuple[TreeSpec | None, list[str]]:
     """The pytree spec of the arguments, or None for flat ones, and their names."""
-    spec: Any
+    spec: TreeSpec | None
     if isinstance(program, ExportedProgram):
         signature = program.module_call_graph[0].signature if program.module_call_graph else None
         spec, names = program.call_spec.in_spec, None if signature is None else signature.forward_arg_names

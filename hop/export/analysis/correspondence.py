@@ -54,7 +54,7 @@ def _fit(a: Node, b: Node, *, same_dtype: bool) -> bool:
     return kind(x) == kind(y) and not (same_dtype and x.dtype != y.dtype) and same_shape(x, y)
 
 
-def same_shape(x: Any, y: Any) -> bool:
+def same_shape(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have the same shape, as far as their sizes are known."""
     if len(x.shape) != len(y.shape):
         return False
@@ -73,7 +73,7 @@ def kind(x: object) -> str | None:
     return "float" if x.is_floating_point() or x.is_complex() else "integer"
 
 
-def parts_of(node: object) -> list[tuple[Any, str | None]]:
+def parts_of(node: object) -> list[tuple[object, str | None]]:
     """The node with each of its buffers if its value is quantized, else the node with None."""
     x = value(node) if isinstance(node, Node) else None
     return [(node, name) for name in x.buffers()] if isinstance(x, QuantizedTensor) else [(node, None)]

@@ -47,7 +47,7 @@ class Difference:
 class Figures:
     """Accumulated measurements of a pair of nodes."""
 
-    a: Any  # a node, or a constant output
+    a: object  # a node, or a constant output
     b: Any
     parts: tuple[str | None, str | None] = (None, None)  # the buffers to compare; None for the whole value
     output: int | None = None
@@ -119,8 +119,8 @@ class Figures:
             self.largest = float(self.largest)
 
 
-def _name(x: Any, part: str | None) -> str:
-    name = x.name if hasattr(x, "name") else repr(x)  # a node or a file's tensor has a name
+def _name(x: object, part: str | None) -> str:
+    name = str(getattr(x, "name", repr(x)))  # a node or a file's tensor has a name
     return name if part is None else f"{name}.{part}"
 
 
@@ -155,8 +155,9 @@ def _values(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.float64)
 
 
-def _codes(x: Any) -> Tensor | None:
+def _codes(x: Tensor) -> Tensor | None:
     """One code per element, if the format is an integer one."""
+    assert isinstance(x, QuantizedTensor)
     q = x.quantizer
     if not q.format.is_integer or q.layout is not None or "codes" not in x.buffers():
         return None

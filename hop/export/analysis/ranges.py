@@ -6,9 +6,9 @@ clamps impose on activations. A result that may exceed its dtype is treated as u
 """
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,7 +140,7 @@ class _Analysis:
     def __init__(self, program: ExportedProgram, owners: dict[Node, str], inputs: Mapping[str, object]) -> None:
         self.graph, self.owners = program.graph, owners
         self.rows: list[SumRange] = []
-        self.found: dict[Node, Any] = {}
+        self.found: dict[Node, object] = {}
         self.narrowed: set[Node] = set()  # casts that are covered by the row of the sum before them
         self._begin(program, inputs)
         last: dict[Node, Node] = {}
@@ -186,7 +186,7 @@ class _Analysis:
 
     # ---- nodes
 
-    def _value(self, node: Node) -> Any:
+    def _value(self, node: Node) -> object:
         value: Any = node.meta.get("val")
         if node.target is operator.getitem:
             source, index = node.args
@@ -217,10 +217,10 @@ class _Analysis:
             return intervals.dtype_bounds(value)
         return self._computed(node, value, args, kwargs)
 
-    def _operand(self, node: Node) -> Any:
+    def _operand(self, node: Node) -> object:
         return self.found.get(node, intervals.NoBounds())
 
-    def _filled(self, node: Node, args: tuple[object, ...]) -> Any:
+    def _filled(self, node: Node, args: tuple[object, ...]) -> object:
         """The bounds of a tensor filled with one number."""
         value = node.meta["val"]
         number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
@@ -231,7 +231,7 @@ class _Analysis:
             return Known(torch.full(shape, number, dtype=value.dtype))
         return intervals.bounds(torch.full([1], number, dtype=value.dtype).reshape(()))
 
-    def _computed(self, node: Node, value: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _computed(self, node: Node, value: Any, args: Args, kwargs: Kwargs) -> object:
         """The bounds of an integer node; adds its row."""
         if not isinstance(value, Tensor) and node.target not in intervals.RULES:
             if any(isinstance(v, Tensor) and intervals.is_integer(v.dtype) for v in tree_leaves(value)):
@@ -261,7 +261,7 @@ class _Analysis:
                 return intervals.dtype_bounds(value)
         return result
 
-    def _summed(self, node: Node, value: Tensor, total: Sum) -> Any:
+    def _summed(self, node: Node, value: Tensor, total: Sum) -> object:
         if not intervals.is_integer(value.dtype):
             return Reals()
         cast = _cast_after(node) if total.is_product else None
@@ -293,11 +293,11 @@ class _Analysis:
 _UNKNOWN = (Integers, Reals, intervals.NoBounds)
 
 
-def _input_bounds(node: Node, limits: object) -> Any:
+def _input_bounds(node: Node, limits: object) -> object:
     """The user's bounds of an input. Raises ValueError if they are invalid."""
     value = node.meta["val"]
     kind = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
-    limit = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
+    limit = list(limits) if isinstance(limits, tuple | list) else []
     pair = len(limit) == 2 and all(isinstance(n, kind) for n in limit)
     if not isinstance(value, Tensor) or not pair or not limit[0] <= limit[1]:
         raise ValueError(
@@ -330,7 +330,7 @@ def _cast_after(node: Node) -> Node | None:
     return None
 
 
-def _parameter_mutation() -> list[Any]:
+def _parameter_mutation() -> list[OutputKind]:
     """The output kind of programs that write to parameters, if this version of torch has it."""
     kind = getattr(OutputKind, "PARAMETER_MUTATION", None)
     return [] if kind is None else [kind]

@@ -1,7 +1,6 @@
 """Run two programs side by side: each value is compared as soon as both have it, and then dropped."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor, fx
 from torch.export import ExportedProgram
@@ -32,7 +31,7 @@ class Runner:
         if isinstance(program, ExportedProgram):
             specs = program.graph_signature.output_specs
             results = [x for x, spec in zip(results, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-        self.outputs: list[tuple[Any, str | None]] = [(x, None) for x in results]  # node, buffer name
+        self.outputs: list[tuple[object, str | None]] = [(x, None) for x in results]  # node, buffer name
         last: dict[Node, Node] = {}
         for node in self.graph.nodes:
             last |= dict.fromkeys(node.all_input_nodes, node)
@@ -40,7 +39,7 @@ class Runner:
         for node, user in last.items():
             self.done_after.setdefault(user, []).append(node)
 
-    def steps(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
+    def steps(self, arguments: Arguments) -> Iterator[tuple[Node, object]]:
         """Yield each node with its value, in order; a value is dropped after the last node that reads it."""
         interpreter = fx.Interpreter(self.module)
         interpreter.env = self._given(arguments)
@@ -58,7 +57,7 @@ class Runner:
         """Compute the value of a node from its operands in `interpreter.env`."""
         return interpreter.run_node(node)
 
-    def _given(self, arguments: Arguments) -> dict[Node, Any]:
+    def _given(self, arguments: Arguments) -> dict[Node, object]:
         placed_inputs = placed(self.program, arguments, self.caller, self.name)
         placeholders = self.graph.find_nodes(op="placeholder")
         if not isinstance(self.program, ExportedProgram):
@@ -101,7 +100,7 @@ class Runner:
                 f"{self.caller}: {self.name} takes {wanted} tensors or numbers, but inputs have {got}; give as many"
             )
 
-    def _own(self, x: object) -> Any:
+    def _own(self, x: object) -> object:
         """A copy of `x` if the program may write to it."""
         return x.detach().clone() if self.writes and isinstance(x, Tensor) else x
 
@@ -120,7 +119,7 @@ def compare(
     right: dict[Figures, object] = {}
     other = b.steps(arguments)
 
-    def kept(runner: Runner, value: object) -> Any:
+    def kept(runner: Runner, value: object) -> object:
         """The value, copied if the program may write to it later."""
         return value.clone() if runner.writes and isinstance(value, Tensor) else value
 

@@ -18,6 +18,7 @@ from hop.impls.scaled.operands import spread
 from hop.impls.scaled.outputs import given_buffers
 from hop.impls.scaled.products import Sum, aligned, bias_steps, sums
 from hop.numerics import blocks, copies
+from hop.numerics.formats import Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, fixed_point
 from hop.numerics.spelling import JsonObject
@@ -35,7 +36,7 @@ class Arrays:
         about: the operator, the arguments and the convention.
     """
 
-    def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+    def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, object], output: Any) -> None:
         self.arrays: dict[str, Any] = {}
         self.described: dict[str, JsonObject] = {}
         self.arguments: JsonObject = {}
@@ -66,7 +67,7 @@ class Arrays:
 
     # ---- arguments
 
-    def _argument(self, name: str, node: Any, x: Any) -> None:
+    def _argument(self, name: str, node: Any, x: object) -> None:
         if isinstance(x, Operand):
             self._buffers(name, x.quantizer, x.usages, x.tensors)
             self.arguments[name] = {"from": _source(node.tensors[0]), "quantizer": str(x.quantizer)}
@@ -110,7 +111,7 @@ class Arrays:
             if isinstance(x, Tensor):
                 self.add("output" if len(results) == 1 else f"output.{i}", x)
 
-    def _scaled(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _scaled(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, object], result: Any) -> None:
         op, spelled, scale, zero, *flat = args
         output = Quantizer.parse(spelled) if isinstance(spelled, str) else spelled
         nodes, values = decode(op, node.args[4:]), decode(op, flat)
@@ -156,9 +157,10 @@ class Arrays:
 
     def _range(self, call: Call, buffers: Sequence[Tensor]) -> None:
         """Add the smallest and the largest output code, if codes are clamped rather than floats."""
-        q: Any = call.output
+        q = call.output
+        assert isinstance(q, Quantizer)
         format, convention = q.format, q.scale.requantization
-        if not format.is_integer or buffers[1].numel() != 1:
+        if not isinstance(format, Integer) or buffers[1].numel() != 1:
             return
         limits = torch.tensor([format.low, format.high], dtype=torch.int32)
         if convention is not None and (convention.low, convention.high) != (None, None):
@@ -191,7 +193,7 @@ def _passes_through(node: Node) -> bool:
     return getattr(node.target, "__name__", "") in ("getitem", "detach.default", "alias.default")
 
 
-def _as_json(x: object) -> Any:
+def _as_json(x: object) -> object:
     if isinstance(x, list | tuple):
         return [_as_json(v) for v in x]
     return x if x is None or isinstance(x, bool | int | float | str) else str(x)

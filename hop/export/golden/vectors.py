@@ -3,9 +3,9 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -109,7 +109,7 @@ class _Recorder(Runner):
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__(program, "program", "vectors")
-        self.write: Any = None
+        self.write: Callable[[Node, Arrays], None]
         specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         self.inputs = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
         depends = set(self.inputs)

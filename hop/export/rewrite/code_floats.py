@@ -20,6 +20,9 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 from hop.tensor import QuantizedTensor
 
+Views = Sequence[tuple[Any, list[Any], Kwargs]]
+"""Operators that only move elements, with their other arguments."""
+
 
 class Held(NamedTuple):
     """A float value represented by codes: nodes of a graph, or tensors inside a traced function.
@@ -71,24 +74,26 @@ def unit(codes: Node, factor: object, block: Block) -> Held:
     return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
 
 
-def real(x: object) -> Any:
+def real(x: object) -> object:
     if isinstance(x, Held):
         return x.tensor()
     return [real(v) for v in x] if isinstance(x, list | tuple) else x
 
 
-def run_scaled(op: OpOverload, output: Any, args: list[Any], kwargs: Kwargs, **options: Any) -> Any:
+def run_scaled(
+    op: OpOverload, output: torch.dtype | Quantizer, args: list[object], kwargs: Kwargs, **options: Any
+) -> Any:
     return scaled(op, output, *(real(x) for x in args), **kwargs, **options)
 
 
 def run_requantized(
     op: OpOverload,
     output: Quantizer,
-    args: list[Any],
+    args: list[object],
     kwargs: Kwargs,
     given: list[Any],
     bounds: tuple[int, int] | None,
-    views: list[Any],
+    views: Views,
 ) -> Tensor:
     operands = [real(x) for x in args]
     device = next(x.device for x in flat(operands) if isinstance(x, Tensor))
@@ -101,7 +106,7 @@ def run_requantized(
     return codes_within(scaled(op, output, *operands, **kwargs, **options).codes, bounds, views)  # type: ignore[attr-defined]
 
 
-def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]) -> Tensor:
+def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: Views) -> Tensor:
     """Clamp codes and apply views."""
     codes = codes if bounds is None else codes.clamp(*bounds)
     for view, rest, options in views:
@@ -139,7 +144,9 @@ def run_dequantize(operand: Held) -> Tensor:
     return dequantize(operand.tensor())
 
 
-def dequantize_by_hand(codes: Tensor, scale: object, zero_point: object, block: Block, dtype: torch.dtype) -> Tensor:
+def dequantize_by_hand(
+    codes: Tensor, scale: Tensor | float, zero_point: Tensor | int | None, block: Block, dtype: torch.dtype
+) -> Tensor:
     """Dequantize codes that none of our formats has."""
     scale, zero = (
         _broadcastable(codes, block, scale),
@@ -148,7 +155,7 @@ def dequantize_by_hand(codes: Tensor, scale: object, zero_point: object, block: 
     return ((codes.to(torch.float32) - zero) * scale).to(dtype)
 
 
-def _broadcastable(x: Tensor, block: Block, given: object) -> Any:
+def _broadcastable(x: Tensor, block: Block, given: Tensor | float) -> Tensor | float:
     """A scale or zero point shaped to broadcast with x; blocks are single elements or whole dimensions."""
     if not isinstance(given, Tensor):
         return given
@@ -159,11 +166,16 @@ def _broadcastable(x: Tensor, block: Block, given: object) -> Any:
 
 
 def quantize_by_hand(
-    x: Tensor, scale: Any, zero_point: object, block: Block, bounds: tuple[int, int], dtype: torch.dtype
+    x: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | int | None,
+    block: Block,
+    bounds: tuple[int, int],
+    dtype: torch.dtype,
 ) -> Tensor:
     scale, zero = _broadcastable(x, block, scale), _broadcastable(x, block, 0 if zero_point is None else zero_point)
     return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
 
 
-def flat(x: object) -> list[Any]:
+def flat(x: object) -> list[object]:
     return [v for y in x for v in flat(y)] if isinstance(x, list | tuple) else [x]

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -199,7 +198,7 @@ class KVCache(Float32State):
     def _used(self, count: int) -> tuple[QuantizedTensor, QuantizedTensor]:
         """Keys and values of the first `count` slots, as views; the same tensors while nothing has changed."""
         views, form = self._views, (count, torch.is_inference_mode_enabled())
-        buffers: list[Any] = [self._buffers[name] for name in self._names()]
+        buffers: list[Tensor] = [getattr(self, name) for name in self._names()]
         if views.tensors is None or views.form != form or any(map(operator.is_not, views.buffers, buffers)):
             key, value = ({name: self._first(of, name, count) for name in self.parts[of]} for of in self.parts)
             views.tensors = self._tensor("key", key), self._tensor("value", value)
@@ -302,16 +301,24 @@ class KVCache(Float32State):
         return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
 
     def _load_from_state_dict(
-        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: Any, **kwargs: object
+        self,
+        state_dict: StateDict,
+        prefix: str,
+        local_metadata: object,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         is_rotated = f"{prefix}rotation" in state_dict
         if is_rotated != self.rotated and f"{prefix}key_codes" in state_dict:  # also with strict=False
-            *_, messages = args
-            messages.append(
+            error_msgs.append(
                 f"KVCache: {prefix}key_codes are {'' if is_rotated else 'not '}rotated, but this cache has rotated="
                 f"{self.rotated}; make one with rotated={is_rotated}"
             )
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     # ---- helpers
 
@@ -351,7 +358,7 @@ class KVCache(Float32State):
     def _write(self, new: dict[str, dict[str, Tensor]], places: Tensor | int) -> None:
         for of, buffers in new.items():
             for name, t in buffers.items():
-                stored: Any = self._buffers[f"{of}_{name}"]
+                stored: Tensor = getattr(self, f"{of}_{name}")
                 if isinstance(places, int):  # twice as fast as a copy by index
                     stored.narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
                 else:
@@ -372,7 +379,7 @@ class KVCache(Float32State):
             result[of] = dict(zip(self.parts[of], found, strict=True))
         return result
 
-    def _check_new(self, of: str, x: Any, key: Tensor, batch: int, heads: int) -> None:
+    def _check_new(self, of: str, x: object, key: Tensor, batch: int, heads: int) -> None:
         if not isinstance(x, Tensor) or isinstance(x, QuantizedTensor):
             raise TypeError(
                 f"KVCache: {of} must be a plain tensor, got {shown(x)}; pass floats, which the cache quantizes"
@@ -415,7 +422,7 @@ class KVCache(Float32State):
         return positions, torch.maximum(self.length, positions.amax() + 1) if count else self.length
 
 
-def _check(name: str, q: Any) -> None:
+def _check(name: str, q: object) -> None:
     if not isinstance(q, Quantizer):
         raise TypeError(f"KVCache: {name} must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     whole = any(blocks.per_dimension(block, 4)[:3] != (1, 1, 1) for _, block in q.stored().values())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from typing_extensions import Self
 
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import Args, StateDict
@@ -21,6 +22,7 @@ from hop.nn.contexts import WEIGHT
 from hop.nn.layers.base import of_class
 from hop.nn.layers.linear import Linear
 from hop.numerics import blocks
+from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -43,11 +45,18 @@ class InputProjection(Linear):
         part: the range of the in_proj_bias to use, in units of embed_dim rows: (first, end).
     """
 
-    owner: Any
+    owner: nn.MultiheadAttention
     weight_name: str
     part: tuple[int, int]
 
-    def __init__(self, owner: Any, weight_name: str, part: tuple[int, int], scheme: Scheme, learn_scales: bool) -> None:
+    def __init__(
+        self,
+        owner: nn.MultiheadAttention,
+        weight_name: str,
+        part: tuple[int, int],
+        scheme: Scheme,
+        learn_scales: bool,
+    ) -> None:
         nn.Module.__init__(self)
         # bypasses PyTorch's registration of submodules
         self.__dict__.update(owner=owner, weight_name=weight_name, part=part)
@@ -56,15 +65,15 @@ class InputProjection(Linear):
         self.train(owner.training)
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> Tensor:
         return getattr(self.owner, self.weight_name)
 
     @property
-    def bias(self) -> Any:
+    def bias(self) -> Tensor | None:
         bias, (start, stop), size = self.owner.in_proj_bias, self.part, self.owner.embed_dim
         return bias if bias is None or stop - start == 3 else bias[start * size : stop * size]
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         if name == WEIGHT:
             setattr(self.owner, self.weight_name, value)
         else:
@@ -102,20 +111,19 @@ class InputProjection(Linear):
 
 def _has_rows(q: Quantizer, count: int) -> bool:
     """Whether each range of `count` rows has separate codes and scales."""
-    layout: Any = q.layout
-    fits = layout is None or (q.is_tiled() and not layout.columns and count % layout.panel == 0)
+    layout = q.layout
+    fits = layout is None or (isinstance(layout, Tiled) and not layout.columns and count % layout.panel == 0)
     stored = q.stored().values()
     return fits and not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in stored)
 
 
-def _cut(weight: Any, start: int, stop: int) -> Any:
+def _cut(weight: Tensor, start: int, stop: int) -> Tensor:
     """Rows start to stop of a weight."""
-    if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
+    layout = weight.quantizer.layout if isinstance(weight, QuantizedTensor) else None
+    if not isinstance(weight, QuantizedTensor) or not isinstance(layout, Tiled):
         return weight[start:stop]
     buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
-    layout: Any = weight.quantizer.layout
-    panel = layout.panel
-    buffers["codes"] = weight.buffers()["codes"][start // panel : stop // panel]
+    buffers["codes"] = weight.buffers()["codes"][start // layout.panel : stop // layout.panel]
     return weight.rebuilt(buffers, shape=(stop - start, weight.shape[1]))
 
 
@@ -141,7 +149,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._begin(scheme, learn_scales)
 
     @classmethod
-    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Self:
         """Create a quantized attention with the Parameters, hooks and settings of `module`.
 
         Raises:
@@ -175,7 +183,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if isinstance(projection.weight, QuantizedTensor):
                 setattr(result, projection.weight_name, nn.Parameter(dequantize(projection.weight)))
         if isinstance(self.out_proj, Linear):
-            result.out_proj = self.out_proj.to_float()
+            result.add_module("out_proj", self.out_proj.to_float())
         return result
 
     def projections(self) -> list[InputProjection]:
@@ -197,7 +205,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The names of the quantized Parameters."""
         return tuple(projection.weight_name for projection in self.projections())
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         for projection in self.__dict__.get("_modules", {}).values():
             if isinstance(projection, InputProjection) and projection.weight_name == name:
                 projection.check_assigned(value)
@@ -289,16 +297,16 @@ class MultiheadAttention(nn.MultiheadAttention):
             projection.save_plain(destination, f"{prefix}{projection.weight_name}")
 
     def _load_from_state_dict(
-        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: object, **kwargs: object
+        self, state_dict: StateDict, prefix: str, local_metadata: Mapping[str, object], *args: object, **kwargs: object
     ) -> None:
-        assigns = local_metadata.get("assign_to_params_buffers", False)
+        assigns = bool(local_metadata.get("assign_to_params_buffers", False))
         for projection in self.projections():
             projection.prepare_loading(state_dict, f"{prefix}{projection.weight_name}", assigns)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         for projection in self.projections():
             projection.finish_loading(assigns)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         for projection in self.projections():
             projection.lay_out()

@@ -1,11 +1,12 @@
 """Layer: the base class of quantized layers, with a scheme and one call of their operator."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from typing_extensions import Self
 
 from hop.compat import dtensor, profiling
 from hop.compat.eager import OpOverload, past_ignored_modes
@@ -26,7 +27,8 @@ from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
-_runs: set[Any] = set()  # operators, schemes and operand forms that passed Layer._check
+_M = TypeVar("_M", bound=nn.Module)
+_runs: set[object] = set()  # operators, schemes and operand forms that passed Layer._check
 
 
 def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str, nn.Module]]:
@@ -51,7 +53,7 @@ def check_unsharded(function: str, model: nn.Module, layers: Iterable[nn.Module]
             )
 
 
-def of_class(cls: type[nn.Module], module: nn.Module, without: Sequence[str] = ()) -> Any:
+def of_class(cls: type[_M], module: nn.Module, without: Sequence[str] = ()) -> _M:
     """Create an instance of `cls` that shares the Parameters, hooks and settings of `module`, except `without`."""
     result = cls.__new__(cls)
     for name, value in module.__dict__.items():
@@ -82,7 +84,7 @@ class Layer(ScaleState):
         return past_ignored_modes(self._compute, input)
 
     @classmethod
-    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Self:
         """Create a quantized layer with the Parameters, hooks and settings of `module`.
 
         Raises:
@@ -146,7 +148,7 @@ class Layer(ScaleState):
         self._norms = (norm,)
         self.forget_scales((WEIGHT,))  # the scale of the weight without the norm is no longer valid
 
-    def folded_weight(self) -> Any:
+    def folded_weight(self) -> Tensor:
         """The weight that is quantized: multiplied by the folded batch norm, from the running statistics."""
         norm = self.norm
         return self.weight if norm is None else norm.weight_of(self.weight, self.channels_dim)
@@ -169,15 +171,16 @@ class Layer(ScaleState):
         self._own = SchemeNeeds.of(scheme)
         self._build(self._own)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         if name == WEIGHT:
             self.check_assigned(value)
         super().__setattr__(name, value)
 
-    def check_assigned(self, weight: Any) -> None:
+    def check_assigned(self, weight: object) -> None:
         """Raise RuntimeError if the layer is frozen and `weight` is a float tensor."""
-        is_float = isinstance(weight, Tensor) and not isinstance(dtensor.own_part(weight), QuantizedTensor)
-        if is_float and self.__dict__.get("frozen"):
+        if not isinstance(weight, Tensor) or isinstance(dtensor.own_part(weight), QuantizedTensor):
+            return
+        if self.__dict__.get("frozen"):
             raise RuntimeError(
                 f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {weight.dtype} would replace it by "
                 "floats; fold batch norms, prune or merge before hop.nn.freeze, or give a QuantizedTensor"
@@ -214,7 +217,7 @@ class Layer(ScaleState):
         assert norm is not None
         norm.end()
         self._norms = ()
-        self.bias: Any = nn.Parameter(bias, requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
 
     def prepare_loading(self, state_dict: StateDict, key: str, assigns: bool) -> None:
         bias = state_dict.get(f"{key.removesuffix(WEIGHT)}bias")
@@ -241,7 +244,7 @@ class Layer(ScaleState):
 
     # ---- computing
 
-    def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, Args]:
+    def _call(self, x: Tensor) -> tuple[OpOverload, Args]:
         """The operator and its arguments, for the arguments of `_compute`."""
         raise NotImplementedError
 
@@ -253,7 +256,7 @@ class Layer(ScaleState):
         """An empty plain tensor of the weight's dtype and device, also if the weight is quantized."""
         return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
 
-    def _compute(self, x: Tensor, *options: object) -> Any:
+    def _compute(self, x: Tensor, *options: object) -> Tensor:
         """The result for x in the active scheme."""
         op, args = self._call(x, *options)
         plan, norm = self.plan(), self.norm
@@ -290,12 +293,12 @@ class Layer(ScaleState):
             return batch.product_of_batch(op, scheme, args, scales, *dims, lambda z: self._watched(z, given))
         return self._watched(y, given)
 
-    def _watched(self, y: Any, given: Scales) -> Any:
+    def _watched(self, y: Tensor, given: Scales) -> Tensor:
         """The result of a product. If the scheme has delayed scaling of gradients, record the amax of its gradient."""
         gradient = None if given.grad is None else self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
 
-    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[object, ...], scales: Scales) -> Any:
+    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[object, ...], scales: Scales) -> Tensor:
         """Run the operator in a scheme."""
         return quantized(op, scheme, *args, scales=None if scales is NO_SCALES else scales)
 
@@ -347,11 +350,11 @@ class Layer(ScaleState):
             _runs.add(form)
 
 
-def _form(argument: object) -> Any:
+def _form(argument: object) -> object:
     """The properties of an argument that `_check` depends on, as a hashable value."""
     if isinstance(argument, Tensor):
         return str(getattr(argument, "quantizer", "")), tuple(argument.shape), argument.dtype
-    return tuple(cast(list[Any], argument)) if isinstance(argument, list) else argument
+    return tuple(argument) if isinstance(argument, list) else argument
 
 
 profiling.LAYERS.append(Layer)

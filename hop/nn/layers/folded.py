@@ -20,7 +20,6 @@ Inference"; Krishnamoorthi 2018, section 3.2.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 FROZEN = "statistics_frozen"
-FOLDABLE: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+FOLDABLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class FoldedBatchNorm(nn.Module):
@@ -48,28 +47,27 @@ class FoldedBatchNorm(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    running_mean: Any
-    running_var: Any
-    num_batches_tracked: Any
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
         super().__init__()
-        of: Any = norm
-        if of.running_mean is None:
+        if norm.running_mean is None:
             raise ValueError(
                 "a folded batch norm: norm must have running statistics, got track_running_stats=False; leave it out"
             )
-        self.num_features, self.eps, self.momentum = of.num_features, of.eps, of.momentum
+        self.num_features, self.eps, self.momentum = norm.num_features, norm.eps, norm.momentum
         self.statistics_frozen, self.ended = False, False
         for name in ("weight", "bias"):
-            self.register_parameter(name, getattr(of, name))
+            self.register_parameter(name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(of, name))
+            self.register_buffer(name, getattr(norm, name))
         for kept in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-            self.__dict__[kept] = of.__dict__[kept].copy()
+            self.__dict__[kept] = norm.__dict__[kept].copy()
         self.train(norm.training)
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         return input
 
     def freeze_statistics_(self) -> "FoldedBatchNorm":
@@ -122,8 +120,8 @@ class FoldedBatchNorm(nn.Module):
         scales: Scales | None,
         dim: int,
         features: int,
-        watched: Callable[[Any], Any],
-    ) -> Any:
+        watched: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         """The result of a layer with its own weight and bias, normalized with the statistics of the batch.
 
         Args:
@@ -145,10 +143,8 @@ class FoldedBatchNorm(nn.Module):
         y = y.to(z.dtype)
         if scheme.output is None:
             return y
-        given_scales: dict[str, Any] = (
-            {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
-        )
-        return quantize(scheme.output, y, **given_scales)
+        scale, zero_point = (None, None) if scales is None else (scales.output, scales.output_zero_point)
+        return quantize(scheme.output, y, scale=scale, zero_point=zero_point)
 
     def _running_sigma(self) -> Tensor:
         return torch.sqrt(self.running_var + self.eps)
@@ -180,7 +176,7 @@ class FoldedBatchNorm(nn.Module):
         var, mean = torch.var_mean(y.to(self.running_var.dtype), dims, correction=0)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            step: Any = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+            step = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
             unbiased = var.detach() * (count / (count - 1))
             self.running_mean.copy_(self.running_mean * (1 - step) + mean.detach() * step)
             self.running_var.copy_(self.running_var * (1 - step) + unbiased * step)

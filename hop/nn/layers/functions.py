@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, Kwargs
 from hop.impls.scaled import scaled
 from hop.impls.scaled.native_rows import rounded_and_quantized
 from hop.nn.contexts import OUTPUT, SchemeNeeds, active
@@ -49,11 +49,11 @@ class Function(Layer):
     def frozen_quantizer(self) -> Quantizer | None:
         return None
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         """The operator, its arguments after the input, and its keyword arguments."""
         raise NotImplementedError
 
-    def _compute(self, x: Tensor, *options: object) -> Any:
+    def _compute(self, x: Tensor, *options: object) -> Tensor:
         op, args, kwargs = self._function()
         plan = active(self._own)
         if plan.scheme is None or self.in_floats:
@@ -97,7 +97,7 @@ class LayerNorm(Function, nn.LayerNorm):
 
     float_type = nn.LayerNorm
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return aten.layer_norm.default, (list(self.normalized_shape), self.weight, self.bias, self.eps), {}
 
 
@@ -106,7 +106,7 @@ class RMSNorm(Function, nn.RMSNorm):  # type: ignore[misc]
 
     float_type = nn.RMSNorm
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return aten.rms_norm.default, (list(self.normalized_shape), self.weight, self.eps), {}
 
 
@@ -119,7 +119,7 @@ class GELU(_Unweighted, nn.GELU):
 
     float_type = nn.GELU
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return aten.gelu.default, (), {} if self.approximate == "none" else {"approximate": self.approximate}
 
 
@@ -128,7 +128,7 @@ class LeakyReLU(_Unweighted, nn.LeakyReLU):
 
     float_type = nn.LeakyReLU
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return aten.leaky_relu.default, (self.negative_slope,), {}
 
 
@@ -137,7 +137,7 @@ class Softmax(_Unweighted, nn.Softmax):
 
     float_type = nn.Softmax
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return aten.softmax.int, (self.dim,), {}
 
     def _check(self, scheme: Scheme) -> None:
@@ -148,7 +148,7 @@ class Softmax(_Unweighted, nn.Softmax):
 class _OfElements(_Unweighted):
     op: ClassVar[OpOverload]
 
-    def _function(self) -> tuple[OpOverload, Args, dict[str, Any]]:
+    def _function(self) -> tuple[OpOverload, Args, Kwargs]:
         return self.op, (), {}
 
 

@@ -1,10 +1,11 @@
 """Linear and Embedding in low precision."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from hop.compat.eager import OpOverload, ignored, is_unwatched, past_ignored_modes
 from hop.compat.pytree import Args, StateDict
@@ -60,11 +61,11 @@ class Linear(Layer, nn.Linear):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         scheme: Scheme,
         learn_scales: bool = False,
         save_original: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(*args, scheme=scheme, learn_scales=learn_scales, **kwargs)
         self.save_original = save_original
@@ -82,7 +83,7 @@ class Linear(Layer, nn.Linear):
             return past_ignored_modes(self._multiplied, input) if ignored.modes else self._multiplied(input)
         return self._compute(self.transformed(input))
 
-    def _multiplied(self, x: Any) -> Any:
+    def _multiplied(self, x: Tensor) -> Tensor:
         """Short form of `_compute` for frozen layers, when no mode, hook or gradient observes the call."""
         needs, parameters = active(self._own), self._parameters
         weight, scheme = parameters.get(WEIGHT), needs.settled
@@ -106,7 +107,7 @@ class Linear(Layer, nn.Linear):
             return self._compute(x)
         return scaled(_linear, x.dtype, x, weight, parameters["bias"])
 
-    def _codes_of(self, q: Quantizer, x: Any) -> Any:
+    def _codes_of(self, q: Quantizer, x: Tensor) -> Tensor:
         """x as a QuantizedTensor if its producer or a sibling layer quantizes it, else x."""
         codes, shared = Source.codes(q, x), self.shared_input
         return codes if codes is not None else x if shared is None else shared.codes(self, q, x)
@@ -117,7 +118,7 @@ class Linear(Layer, nn.Linear):
         return x if self.input_transform is None else self.input_transform(x)
 
     def to_float(self) -> nn.Module:
-        result: Any = super().to_float()
+        result = super().to_float()
         result._buffers.pop("input_order", None)
         return result
 
@@ -156,7 +157,9 @@ class Linear(Layer, nn.Linear):
         weight = weight if self.input_transform is None else self.input_transform.undone(weight)
         return weight if self.input_order is None else weight.index_select(1, self.input_order.argsort())
 
-    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: object, **kwargs: object) -> None:
+    def _load_from_state_dict(
+        self, state_dict: StateDict, prefix: str, local_metadata: Mapping[str, object], *args: object, **kwargs: object
+    ) -> None:
         order = state_dict.get(f"{prefix}input_order")
         if order is not None and self.input_order is None:
             self.input_order = torch.empty_like(order, device=self._device)
@@ -168,13 +171,13 @@ class Linear(Layer, nn.Linear):
         }
         if (loaded := InputTransform.loaded(state)) is not None:  # a checkpoint's weight is for its transform
             self.input_transform = loaded if self.weight.is_meta else loaded.to(self.weight.device)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     def hold_weight(self, holds: bool) -> None:
         """Keep the weight's codes from the next call on (True), or drop them (False)."""
         self.holds, self._held = holds, (None, [])
 
-    def _run(self, op: OpOverload, scheme: Scheme, args: Args, scales: Scales) -> Any:
+    def _run(self, op: OpOverload, scheme: Scheme, args: Args, scales: Scales) -> Tensor:
         if self.frozen:  # no gradient of the weight, so nothing to save
             x, *others = args
             q = scheme.lhs
@@ -273,7 +276,7 @@ class ScaledEmbedding(Embedding):
         return f"{type(module).__module__}.{type(module).__qualname__}" in cls.scaled
 
     @classmethod
-    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Self:
         result = super().from_float(module, scheme, learn_scales)
         result.float_type = type(module)
         return result

@@ -8,7 +8,7 @@ These state_dict entries are added to those of the float layer.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class ScaleState(StoredWeight):
     learn_scales: bool  # whether static scales are Parameters
     example_dims: int  # dimensions of one example of its input
 
-    def folded_weight(self) -> Any:
+    def folded_weight(self) -> Tensor:
         """The weight that is quantized."""
         return self.weight
 

@@ -5,7 +5,7 @@ tensor, unchanged, and once to each layer.
 """
 
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,10 +16,10 @@ from hop.numerics.quantizer import Quantizer
 class _Codes(NamedTuple):
     """The codes that one layer computed for the others."""
 
-    of: Any  # weak reference to the input
+    of: weakref.ref[Tensor]  # the input
     version: int | None  # version counter of the input; None in inference mode
     quantizer: Quantizer
-    codes: Any
+    codes: Tensor
     taken: set[int]  # ids of layers that have read the codes
 
     def fits(self, x: Tensor, q: Quantizer) -> bool:

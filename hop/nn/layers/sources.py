@@ -1,7 +1,8 @@
 """Source: lets the producer of a layer's input emit it in quantized form, too."""
 
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,15 +10,17 @@ from hop.impls.quantize import is_plain
 from hop.nn.layers.sharing import version
 from hop.numerics.quantizer import Quantizer
 
+_LEFT = "_hop_left"
+
 
 class _Left(NamedTuple):
     """The attribute that a source attaches to its result."""
 
-    of: Any  # weak reference to the result, because copies get the attribute too
+    of: Callable[[], Tensor | None]  # weak reference to the result, because copies get the attribute too
     version: int | None  # version counter of the result
     source: "Source"
     quantizer: Quantizer | None  # None: no codes, but the source accepts requests
-    codes: Any
+    codes: Tensor | None
 
     def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override]
         return _Left, (_nothing, 0, self.source, None, None)
@@ -52,14 +55,14 @@ class Source:
         self._unread = True
         return self._with(y, q, codes)
 
-    def _with(self, y: Any, q: Quantizer | None, codes: Any) -> Tensor:
-        y._hop_left = _Left(weakref.ref(y), version(y), self, q, codes)
+    def _with(self, y: Tensor, q: Quantizer | None, codes: Tensor | None) -> Tensor:
+        setattr(y, _LEFT, _Left(weakref.ref(y), version(y), self, q, codes))
         return y
 
     @staticmethod
-    def codes(q: Quantizer, x: Any) -> Tensor | None:
+    def codes(q: Quantizer, x: Tensor) -> Tensor | None:
         """hop.quantize(q, x) if the producer of x attached it; else request it for the next call, and return None."""
-        left: _Left | None = getattr(x, "_hop_left", None)
+        left: _Left | None = getattr(x, _LEFT, None)
         if left is None or not is_plain(q, x) or left.of() is not x:
             return None
         source = left.source

@@ -47,7 +47,7 @@ _BESIDE = 16  # elements appended to a row for its group's amax; 16 keeps rows a
 class Stack(NamedTuple):
     """A stack of matrices and biases, one for each group."""
 
-    weight: Any  # (E, R, K), float or quantized; (E, K, R) where products sum over the first dimension
+    weight: Tensor  # (E, R, K), float or quantized; (E, K, R) where products sum over the first dimension
     bias: Tensor | None  # (E, R), float
 
 
@@ -152,7 +152,7 @@ def _numbers(codes: QuantizedTensor, shape: tuple[int, ...], block: tuple[int, .
     return codes.rebuilt({"codes": codes.codes, "scale": codes.scale.new_ones(shape)}, quantizer=q)
 
 
-def of_weight(x: Tensor, weight: Any, scheme: Scheme, columns: bool) -> Any:
+def of_weight(x: Tensor, weight: Tensor, scheme: Scheme, columns: bool) -> Tensor:
     """Quantize a stack of matrices, each separately.
 
     Returned unchanged if it is quantized already, if kernels do not read such codes, or if results have another dtype
@@ -169,7 +169,7 @@ def _are_read(q: Quantizer) -> bool:
     return q.format.dtype in _CODES and q.format.bits == 8 and not q.format.zero and not q.is_random()
 
 
-def _dtype(x: Tensor, weight: Any) -> torch.dtype:
+def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype of results."""
     return calls.default_dtype((x, weight))
 
@@ -219,7 +219,7 @@ _ROWS = Kernel("GPU groups", functools.partial(_prepare, gpu_groups.asked))
 _DEPTH = Kernel("GPU groups", functools.partial(_prepare, gpu_groups.asked_in_depth))
 
 
-def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool) -> None:
+def check_gradients(x: Tensor, weight: Tensor, scheme: Scheme | None, columns: bool) -> None:
     """Raise Declined unless kernels compute the gradients of such products."""
     if scheme is None or scheme.backward != QUANTIZED:
         raise Declined("for backward='quantized', whose products are those of codes")
@@ -243,11 +243,12 @@ def check_gradients(x: Tensor, weight: Any, scheme: Scheme | None, columns: bool
         raise Declined("there are no rows")
 
 
-def gradient_of_rows(grad: Tensor, weight: object, groups: Groups, scheme: Scheme, columns: bool) -> Any:
+def gradient_of_rows(grad: Tensor, weight: Tensor, groups: Groups, scheme: Scheme, columns: bool) -> Any:
     """The plan of x's gradient, (S, K), in the dtype of dy, (S, R)."""
     codes, q, dtype = of_weight(grad, weight, scheme, columns), scheme.grad, grad.dtype
     assert scheme.rhs is not None and q is not None
     if schemes.rows_share_scales(scheme.rhs) and not scheme.rhs.shares_scale():
+        assert isinstance(codes, QuantizedTensor)  # as check_gradients demands
         by_row = codes.scale.squeeze(1 if columns else 2)
         grad = grad.to(torch.float32) * by_row[groups.rows]
         codes = _numbers(codes, (len(by_row), 1, 1), (1, -1, -1))

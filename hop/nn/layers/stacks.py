@@ -79,7 +79,7 @@ def _trains_on_gpu(x: Tensor, stacks: Sequence[Stack], scheme: Scheme | None, co
     return all(map(functools.partial(_has_gradients, x, scheme, columns), weights))
 
 
-def _has_gradients(x: Tensor, scheme: Scheme | None, columns: bool, weight: object) -> bool:
+def _has_gradients(x: Tensor, scheme: Scheme | None, columns: bool, weight: Tensor) -> bool:
     try:
         kernels.check_gradients(x, weight, scheme, columns)
     except Declined:
@@ -104,7 +104,8 @@ def _products(
         return found
     count = x.shape[0] if rows is None else rows.shape[0]
     given = _codes(x, stacks[0], scheme)
-    given = given if rows is None else _gathered(given, rows)
+    if rows is not None:
+        given = _gathered(given, rows) if isinstance(given, QuantizedTensor) else given[rows]
     results, bounds = [], [0, *ends.tolist()]  # the only synchronization with a GPU
     groups = [(i, *bound) for i, bound in enumerate(itertools.pairwise(bounds)) if bound[0] < bound[1]]
     if not groups and _is_recorded(x, stacks):
@@ -168,7 +169,7 @@ def _product(x: object, matrix: object, bias: Tensor | None, scheme: Scheme | No
     return op(*operands) if scheme is None else quantized(op, scheme, *operands)
 
 
-def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
+def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Tensor:
     """The quantized rows if each row is quantized independently and autograd does not record; else x."""
     q = None if scheme is None else scheme.lhs
     if q is None or not kernels.is_by_rows(q) or _is_recorded(x, [stack]):
@@ -176,20 +177,18 @@ def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
     return quantize(q, x)
 
 
-def _gathered(x: Any, rows: Tensor) -> Any:
-    if not isinstance(x, QuantizedTensor):
-        return x[rows]
+def _gathered(x: QuantizedTensor, rows: Tensor) -> QuantizedTensor:
     buffers = {name: buffer.index_select(0, rows) for name, buffer in x.buffers().items()}
     return x.rebuilt(buffers, shape=(rows.shape[0], x.shape[1]))
 
 
-def _range(x: Any, start: int, end: int) -> Any:
+def _range(x: Tensor, start: int, end: int) -> Tensor:
     if not isinstance(x, QuantizedTensor):
         return x[start:end]
     return x.rebuilt({name: buffer[start:end] for name, buffer in x.buffers().items()}, shape=(end - start, x.shape[1]))
 
 
-def _matrix(weight: Any, i: int) -> Any:
+def _matrix(weight: Tensor, i: int) -> Tensor:
     """Matrix i as a view of the stack."""
     if not isinstance(weight, QuantizedTensor):
         return weight[i]
@@ -263,7 +262,7 @@ def _nothing(x: Tensor) -> Tensor:
     return x
 
 
-def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
+def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A weight from its buffers."""
     if not quantizer:
         return parts[0]

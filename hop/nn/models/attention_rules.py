@@ -6,7 +6,6 @@ Integrations for other packages are imported once the package itself is imported
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,12 +29,12 @@ def checked_attention(rules: AttentionRules) -> list[tuple[Selector, AttentionSc
     pairs = [("*", rules)] if one else list(rules.items()) if isinstance(rules, Mapping) else rules
     result: list[tuple[Selector, AttentionScheme | None]] = []
     for pair in pairs if isinstance(pairs, Sequence) else [pairs]:
-        if not isinstance(pair, tuple) or len(cast(tuple[Any, ...], pair)) != 2:
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(
                 "convert: attention must be a hop.attention_schemes.AttentionScheme, its name, None, or several by "
                 f"selector in a dict or in pairs; got {pair!r}; give one such as 'int8'"
             )
-        selector, scheme = cast(tuple[Any, Any], pair)
+        selector, scheme = pair
         check_selector("attention: a selector", selector)
         scheme = named(scheme) if isinstance(scheme, str) else scheme
         if scheme is not None and not isinstance(scheme, AttentionScheme):

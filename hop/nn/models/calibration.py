@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hop.nn.contexts import INPUT, OUTPUT
 from hop.nn.layers import reminder
@@ -23,6 +24,8 @@ KEPT = 2**20
 """Upper bound on the elements of an activation that are kept for methods other than amax."""
 
 Method = Callable[..., dict[str, Tensor]]
+See = Callable[[Tensor], object]
+"""A function that is called with each activation."""
 
 
 def calibrate(
@@ -67,7 +70,7 @@ def calibrate(
     count = 0
     with (
         reminder.silent(),
-        observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]),
+        observed(model, [(layer, role, seen.add) for (layer, role, _), seen in zip(watched, collected, strict=True)]),
     ):
         for batch in _shown(islice(batches, steps), batches, steps, progress):
             run(model, batch, count)
@@ -121,11 +124,12 @@ def _checked(model: object, batches: object, method: object, steps: object) -> l
 
 
 @contextmanager
-def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, object]]) -> Iterator[None]:
-    """Run a block with the model in eval mode, without gradients, while layers compute in floats and are observed."""
+def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, See | None]]) -> Iterator[None]:
+    """Run a block with the model in eval mode, without gradients, while layers compute in floats, and call
+    functions, if there are any, with their activations."""
     training = {module: module.training for module in model.modules()}
     floats = {layer: layer.in_floats for layer, _, _ in watched}
-    handles = [_observe(layer, role, seen) for layer, role, seen in watched]
+    handles = [_observe(layer, role, see) for layer, role, see in watched if see is not None]
     try:
         for layer, _, _ in watched:
             layer.in_floats = True
@@ -149,16 +153,19 @@ def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
             yield role, state
 
 
-def _observe(layer: Layer, role: str, seen: Any) -> Any:
-    """Register a hook that passes the activation to `seen.add`, and return its handle."""
+def _observe(layer: Layer, role: str, see: See) -> RemovableHandle:
+    """Register a hook that passes the activation to `see`, and return its handle."""
 
-    def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         x = layer.transformed(args[0] if args else kwargs["input"])
-        seen.add(x if layer.weight.numel() else x.new_zeros(1))  # without weights any scale will do
+        see(x if layer.weight.numel() else x.new_zeros(1))  # without weights any scale will do
+
+    def after(module: nn.Module, args: tuple[object, ...], y: Tensor) -> None:
+        see(y)
 
     if role == INPUT:
         return layer.register_forward_pre_hook(before, with_kwargs=True)
-    return layer.register_forward_hook(lambda module, args, y: seen.add(y))
+    return layer.register_forward_hook(after)
 
 
 def run(model: nn.Module, batch: object, number: int, caller: str = "calibrate") -> Any:
@@ -166,9 +173,9 @@ def run(model: nn.Module, batch: object, number: int, caller: str = "calibrate")
     given, how = (batch,), "model(batch)"
     named: Mapping[str, object] = {}
     if isinstance(batch, Mapping):
-        given, named, how = (), cast(Mapping[str, Any], batch), f"model(**batch), of {list(cast(Any, batch))}"
+        given, named, how = (), cast(Mapping[str, object], batch), f"model(**batch), of {list(batch)}"
     elif isinstance(batch, tuple | list):
-        given = tuple(cast(Iterable[Any], batch))
+        given = tuple(batch)
         how = f"model(*batch), of {len(given)}"
     try:
         inspect.signature(model.forward).bind(*given, **named)
@@ -180,7 +187,7 @@ def run(model: nn.Module, batch: object, number: int, caller: str = "calibrate")
     return model(*given, **named)
 
 
-def _shown(taken: Iterable[object], batches: Iterable[object], steps: int | None, progress: bool) -> Iterable[Any]:
+def _shown(taken: Iterable[object], batches: Iterable[object], steps: int | None, progress: bool) -> Iterable[object]:
     """Wrap `taken` in a progress bar if stderr is a terminal and tqdm is installed."""
     if not progress or not sys.stderr.isatty():
         return taken

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -173,7 +173,7 @@ def _converted_functions(
     Those whose scheme quantizes outputs are converted, or all that have a scheme. `options`: learn_scales, and whether
     to convert all.
     """
-    done: dict[int, Any] = {}
+    done: dict[int, Function] = {}
     rows: list[Conversion] = []
     learn_scales, every = options
     for name, module in modules_of(model, every_name=True):
@@ -220,25 +220,25 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return result
 
 
-def checked(rules: Any, filter: Any = None) -> list[Rule]:
+def checked(rules: Rules, filter: Selector | None = None) -> list[Rule]:
     """Convert rules to pairs of a selector and a Scheme or None. Raises as `convert` does."""
     if isinstance(rules, Scheme | Quantizer | str):
-        pairs: Any = [("*", rules)]
+        pairs = [("*", rules)]
     else:
-        pairs = list(cast(Any, rules).items()) if isinstance(rules, Mapping) else rules
+        pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     if not isinstance(pairs, Sequence) or not pairs:
         raise TypeError(
             "convert: rules must be a hop.Scheme, its name, a Quantizer of weights, or several by selector in a dict "
             f"or in pairs (selector, Scheme or None); got {rules!r}; give one such as 'int8'"
         )
     result: list[Rule] = []
-    for rule in cast(Sequence[Any], pairs):
-        if not isinstance(rule, tuple) or len(cast(tuple[Any, ...], rule)) != 2:
+    for rule in pairs:
+        if not isinstance(rule, tuple) or len(rule) != 2:
             raise TypeError(
                 f"convert: rules: a rule must be a pair (selector, Scheme or None), got {rule!r}; give one such as "
                 "('*', 'int8')"
             )
-        selector, scheme = cast(tuple[Any, Any], rule)
+        selector, scheme = rule
         check_selector("rules: a selector", selector)
         result.append((selector, _scheme(selector, scheme)))
     if filter is None:
@@ -247,7 +247,7 @@ def checked(rules: Any, filter: Any = None) -> list[Rule]:
     return [(_Except(filter), None), *result]
 
 
-def rules_of(model: nn.Module, rules: Any, filter: Any = None, exact: bool = False) -> list[Rule]:
+def rules_of(model: nn.Module, rules: Rules, filter: Selector | None = None, exact: bool = False) -> list[Rule]:
     """The rules by which a float model is quantized for good: those of `checked`, but INT8_WEIGHT for embeddings and
     layers that share their weights if `rules` is a single scheme of fewer than 8 bits; INT8_DYNAMIC if the model shall
     be `exact`.
@@ -260,7 +260,7 @@ def rules_of(model: nn.Module, rules: Any, filter: Any = None, exact: bool = Fal
     return [*pairs[:-1], (_Tables(model), INT8_DYNAMIC if exact else INT8_WEIGHT), pairs[-1]]
 
 
-def _scheme(selector: Any, scheme: Any) -> Scheme | None:
+def _scheme(selector: object, scheme: object) -> Scheme | None:
     if isinstance(scheme, str):
         return named(scheme)
     if isinstance(scheme, Quantizer):
@@ -416,7 +416,7 @@ def _check_weights(module: nn.Module) -> None:
             raise ValueError(remedied(each))
 
 
-def has_static_scale(scheme: Any) -> bool:
+def has_static_scale(scheme: object) -> bool:
     """Whether a scheme has static scales, which are found once from data."""
     quantizers = (scheme.lhs, scheme.rhs, scheme.output) if isinstance(scheme, Scheme) else ()
     return any(q is not None and q.scale.is_static for q in quantizers)
@@ -446,7 +446,7 @@ def _check_before_loading(model: nn.Module) -> None:
     after_loading(model, _warn_of_meta)
 
 
-def _warn_of_meta(model: nn.Module, _: Any) -> None:
+def _warn_of_meta(model: nn.Module, _: object) -> None:
     """Warn if a model that has its weights cannot run, because buffers that files do not hold are on "meta"."""
     missing = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if missing and not any(p.is_meta for p in model.parameters()):
@@ -459,9 +459,9 @@ def _warn_of_meta(model: nn.Module, _: Any) -> None:
 
 
 def _check_loaded(
-    model: nn.Module, state_dict: StateDict, prefix: str, local_metadata: dict[str, Any], *_: Any
+    model: nn.Module, state_dict: StateDict, prefix: str, local_metadata: Mapping[str, object], *_: object
 ) -> None:
-    assigns = local_metadata.get("assign_to_params_buffers", False)
+    assigns = bool(local_metadata.get("assign_to_params_buffers", False))
     names = {module: name for name, module in modules_of(model)}
     for module in names:
         if isinstance(module, Layer):

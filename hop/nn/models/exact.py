@@ -8,7 +8,7 @@ calls while the model's forward runs, in eager mode and where Dynamo or torch.ex
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,21 @@ from hop.tensor import QuantizedTensor
 
 aten = torch.ops.aten
 
-Handler = Callable[..., Any]
+Handler = Callable[..., Tensor]
+_H = TypeVar("_H", bound=Handler)
 _Dtype = torch.dtype | None
+_Dims: TypeAlias = int | Sequence[int] | None
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _HANDLERS: dict[str, Handler] = {}
 """Handlers by the names of the functions, which Dynamo knows where it does not know their identity."""
 
 
-def handles(*names: str) -> Callable[[Handler], Handler]:
+def handles(*names: str) -> Callable[[_H], _H]:
     """Register a handler, which takes the arguments of the functions and methods of these names. It returns
     NotImplemented to leave a call to PyTorch."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: _H) -> _H:
         _HANDLERS.update(dict.fromkeys(names, handler))
         return handler
 
@@ -49,7 +51,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 
 def _unary(op: OpOverload, *names: str) -> None:
-    def handler(input: Tensor, inplace: bool = False, *, out: Any = None) -> Tensor:
+    def handler(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         if out is not None:
             return NotImplemented
         result = scaled(op, input.dtype, input)
@@ -90,7 +92,7 @@ _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 @handles("pow", "__pow__")
-def _pow(input: Tensor, exponent: Any, **options: Any) -> Tensor:
+def _pow(input: Tensor, exponent: object, **options: object) -> Tensor:
     power = _POWERS.get(exponent) if isinstance(exponent, int | float) and not options else None
     return NotImplemented if power is None else _cast(power(_cast(input, torch.float32)), input.dtype)
 
@@ -102,7 +104,9 @@ def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 def _softmax(op: OpOverload, *names: str) -> None:
-    def handler(input: Tensor, dim: Any = None, *rest: Any, dtype: _Dtype = None, **options: Any) -> Tensor:
+    def handler(
+        input: Tensor, dim: int | None = None, *rest: object, dtype: _Dtype = None, **options: object
+    ) -> Tensor:
         dtype = next((x for x in rest if isinstance(x, torch.dtype)), dtype)
         if dim is None or options.keys() - {"_stacklevel"} or not (dtype is None or dtype in FLOATS):
             return NotImplemented
@@ -144,7 +148,7 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *rest: Any,
+    *rest: object,
 ) -> Tensor:
     if rest or training or running_mean is None or running_var is None:  # rest: torch.batch_norm, of another order
         return NotImplemented
@@ -152,7 +156,7 @@ def _batch_norm(
     return scaled(aten.batch_norm.default, input.dtype, input, *args)
 
 
-def _dims(dim: Any, ndim: int) -> list[int]:
+def _dims(dim: _Dims, ndim: int) -> list[int]:
     if dim is None:
         return list(range(ndim))
     return [dim] if isinstance(dim, int) else list(dim)
@@ -160,9 +164,16 @@ def _dims(dim: Any, ndim: int) -> list[int]:
 
 def _reduction(op: OpOverload, *names: str) -> None:
     def handler(
-        input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: _Dtype = None, **options: Any
+        input: Tensor,
+        dim: _Dims = None,
+        keepdim: bool = False,
+        *,
+        axis: _Dims = None,
+        keepdims: bool = False,
+        dtype: _Dtype = None,
+        **options: object,
     ) -> Tensor:
-        dim, keepdim = options.pop("axis", dim), options.pop("keepdims", keepdim)
+        dim, keepdim = dim if axis is None else axis, keepdim or keepdims
         if options or not (dtype is None or dtype in FLOATS):
             return NotImplemented
         return scaled(op, input.dtype if dtype is None else dtype, input, _dims(dim, input.dim()), keepdim)
@@ -175,7 +186,7 @@ _reduction(aten.sum.dim_IntList, "sum")
 
 
 @handles("cumsum")
-def _cumsum(input: Tensor, dim: int, *, dtype: _Dtype = None, **options: Any) -> Tensor:
+def _cumsum(input: Tensor, dim: int, *, dtype: _Dtype = None, **options: object) -> Tensor:
     if options or not (dtype is None or dtype in FLOATS):
         return NotImplemented
     return scaled(aten.cumsum.default, input.dtype if dtype is None else dtype, input, dim)
@@ -183,7 +194,7 @@ def _cumsum(input: Tensor, dim: int, *, dtype: _Dtype = None, **options: Any) ->
 
 @handles("norm", "linalg_vector_norm")
 def _norm(
-    input: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: _Dtype = None, **options: Any
+    input: Tensor, p: object = 2, dim: _Dims = None, keepdim: bool = False, dtype: _Dtype = None, **options: object
 ) -> Tensor:
     p = options.pop("ord", p)
     if options or p not in (None, 2, "fro") or not (dtype is None or dtype in FLOATS):
@@ -193,13 +204,15 @@ def _norm(
 
 
 @handles("linalg_norm")
-def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+def _linalg_norm(
+    A: Tensor, ord: object = None, dim: _Dims = None, keepdim: bool = False, dtype: _Dtype = None, **options: object
+) -> Tensor:
     is_matrix = ord is not None and len(_dims(dim, A.dim())) == 2  # whose order 2 is a singular value
-    return NotImplemented if is_matrix and ord != "fro" else _norm(A, ord, dim, keepdim, **options)
+    return NotImplemented if is_matrix and ord != "fro" else _norm(A, ord, dim, keepdim, dtype, **options)
 
 
 @handles("normalize")
-def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Tensor:
+def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     if p != 2 or out is not None:
         return NotImplemented
     return input / _norm(input, 2, dim, True).clamp_min(eps)
@@ -208,9 +221,9 @@ def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, 
 def _pools(spatial: int, fixed: OpOverload, adaptive: OpOverload) -> None:
     def average(
         input: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
+        kernel_size: object,
+        stride: object = None,
+        padding: object = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -220,7 +233,7 @@ def _pools(spatial: int, fixed: OpOverload, adaptive: OpOverload) -> None:
         last = [] if divisor_override is None else [divisor_override]
         return scaled(fixed, input.dtype, input, *sizes, ceil_mode, count_include_pad, *last)
 
-    def adapt(input: Tensor, output_size: Any) -> Tensor:
+    def adapt(input: Tensor, output_size: object) -> Tensor:
         given, before = pooling.sizes(output_size, spatial), input.shape[-spatial:]
         return scaled(
             adaptive, input.dtype, input, [n if size is None else size for size, n in zip(given, before, strict=True)]
@@ -244,8 +257,8 @@ _LINEAR = {
 @handles("interpolate")
 def _interpolate(
     input: Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
+    size: object = None,
+    scale_factor: object = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
@@ -293,13 +306,20 @@ def _instance_norm(
 
 
 def _variance(*names: str) -> None:
-    def handler(input: Tensor, dim: Any = None, *rest: Any, keepdim: bool = False, **options: Any) -> Tensor:
+    def handler(
+        input: Tensor,
+        dim: _Dims = None,
+        *rest: object,
+        keepdim: bool = False,
+        unbiased: bool = True,
+        correction: float | None = None,
+        **options: object,
+    ) -> Tensor:
         """Σ (x - mean)² / (n - correction), or its root."""
         if isinstance(dim, bool) or (rest and not isinstance(rest[0], bool)) or len(rest) > 2:
             return NotImplemented  # other orders of arguments
-        unbiased = options.pop("unbiased", rest[0] if rest else True)
-        correction = options.pop("correction", int(unbiased))
-        keepdim = rest[1] if len(rest) > 1 else keepdim
+        correction = int(bool(rest[0]) if rest else unbiased) if correction is None else correction
+        keepdim = bool(rest[1]) if len(rest) > 1 else keepdim
         if options:
             return NotImplemented
         dims = _dims(dim, input.dim())
@@ -320,7 +340,7 @@ _variance("std")
 
 
 @handles("logsumexp", "special_logsumexp")
-def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+def _logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     dims = _dims(dim, input.dim())
     most = input.amax(dims, keepdim=True)
     most = torch.where(most.isfinite(), most, 0.0)
@@ -331,7 +351,7 @@ def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 
 
 @handles("unflatten")
-def _unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
+def _unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return torch.unflatten(input, dim, sizes)  # Dynamo cannot trace the method of the same name below a mode
 
 
@@ -350,7 +370,9 @@ class ExactFunctions(TorchFunctionMode):
         super().__init__()
         self.attention = attention
 
-    def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         name: str = getattr(func, "__name__", "")
         handler = _HANDLERS.get(name)
@@ -378,7 +400,7 @@ class ExactFunctions(TorchFunctionMode):
         return attend(self.attention, query, key, value, attn_mask, is_causal, scale=scale)
 
 
-def _takes(x: Any) -> bool:
+def _takes(x: object) -> bool:
     return isinstance(x, Tensor) and not isinstance(x, QuantizedTensor) and x.dtype in FLOATS
 
 
@@ -450,7 +472,7 @@ class _Exact:
 
 @functools.cache
 def _exact_class(cls: type[nn.Module]) -> type[nn.Module]:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling():
             with self.__dict__["exact_functions"]:
                 return cls.forward(self, *args, **kwargs)

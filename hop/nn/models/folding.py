@@ -3,9 +3,8 @@
 The norm of a layer is not guessed: torch.fx traces the forward in training and in eval mode, or the caller names pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx, nn
 
@@ -16,6 +15,7 @@ from hop.nn.layers.folded import FOLDABLE, FoldedBatchNorm
 from hop.nn.layers.linear import Linear
 from hop.nn.weights.master import MasterWeight
 
+_LAYERS = (Linear, *CONVOLUTIONS)
 # dimensions after the channels; for BatchNorm1d 0 or 1
 _DIMS: dict[type[nn.Module], int] = dict(zip(FOLDABLE, (0, 2, 3), strict=True))
 
@@ -166,7 +166,7 @@ def _traced(model: nn.Module, norms: dict[str, nn.Module]) -> tuple[dict[str, st
     return {norm: layer for norm, layer in layers.items() if norm not in reasons}, reasons
 
 
-def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Any) -> tuple[str, str]:
+def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Callable[[fx.Node], str]) -> tuple[str, str]:
     """The layer whose result a norm reads in a graph, or the reason why there is none."""
     at = calls.get(norm, [])
     if len(at) != 1:
@@ -183,11 +183,11 @@ def _source(norm: str, calls: dict[str, list[fx.Node]], name_of: Any) -> tuple[s
     return layer, ""
 
 
-def _why_not(layer: Any, norm: Any) -> str | None:
+def _why_not(layer: nn.Module, norm: nn.Module) -> str | None:
     """The reason why a layer cannot compute the norm; None if it can."""
-    if type(norm) not in FOLDABLE:
+    if not isinstance(norm, FOLDABLE) or type(norm) not in FOLDABLE:
         return f"{type(norm).__name__} is not BatchNorm1d, BatchNorm2d or BatchNorm3d"
-    if type(layer) is not Linear and type(layer) not in CONVOLUTIONS:
+    if not isinstance(layer, _LAYERS) or type(layer) not in _LAYERS:
         hint = ", which hop.nn.convert has not converted" if not isinstance(layer, Layer) else ""
         return f"{type(layer).__name__} is not a quantized linear layer or convolution{hint}"
     if norm.running_mean is None:
@@ -206,10 +206,11 @@ def _why_not(layer: Any, norm: Any) -> str | None:
 
 
 def _fold(model: nn.Module, modules: dict[str, nn.Module], layer: str, norm: str) -> None:
-    old, new = modules[norm], FoldedBatchNorm(modules[norm])
+    target, old = modules[layer], modules[norm]
+    assert isinstance(target, Layer) and isinstance(old, FOLDABLE)
+    new = FoldedBatchNorm(old)
     for name, module in modules.items():
         if module is old:
             path, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(path), attribute, new)
-    target: Any = modules[layer]
     target.fold(new)

@@ -1,7 +1,6 @@
 """freeze: replace the weights of quantized layers by codes."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -14,6 +13,7 @@ from hop.nn.scales.static import StaticScale
 from hop.nn.weights.holders import Holder, holders_of
 from hop.nn.weights.recomputed import check_plain, settle
 from hop.numerics.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
 
 
 def freeze(model: nn.Module, pack: bool = False, *, trained: Collection[nn.Module] | None = None) -> nn.Module:
@@ -72,7 +72,7 @@ def freeze(model: nn.Module, pack: bool = False, *, trained: Collection[nn.Modul
         key = (*identity, packs)
         if key not in frozen:
             searches = trained is not None and layer not in trained
-            weight = layer.weight if layer.frozen else quantized_weight(layer, searches, identity not in positive)
+            weight = layer.codes() if layer.frozen else quantized_weight(layer, searches, identity not in positive)
             frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
         layer.take_frozen(frozen[key], packs)
     for holder in holders:
@@ -95,7 +95,7 @@ def _quantizer(layer: Layer) -> Quantizer:
     return q
 
 
-def _state(layer: Layer) -> Any:
+def _state(layer: Layer) -> nn.Module | None:
     """The state with the weight's scale; None if the scale is found from the weight."""
     return layer.scales[WEIGHT] if _quantizer(layer).scale.missing() is not None else None
 
@@ -117,7 +117,7 @@ def _identity(layer: Layer) -> tuple[object, ...]:
     return id(layer.weight), str(_quantizer(layer)), *others
 
 
-def quantized_weight(layer: Layer, searches: bool, signed: bool) -> Any:
+def quantized_weight(layer: Layer, searches: bool, signed: bool) -> QuantizedTensor:
     """The frozen weight of a layer: a QuantizedTensor, rounded to nearest, with scales of least squared error if it
     `searches`, which may be negative if `signed`.
     """

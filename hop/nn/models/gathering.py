@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,6 +18,9 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import ORIGINAL, QUANTIZED
 from hop.tensor.buffers.sharding import keeps_blocks
 from hop.tensor.distributed import fsdp
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def gather_as_codes(model: nn.Module) -> list[str]:
@@ -136,15 +139,15 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
             )
     gathering = Gathering(q, tuple(local.shape), as_columns, outer, weakref.ref(layer), masks)
     master = MasterWeight(local, gathering)
-    if outer is not None:
+    if dtensor.is_dtensor(weight):
         at = dtensor.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
         master = dtensor.make_dtensor(master, at)
     return parameter_like(weight, master)  # type: ignore[return-value]
 
 
-def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:
+def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: "DTensor") -> tuple[int | None, ...]:
     """For each mesh axis of a DTensor weight, the dimension it shards; None if it is replicated."""
-    result = tuple(p.dim if p.is_shard() else None for p in weight.placements)
+    result = tuple(dtensor.sharded_dim(p) for p in weight.placements)
     for axis, (p, d) in enumerate(zip(weight.placements, result, strict=True)):
         size = weight.device_mesh.size(axis)
         whole = d is None or weight.shape[d] % size == 0

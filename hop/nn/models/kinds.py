@@ -7,23 +7,25 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from hop.nn.attention.multihead import MultiheadAttention, OutputProjection
+from hop.nn.layers.base import Layer
 from hop.nn.layers.convolutions import CONVOLUTIONS
-from hop.nn.layers.functions import FUNCTIONS
+from hop.nn.layers.functions import FUNCTIONS, Function
 from hop.nn.layers.linear import Embedding, Linear, ScaledEmbedding
 
-LAYERS: dict[type[nn.Module], Any] = {
+Kind = type[Layer] | type[MultiheadAttention]
+LAYERS: dict[type[nn.Module], Kind] = {
     **{layer.float_type: layer for layer in (Linear, Embedding, OutputProjection, *CONVOLUTIONS)},
     nn.MultiheadAttention: MultiheadAttention,
 }
 """From a float layer's class to the quantized one."""
 
 
-def layer_of(module: nn.Module) -> Any:
+def layer_of(module: nn.Module) -> Kind | None:
     """The quantized class that replaces a float layer, parametrized or not; None if there is none."""
     return ScaledEmbedding if ScaledEmbedding.takes(module) else LAYERS.get(type_before_parametrizations(module))
 
 
-FUNCTION_OF: dict[type[nn.Module], Any] = {function.float_type: function for function in FUNCTIONS}
+FUNCTION_OF: dict[type[nn.Module], type[Function]] = {function.float_type: function for function in FUNCTIONS}
 """From the class of a norm or activation to ours."""
 
 

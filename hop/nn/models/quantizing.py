@@ -4,7 +4,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -28,6 +28,7 @@ from hop.nn.models.report import Report
 from hop.nn.models.requantizing import requantize_
 from hop.nn.models.selectors import Selector
 from hop.nn.weights.holders import holder_of
+from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 
 log = logging.getLogger("hop")
@@ -35,12 +36,16 @@ log = logging.getLogger("hop")
 _WEIGHTS = ("search", "rule", "gptq")
 
 
+Batches: TypeAlias = Iterable[object] | Callable[[], Iterable[object]]
+"""Batches of inputs, or a function that returns them."""
+
+
 def quantize_(
     model: nn.Module,
     scheme: Rules,
     *,
     filter: Selector | None = None,
-    calibrate: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    calibrate: Batches | None = None,
     weights: Literal["search", "rule", "gptq"] = "search",
     pack: bool = True,
     fuse: bool = False,
@@ -101,7 +106,7 @@ def quantize_(
     if requantize:
         requantize_(list(layers_taken(model, rules)), weights != "rule")
     trained = [m for m in model.modules() if isinstance(m, Layer) or holder_of(m) is not None]
-    converted: Any = convert(model, rules, functions=fuse, attention=attention)
+    converted = convert(model, rules, functions=fuse, attention=attention)
     if data is not None and _static_scheme(rules) is not None:
         set_scales(converted, data)
     report: Report = converted.hop_report
@@ -130,7 +135,7 @@ def _static_scheme(rules: Sequence[Rule]) -> Scheme | None:
     return next((s for _, s in rules if s is not None and has_static_scale(s)), None)
 
 
-def _data(rules: Sequence[Rule], calibrate: Any, weights: Any) -> Iterable[Any] | None:
+def _data(rules: Sequence[Rule], calibrate: Batches | None, weights: object) -> Iterable[object] | None:
     """The batches that the rules and `weights` need; None if they need none. Raises ValueError if there are none."""
     if not isinstance(weights, str) or weights not in _WEIGHTS:
         error = ValueError if isinstance(weights, str) else TypeError
@@ -144,12 +149,15 @@ def _data(rules: Sequence[Rule], calibrate: Any, weights: Any) -> Iterable[Any] 
         raise ValueError(
             f"quantize_: calibrate=None, but {what} from data; pass calibrate=batches of inputs, or use {remedy}"
         )
-    batches: Any = calibrate() if callable(calibrate) else calibrate
-    is_kept = by_data and isinstance(batches, Iterable) and not isinstance(batches, Tensor)  # others are refused later
-    return list(batches) if is_kept else batches
+    batches = calibrate() if callable(calibrate) else calibrate
+    if by_data and isinstance(batches, Iterable) and not isinstance(batches, Tensor):  # others are refused later
+        return list(batches)
+    return batches
 
 
-def _finish(model: Any, attends: Any, options: tuple[bool, bool, bool]) -> None:
+def _finish(
+    model: nn.Module, attends: Sequence[tuple[Selector, AttentionScheme | None]], options: tuple[bool, bool, bool]
+) -> None:
     """Fuse functions, make the model exact, and let transformers save it, by `options`: pack, fuse and exact."""
     pack, fuse, exact = options
     if fuse:
@@ -168,7 +176,7 @@ def _is_of_transformers(model: nn.Module) -> bool:
     return module is not None and isinstance(model, module.PreTrainedModel)
 
 
-def _check_flags(**flags: Any) -> None:
+def _check_flags(**flags: object) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"quantize_: {name} must be True or False, got {flag!r}; give one of them")

@@ -30,14 +30,14 @@ def requantize_(layers: Sequence[tuple[Layer, Scheme]], search: bool) -> None:
     groups: dict[tuple[int, str], list[tuple[Layer, Scheme]]] = {}
     for layer, scheme in layers:
         q = None if scheme.rhs is None else layer.weight_quantizer(scheme.rhs)
-        if layer.frozen and q is not None and q.scale.missing() is None and q != layer.weight.quantizer.plain:
+        if layer.frozen and q is not None and q.scale.missing() is None and q != layer.codes().quantizer.plain:
             groups.setdefault((id(layer.weight), str(q)), []).append((layer, scheme))
     for group in groups.values():
         first, scheme = group[0]
         assert scheme.rhs is not None
         q = first.weight_quantizer(scheme.rhs)
         signed = all(scheme.signed_scales() for _, scheme in group)
-        weight = nn.Parameter(requantized(q, first.weight, search, signed), requires_grad=False)
+        weight = nn.Parameter(requantized(q, first.codes(), search, signed), requires_grad=False)
         for layer, scheme in group:
             layer.weight, layer.packs = weight, False
             layer.scheme = scheme

@@ -7,7 +7,7 @@ within one.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ class Stage:
     gradient: Estimator | None = None
     freeze_scales: bool = False
     freeze_statistics: bool = False
-    calibrate: Iterable[Any] | None = None
+    calibrate: Iterable[object] | None = None
     method: Callable[..., dict[str, Tensor]] = calibration.amax
 
     def __post_init__(self) -> None:

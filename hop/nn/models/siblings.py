@@ -4,7 +4,6 @@ Such layers are query, key and value of an attention, or gate and up projection 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -24,7 +23,7 @@ SIBLINGS = (
 """Names of sibling layers that read one tensor, as in transformers, diffusers and Llama's own code."""
 
 
-def share_input(layers: Sequence[Any]) -> None:
+def share_input(layers: Sequence[Linear]) -> None:
     """Let quantized layers that read one tensor in one forward quantize it once.
 
     Args:

@@ -2,14 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
 Maker = Callable[[type[nn.Module]], type[nn.Module]]
 
 
-def subclass(maker: Maker, cls: type[nn.Module], forward: Callable[..., Any], mark: type = object) -> type[nn.Module]:
+def subclass(
+    maker: Maker, cls: type[nn.Module], forward: Callable[..., object], mark: type = object
+) -> type[nn.Module]:
     """The subclass of `cls` and of `mark` with this forward.
 
     Args:
@@ -19,7 +20,7 @@ def subclass(maker: Maker, cls: type[nn.Module], forward: Callable[..., Any], ma
         mark: a class by which isinstance recognizes the modules.
     """
 
-    def reduce(self: Any, protocol: Any) -> Any:
+    def reduce(self: nn.Module, protocol: object) -> tuple[object, ...]:
         return _new, (maker, cls), self.__dict__
 
     functools.update_wrapper(forward, cls.forward)  # transformers reads the signature

@@ -7,10 +7,11 @@ step may have several microbatches. `advance` ends the step.
 Source: NVIDIA Transformer Engine, delayed scaling.
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hop.compat import dtensor, dynamo, process_groups, tracing
 from hop.nn.scales.static import Float32State
@@ -92,7 +93,9 @@ def advance(model: nn.Module, group: "ProcessGroup | None" = None) -> None:
         history.advance()
 
 
-def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: "ProcessGroup | None" = None) -> Any:
+def advance_after(
+    optimizer: torch.optim.Optimizer, model: nn.Module, group: "ProcessGroup | None" = None
+) -> RemovableHandle:
     """Call `advance(model, group)` after each step of `optimizer`. Returns a handle; its remove() stops that."""
 
     def hook(*_: object) -> None:
@@ -119,6 +122,10 @@ def _record(history: Tensor, x: Tensor) -> None:
     first.copy_(torch.maximum(first, dtensor.alike(largest, first)))
 
 
+class _Context(Protocol):
+    history: Tensor
+
+
 class _Watch(torch.autograd.Function):
     """The identity; its backward records the gradient's amax."""
 
@@ -127,15 +134,15 @@ class _Watch(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.history = inputs[1]  # not a saved tensor, because another backward of the same step may write to it first
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: object) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: object, tangent: Tensor, _: object) -> Tensor:  # type: ignore[override]
         return tangent.view_as(tangent)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         with torch.no_grad():
             _record(ctx.history, grad.detach())
         return grad, None

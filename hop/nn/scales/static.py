@@ -6,10 +6,10 @@ Gradients of learned scales are multiplied by g = 1 / sqrt(N · qmax), where N e
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from hop.compat import dtensor
 from hop.numerics.quantizer import Quantizer
@@ -18,7 +18,7 @@ from hop.numerics.quantizer import Quantizer
 class Float32State(nn.Module):
     """A module whose tensors stay float32 when a model is cast to another dtype."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def moved(t: Tensor) -> Tensor:
             new = fn(t)
             return new if new.dtype == t.dtype else t.to(new.device)

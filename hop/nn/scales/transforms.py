@@ -4,7 +4,6 @@ x W^T = (x · diag(f) · R) (W · diag(1 / f) · R)^T      f: a factor per chann
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class InputTransform(Float32State):
         self.register_buffer("matrix", matrix, persistent=False)
 
     @staticmethod
-    def loaded(state: Mapping[str, Any]) -> "InputTransform | None":
+    def loaded(state: Mapping[str, Tensor]) -> "InputTransform | None":
         """Create a transform from the buffers of a state_dict; None if it has none."""
         factor, signs = state.get(FACTOR), state.get(SIGNS)
         if factor is None and signs is None:

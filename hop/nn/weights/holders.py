@@ -8,13 +8,14 @@ packages are imported once the package itself is imported.
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from hop.compat import dtensor
+from hop.compat.pytree import StateDict
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import dequantize, quantize, quantize_weight
 from hop.nn.contexts import SchemeNeeds, active
@@ -153,7 +154,7 @@ class Holder:
         setattr(self.module, name, nn.Parameter(_placed(part, own), requires_grad=False))
 
 
-def _placed(part: Tensor, own: Any) -> Tensor:
+def _placed(part: Tensor, own: object) -> Tensor:
     """`part` in the form of the whole weight: a DTensor if `own` is one."""
     if not dtensor.is_dtensor(own):
         return part
@@ -168,7 +169,7 @@ class Weight(NamedTuple):
     name: str
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> Tensor:
         """The Parameter, or its replacement."""
         return getattr(self.holder.module, self.name)
 
@@ -215,7 +216,7 @@ def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
 # ---- files contain plain codes; each machine packs them for itself
 
 
-def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+def _saved(module: nn.Module, state: StateDict, prefix: str, metadata: object) -> None:
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
         value = state.get(prefix + name)
@@ -224,14 +225,14 @@ def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: obje
             state[prefix + name] = _placed(holder.laid_out(name, part, False), value)
 
 
-def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, *others: Any) -> None:
+def _loading(module: nn.Module, state: StateDict, prefix: str, metadata: Mapping[str, object], *others: object) -> None:
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
         value = state.get(prefix + name)
         q = None if holder is None else holder.frozen_quantizer(name)
         if holder is None or value is None or q is None or dtensor.is_dtensor(value):
             continue
-        assigns = metadata.get("assign_to_params_buffers", False)
+        assigns = bool(metadata.get("assign_to_params_buffers", False))
         check_loaded(prefix + name, holder.frozen, q, value, assigns)
         if holder.frozen and assigns and getattr(value, "quantizer", None) != q:
             value = quantize(q, dequantize(value) if isinstance(value, QuantizedTensor) else value)

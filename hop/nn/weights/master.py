@@ -5,19 +5,21 @@ multiplies the gathered QuantizedTensor, whose gradient is a plain tensor that F
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from hop.compat import dtensor, process_groups, subclasses
+from hop.compat.eager import OpOverload
 from hop.compat.pytree import Args, Kwargs, tree_map_only
 from hop.impls.quantize import quantize
 from hop.impls.quantized.operands import swapped_codes, transposed
 from hop.nn.contexts import WEIGHT
 from hop.nn.scales.delayed import AmaxHistory
+from hop.nn.scales.static import StaticScale
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
@@ -26,7 +28,22 @@ from hop.tensor.buffers.sharding import quantize_shared, reduction
 from hop.tensor.distributed import fsdp
 from hop.tensor.distributed.fsdp import Parts, Sent
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
+
 aten = torch.ops.aten
+_INSIDE = "inside_"  # the attribute of a Parameter that computes the mask of its elements that were not clipped
+
+
+class Owner(Protocol):
+    """A layer, to the extent that its weight needs it."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def scales(self) -> Mapping[str, torch.nn.Module]: ...
 
 
 @dataclass(frozen=True)
@@ -38,15 +55,15 @@ class Gathering:
         shape: the shape of everything FSDP2 gathers: the weight, or this process's part where it was already a DTensor.
         as_columns: whether the column-wise copy, which the backward reads, is gathered too.
         outer: the mesh of that earlier DTensor, and for each mesh axis the dimension it shards (None: not sharded).
-        layer: the layer that owns the weight. It has the scale where the quantizer's rule finds none.
+        layer: a weak reference to the weight's layer, which has the scale where the quantizer's rule finds none.
         masks: whether the gradient of clipped elements is 0.
     """
 
     quantizer: Quantizer
     shape: tuple[int, ...]
     as_columns: bool
-    outer: tuple[Any, tuple[int | None, ...]] | None
-    layer: "weakref.ref[Any]"
+    outer: "tuple[DeviceMesh, tuple[int | None, ...]] | None"
+    layer: Callable[[], Owner | None]
     masks: bool
 
     def quantizers(self) -> list[Quantizer]:
@@ -54,7 +71,7 @@ class Gathering:
         q = self.quantizer
         return [q, q.transposed(len(self.shape))] if self.as_columns else [q]
 
-    def owner(self) -> Any:
+    def owner(self) -> Owner:
         """The layer that owns the weight. Raises RuntimeError if it no longer exists."""
         result = self.layer()
         if result is None:
@@ -85,18 +102,20 @@ class MasterWeight(Tensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"MasterWeight({self.data_!r}, quantizer={self.gathering.quantizer})"
 
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+    def __tensor_flatten__(self) -> tuple[list[str], Gathering]:
         return ["data_"], self.gathering
 
     @staticmethod
-    def __tensor_unflatten__(tensors: dict[str, Tensor], gathering: Any, shape: Any, strides: Any) -> "MasterWeight":
+    def __tensor_unflatten__(
+        tensors: dict[str, Tensor], gathering: Gathering, shape: object, strides: object
+    ) -> "MasterWeight":
         return MasterWeight(tensors["data_"], gathering)
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         return subclasses.dispatch(op, args, kwargs or {}, _apply)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         if id(self) not in memo:
             gathering = self.gathering
             copied = memo.get(id(gathering.layer()))  # where the layer is copied too
@@ -105,13 +124,13 @@ class MasterWeight(Tensor):
             memo[id(self)] = parameter_like(self, MasterWeight(self.data_.detach().clone(), gathering))
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         plain = parameter_like(self, self.data_)
         return plain.__reduce_ex__(protocol)
 
     # ---- called by FSDP2
 
-    def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], list[Sent]]:
+    def fsdp_pre_all_gather(self, mesh: "DeviceMesh") -> tuple[tuple[Tensor, ...], list[Sent]]:
         """Quantize this process's shard and return the bytes of its codes and scales to send."""
         gathering = self.gathering
         parts, rank = Parts(gathering.shape[0], mesh.size()), mesh.get_local_rank()
@@ -135,7 +154,7 @@ class MasterWeight(Tensor):
 
     def fsdp_post_all_gather(
         self, gathered: tuple[Tensor, ...], sent: list[Sent], dtype: torch.dtype, *, out: object = None
-    ) -> Any:
+    ) -> object:
         """Return the weight as a QuantizedTensor that appears in `dtype`, or fill `out`."""
         count = len(gathered) // len(sent)
         new = fsdp.receive(sent[0], gathered[:count], dtype)
@@ -153,7 +172,7 @@ _KEPT = {
 }
 
 
-def _apply(op: Any, args: Args, kwargs: Kwargs) -> Any:
+def _apply(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run `op` on the data; views and copies remain MasterWeights."""
     plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
     out = op(*plain, **options)
@@ -169,18 +188,16 @@ def _data(t: MasterWeight) -> Tensor:
     return t.data_
 
 
-def gathered_like(weight: Any, new: Any) -> Any:
+def gathered_like(weight: Tensor, new: Tensor) -> Tensor:
     """Wrap `new`, a state_dict entry for `weight`, as a MasterWeight if `weight` is one and `new` can replace it."""
-    own: Any
-    part: Any
-    own, part = (dtensor.own_part(t) for t in (weight, new))
-    masters = [isinstance(t, MasterWeight) for t in (own, part)]
-    if not any(masters) or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
+    own, part = dtensor.own_part(weight), dtensor.own_part(new)
+    is_master = isinstance(own, MasterWeight) or isinstance(part, MasterWeight)
+    if not is_master or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
         return new
-    result = part.data_ if masters[1] else part
-    if masters[0] and type(result) in (Tensor, torch.nn.Parameter):
+    result = part.data_ if isinstance(part, MasterWeight) else part
+    if isinstance(own, MasterWeight) and type(result) in (Tensor, torch.nn.Parameter):
         result = MasterWeight(result.detach(), own.gathering)
-    if part is not new:
+    if dtensor.is_dtensor(new):
         at = dtensor.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
         result = dtensor.make_dtensor(result, at)
     return parameter_like(new, result)
@@ -193,20 +210,20 @@ def parameter_like(old: Tensor, new: Tensor) -> Tensor:
     return torch.nn.Parameter(new, old.requires_grad)
 
 
-def _mask_gradient(weight: Any, inside: Callable[[], Tensor]) -> None:
+def _mask_gradient(weight: Tensor, inside: Callable[[], Tensor]) -> None:
     """Zero a sharded parameter's gradient outside `inside()`, the mask of elements not clipped in the last gather.
 
     Masking the reduced gradient equals reducing masked ones, because all processes clip the same elements.
     """
-    first = not hasattr(weight, "inside_")
-    weight.inside_ = inside
+    first = not hasattr(weight, _INSIDE)
+    setattr(weight, _INSIDE, inside)
     if first:
         weight.register_post_accumulate_grad_hook(_apply_mask)
 
 
-def _apply_mask(weight: Any) -> None:
+def _apply_mask(weight: Tensor) -> None:
     grad = dtensor.own_part(weight.grad)
-    grad.masked_fill_(~weight.inside_(), 0.0)
+    grad.masked_fill_(~getattr(weight, _INSIDE)(), 0.0)
 
 
 # ---- DTensors of codes
@@ -216,7 +233,7 @@ class _Opened(torch.autograd.Function):
     """Rewrite DTensor(QuantizedTensor) as QuantizedTensor(DTensor buffers)."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
+    def forward(ctx: object, weight: "DTensor") -> QuantizedTensor:  # type: ignore[override]
         local = dtensor.own_part(weight)
         q, shape = local.quantizer, weight.shape
         buffers: dict[str, Tensor] = {}
@@ -225,9 +242,11 @@ class _Opened(torch.autograd.Function):
             columns = name.startswith(copies.COLUMNWISE)
             whole = described[name].shape
 
-            def placed(p: Any, columns: bool = columns, whole: Any = whole) -> Any:
-                dim = 1 - p.dim if columns and p.is_shard() else getattr(p, "dim", 0)
-                return dtensor.sharded(dim) if p.is_shard() and whole[dim] != 1 else dtensor.replicate()
+            def placed(p: "Placement", columns: bool = columns, whole: Sequence[int] = whole) -> "Placement":
+                dim = dtensor.sharded_dim(p)
+                if dim is not None and columns:
+                    dim = 1 - dim
+                return dtensor.replicate() if dim is None or whole[dim] == 1 else dtensor.sharded(dim)
 
             placements = [placed(p) for p in weight.placements]
             strides = subclasses.contiguous_strides(whole)
@@ -236,14 +255,14 @@ class _Opened(torch.autograd.Function):
         return QuantizedTensor(buffers, q, shape, weight.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
         return grad
 
 
-def opened(weight: object) -> Any:
+def opened(weight: Tensor) -> Tensor:
     """The weight a layer multiplies: `weight`, or a QuantizedTensor of DTensors if it is a DTensor of codes."""
     if dtensor.is_dtensor(weight) and isinstance(dtensor.own_part(weight), QuantizedTensor):
-        return cast(Any, _Opened.apply(weight))
+        return _Opened.apply(weight)
     return weight
 
 
@@ -258,7 +277,7 @@ class _Part:
     quantizer: Quantizer
     parts: Parts
     rank: int
-    mesh: Any
+    mesh: "DeviceMesh"
 
     def quantized(self, x: Tensor) -> tuple[dict[str, Tensor], Callable[[], Tensor]]:
         """Quantize x, this process's rows.
@@ -346,6 +365,7 @@ class _Part:
             amax = self._combined(amax.to(torch.float32), "max", (-1,) * x.dim())
             with torch.enable_grad():  # FSDP2 gathers under no_grad, even when the layer trains
                 return state(amax).expand(amax.shape), None
+        assert isinstance(state, StaticScale)
         if not state.ready:
             raise RuntimeError(
                 "hop.nn: the static scale of a weight is not set; call its set(scale, zero_point), or load a "

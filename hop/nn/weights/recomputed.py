@@ -5,7 +5,6 @@ Known sources are hooks of torch.nn.utils.prune, weight_norm and spectral_norm, 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ class Recomputed:
     name: str
     by: str  # the name of what computes it
     remedy: str  # how to turn it into a Parameter
-    remove: Callable[[], Any] | None  # does the same; None if unknown
+    remove: Callable[[], object] | None  # does the same; None if unknown
 
 
 def recomputed(module: nn.Module) -> list[Recomputed]:
@@ -54,7 +53,7 @@ def recomputed(module: nn.Module) -> list[Recomputed]:
 _PARAMETERS = {"weight", "bias", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
 
 
-def _by(module: nn.Module, name: str, by: str, function: str, remove: Callable[[Any, str], Any]) -> Recomputed:
+def _by(module: nn.Module, name: str, by: str, function: str, remove: Callable[[nn.Module, str], object]) -> Recomputed:
     return Recomputed(name, by, f"call torch.nn.utils.{function}(module, {name!r})", lambda: remove(module, name))
 
 
@@ -89,7 +88,7 @@ def settle(module: nn.Module) -> None:
         if each.remove is None:
             continue
         parametrized = parametrize.is_parametrized(module, each.name)
-        parts: Any = module.parametrizations[each.name] if parametrized else None  # type: ignore[index]
+        parts: nn.Module | None = module.parametrizations[each.name] if parametrized else None  # type: ignore[index]
         for owner, name in ((module, f"{each.name}_orig"), (parts, "original")):
             if owner is not None and (own := owner._parameters.get(name)) is not None:  # the removal would write to it
                 owner._parameters[name] = nn.Parameter(own.detach().clone(), own.requires_grad)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from hop.compat import dtensor
 from hop.compat.pytree import StateDict
@@ -20,17 +21,23 @@ from hop.tensor import QuantizedTensor
 class StoredWeight(nn.Module):
     """A module whose weight may be quantized and packed."""
 
-    weight: Any
+    weight: Tensor
     scales: Any  # an nn.ModuleDict if there are any
     frozen: bool  # whether the weight is quantized
     packs: bool  # whether to keep codes in the layout that products read fastest, on any device
 
-    def transformed(self, x: Any) -> Any:
+    def transformed(self, x: Tensor) -> Tensor:
         """The part of an input that is quantized."""
         return x
 
-    def float_weight(self, weight: Any) -> Any:
+    def float_weight(self, weight: Tensor) -> Tensor:
         """The float layer's weight for `weight`."""
+        return weight
+
+    def codes(self) -> QuantizedTensor:
+        """The weight of a frozen module."""
+        weight = self.weight
+        assert isinstance(weight, QuantizedTensor)
         return weight
 
     def frozen_quantizer(self) -> Quantizer | None:
@@ -45,7 +52,7 @@ class StoredWeight(nn.Module):
         """Whether the weight's factors may have zero points, so that products need sums of its codes."""
         return False
 
-    def laid_out(self, weight: Any, packs: bool) -> Any:
+    def laid_out(self, weight: QuantizedTensor, packs: bool) -> QuantizedTensor:
         """A quantized weight in the layout that this layer's products read fastest on its device if `packs`, else
         plain.
         """
@@ -67,14 +74,14 @@ class StoredWeight(nn.Module):
             destination[key] = self.laid_out(weight, False)
 
     def _load_from_state_dict(
-        self, state_dict: StateDict, prefix: str, local_metadata: Any, *args: object, **kwargs: object
+        self, state_dict: StateDict, prefix: str, local_metadata: Mapping[str, object], *args: object, **kwargs: object
     ) -> None:
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
         ):  # a float layer's state_dict: scales keep their values
             state = nn.ModuleDict(self.scales).state_dict()
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in state.items()})
-        assigns = local_metadata.get("assign_to_params_buffers", False)
+        assigns = bool(local_metadata.get("assign_to_params_buffers", False))
         self.prepare_loading(state_dict, f"{prefix}{WEIGHT}", assigns)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         self.finish_loading(assigns)
@@ -95,16 +102,16 @@ class StoredWeight(nn.Module):
         if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
             self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
 
-    def _loaded(self, weight: Any, assigns: bool) -> Any:
+    def _loaded(self, weight: Tensor, assigns: bool) -> Tensor:
         """Convert a loaded weight to the form of the layer's weight."""
-        if self.frozen and assigns and getattr(weight, "quantizer", None) != self.weight.quantizer.plain:
+        if self.frozen and assigns and getattr(weight, "quantizer", None) != (own := self.codes().quantizer.plain):
             numbers = dequantize(weight) if isinstance(weight, QuantizedTensor) else weight
-            weight = quantize(self.weight.quantizer.plain, numbers)
+            weight = quantize(own, numbers)
         if self.packs and isinstance(weight, QuantizedTensor):
             return self.laid_out(weight, True)
         return weight
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self.lay_out()
         return self

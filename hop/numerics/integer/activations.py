@@ -6,7 +6,7 @@ kernels/internal/reference/hard_swish.h, leaky_relu.h (QuantizeLeakyRelu) and pr
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class TfliteLeakyRelu(IntegerFunction):
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8, torch.int16)
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.leaky_relu.default
 
     def compute(self, x: Tensor, units: Units, codes: Codes, slope: float = 0.01) -> Tensor:
@@ -65,7 +65,7 @@ class TfliteHardSwish(IntegerFunction):
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8)
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op is _aten.hardswish.default
 
     def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:

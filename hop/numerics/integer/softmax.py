@@ -12,7 +12,7 @@ quantization/utils/quant_modules.py (IntSoftmax).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Softmax(IntegerFunction):
 
     longest: ClassVar[int | None] = None
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in _OPERATORS
 
     def check(self, x: Tensor, scale: Tensor, output_scale: Tensor, format: Integer | torch.dtype) -> Codes:
@@ -67,7 +67,7 @@ class Softmax(IntegerFunction):
         low, _ = _units(codes.dtype)
         return shares + low
 
-    def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
+    def check_codes(self, dtype: torch.dtype, codes: Codes) -> None:
         self.whole(codes, torch.int8, torch.uint8)
 
     def shares(self, steps: Tensor, scale: Tensor, dim: int, dtype: torch.dtype, out: torch.dtype) -> Tensor:
@@ -111,7 +111,7 @@ class TfliteSoftmax(Softmax):
         if self.beta <= 0:
             raise ValueError(f"TfliteSoftmax: beta must be above 0, got {self.beta}; give such a number")
 
-    def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
+    def check_codes(self, dtype: torch.dtype, codes: Codes) -> None:
         if dtype == torch.int16:
             self.whole(codes, torch.int16)
         else:
@@ -179,10 +179,10 @@ class TfliteLogSoftmax(Softmax):
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8,)
     longest: ClassVar[int | None] = _LONGEST - 1
 
-    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+    def takes(self, op: OpOverload, kwargs: Mapping[str, object] = {}) -> bool:
         return op in _LOG_OPERATORS
 
-    def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
+    def check_codes(self, dtype: torch.dtype, codes: Codes) -> None:
         self.whole(codes, torch.int8)
 
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
@@ -225,7 +225,7 @@ class TosaSoftmax(Softmax):
         if self.beta <= 0:
             raise ValueError(f"TosaSoftmax: beta must be above 0, got {self.beta}; give such a number")
 
-    def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
+    def check_codes(self, dtype: torch.dtype, codes: Codes) -> None:
         self.whole(codes, torch.int8)
 
     def shares(self, steps: Tensor, scale: Tensor, dim: int, dtype: torch.dtype, out: torch.dtype) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from hop.export.analysis.intervals.values import (
 )
 
 aten = torch.ops.aten
+_N = TypeVar("_N", int, Tensor)
 _KEEP_LAST = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default})
 
 
@@ -57,7 +58,7 @@ def _extreme(tensors: Iterable[Tensor], function: Callable[..., Tensor]) -> Tens
     return first
 
 
-def products(a: Any, b: Any) -> list[Any]:
+def products(a: tuple[_N, _N], b: tuple[_N, _N]) -> list[_N]:
     return [x * y for x, y in product(a, b)]
 
 
@@ -129,7 +130,7 @@ def floor_divide_rule(node: Node, a: object, b: object, rounding_mode: str | Non
     if rounding_mode not in ("floor", "trunc") or low <= 0 <= high:
         raise Unknown("a quotient by a number that may be 0" if low <= 0 <= high else f"rounding {rounding_mode}")
 
-    def quotient(x: Any, y: Any) -> Any:
+    def quotient(x: int | Tensor, y: int | Tensor) -> int | Tensor:
         if isinstance(x, Tensor) or isinstance(y, Tensor):
             return torch.div(x, y, rounding_mode=rounding_mode)
         down = x // y

@@ -37,7 +37,7 @@ UNFILLED = frozenset(
 )
 FILLED = frozenset({aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.new_full.default})
 
-RULES: dict[object, Callable[..., Any]] = {
+RULES: dict[object, Callable[..., object]] = {
     aten.add.Tensor: elements.add_rule,
     aten.add.Scalar: elements.add_rule,
     aten.sub.Tensor: elements.sub_rule,
@@ -111,7 +111,7 @@ def float_rule(node: Node, args: tuple[object, ...], kwargs: Mapping[str, object
     return Reals(min(limits), max(limits), any(r.nan for r in operands))
 
 
-def _ends(operand: Any, x: Any) -> list[Tensor]:
+def _ends(operand: Any, x: object) -> list[Tensor]:
     """The bounds of an operand as tensors of one element: 0-d if the operand is, otherwise 1-d, in its dtype."""
     like, interval = operand.meta["val"], bounds(x)
     limits = interval.hull() if isinstance(interval, Integers) else (interval.low, interval.high)

@@ -1,7 +1,6 @@
 """Bounds of sums, matrix products and convolutions."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +33,9 @@ def _sum_bounds(count: int, low: int, high: int, *, fixed: bool) -> tuple[int, i
     return (count * low, count * high) if fixed else (min(0, count * low), max(0, count * high))
 
 
-def sum_rule(node: Node, x: object, dims: Any = None, keepdim: object = False, dtype: object = None) -> Any:
+def sum_rule(
+    node: Node, x: object, dims: Sequence[int] | None = None, keepdim: object = False, dtype: object = None
+) -> Sum:
     shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
     reduced = [d % len(shape) for d in dims] if dims else list(range(len(shape)))
     count, fixed = 1, True
@@ -122,15 +123,15 @@ def _with_bias(total: Sum, bias: object) -> Sum:
 
 def convolution_rule(
     node: Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: Any,
-    out: Any,
-    g: Any,
+    x: object,
+    weight: object,
+    bias: object,
+    stride: object,
+    padding: Sequence[int],
+    dilation: object,
+    transposed: bool,
+    out: object,
+    g: int,
 ) -> Sum:
     shape = node.args[1].meta["val"].shape  # type: ignore[union-attr]
     kernel = len(shape) - 2

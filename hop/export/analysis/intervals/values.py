@@ -85,7 +85,7 @@ def dtype_bounds(x: object) -> object:
     return integers(*dtype_range(x.dtype)) if is_integer(x.dtype) else Reals()
 
 
-def bounds(x: object) -> Any:
+def bounds(x: object) -> Integers | Reals:
     """The bounds of a number, tensor or Known as Integers or Reals. Raises Unknown if there are none.
 
     Numbers and known integers are their own bounds; known floats have their minimum and maximum.
@@ -144,10 +144,11 @@ def interval(low: int, high: int) -> str:
     return f"{low:,}..{high:,}" if low != high else f"{low:,}"
 
 
-def static_shape(shape: Iterable[Any]) -> list[int] | None:
+def static_shape(shape: Iterable[object]) -> list[int] | None:
     """A shape as a list of ints; None if a size is symbolic."""
     sizes = list(shape)
-    return sizes if all(isinstance(n, int) for n in sizes) else None
+    known = [n for n in sizes if isinstance(n, int)]
+    return known if len(known) == len(sizes) else None
 
 
 def constant(x: object) -> Tensor | None:

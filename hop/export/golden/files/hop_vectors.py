@@ -20,6 +20,10 @@ FORMAT = 1
 _LONGEST = 200  # characters of a value in a message
 
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+_Types = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
+
+
 @dataclass(frozen=True)
 class Node:
     """A call of the program.
@@ -34,7 +38,7 @@ class Node:
     name: str
     operator: str
     about: dict[str, Any]
-    arrays: dict[str, Any]
+    arrays: dict[str, Array]
 
 
 def read(folder: str | Path) -> list[Node]:
@@ -58,7 +62,7 @@ def read(folder: str | Path) -> list[Node]:
     return [_node(path, node, *entry) for node, entry in zip(nodes, files, strict=True)]
 
 
-def arrays(path: Path, compressed: bool = False) -> dict[str, Any]:
+def arrays(path: Path, compressed: bool = False) -> dict[str, Array]:
     """Read the arrays of an .npz file, by name.
 
     Headers cannot make it allocate more memory than the file justifies: an array is as long as its part of the file,
@@ -81,7 +85,7 @@ def arrays(path: Path, compressed: bool = False) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {_brief(error)}") from error
 
 
-def _array(raw: bytes) -> Any:
+def _array(raw: bytes) -> Array:
     """An array of numbers from the content of a .npy file."""
     file = io.BytesIO(raw)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -103,7 +107,7 @@ def _brief(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _array_types(path: Path, i: int, node: Any) -> tuple[str, dict[str, Any]]:
+def _array_types(path: Path, i: int, node: Any) -> tuple[str, _Types]:
     """The file of a node, and the dtypes and shapes of its arrays."""
     try:
         file, expected = node["file"], {n: (d["stored"], tuple(d["shape"])) for n, d in node["arrays"].items()}
@@ -115,7 +119,7 @@ def _array_types(path: Path, i: int, node: Any) -> tuple[str, dict[str, Any]]:
     return file, expected
 
 
-def _node(path: Path, node: Any, file: str, expected: dict[str, Any]) -> Node:
+def _node(path: Path, node: Any, file: str, expected: _Types) -> Node:
     found = arrays(path.parent / file)
     shapes = {n: (x.dtype.name, x.shape) for n, x in found.items()}
     if shapes != expected:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ class FileOperator:
     name: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
-    option: Callable[[str, Any], Any]  # reads a field of its options, given a default
+    option: Callable[[str, object], object]  # reads a field of its options, given a default
 
 
 @dataclass(frozen=True)

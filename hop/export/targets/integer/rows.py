@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hop.compat.eager import OpOverload
 from hop.dispatch.operators import aten
 from hop.export.targets.integer.steps import Step, Weight
 from hop.export.targets.integer.values import LAST, ROWS, Codes, Order, tensor
@@ -41,7 +42,7 @@ def _picture(codes: Codes) -> Codes:
     return replace(codes, name=f"{codes.name}_picture", shape=(batch, channels, 1, size), tensors={})
 
 
-def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
+def _arguments(op: OpOverload, given: Sequence[object]) -> list[object]:
     """The arguments after the tensor in two-dimensional form, with no effect along the first dimension."""
     args: list[object] = []
     for argument, value in zip(op._schema.arguments[1:], given, strict=False):

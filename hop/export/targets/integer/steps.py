@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.pytree import Args, Kwargs
-from hop.export.targets.integer.values import Codes, new
+from hop.export.targets.integer.values import Codes, Order, new
 from hop.numerics.requantization import Convention
 
 ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
@@ -43,7 +43,7 @@ class Step:
     high: float | None = None
     convention: Convention | None = None  # how its codes are computed
 
-    def arg(self, i: int, default: Any = None) -> Any:
+    def arg(self, i: int, default: object = None) -> Any:
         return self.args[i] if i < len(self.args) else default
 
     def constant(self, weight: Weight) -> Codes:
@@ -68,12 +68,12 @@ class Step:
                 )
         return self.file.activation(name)
 
-    def write(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
+    def write(self, name: str, inputs: Sequence[int], order: Order, kind: str = "", **options: object) -> None:
         """Add the operator that computes the result."""
         self.result.tensors[order] = self.file.operator(name, inputs, new(self.file, self.result, order), kind, options)
 
     def write_alike(
-        self, source: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
+        self, source: Codes, name: str, inputs: Sequence[int], order: Order, kind: str = "", **options: object
     ) -> None:
         """Add an operator whose codes have `source`'s scale, then convert to the result's and apply the activation."""
         alike, free = source.is_alike(self.result), (self.low, self.high) == (None, None)
@@ -85,11 +85,11 @@ class Step:
             index = self.file.operator("QUANTIZE", [index], new(self.file, unbounded, order), "QuantizeOptions")
         self.result.tensors[order] = index if free else self.bounded(index, order)
 
-    def write_own(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
+    def write_own(self, name: str, inputs: Sequence[int], order: Order, kind: str = "", **options: object) -> None:
         """Add an operator that has no fused activation and returns the result's codes, then apply the activation."""
         self.write_alike(self.result, name, inputs, order, kind, **options)
 
-    def bounded(self, index: int, order: Any) -> int:
+    def bounded(self, index: int, order: Order) -> int:
         """Apply the activation as a separate operator, on codes with the result's scale."""
         name = ACTIVATIONS.get((self.low, self.high), "")
         if name not in ("RELU", "RELU6"):  # LiteRT's RELU_N1_TO_1 of int8 has 0 as its lower bound

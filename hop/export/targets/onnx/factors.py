@@ -13,11 +13,14 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
 from hop.compat import tracing
+from hop.compat.eager import OpOverload
 from hop.dispatch.operators import VIEW, aten, of
 from hop.export.rewrite.program import copy_graph, emit, with_graph
 from hop.export.targets.integer.constants import Constants
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL, matmul, minus_zero_point
 from hop.export.targets.onnx.others import replace_others
+
+Views = Sequence[tuple[Any, Sequence[Any]]]
 
 _SAFE = 64  # 2 · 255 · 64 is an int16
 
@@ -27,8 +30,12 @@ class _Factor(NamedTuple):
 
     codes: Node  # 8 bits; or, if `zero_point` is None, also 9 bits and a sign in int16
     zero_point: Node | int | None = None
-    views: Sequence[tuple[Any, Sequence[Any]]] = ()  # operators with their other arguments, in order
+    views: Views = ()  # operators with their other arguments, in order
     signed: bool = False  # whether int8 stays int8
+
+
+_Values = tuple[Tensor, Tensor | int | None, Views, bool]
+"""The fields of a _Factor, with tensors for its nodes."""
 
 
 class _Term(NamedTuple):
@@ -68,7 +75,7 @@ def in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram:
 
 
 def _factor(
-    constants: Constants, node: Any, *, signed: bool = False, safe: bool = False, rows: bool = False
+    constants: Constants, node: Node, *, signed: bool = False, safe: bool = False, rows: bool = False
 ) -> _Factor | None:
     """A factor of a product; None if it has more than 9 bits.
 
@@ -133,7 +140,7 @@ def _is_one(x: Tensor) -> bool:
     return all(tracing.known_equal(n, 1) for n in x.shape)
 
 
-def _before_cast(x: Any) -> Any:
+def _before_cast(x: object) -> Any:
     """The 8-bit codes before a cast to 16 bits; anything else is returned unchanged."""
     if isinstance(x, Node) and x.target is aten._to_copy.default and x.meta["val"].dtype == torch.int16:
         source: Any = x.args[0]
@@ -141,7 +148,7 @@ def _before_cast(x: Any) -> Any:
     return x
 
 
-def _products(target: Any, rest: Sequence[Any], lhs: Any, rhs: Any) -> Tensor:
+def _products(target: OpOverload, rest: Sequence[object], lhs: _Values, rhs: _Values) -> Tensor:
     """The sum of the products of the terms of two factors."""
     total: Tensor | int = 0
     for a, b in itertools.product(_terms(*lhs), _terms(*rhs)):
@@ -157,7 +164,7 @@ def _products(target: Any, rest: Sequence[Any], lhs: Any, rhs: Any) -> Tensor:
     return total
 
 
-def _padded(codes: Tensor, zero_point: Any, sides: Sequence[int]) -> Tensor:
+def _padded(codes: Tensor, zero_point: Tensor | int | None, sides: Sequence[int]) -> Tensor:
     """Pad codes with their zero point, which may be computed at run time, so that their difference is padded with 0."""
     if zero_point is None:
         return _PAD(codes, sides)
@@ -165,7 +172,7 @@ def _padded(codes: Tensor, zero_point: Any, sides: Sequence[int]) -> Tensor:
     return (_PAD(codes.to(torch.int32) - zero, sides) + zero).to(codes.dtype)
 
 
-def _terms(codes: Tensor, zero_point: Any, views: Any, signed: bool) -> list[_Term]:
+def _terms(codes: Tensor, zero_point: Any, views: Views, signed: bool) -> list[_Term]:
     """A factor as a sum of at most two terms.
 
     On most CPUs onnxruntime has no fast kernel for signed codes on the left, so these are shifted by 128.

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.numerics import functions
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from torch.onnx import ONNXProgram
 
 _OPSET = 21  # the first that has INT4
@@ -86,7 +88,7 @@ def to_onnx(
     return result
 
 
-def _simplify(model: Any, optimizer: Any) -> None:
+def _simplify(model: "ir.Model", optimizer: ModuleType) -> None:
     """Fold constants and clean up.
 
     onnxscript's `optimize_ir` would also drop factors within 10^-5 of 1, and terms below 10^-8. Constants as large as
@@ -114,16 +116,20 @@ def _simplify(model: Any, optimizer: Any) -> None:
 _ANY_TYPE = frozenset("Cast CastLike Constant Flatten Identity Reshape Shape Size Squeeze Transpose Unsqueeze".split())
 
 
-def _widen(model: Any) -> None:
+def _widen(model: "ir.Model") -> None:
     """Insert casts around operators that onnxruntime only has for wider types: 16-bit integers to 32 bits, 8-bit floats
     to float32.
     """
     import onnx_ir as ir
 
     kinds = ir.DataType
-    wide = {kinds.INT16: kinds.INT32, kinds.FLOAT8E4M3FN: kinds.FLOAT, kinds.FLOAT8E5M2: kinds.FLOAT}
+    wide: dict[ir.DataType | None, ir.DataType] = {
+        kinds.INT16: kinds.INT32,
+        kinds.FLOAT8E4M3FN: kinds.FLOAT,
+        kinds.FLOAT8E5M2: kinds.FLOAT,
+    }
 
-    def cast(x: Any, dtype: Any, name: str) -> Any:
+    def cast(x: ir.Value, dtype: ir.DataType, name: str | None) -> ir.Node:
         result = ir.node("Cast", [x], {"to": dtype})
         result.outputs[0].name, result.outputs[0].shape, result.outputs[0].dtype = name, x.shape, dtype
         return result
@@ -137,7 +143,7 @@ def _widen(model: Any) -> None:
                 model.graph.insert_before(node, result)
                 node.replace_input_with(i, result.outputs[0])
         for y in node.outputs:
-            if y.dtype in wide:
+            if y.dtype is not None and y.dtype in wide:
                 readers, narrow, name = list(y.uses()), y.dtype, y.name
                 y.name, y.dtype = f"{name}_wide", wide[narrow]
                 result = cast(y, narrow, name)
@@ -149,7 +155,7 @@ def _widen(model: Any) -> None:
                         model.graph.outputs[i] = result.outputs[0]
 
 
-def _pack(model: Any) -> None:
+def _pack(model: "ir.Model") -> None:
     """Store constants of 4-bit codes in 4 bits."""
     import ml_dtypes
     import onnx_ir as ir
@@ -157,6 +163,7 @@ def _pack(model: Any) -> None:
     for name, initializer in list(model.graph.initializers.items()):
         if not name.endswith(INT4):
             continue
+        assert initializer.const_value is not None
         tensor = ir.tensor(initializer.const_value.numpy().astype(ml_dtypes.int4), name=name)
         packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=initializer.shape, const_value=tensor)
         cast = ir.node("Cast", [packed], {"to": ir.DataType.INT8})
@@ -178,12 +185,12 @@ def _operators() -> Any:
     return opset21
 
 
-def _onnx_matmul(a: object, b: object, a_zero_point: object, b_zero_point: object) -> Any:
+def _onnx_matmul(a: object, b: object, a_zero_point: object, b_zero_point: object) -> object:
     op = _operators()
     return op.MatMulInteger(a, b, a_zero_point, b_zero_point)
 
 
-def _onnx_floor_divide(a: object, b: object) -> Any:
+def _onnx_floor_divide(a: object, b: object) -> object:
     op = _operators()
     return op.Div(op.Sub(a, op.Mod(a, b)), b)
 
@@ -197,7 +204,7 @@ def _onnx_convolution(
     pads: Sequence[int],
     dilations: Sequence[int],
     group: int,
-) -> Any:
+) -> object:
     op = _operators()
     return op.ConvInteger(
         x, w, x_zero_point, w_zero_point, strides=strides, pads=pads, dilations=dilations, group=group

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from hop.compat.eager import OpOverload
 from hop.export.rewrite.program import emit, value
 from hop.export.targets.onnx.operators import FLOOR_DIVIDE
 
@@ -45,7 +46,7 @@ def _floor_divided(a: Tensor, b: object) -> Tensor:
     return FLOOR_DIVIDE(a, b if isinstance(b, Tensor) else aten.full.default([1], b, dtype=a.dtype))
 
 
-def _maximum(op: Any, x: Tensor, *args: Any) -> Tensor:
+def _maximum(op: OpOverload, x: Tensor, *args: object) -> Tensor:
     return op(x.to(torch.float64), *args)[0].to(x.dtype)
 
 

@@ -1,10 +1,12 @@
 """Rewrite hop.out_dtype as products of 8- or 16-bit codes minus their zero points."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hop.compat.eager import OpOverload
 from hop.compat.pytree import Args, Kwargs
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL
 from hop.impls.out_dtype import meaning
@@ -15,7 +17,7 @@ aten = torch.ops.aten
 _CODES = (*BYTES, torch.int16)
 
 
-def product(op: Any, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+def product(op: OpOverload, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """out_dtype(op, dtype, *args): one of our products if its factors are integers, else the reference."""
     result = None
     if dtype == torch.int32:
@@ -29,7 +31,7 @@ def _are_codes(*operands: object) -> bool:
     return all(isinstance(x, Tensor) and x.dtype in _CODES for x in operands)
 
 
-def _as_matmul(op: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _as_matmul(op: OpOverload, args: Args, kwargs: Kwargs) -> Tensor | None:
     if op is aten.linear.default and _are_codes(*args[:2]) and args[0].dim() > 1 and args[1].dim() == 2:
         x, weight = args[:2]
         bias = args[2] if len(args) > 2 else None
@@ -41,7 +43,7 @@ def _as_matmul(op: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
     return product.complete(MATMUL(product.lhs, product.rhs, None, None))
 
 
-def _as_convolution(op: Any, args: Args) -> Tensor | None:
+def _as_convolution(op: OpOverload, args: Args) -> Tensor | None:
     if len(args) < 2 or not _are_codes(*args[:2]):
         return None
     pads = None
@@ -61,7 +63,7 @@ def _both(conv: Convolution) -> list[int]:
     return [*conv.padding, *conv.padding]
 
 
-def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
+def _with_numbers(op: OpOverload, args: Sequence[Any]) -> tuple[OpOverload, Args, list[int]]:
     """A convolution with padding "same" or "valid", rewritten without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1

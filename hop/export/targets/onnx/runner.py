@@ -2,13 +2,16 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hop.export.targets.integer.graph import FileGraph, FileOperator, FileTensor, Quantization
 from hop.numerics.spelling import shown
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 _KINDS = {"FLOAT": "FLOAT32"}  # ONNX's dtype names that differ from those of .tflite files
 _CODES = ("INT8", "UINT8")
@@ -59,7 +62,7 @@ class OnnxRuntime:
         return self.found[tensor.name]
 
 
-def _graph(caller: str, model: Any) -> FileGraph:
+def _graph(caller: str, model: "ModelProto") -> FileGraph:
     """The tensors and nodes of a file."""
     from onnx import TensorProto, numpy_helper
 

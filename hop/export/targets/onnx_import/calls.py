@@ -1,7 +1,7 @@
 """A node of an ONNX file while it is converted, and the integers of shapes that are known while a program is traced."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -45,6 +45,9 @@ class Shifted(NamedTuple):
 
 
 SHIFT = 2**15
+Value: TypeAlias = Tensor | Numbers | Shifted
+"""The value of an input or result."""
+_T = TypeVar("_T", int, float, str)
 
 
 def numbers_or(x: Constant, stored: Tensor) -> Numbers | Tensor:
@@ -81,12 +84,16 @@ class Call:
         self.opset, self.folds = opset, folds
         self.result_units: Units | None = None  # set by a converter that returns codes
         self.is_quantized = False  # whether it was converted to quantize or dequantize operators
-        self._read: set[Any] = set()
+        self._read: set[int | str] = set()
 
     def refuse(self, why: str) -> NoReturn:
         raise NotImplementedError(why)
 
-    def attribute(self, name: str, default: Any) -> Any:
+    @overload
+    def attribute(self, name: str, default: None) -> Any: ...
+    @overload
+    def attribute(self, name: str, default: _T) -> _T: ...
+    def attribute(self, name: str, default: object) -> object:
         """An attribute, which must have the type of `default`, or of its elements; any type if that is None."""
         self._read.add(name)
         value = self.node.attributes.get(name, default)
@@ -102,7 +109,7 @@ class Call:
             self.refuse(f"its attribute {name} is {shown(value)}, and must be a list of integers")
         return value
 
-    def only(self, name: str, default: Any, *more: Any) -> Any:
+    def only(self, name: str, default: _T, *more: _T) -> _T:
         """An attribute of which only some values are supported."""
         value = self.attribute(name, default)
         if value not in (default, *more):
@@ -178,3 +185,7 @@ class Call:
         inputs = [i for i, x in enumerate(self.inputs) if x is not None and i not in self._read]
         if inputs:
             self.refuse(f"its input {inputs[0]} is not supported")
+
+
+Converter: TypeAlias = Callable[[Call], Value | tuple[Value, ...]]
+"""Converts a node; raises NotImplementedError for an unsupported one."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from hop.compat.export import quantized_decomposed
 from hop.dispatch.operators import aten
 from hop.export.targets.onnx_import import products
-from hop.export.targets.onnx_import.calls import SHIFT, Call, Shifted
+from hop.export.targets.onnx_import.calls import SHIFT, Call, Converter, Shifted
 from hop.export.targets.onnx_import.reading import DTYPES
 from hop.impls.out_dtype import out_dtype
 from hop.numerics.tables import float32
@@ -73,7 +73,7 @@ def _parameters(call: Call, scale: int, zero: int) -> tuple[Any, Any]:
     return s, torch.zeros_like(s, dtype=torch.int64) if z is None else z.to(torch.int64).expand(s.shape)
 
 
-def _checked(call: Call, scale: Any) -> Any:
+def _checked(call: Call, scale: float) -> float:
     if isinstance(scale, float) and not 0 < scale < float("inf"):
         raise ValueError(f"its scale is {scale}, and must be positive and finite")
     return scale
@@ -104,7 +104,7 @@ def dequantized(call: Call, i: int, scale: int, zero: int, axis: int | None = No
 
 
 def _by_blocks(
-    call: Call, codes: Tensor, given: tuple[Tensor, Tensor], axis: int, block: int, bounds: tuple[Any, ...]
+    call: Call, codes: Tensor, given: tuple[Tensor, Tensor], axis: int, block: int, bounds: tuple[int, int, torch.dtype]
 ) -> Tensor:
     """Dequantize with a scale for each block of elements along an axis of a matrix."""
     scale = given[0]
@@ -125,7 +125,7 @@ def _by_blocks(
     return values.t() if axis == 0 else values
 
 
-def quantized(call: Call, x: Tensor, scale: int, zero: int, axis: int = 1, kind: str | None = None) -> Any:
+def quantized(call: Call, x: Tensor, scale: int, zero: int, axis: int = 1, kind: str | None = None) -> Tensor | Shifted:
     """The codes of x, with a scale and zero point that are inputs of the call; uint8 by default."""
     kind = kind or (_kind(call, zero) if call.has(zero) else "UINT8")
     if kind not in _QUANTIZED:
@@ -160,7 +160,7 @@ def _quantized(
     return quantized_decomposed("quantize_per_channel")(x, s, z, call.axis(axis, x.dim()), low, high, dtype)
 
 
-def _quantize(call: Call) -> Tensor:
+def _quantize(call: Call) -> Tensor | Shifted:
     x, axis = call.tensor(0), call.attribute("axis", 1)
     call.only("block_size", 0)
     call.attribute("saturate", 1)  # of 8-bit floats
@@ -217,17 +217,17 @@ def _bias(call: Call, i: int, x_scale: int, w_scale: int) -> Tensor | None:
     return quantized_decomposed("dequantize_per_channel")(codes, scales, zeros, 0, *bounds)
 
 
-def _convolution(call: Call) -> Tensor:
+def _convolution(call: Call) -> Tensor | Shifted:
     x, w = dequantized(call, 0, 1, 2), dequantized(call, 3, 4, 5, 0)
     return quantized(call, products.convolution(call, x, w, _bias(call, 8, 1, 4)), 6, 7)
 
 
-def _matmul(call: Call) -> Tensor:
+def _matmul(call: Call) -> Tensor | Shifted:
     a, b = dequantized(call, 0, 1, 2, -2), dequantized(call, 3, 4, 5, -1)
     return quantized(call, products.matmul(a, b), 6, 7)
 
 
-def _gemm(call: Call) -> Tensor:
+def _gemm(call: Call) -> Tensor | Shifted:
     if call.attribute("alpha", 1.0) != 1.0:
         call.refuse("its alpha is not 1")
     transposed = call.attribute("transA", 0), call.attribute("transB", 0)
@@ -237,12 +237,12 @@ def _gemm(call: Call) -> Tensor:
     return quantized(call, y, 7, 8) if call.has(7) else y
 
 
-def _binary(op: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Call], Tensor]:
+def _binary(op: Callable[[Tensor, Tensor], Tensor]) -> Converter:
     return lambda call: quantized(call, op(dequantized(call, 0, 1, 2), dequantized(call, 3, 4, 5)), 6, 7)
 
 
-def _unary(function: Callable[[Call, Tensor], Tensor]) -> Callable[[Call], Tensor]:
-    def convert(call: Call) -> Tensor:
+def _unary(function: Callable[[Call, Tensor], Tensor]) -> Converter:
+    def convert(call: Call) -> Tensor | Shifted:
         x = dequantized(call, 0, 1, 2)
         kind = None if call.has(4) else _kind(call, 0)
         return quantized(call, function(call, x), 3, 4, kind=kind)
@@ -267,12 +267,12 @@ def _global_average_pool(call: Call, x: Tensor) -> Tensor:
     return products.global_average_pool(call, x)
 
 
-def _concatenate(call: Call) -> Tensor:
+def _concatenate(call: Call) -> Tensor | Shifted:
     parts = [dequantized(call, i, i + 1, i + 2) for i in range(2, len(call.inputs), 3)]
     return quantized(call, torch.cat(parts, call.attribute("axis", None)), 0, 1)
 
 
-def _where(call: Call) -> Tensor:
+def _where(call: Call) -> Tensor | Shifted:
     a, b = dequantized(call, 1, 2, 3), dequantized(call, 4, 5, 6)
     return quantized(call, torch.where(call.tensor(0), a, b), 7, 8)
 
@@ -332,7 +332,7 @@ def _dynamic_matmul(call: Call) -> Tensor:
     return y + call.tensor(4) if call.has(4) else y
 
 
-CODES: dict[str, Callable[[Call], Any]] = {
+CODES: dict[str, Converter] = {
     **dict.fromkeys(("QuantizeLinear", "com.microsoft.QuantizeLinear"), _quantize),
     **dict.fromkeys(("DequantizeLinear", "com.microsoft.DequantizeLinear"), _dequantize),
     "DynamicQuantizeLinear": _dynamic,

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hop.compat.eager import OpOverload
 from hop.dispatch.operators import aten
-from hop.export.targets.onnx_import.calls import Call
+from hop.export.targets.onnx_import.calls import Call, Converter
 from hop.export.targets.onnx_import.reading import DTYPES
 
 _KINDS = {
@@ -157,7 +157,7 @@ def _running_sum(call: Call) -> Tensor:
 # ---- softmax and norms
 
 
-def _softmax(op: Any) -> Callable[[Call], Tensor]:
+def _softmax(op: OpOverload) -> Callable[[Call], Tensor]:
     def convert(call: Call) -> Tensor:
         x = call.tensor(0)
         axis = call.axis(call.attribute("axis", -1 if call.opset >= 13 else 1), x.dim())
@@ -206,7 +206,7 @@ def _group_norm(call: Call) -> Tensor:
     return F.group_norm(x, groups, weight, bias, call.attribute("epsilon", 1e-5))
 
 
-FLOATS: dict[str, Callable[[Call], Any]] = {
+FLOATS: dict[str, Converter] = {
     **{
         name: _unary(function)
         for name, function in {

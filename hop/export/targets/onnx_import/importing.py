@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from hop.export.rewrite.target import Target
 from hop.export.targets.integer.model import Names, argument_names
 from hop.export.targets.onnx.arithmetic import ONNX_QDQ, ONNXRUNTIME
 from hop.export.targets.onnx_import import nibbles
-from hop.export.targets.onnx_import.calls import Call, Numbers, Shifted, Units, numbers_or
+from hop.export.targets.onnx_import.calls import Call, Numbers, Shifted, Units, Value, numbers_or
 from hop.export.targets.onnx_import.codes import CODES
 from hop.export.targets.onnx_import.floats import FLOATS
 from hop.export.targets.onnx_import.plan import Plan
@@ -35,7 +34,9 @@ _MOST_NUMBERS = 4096
 CONVERTED = {**CODES, nibbles.OP: nibbles.product, **PRODUCTS, **FLOATS, **VIEWS}
 
 
-def from_onnx(model: Any, *, target: Target | None = None, sizes: Mapping[str, int] | None = None) -> ExportedProgram:
+def from_onnx(
+    model: object, *, target: Target | None = None, sizes: Mapping[str, int] | None = None
+) -> ExportedProgram:
     """Convert an ONNX file to a program, whose parts quantized in the formats QDQ or QOperator are exact integers.
 
     The codes equal those of onnxruntime's CPU operators on x86 with AVX2 and its default optimizations wherever it
@@ -105,12 +106,12 @@ def _normalize(program: ExportedProgram) -> ExportedProgram:
 
 def _examples(
     inputs: Sequence[FileInput], sizes: dict[str, int], what: str
-) -> tuple[tuple[Tensor, ...], list[dict[int, Any]]]:
+) -> tuple[tuple[Tensor, ...], list[dict[int, Dim]]]:
     """Example inputs for export, and the dynamic dimensions of each."""
     examples: list[Tensor] = []
-    dynamic: list[dict[int, Any]] = []
+    dynamic: list[dict[int, Dim]] = []
     lengths: dict[str, int] = {}
-    dims: dict[str, Any] = {}
+    dims: dict[str, Dim] = {}
     identifiers = Names()
     unused, left = dict(sizes), _MOST_ELEMENTS
     for name, size in sizes.items():
@@ -118,7 +119,7 @@ def _examples(
             raise ValueError(f"{_CALLER}: sizes[{name!r}] must be a whole number from 1, got {shown(size)}")
     for its in inputs:
         shape: list[int] = []
-        own: dict[int, Any] = {}
+        own: dict[int, Dim] = {}
         for d, n in enumerate(its.shape):
             if isinstance(n, int):
                 shape.append(n)
@@ -148,6 +149,9 @@ def _examples(
     return tuple(examples), dynamic
 
 
+Results = Tensor | None | tuple[Tensor | None, ...]
+
+
 class _Found:
     """Results of a run of the module. They are not attributes of the module, because torch.export restores those."""
 
@@ -175,7 +179,7 @@ class _Module(nn.Module):
         names = argument_names(self.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
-        def forward(self: _Module, *inputs: Tensor) -> Any:
+        def forward(self: _Module, *inputs: Tensor) -> Results:
             try:
                 return self.run(inputs)
             except Exception as error:
@@ -188,8 +192,8 @@ class _Module(nn.Module):
     def place(self, node: FileNode) -> str:
         return f"{_CALLER}: {self.what}: {node.shown()}"
 
-    def run(self, inputs: Sequence[Tensor]) -> Any:
-        values: dict[str, Any] = dict(zip(self.inputs, inputs, strict=True))
+    def run(self, inputs: Sequence[Tensor]) -> Results:
+        values: dict[str, Value] = dict(zip(self.inputs, inputs, strict=True))
         units: dict[str, Units] = {}
         for node in self.plan.nodes:
             given = [self.value(name, values) for name in node.inputs]
@@ -199,24 +203,26 @@ class _Module(nn.Module):
         results = [x.tensor() if isinstance(x, Numbers | Shifted) else x for x in results]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def value(self, name: str, values: Mapping[str, Any]) -> Any:
+    def value(self, name: str, values: Mapping[str, Value]) -> Value | None:
         """The value of an input: a tensor, Numbers for a short integer constant, or None for an omitted one."""
         if name in values or not name:
             return values.get(name)
         return numbers_or(self.plan.constants[name], getattr(self, self.buffer_names[name]))
 
-    def fold(self, node: FileNode) -> tuple[Any, ...]:
+    def fold(self, node: FileNode) -> tuple[Value, ...]:
         """The results of a node whose inputs are all constants."""
         known = [self.plan.constants[name] if name else None for name in node.inputs]
         given = [None if c is None else numbers_or(c, c.data) for c in known]
         with torch.no_grad():
             return self.convert(node, given, {}, True)
 
-    def convert(self, node: FileNode, given: list[Any], units: dict[str, Units], folds: bool) -> tuple[Any, ...]:
+    def convert(
+        self, node: FileNode, given: Sequence[Value | None], units: dict[str, Units], folds: bool
+    ) -> tuple[Value, ...]:
         """The results of a node, whose scale and zero point are added to `units` if they are codes."""
-        moves_shifted = node.op in KEEP_UNITS and bool(given) and isinstance(given[0], Shifted)
-        if moves_shifted:
-            given = [given[0].codes, *given[1:]]
+        first = given[0] if given and node.op in KEEP_UNITS else None
+        if isinstance(first, Shifted):
+            given = [first.codes, *given[1:]]
         known = [self.plan.constants.get(name) for name in node.inputs]
         own = [units.get(name) for name in node.inputs]
         call = Call(node, given, known, own, self.opset, folds)
@@ -230,10 +236,9 @@ class _Module(nn.Module):
             raise NotImplementedError(f"{self.place(node)} is not supported: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"{self.place(node)} is invalid: {str(error).splitlines()[0]}") from error
-        is_one = not isinstance(output, tuple) or isinstance(output, Numbers | Shifted)
-        outputs = cast(tuple[Any, ...], (output,) if is_one else output)
-        if moves_shifted:
-            outputs = tuple(Shifted(x) for x in outputs)
+        outputs = (output,) if isinstance(output, Tensor | Numbers | Shifted) else output
+        if isinstance(first, Shifted):
+            outputs = tuple(Shifted(x) if isinstance(x, Tensor) else x for x in outputs)
         if len([name for name in node.outputs if name]) > len(outputs):
             raise ValueError(f"{self.place(node)} has {len(node.outputs)} results, and its operator {len(outputs)}")
         self.found.is_quantized |= call.is_quantized and not folds
@@ -243,11 +248,11 @@ class _Module(nn.Module):
         return outputs
 
 
-def _is_wide(x: Any) -> bool:
+def _is_wide(x: object) -> bool:
     return isinstance(x, Shifted) or (isinstance(x, Tensor) and x.dtype in (torch.int16, torch.uint16))
 
 
-def _are_sizes(given: Sequence[Any]) -> bool:
+def _are_sizes(given: Sequence[object]) -> bool:
     return bool(given) and all(x is None or isinstance(x, Numbers) for x in given)
 
 

@@ -29,9 +29,11 @@ def unpacked(node: FileNode, constants: MutableMapping[str, Constant]) -> FileNo
 
     Raises NotImplementedError for an unsupported node, and ValueError for one whose constants do not fit.
     """
-    k, n, block, bits = (node.attributes.get(name, d) for name, d in zip(_SIZES, (0, 0, 0, 4), strict=True))
-    if not all(isinstance(v, int) for v in (k, n, block, bits)) or bits not in _KINDS:
-        _refuse(f"its K, N, block_size and bits are {shown((k, n, block, bits))}; bits may be 2, 4 or 8")
+    given = tuple(node.attributes.get(name, d) for name, d in zip(_SIZES, (0, 0, 0, 4), strict=True))
+    sizes = [v for v in given if isinstance(v, int)]
+    if len(sizes) < len(given) or sizes[-1] not in _KINDS:
+        _refuse(f"its K, N, block_size and bits are {shown(given)}; bits may be 2, 4 or 8")
+    k, n, block, bits = sizes
     if k < 1 or n < 1 or block < _LEAST_BLOCK or block & (block - 1):
         raise ValueError(f"its K, N and block_size are {k}, {n} and {block}; the block's size is a power of 2 from 16")
     inputs = [*node.inputs, *[""] * 6][:6]

@@ -1,14 +1,14 @@
 """Matrix products, convolutions and pools, of values or of codes."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hop.compat.eager import OpOverload
 from hop.dispatch.operators import aten
-from hop.export.targets.onnx_import.calls import Call
+from hop.export.targets.onnx_import.calls import Call, Converter
 
 _CONVOLUTIONS = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}
 _TRANSPOSED = {1: aten.conv_transpose1d.default, 2: aten.conv_transpose2d.input, 3: aten.conv_transpose3d.input}
@@ -17,7 +17,7 @@ _MEANS = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_po
 Run = Callable[..., Tensor]
 
 
-def _plain(op: Any, *args: Any) -> Tensor:
+def _plain(op: OpOverload, *args: object) -> Tensor:
     return op(*args)
 
 
@@ -94,7 +94,7 @@ def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> tuple[Tensor,
     return aten.constant_pad_nd.default(x, sides, value), [0] * n
 
 
-def _spatial(call: Call, x: Tensor, known: Any) -> int:
+def _spatial(call: Call, x: Tensor, known: Container[int]) -> int:
     if (n := x.dim() - 2) not in known:
         call.refuse(f"its input has {x.dim()} dimensions, and must have 3 to 5: a batch, channels, and 1 to 3 more")
     return n
@@ -201,7 +201,7 @@ def _resize(call: Call) -> Tensor:
     return None
 
 
-PRODUCTS: dict[str, Callable[[Call], Any]] = {
+PRODUCTS: dict[str, Converter] = {
     "MatMul": lambda call: matmul(call.tensor(0), call.tensor(1)),
     "Gemm": general,
     "Conv": _convolution,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ DTYPES = {
     "INT4": torch.int8,
     "UINT4": torch.uint8,
 }
+if TYPE_CHECKING:
+    import numpy as np
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
 _HALF_BYTES = ("INT4", "UINT4")  # two elements per byte in a file, one here
 _FIELDS = {"FLOAT": "float_data", "DOUBLE": "double_data", "INT64": "int64_data"}  # others: int32_data
 _MOST_NODES = 2**17
@@ -57,7 +61,7 @@ class Constant:
 
     kind: str
     data: Tensor
-    elements: tuple[Any, ...] | None
+    elements: tuple[float, ...] | None
 
     @classmethod
     def of(cls, data: Tensor, kind: str | None = None) -> "Constant":
@@ -88,7 +92,7 @@ class FileNode:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]  # numbers, text, lists of them, a Constant, or a FileGraph
+    attributes: Mapping[str, object]  # numbers, text, lists of them, a Constant, or a FileGraph
 
     def shown(self) -> str:
         """The node in error messages."""
@@ -107,7 +111,7 @@ class FileGraph:
     opset: int
 
 
-def read_graph(caller: str, model: Any) -> tuple[FileGraph, str]:
+def read_graph(caller: str, model: object) -> tuple[FileGraph, str]:
     """The content of a model, and a name for it in error messages.
 
     Args:
@@ -130,7 +134,7 @@ def read_graph(caller: str, model: Any) -> tuple[FileGraph, str]:
     elif isinstance(model, Model):
         proto = model.buffer
     elif hasattr(model, "model_proto"):
-        proto = model.model_proto
+        proto = getattr(model, "model_proto", None)
     if isinstance(proto, bytes):
         data, proto = proto, onnx.ModelProto()
         try:
@@ -149,7 +153,6 @@ class _Reader:
     def __init__(self, caller: str, what: str, folder: Path | None) -> None:
         self.caller, self.what, self.folder = caller, what, folder
         self.place, self.opset, self.count = "the model", 0, 0
-        self.files: dict[Path, Any] = {}
 
     def wrong(self, what: str) -> NoReturn:
         raise ValueError(f"{self.caller}: {self.what} is damaged: {self.place} {what}")
@@ -157,7 +160,7 @@ class _Reader:
     def refuse(self, what: str) -> NoReturn:
         raise NotImplementedError(f"{self.caller}: {self.what}: {self.place} {what}")
 
-    def model(self, model: Any) -> FileGraph:
+    def model(self, model: "ModelProto") -> FileGraph:
         if not model.HasField("graph"):
             self.wrong("has no graph")
         versions = {its.domain: its.version for its in model.opset_import}
@@ -171,7 +174,7 @@ class _Reader:
             self.refuse("has functions; inline them with onnx.inliner.inline_local_functions")
         return self.graph(model.graph, ())
 
-    def graph(self, graph: Any, outer: _Scopes) -> FileGraph:
+    def graph(self, graph: "GraphProto", outer: _Scopes) -> FileGraph:
         if len(graph.sparse_initializer):
             self.refuse("has sparse constants; store them densely")
         if len(outer) > _DEEPEST:
@@ -201,7 +204,7 @@ class _Reader:
                 self.wrong(f"returns {shown(name)}, which no node computes")
         return FileGraph(tuple(nodes), constants, inputs, outputs, self.opset)
 
-    def input(self, info: Any) -> FileInput:
+    def input(self, info: "ValueInfoProto") -> FileInput:
         self.place = f"input {shown(info.name)}"
         its = info.type.tensor_type
         if not info.type.HasField("tensor_type") or not its.HasField("shape"):
@@ -226,7 +229,7 @@ class _Reader:
 
     # ---- constants
 
-    def constant(self, tensor: Any) -> Constant:
+    def constant(self, tensor: "TensorProto") -> Constant:
         from onnx import TensorProto, numpy_helper
 
         kind, shape = self.kind(tensor.data_type), list(tensor.dims)
@@ -249,7 +252,7 @@ class _Reader:
             tensor = TensorProto(dims=shape, data_type=tensor.data_type, raw_data=raw)
         return Constant.of(_torch(numpy_helper.to_array(tensor), dtype, shape), kind)
 
-    def external(self, tensor: Any, wanted: int) -> bytes:
+    def external(self, tensor: "TensorProto", wanted: int) -> bytes:
         """The data of a constant in another file, which must be in the model's folder."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
@@ -274,7 +277,7 @@ class _Reader:
 
     # ---- nodes
 
-    def node(self, node: Any, index: int, known: _Scopes) -> FileNode:
+    def node(self, node: "NodeProto", index: int, known: _Scopes) -> FileNode:
         op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
         self.place = place = f"node {index} {op} {shown(node.name)}"
         if op in LOOPS:
@@ -285,7 +288,7 @@ class _Reader:
         for name in node.input:
             if name and not _is_known(name, known):
                 self.wrong(f"reads {shown(name)}, which no node before it computes")
-        attributes: dict[str, Any] = {}
+        attributes: dict[str, object] = {}
         for attribute in node.attribute:
             self.place = f"{place}, attribute {shown(attribute.name)},"
             if attribute.name in attributes:
@@ -294,7 +297,7 @@ class _Reader:
         self.place = place
         return FileNode(f"node {index}", op, node.name, tuple(node.input), tuple(node.output), attributes)
 
-    def attribute(self, its: Any, known: _Scopes) -> Any:
+    def attribute(self, its: "AttributeProto", known: _Scopes) -> object:
         from onnx import AttributeProto
 
         if its.ref_attr_name:
@@ -321,7 +324,9 @@ def _is_known(name: str, scopes: _Scopes) -> bool:
     return any(name in names for names in scopes)
 
 
-def _torch(array: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def _torch(
+    array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", dtype: torch.dtype, shape: Sequence[int]
+) -> Tensor:
     """A tensor with a copy of an array's elements."""
     import numpy as np
 

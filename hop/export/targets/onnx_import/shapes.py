@@ -3,7 +3,6 @@
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ def _whole(call: Call) -> list[Numbers]:
     return [x if isinstance(x, Numbers) else call.refuse("its inputs are not all sizes") for x in call.inputs if x]
 
 
-def _elementwise(function: Callable[[Any, Any], Any], dtype: torch.dtype | None = None) -> Callable[[Call], Numbers]:
+def _elementwise(function: Callable[[int, int], int], dtype: torch.dtype | None = None) -> Callable[[Call], Numbers]:
     def convert(call: Call) -> Numbers:
         a, b = call.numbers(0), call.numbers(1)
         n = max(len(a), len(b)) if a and b else 0
@@ -30,7 +29,7 @@ def _elementwise(function: Callable[[Any, Any], Any], dtype: torch.dtype | None 
     return convert
 
 
-def _quotient(a: Any, b: Any) -> Any:
+def _quotient(a: int, b: int) -> int:
     """a / b, rounded toward zero."""
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -88,7 +87,7 @@ def _cast(call: Call) -> Numbers:
     return call.inputs[0]._replace(values=tuple(map(convert, call.numbers(0))), dtype=kinds[to])
 
 
-def _reduced(function: Callable[[Any], Any]) -> Callable[[Call], Numbers]:
+def _reduced(function: Callable[[list[int]], int]) -> Callable[[Call], Numbers]:
     def convert(call: Call) -> Numbers:
         values, keeps = call.numbers(0), call.attribute("keepdims", 1)
         call.attribute("noop_with_empty_axes", 0)
@@ -128,7 +127,7 @@ def _range(call: Call) -> Numbers:
     return Numbers(tuple(range(start, end, step)), 1, call.inputs[0].dtype)
 
 
-SIZES: dict[str, Callable[[Call], Any]] = {
+SIZES: dict[str, Callable[[Call], Numbers]] = {
     "Add": _elementwise(operator.add),
     "Sub": _elementwise(operator.sub),
     "Mul": _elementwise(operator.mul),

@@ -1,6 +1,5 @@
 """Converters of nodes that rearrange, select, join or fill elements; most of them work on codes, too."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hop.dispatch.operators import aten
-from hop.export.targets.onnx_import.calls import Call, Numbers
+from hop.export.targets.onnx_import.calls import Call, Converter, Numbers, Value
 from hop.export.targets.onnx_import.reading import Constant
 
 
@@ -191,11 +190,11 @@ def _dropout(call: Call) -> Tensor:
     return call.tensor(0)
 
 
-def _identity(call: Call) -> Any:
+def _identity(call: Call) -> Value:
     return call.inputs[0] if call.has(0) else call.refuse("its input is missing")
 
 
-VIEWS: dict[str, Callable[[Call], Any]] = {
+VIEWS: dict[str, Converter] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Squeeze": _squeeze,

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from hop.compat.eager import OpOverload
 from hop.compat.pytree import Kwargs
 from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
@@ -72,7 +73,7 @@ class Call:
     """
 
     op: FileOperator
-    inputs: tuple[Any, ...]
+    inputs: tuple[Value | Tensor | None, ...]
     tensors: tuple[FileTensor | None, ...]
     result: FileTensor
     target: Target
@@ -103,7 +104,7 @@ class Call:
             self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; it must be 0")
         return self.result.units
 
-    def option(self, name: str, default: Any = 0) -> Any:
+    def option(self, name: str, default: object = 0) -> Any:
         return self.op.option(name, default)
 
     def bounds(self) -> tuple[float | None, float | None]:
@@ -120,7 +121,9 @@ class Call:
                 self.refuse(f"the bound {bound} of its activation is halfway between two codes")
         return bounds
 
-    def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
+    def convention(
+        self, op: OpOverload, bounds: tuple[float | None, float | None], whole_weight: bool = False
+    ) -> Convention:
         if (name := self.result.kind.lower()) not in self.target.dtypes:
             self.refuse(f"its result is {name}, but target {self.target.name} has {' and '.join(self.target.dtypes)}")
         row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
@@ -129,8 +132,8 @@ class Call:
 
     def give(
         self,
-        op: Any,
-        args: list[Any],
+        op: OpOverload,
+        args: list[object],
         layout: str = FILE,
         bounds: tuple[float | None, float | None] | None = None,
         *,

@@ -86,7 +86,7 @@ class File:
         return self.graph.tensors[tensor].name
 
     def operator(
-        self, name: str, inputs: Sequence[int], output: int, kind: str = "", options: Mapping[str, Any] = {}
+        self, name: str, inputs: Sequence[int], output: int, kind: str = "", options: Mapping[str, object] = {}
     ) -> int:
         """Add an operator by its name in the schema, with `options` of its options table `kind`; returns `output`."""
         if name not in self.codes:

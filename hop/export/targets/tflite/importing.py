@@ -4,7 +4,6 @@
 import inspect
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ _LONGEST_LIST = 32  # elements of axes, shapes and paddings
 _ENUMS = ("ActivationFunctionType", "Padding", "FullyConnectedOptionsWeightsFormat")
 
 
-def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
+def from_tflite(model: object, *, target: Target | None = None) -> ExportedProgram:
     """Convert a .tflite file of int8, or of int16 activations and int8 weights, to an integer program as from
     `to_integer`.
 
@@ -125,7 +124,7 @@ class _Module(nn.Module):
         names = argument_names(graph.inputs)
         parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
 
-        def forward(self: _Module, *inputs: Tensor) -> Any:
+        def forward(self: _Module, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
             return self.run(inputs)
 
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -166,15 +165,15 @@ class _Module(nn.Module):
             )
         return found
 
-    def run(self, inputs: tuple[Tensor, ...]) -> Any:
+    def run(self, inputs: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         try:
             return self._run(inputs)
         except Exception as error:
             self.failure = error
             raise
 
-    def _run(self, inputs: tuple[Tensor, ...]) -> Any:
-        tensors, values = self.graph.tensors, dict[int, Any]()
+    def _run(self, inputs: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        tensors, values = self.graph.tensors, dict[int, Value | Tensor]()
         for index, x in zip(self.graph.inputs.values(), inputs, strict=True):
             values[index] = x
             if tensors[index].kind in _CODES:
@@ -193,30 +192,30 @@ class _Module(nn.Module):
             )
         return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
 
-    def _shown(self, tensor: FileTensor, values: dict[int, Any]) -> Tensor:
+    def _shown(self, tensor: FileTensor, values: dict[int, Value | Tensor]) -> Tensor:
         value = values.get(tensor.index)
         if value is None:
             value = self._constant(tensor)
         if isinstance(value, Value):
             return run_dequantize(value.held())
+        assert value is not None  # the reader has checked that each output is computed or constant
         return value
 
-    def _constant(self, tensor: FileTensor) -> Any:
+    def _constant(self, tensor: FileTensor) -> Value | Tensor | None:
         """A constant: a Value if it has codes with one scale, else its tensor."""
         stored = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
         if tensor.kind in _CODES and tensor.units is not None and stored is not None:
             return Value(*tensor.units, {"file": stored})
         return stored
 
-    def _call(self, op: FileOperator, values: dict[int, Any]) -> Any:
+    def _call(self, op: FileOperator, values: dict[int, Value | Tensor]) -> Value | Tensor:
         tensors = tuple(None if i is None else self.graph.tensors[i] for i in op.inputs)
         inputs = tuple(None if t is None else self._input(t, values) for t in tensors)
         result = self.graph.tensors[op.outputs[0]]
         if op.name == "DEQUANTIZE":
-            output: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
-            if output is None:
+            if not isinstance(inputs[0], Value):
                 raise NotImplementedError(f"{self.place(op)} does not read int8 or int16 codes")
-            return output
+            return run_dequantize(inputs[0].held())
         try:
             known = Known(self.numbers, self.lists, self.functions)
             output = READ[op.name](Call(op, inputs, tensors, result, self.target_of(result), known))
@@ -229,7 +228,7 @@ class _Module(nn.Module):
             raise ValueError(f"{self.place(op)} returns the shape {shape}, but the file has {result.shape}")
         return output
 
-    def _input(self, tensor: FileTensor, values: dict[int, Any]) -> Any:
+    def _input(self, tensor: FileTensor, values: dict[int, Value | Tensor]) -> Value | Tensor | None:
         if tensor.index in values:
             return values[tensor.index]
         return self._constant(tensor)

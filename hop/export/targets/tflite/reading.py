@@ -30,7 +30,7 @@ _TEXTS = 4  # limit of the total length of texts, which places may share, relati
 _MOST_ITEMS = 2**17  # limit of tensors and of operators, which take a kilobyte each here and 4 bytes in a file
 
 
-def content(caller: str, model: Any) -> tuple[bytes, str]:
+def content(caller: str, model: object) -> tuple[bytes, str]:
     """The bytes of a model (a TfliteModel, bytes, or the path of a file), and a name for error messages.
 
     Raises:
@@ -76,7 +76,7 @@ class _Reader:
         self.left = len(data)  # budget of list elements, which take at least a byte each
         self.bytes_left = len(data)
         self.text_left = _TEXTS * len(data)
-        self.constants: dict[int, Any] = {}  # by buffer
+        self.constants: dict[int, Tensor] = {}  # by buffer
 
     def graph(self) -> FileGraph:
         try:
@@ -192,7 +192,7 @@ class _Reader:
         self.check([i for i in (*inputs, *outputs) if i is not None], count)
         return FileOperator(index, name, inputs, outputs, self.options(its, self.place))
 
-    def options(self, its: Any, place: str) -> Callable[[str, Any], Any]:
+    def options(self, its: Any, place: str) -> Callable[[str, object], object]:
         kind = enum_names("BuiltinOptions").get(its.BuiltinOptionsType(), "NONE")
         table = its.BuiltinOptions()
         options: Any = None
@@ -200,7 +200,7 @@ class _Reader:
             options = getattr(self.schema, kind)()
             options.Init(table.Bytes, table.Pos)
 
-        def option(name: str, default: Any) -> Any:
+        def option(name: str, default: object) -> object:
             if options is None or not hasattr(options, name):
                 return default
             try:

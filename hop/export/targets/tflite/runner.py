@@ -29,7 +29,7 @@ class LiteRT:
         ValueError: `kernels` is neither of these, or LiteRT rejects the file.
     """
 
-    def __init__(self, caller: str, model: Any, kernels: str) -> None:
+    def __init__(self, caller: str, model: object, kernels: str) -> None:
         if kernels not in KERNELS:
             raise ValueError(
                 f"{caller}: kernels must be one of {(*KERNELS, 'micro')}, got {kernels!r}; take one of them"
@@ -67,7 +67,7 @@ class Micro:
             stderr.
     """
 
-    def __init__(self, caller: str, model: Any) -> None:
+    def __init__(self, caller: str, model: object) -> None:
         try:
             runtime: Any = import_module("tflite_micro.python.tflite_micro.runtime")
         except ImportError as error:

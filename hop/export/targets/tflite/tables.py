@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hop.compat.eager import OpOverload
 from hop.compat.pytree import Args
 from hop.dispatch.operators import FUNCTION, SCALED, aten
 from hop.export.rewrite.code_floats import Held, run_requantized
@@ -27,9 +27,9 @@ _UNITS = tuple[float, int]
 class Function:
     """A function of each element, and the range of its activation."""
 
-    op: Any
+    op: OpOverload
     args: Args = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
     bounds: tuple[float | None, float | None] = (None, None)
 
     def table(self, units: _UNITS, output_units: _UNITS, rule: Convention) -> Tensor:

@@ -1,12 +1,11 @@
 """Views, copies and padding of codes in a .tflite file."""
 
-from typing import Any
-
 import torch
 
 from hop.export.targets.integer.arguments import permutation, slice_range
 from hop.export.targets.integer.steps import Step
 from hop.export.targets.integer.values import Codes, Order, common_order, new, tensor
+from hop.export.targets.tflite.file import File
 
 _MOST_PADDED = 5  # dimensions: kernels/internal/reference/pad.h, PadKernelMaxDimensionCount
 
@@ -37,14 +36,14 @@ def viewed(step: Step) -> None:
         )
 
 
-def reshaped(file: Any, index: Any, codes: Codes, order: Order) -> Any:
+def reshaped(file: File, index: int, codes: Codes, order: Order) -> int:
     """Reshape a tensor of the file for `codes` in a layout."""
     shape = [codes.shape[d] for d in order]
     inputs = [index, file.integers(f"{codes.name}_shape", shape)]
     return file.operator("RESHAPE", inputs, new(file, codes, order), "ReshapeOptions", {"newShape": shape})
 
 
-def _as_is(step: Step, x: Codes, order: Any) -> None:
+def _as_is(step: Step, x: Codes, order: Order) -> None:
     if x.is_alike(step.result) and (step.low, step.high) == (None, None):
         step.result.tensors.update(x.tensors)
         return
