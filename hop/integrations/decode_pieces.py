@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from hop.compat.eager import OpOverload
+from hop.compat.eager import OpOverload, TorchDispatchMode
 from hop.compat.export import WithoutGradModes
-from hop.compat.pytree import Args, Kwargs
+from hop.compat.pytree import Args, Kwargs, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, traceable
 
 LEAST = 24

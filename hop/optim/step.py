@@ -101,7 +101,7 @@ def _step(
             _check(p, grad, *own)
     gpu.check_not_captured()
     if steps:
-        torch._foreach_add_(list(steps), 1)
+        torch.ops.aten._foreach_add_.Scalar(list(steps), 1)
     numbers = functools.cache(lambda count: parsed.numbers(count, lr, others))
     on_gpu: list[Args] = []
     on_cpu: list[Args] = []

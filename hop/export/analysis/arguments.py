@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils._pytree import TreeSpec
 
-from hop.compat.pytree import Args
+from hop.compat.pytree import Args, TreeSpec
 from hop.compat.tracing import nesting
 from hop.numerics.spelling import shown
 
