@@ -69,7 +69,7 @@ class Pack(Composite[Tensor]):
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
             if wanted is not None and wanted.stored(q.format):
                 codes = q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes
-                rest |= wanted.beside(codes, q.format)
+                rest |= wanted.additional(codes, q.format)
             return x.rebuilt({"codes": packed} | rest, quantizer=replace(q, layout=wanted))
         as_they_lie = has_plain_codes(q.layout) and has_plain_codes(wanted)
         buffers = {n: b.clone() if n != "codes" or as_they_lie else b for n, b in x.buffers().items()}

@@ -186,9 +186,9 @@ def _combined(
     return join.target.format(number), tensor
 
 
-def _missing(file: GGUFFile, name: str, beside: str) -> ValueError:
+def _missing(file: GGUFFile, name: str, present: str) -> ValueError:
     return ValueError(
-        f"load_model: {file.path} has tensor {shown(beside)} and no {shown(name)}; the model is incomplete"
+        f"load_model: {file.path} has tensor {shown(present)} and no {shown(name)}; the model is incomplete"
     )
 
 

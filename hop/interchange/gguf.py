@@ -213,15 +213,15 @@ def buffers_from_parts(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]
     if q.is_dense() and codes.shape[1] % 8 == 0:
         return parts | dict(zip(("codes", "high_codes"), planes(codes, q.format.bits), strict=True))
     if layout is not None:
-        return parts | {"codes": layout.arrange(codes, q.format)} | layout.beside(codes, q.format)
+        return parts | {"codes": layout.arrange(codes, q.format)} | layout.additional(codes, q.format)
     return parts | {"codes": q.format.pack(codes)} if q.per_byte() > 1 else parts
 
 
 def planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The buffers of codes of 3, 5 or 6 bits in the layout Planes; (n, m) bytes, with m a multiple of 8.
 
-    The result equals that of the layout's `arrange` and `beside`, in fewer passes: codes are gathered within words, in
-    little-endian order.
+    The result equals that of the layout's `arrange` and `additional`, in fewer passes: codes are gathered within words,
+    in little-endian order.
     """
     raw = codes.contiguous().view(torch.uint8)
     low = 2 if bits == 3 else 4

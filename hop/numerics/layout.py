@@ -78,9 +78,9 @@ class Layout(Value):
         return packed
 
     def restore(
-        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, additional: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """The inverse of `arrange`, for a tensor of `shape`; `beside` are the additional buffers."""
+        """The inverse of `arrange`, for a tensor of `shape`; `additional` are the additional buffers."""
         return packed
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
@@ -91,7 +91,7 @@ class Layout(Value):
         """The name, dtype and block of additional buffers, besides codes and those of the rule."""
         return {}
 
-    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+    def additional(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         """The additional buffers for a tensor's codes, one per element."""
         return {}
 
@@ -138,7 +138,7 @@ class Tiled(Layout):
     def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
         return sums_described(self.columns) if self.sums else {}
 
-    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+    def additional(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         return sums_of(codes, self.columns) if self.sums else {}
 
     @property
@@ -208,7 +208,7 @@ class Tiled(Layout):
         return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
 
     def restore(
-        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, additional: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         tiles = packed
         if format.bits in PACKED:

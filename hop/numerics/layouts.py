@@ -80,7 +80,7 @@ class Summed(Layout):
     def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
         return sums_described(self.columns)
 
-    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+    def additional(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         return sums_of(codes, self.columns)
 
     def transposed(self) -> "Summed":
@@ -159,7 +159,7 @@ class Stacked(Layout):
         return torch.stack([self.of_matrix.arrange(matrix, format) for matrix in packed])
 
     def restore(
-        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, additional: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         if not shape[0]:
             return packed.new_empty(tuple(shape), dtype=format.dtype)
@@ -203,19 +203,19 @@ class Planes(Layout):
     def arrange(self, packed: Tensor, format: Format) -> Tensor:
         return packing.pack(packed, _LOW[format.bits])
 
-    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+    def additional(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         low = _LOW[format.bits]
         # floor division also handles signed codes
         high = torch.div(codes.to(torch.int16), 2**low, rounding_mode="floor")
         return {"high_codes": packing.pack(high, format.bits - low)}
 
     def restore(
-        self, packed: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+        self, packed: Tensor, shape: Sequence[int], format: Format, additional: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        assert beside is not None
+        assert additional is not None
         low = _LOW[format.bits]
         codes = packing.unpack(packed, low, shape[-1], torch.uint8)
-        high = packing.unpack(beside["high_codes"], format.bits - low, shape[-1], torch.uint8)
+        high = packing.unpack(additional["high_codes"], format.bits - low, shape[-1], torch.uint8)
         codes = (codes + high * 2**low).to(torch.int8)
         if format.dtype.is_signed:
             codes = torch.where(codes >= 2 ** (format.bits - 1), codes - 2**format.bits, codes)

@@ -360,15 +360,17 @@ class Quantizer(Value):
 
     def _beside(self, cut: Tensor, rows: list[int], shape: Sequence[int]) -> dict[str, Tensor]:
         """The layout's additional buffers, from codes split into blocks."""
-        return {} if self.layout is None else self.layout.beside(blocks.merge(cut, rows).reshape(shape), self.format)
+        return (
+            {} if self.layout is None else self.layout.additional(blocks.merge(cut, rows).reshape(shape), self.format)
+        )
 
     def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
         """The shape that blocks run over, the codes, and the rule's tensors, both split into blocks."""
         rows = self.rows(shape)
         codes = buffers["codes"]
         if self.layout is not None:
-            beside = {name: buffers[name] for name in self.layout.stored(self.format)}
-            codes = self.layout.restore(codes, shape, self.format, beside)
+            additional = {name: buffers[name] for name in self.layout.stored(self.format)}
+            codes = self.layout.restore(codes, shape, self.format, additional)
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)

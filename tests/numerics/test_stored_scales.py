@@ -188,14 +188,17 @@ class TestPlanes(unittest.TestCase):
         """In any place of a byte; the bits of both planes are those of the code."""
         codes = torch.arange(format.low, format.high + 1).repeat(3)[: 3 * 2**format.bits - 5].to(format.dtype)
         low = {3: 2, 5: 4, 6: 4}[format.bits]
-        held, beside = Planes().arrange(codes, format), Planes().beside(codes, format)
+        held, additional = Planes().arrange(codes, format), Planes().additional(codes, format)
         bits = codes.numpy().astype(np.int64) & (2**format.bits - 1)
-        for plane, width, part in ((held, low, bits % 2**low), (beside["high_codes"], format.bits - low, bits >> low)):
+        for plane, width, part in (
+            (held, low, bits % 2**low),
+            (additional["high_codes"], format.bits - low, bits >> low),
+        ):
             per_byte = 8 // width
             part = np.append(part, [0] * (-len(part) % per_byte)).reshape(-1, per_byte)
             want = sum(part[:, i] << (width * i) for i in range(per_byte))
             assert (plane.numpy() == want).all()
-        assert torch.equal(Planes().restore(held, codes.shape, format, beside), codes)
+        assert torch.equal(Planes().restore(held, codes.shape, format, additional), codes)
 
     @parameterized.expand([("",), ("tiles",), ("values",)])
     def test_floats_that_no_product_reads_are_packed(self, layout):

@@ -81,14 +81,14 @@ def _buffers(rhs: Operand) -> list[Tensor]:
 def _asked(call: Call) -> tuple[tuple[Tensor | None, ...], int, torch.dtype]:
     """The tensors of the product, its group, and the dtype that the kernel writes."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    x, beside = lhs, (None, None)
+    x, of_rows = lhs, (None, None)
     if isinstance(lhs, Operand):
         left = plain(lhs, copies.ROWWISE)
-        x, beside = left.codes, (scale_of_rows(left), zero_of(left, -1))
+        x, of_rows = left.codes, (scale_of_rows(left), zero_of(left, -1))
     codes, scale, *zero = _buffers(rhs)
     out = call.output if call.output in REALS else torch.float32
     group = per_dimension(rhs.quantizer.block, 2)[1]
-    args = (x.reshape(-1, x.shape[-1]), codes, scale, zero[0] if zero else None, bias, *beside)
+    args = (x.reshape(-1, x.shape[-1]), codes, scale, zero[0] if zero else None, bias, *of_rows)
     return args, group, out
 
 

@@ -31,8 +31,8 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
     codes, *stored = operand.of(usage).tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
     if quantizer.layout is not None:
-        beside = dict(zip(quantizer.stored(), stored, strict=True))
-        codes = quantizer.layout.restore(codes, shape, format or quantizer.format, beside)
+        additional = dict(zip(quantizer.stored(), stored, strict=True))
+        codes = quantizer.layout.restore(codes, shape, format or quantizer.format, additional)
     elif quantizer.per_byte() > 1:
         codes = (format or quantizer.format).unpack(codes, shape[-1] if shape else 1).reshape(shape)
     if quantizer.scale.is_compound:

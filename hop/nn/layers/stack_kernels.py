@@ -41,7 +41,7 @@ REALS = (torch.bfloat16, torch.float16, torch.float32)
 BLOCK = gpu_groups.BLOCK
 _BY_AMAX = (Amax, CurrentScaling, BlockScaling)  # rules that find a scale from an amax alone
 _CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_BESIDE = 16  # elements appended to a row for its group's amax; 16 keeps rows aligned to 16 bytes
+_PADDING = 16  # elements appended to a row for its group's amax; 16 keeps rows aligned to 16 bytes
 
 
 class Stack(NamedTuple):
@@ -117,9 +117,9 @@ def of_rows(q: Quantizer, x: Tensor, groups: Groups | None) -> tuple[QuantizedTe
     assert groups is not None
     by_row = replace(q, block=(1, -1))
     amax = groups.amax(q, _magnitudes(q, x).amax(1, keepdim=True))
-    beside = x.new_zeros(len(x), _BESIDE)
-    beside[:, :1] = amax[groups.rows]
-    codes = quantize(by_row, torch.cat([x, beside], 1))
+    padded = x.new_zeros(len(x), _PADDING)
+    padded[:, :1] = amax[groups.rows]
+    codes = quantize(by_row, torch.cat([x, padded], 1))
     return codes.rebuilt(codes.buffers() | {"codes": codes.codes[:, : x.shape[1]]}, shape=x.shape), _scale(by_row, amax)
 
 
