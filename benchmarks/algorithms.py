@@ -172,7 +172,9 @@ def size(model: Any) -> int:
     for layer in model.modules():
         if isinstance(layer, hop.nn.Linear):
             own = [*layer.named_parameters(), *layer.named_buffers()]
-            total += dense_bytes(layer.weight.quantizer, layer.weight.shape)
+            weight = layer.weight
+            assert isinstance(weight, hop.QuantizedTensor)
+            total += dense_bytes(weight.quantizer, weight.shape)
             total += sum(t.nbytes for name, t in own if name not in ("weight", "bias"))
     return total
 

@@ -151,6 +151,7 @@ class Computed(Case):
         if not said.endswith("GPU rows: chosen"):
             raise unittest.SkipTest(said)
         found = hop.scaled(*self.scaled(on_gpu))
+        assert isinstance(wanted, hop.QuantizedTensor) and isinstance(found, hop.QuantizedTensor)
         for name, own in wanted.buffers().items():
             a, b = (t.float().nan_to_num(7e7) for t in (own, found.buffers()[name].cpu()))
             assert torch.equal(a, b), f"{name}: {int((a != b).sum())} of {a.numel()} differ from the CPU's"

@@ -43,7 +43,7 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     return Decoded() if quantizer.format.is_float else None
 
 
-class Pack(Composite[Tensor]):
+class Pack(Composite[QuantizedTensor]):
     """The operator hop_pack."""
 
     plain = Composite.plain | {QuantizedTensor}
@@ -54,7 +54,7 @@ class Pack(Composite[Tensor]):
             raise TypeError(_no_weight(x))
         return (x, layout), {}
 
-    def reference(self, x: Any, layout: str, /) -> Tensor:
+    def reference(self, x: Any, layout: str, /) -> QuantizedTensor:
         q, wanted = _quantizer(x), (spelling.read(layout, Layout) if layout else None)
         x.check()
         if wanted == q.layout:
@@ -84,7 +84,7 @@ class Pack(Composite[Tensor]):
     def batch(self, size: int, dims: Sequence[int | None], x: Tensor, layout: str, /) -> tuple[Tensor, int] | None:
         return None if dims[0] is None else (self(x, layout), dims[0])
 
-    def forward_mode(self, x: Tensor, layout: str, /) -> Tensor:
+    def forward_mode(self, x: Tensor, layout: str, /) -> QuantizedTensor:
         return eager.with_tangent(self(eager.primal(x), layout), x)  # type: ignore[return-value]
 
 
@@ -159,7 +159,7 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
         return watched
     if layout is None and isinstance(weight, QuantizedTensor):
         layout = layout_for(weight.quantizer, weight.dim(), weight.device.type)
-    return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]
+    return pack_operator(weight, "" if layout is None else str(layout))
 
 
 def unpack(weight: Tensor, /) -> QuantizedTensor:
@@ -172,7 +172,7 @@ def unpack(weight: Tensor, /) -> QuantizedTensor:
         TypeError: weight is not a QuantizedTensor.
         ValueError: weight has decoded values, from which codes cannot be restored.
     """
-    return pack_operator(weight, "")  # type: ignore[return-value]
+    return pack_operator(weight, "")
 
 
 dynamo.allow_in_graph(pack)

@@ -390,12 +390,15 @@ class TestInputs(Files):
         torch.export.save(program, self.path("named.pt2"))
         (found,) = inputs.load_inputs(program)
         assert found.args == () and list(found.kwargs) == ["ids", "mask", "more"]
-        shapes = [tuple(x.shape) for x in (found.kwargs["ids"], found.kwargs["mask"], found.kwargs["more"]["x"])]
+        more = found.kwargs["more"]
+        assert isinstance(more, dict)
+        shapes = [tuple(x.shape) for x in (found.kwargs["ids"], found.kwargs["mask"], more["x"])]
         assert shapes == [(2, 6), (2, 6), (16,)]
         given = {"ids": np.ones((2, 6), np.int64), "mask": np.full((2, 6), 0.5, np.float32), "more_x": np.ones(16)}
         np.savez(self.folder / "named.npz", **{**given, "more_x": given["more_x"].astype(np.float32)})
         (found,) = inputs.load_inputs(program, self.path("named.npz"))
-        assert found.kwargs["mask"].eq(0.5).all() and found.kwargs["more"]["x"].eq(1).all()
+        more = found.kwargs["more"]
+        assert isinstance(more, dict) and found.kwargs["mask"].eq(0.5).all() and more["x"].eq(1).all()
         torch.export.save(torch.export.export(Layers(None), tuple(found.kwargs.values())), self.path("placed.pt2"))
         for a, b in (("named.pt2", "named.pt2"), ("named.pt2", "placed.pt2"), ("placed.pt2", "named.pt2")):
             status, out, err = run("verify", self.path(a), self.path(b), "--data", self.path("named.npz"))

@@ -154,6 +154,7 @@ class TestMeaning(unittest.TestCase):
                 call(aten.linear.default, torch.float32, x, w, torch.randn(160)),
             ):
                 got, wanted = by_product(asked), meaning.reference(asked)
+                assert isinstance(got, Tensor) and isinstance(wanted, Tensor)
                 magnitude = x.dequantize().abs() @ w.dequantize().abs().mT  # rounding errors grow with it
                 assert ((got - wanted).abs() <= magnitude * 2.0**-20 + 1e-30).all()
 

@@ -103,7 +103,7 @@ class Holder:
         layout = self._layout(name, weight) if packs else None
         if weight.quantizer.layout == layout:
             return weight
-        return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]
+        return pack_operator(weight, "" if layout is None else str(layout))
 
     def _layout(self, name: str, weight: QuantizedTensor) -> Stacked | None:
         q = self.quantizers.get(name, self.scheme.rhs)
