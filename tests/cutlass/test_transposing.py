@@ -66,6 +66,7 @@ class TestEmulated(unittest.TestCase):
             assert transposing.declines(x) is None and right(x, transposed(x, host()))
 
     @parameterized.expand(list(HABITS))
+    @pytest.mark.quick(3)
     def test_each_habit(self, name):
         x, own = lying(140, 200), host().with_ptx(host().ptx)
         own.habits = habits(name)

@@ -78,7 +78,7 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], int]] = {
 
 class TestDeadChannels(unittest.TestCase):
     @parameterized.expand([(name, target) for name in CALLS for target in INTEGERS])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_keep_their_bias(self, name: str, target: str) -> None:
         if name == "conv_transpose2d" and target == "ONNX_INTEGER":
             self.skipTest("onnxruntime has no transposed convolution of integers")

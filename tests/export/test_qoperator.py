@@ -218,6 +218,7 @@ WEIGHTED: dict[str, Any] = {
 
 class TestOperators(unittest.TestCase):
     @parameterized.expand([(n.replace(" ", "_"), s) for n, s in STEPS.items()])
+    @pytest.mark.quick(2)
     def test_step(self, _name: str, step: Any) -> None:
         function, shapes, out = step
         torch.manual_seed(1)

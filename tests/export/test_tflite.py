@@ -120,6 +120,7 @@ class TestRows(unittest.TestCase):
     """Convolutions and pools of one dimension."""
 
     @parameterized.expand(ROWS)
+    @pytest.mark.quick(2)
     def test_codes(self, name: str) -> None:
         torch.manual_seed(5)
         weight, function = ROWS[name]
@@ -237,6 +238,7 @@ class TestLarger(unittest.TestCase):
         return program
 
     @parameterized.expand([(n.replace(" ", "_"), v) for n, v in TRANSPOSED.items()])
+    @pytest.mark.quick(3)
     def test_transposed_convolution(self, _name: str, given: Any) -> None:
         kernel, stride, padding, more = given
         size = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -269,6 +271,7 @@ class TestLarger(unittest.TestCase):
             self.check(lambda x: F.interpolate(x, size=(10, 8)))
 
     @parameterized.expand(itertools.product(BILINEAR, (False, True)))
+    @pytest.mark.quick(4)
     def test_bilinear(self, name: str, align_corners: bool) -> None:
         """Between scales that differ, and such as are the same: LiteRT's operator alone."""
         for out in ((0.06, -9), (0.031, -9)):

@@ -110,6 +110,7 @@ def operators(file: Any) -> list[str]:
 
 class TestInt8(unittest.TestCase):
     @parameterized.expand([*itertools.product(INT8, ["TFLITE"]), *itertools.product(MICRO, ["TFLITE_MICRO"])])
+    @pytest.mark.quick(2)
     def test_codes(self, name: str, target: str) -> None:
         """Written, run by LiteRT, and read: no code differs."""
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"

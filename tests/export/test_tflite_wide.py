@@ -108,6 +108,7 @@ OTHERS: dict[str, Any] = {
 
 class TestEqual(unittest.TestCase):
     @parameterized.expand(itertools.product(CONVOLUTIONS, (True, False), (True, False)))
+    @pytest.mark.quick(3)
     def test_convolution(self, name: str, bias: bool, whole: bool) -> None:
         torch.manual_seed(4)
         shape, options = CONVOLUTIONS[name]
@@ -119,6 +120,7 @@ class TestEqual(unittest.TestCase):
         self.near(model, program, x)
 
     @parameterized.expand(itertools.product(TRANSPOSED, (True, False)))
+    @pytest.mark.quick(2)
     def test_transposed_convolution(self, name: str, whole: bool) -> None:
         torch.manual_seed(4)
         options = TRANSPOSED[name]
@@ -133,6 +135,7 @@ class TestEqual(unittest.TestCase):
     @parameterized.expand(
         [(bias, whole, size) for bias in (True, False) for whole in (True, False) for size in (16, 700)]
     )
+    @pytest.mark.quick(2)
     def test_linear(self, bias: bool, whole: bool, size: int) -> None:
         torch.manual_seed(4)
         model = Step(F.linear, 4e-5, Weights((24, size), not whole, bias))
@@ -189,6 +192,7 @@ class TestEqual(unittest.TestCase):
         assert ((program.module()(x) - y).abs() <= model.scale * 3.01 + y.abs() * 2.0**-14).all()
 
     @parameterized.expand(OTHERS)
+    @pytest.mark.quick(2)
     def test_others(self, name: str) -> None:
         function, scale, shape = OTHERS[name]
         model = Step(function, scale)
@@ -197,6 +201,7 @@ class TestEqual(unittest.TestCase):
         compare(program, x, x * 3)
 
     @parameterized.expand([(bits, dtype, same) for bits in (8, 16) for dtype in ("int32", "int64") for same in (0, 1)])
+    @pytest.mark.quick(2)
     def test_rows(self, bits: int, dtype: str, same: int) -> None:
         """Rows of a matrix of 8 or 16 bits, by its scale or another one, chosen by an input of integers."""
         torch.manual_seed(4)

@@ -168,6 +168,7 @@ class TestOperators(unittest.TestCase):
             hop.export.to_tosa(program)
 
     @parameterized.expand([(name, bits) for name in STEPS for bits in (8, 16)])
+    @pytest.mark.quick(2)
     def test_codes(self, name: str, bits: int) -> None:
         if (name, bits) == ("grouped", 16):
             pytest.skip("CONCAT has no 48-bit type")

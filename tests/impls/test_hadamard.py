@@ -97,5 +97,5 @@ def test_bad_descriptions_are_refused() -> None:
         pytest.skip("needs the native kernels")
     for size in (8.0, 0.0, 3.0, -4.0, 512.0, math.nan, math.inf, 4.5):
         words = rows.description(rows.Operation("hadamard", number=size, sums=1), torch.float32)
-        with pytest.raises(RuntimeError, match="a power of two from 4 to 256 that divides a row"):
+        with pytest.raises(RuntimeError, match="a power of two from 4 to 256 that divides the row's length"):
             torch.ops.hop_native.rows.default(x, None, None, None, None, None, words)

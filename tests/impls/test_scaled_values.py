@@ -426,6 +426,7 @@ class TestMeans(unittest.TestCase):
         check(aten.mean.dim, torch.float32, y, x, [1], dtype=torch.float16)
 
     @parameterized.expand(AVG_POOLS)
+    @pytest.mark.quick(2)
     def test_pools(self, name):
         op, shape, args = AVG_POOLS[name]
         rng = generator(*name.encode())

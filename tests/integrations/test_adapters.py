@@ -116,8 +116,8 @@ class TestAdapters(unittest.TestCase):
     def test_train_merge_unmerge_save(self, _name, method, scheme):
         check(method, scheme)
 
-    @pytest.mark.full
     @parameterized.expand([(f"{method} {scheme}", method, scheme) for method in METHODS for scheme in MORE])
+    @pytest.mark.full
     def test_other_schemes(self, _name, method, scheme):
         check(method, scheme)
 

@@ -16,6 +16,7 @@ from hop import QuantizedTensor, TensorProto
 from hop import presets as P
 from hop.compat import memory
 from hop.kernels.cpu import forms, native
+from hop.numerics.copies import Buffer
 from hop.numerics.formats import E8M0, INT8, Codebook, Float, Integer, PowerOfTwo
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.layouts import Decoded, Tiled
@@ -273,14 +274,14 @@ class TestHolds(unittest.TestCase):
 
     @pytest.mark.skipif(native.library().functions is None, reason="needs the native library")
     def test_forms(self):
-        form = forms.Form([("codes", (4, 6), torch.int8), ("scale", (4, 1), torch.float32)])
+        form = forms.Form([Buffer("codes", (4, 6), torch.int8), Buffer("scale", (4, 1), torch.float32)])
         codes, scale = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
         assert form.fits([codes, scale]) and form.fits([codes.t().contiguous().t(), scale[:1].expand(4, 1)])
         others = [codes.t(), codes[:3], codes.view(torch.uint8), codes.to("meta"), codes.view(4, 2, 3), scale]
         assert not any(form.fits([other, scale]) for other in others)
         scale.untyped_storage().resize_(15)
         assert not form.fits([codes, scale])
-        assert not forms.Form([("codes", (1,) * 9, torch.int8)]).fits([codes.new_zeros((1,) * 9)])  # has no room
+        assert not forms.Form([Buffer("codes", (1,) * 9, torch.int8)]).fits([codes.new_zeros((1,) * 9)])  # has no room
 
 
 # ---- constructors and given scales
