@@ -57,11 +57,11 @@ class Metadata:
 
     def head(self) -> int:
         """The size of a head: that of keys if the file has it, else the width divided by the number of heads."""
-        return self.number("attention.key_length") if self.get("attention.key_length") else self.share()
+        return self.integer("attention.key_length") if self.get("attention.key_length") else self.share()
 
     def share(self) -> int:
         """The width divided by the number of heads."""
-        width, heads = self.number("embedding_length"), self.number("attention.head_count")
+        width, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         if width % heads:
             raise self.wrong("embedding_length", width, f"a multiple of attention.head_count, {heads}")
         return width // heads
@@ -126,7 +126,7 @@ def _yarn(data: Metadata, kind: str, factor: float, size: int, theta: float) -> 
         if attention != 1:
             raise data.wrong("rope.scaling.attn_factor", attention, f"1 where rope.scaling.type is {kind!r}")
         return {}
-    original = data.number("rope.scaling.original_context_length")
+    original = data.integer("rope.scaling.original_context_length")
     ends = [size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow)]
     if max(math.floor(ends[0]), 0) > min(math.ceil(ends[1]), size - 1):
         raise data.wrong(
@@ -174,7 +174,7 @@ def qwen2(data: Metadata) -> JsonObject:
 
 def qwen3moe(data: Metadata) -> JsonObject:
     experts = _experts(data, "num_experts")
-    share = max(data.number("feed_forward_length") // experts["num_experts_per_tok"], 1)  # llama.cpp's default
+    share = max(data.integer("feed_forward_length") // experts["num_experts_per_tok"], 1)  # llama.cpp's default
     size = data.integer("expert_feed_forward_length", share)
     return {**qwen3(data), **experts, "moe_intermediate_size": size, "norm_topk_prob": True}
 
@@ -231,9 +231,9 @@ def gemma(data: Metadata) -> JsonObject:
 
 
 def gemma2(data: Metadata) -> JsonObject:
-    blocks = data.number("block_count")
+    blocks = data.integer("block_count")
     # llama.cpp scales scores by the head size, except for the model with 27 billion parameters.
-    scalar = data.number("embedding_length") // data.number("attention.head_count") if blocks == 46 else data.head()
+    scalar = data.integer("embedding_length") // data.integer("attention.head_count") if blocks == 46 else data.head()
     return {
         **gemma(data),
         "query_pre_attn_scalar": scalar,
@@ -250,7 +250,7 @@ def gpt_oss(data: Metadata) -> JsonObject:
     return {
         "head_dim": data.head(),
         "sliding_window": data.integer("attention.sliding_window"),
-        "layer_types": _layer_types(data, data.number("block_count"), 2),
+        "layer_types": _layer_types(data, data.integer("block_count"), 2),
         "rope_parameters": rope | ({"truncate": False} if rope["rope_type"] == "yarn" else {}),
         **_experts(data, "num_local_experts"),
     }
@@ -348,10 +348,10 @@ def _deepseek_rope(data: Metadata, size: int) -> JsonObject:
 
 
 def gemma3(data: Metadata) -> JsonObject:
-    blocks = data.number("block_count")
+    blocks = data.integer("block_count")
     data.need("attention.key_length")
     # llama.cpp scales scores by the head size, except for the model with 27 billion parameters.
-    scalar = data.number("embedding_length") // data.number("attention.head_count") if blocks == 62 else data.head()
+    scalar = data.integer("embedding_length") // data.integer("attention.head_count") if blocks == 62 else data.head()
     return {
         "head_dim": data.head(),
         "query_pre_attn_scalar": scalar,

@@ -245,9 +245,9 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     data = Metadata(file)
     if not data.has_tensor(_TABLE) or len(file.shape(_TABLE)) != 2:
         raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; the model is incomplete")
-    known = {field: data.number(key) for key, field in model.fields.items()}
+    known = {k: data.number(key) if "epsilon" in key else data.integer(key) for key, k in model.fields.items()}
     if model.kv_heads:
-        known["num_key_value_heads"] = data.number("attention.head_count_kv", known["num_attention_heads"])
+        known["num_key_value_heads"] = data.integer("attention.head_count_kv", known["num_attention_heads"])
     blocks = {int(match.group(1)) for name in file if (match := re.match(r"blk\.(\d{1,9})\.", name))}
     if blocks != set(range(len(blocks))) or known.get("num_hidden_layers") != len(blocks):
         raise ValueError(

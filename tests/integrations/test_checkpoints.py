@@ -91,7 +91,16 @@ class TestGGUF(InFolder):
                 "are llama, qwen2, qwen3, qwen3moe, phi3, gemma,",
             ),
             ("blocks", {"block_count": 10**9}, "has 2 blocks"),
-            ("text", {"embedding_length": "64"}, "llama.embedding_length must be one number above 0, got '64'"),
+            (
+                "text",
+                {"embedding_length": "64"},
+                "llama.embedding_length must be an integer from 1 to 2147483647, got '64'",
+            ),
+            (
+                "half a block",
+                {"block_count": 2.5},
+                "llama.block_count must be an integer from 1 to 2147483647, got 2.5",
+            ),
             ("heads", {"attention.head_count": 3}, "model.gguf"),
             ("width", {"feed_forward_length": 96}, "model.layers.0.mlp"),
             ("lacks", {"leave": "blk.1.ffn_up.weight"}, "model.layers.1.mlp.up_proj.weight"),
