@@ -331,7 +331,7 @@ def _state(value: object, module: str, name: str) -> dict[str, object]:
 
 
 def _has_type(value: object, kind: type[_T]) -> TypeGuard[_T]:
-    """Whether `value` is an instance of `kind` itself, not of a subclass: False is no int."""
+    """Whether `value` is an instance of `kind` itself, not of a subclass: False is not an int."""
     return type(value) is kind
 
 

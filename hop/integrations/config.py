@@ -89,7 +89,7 @@ class HopConfig(QuantizationConfigMixin):
         return [(pattern, None if text is None else Scheme.parse(text)) for pattern, text in pairs]
 
     def with_rules(self, rules: Sequence[tuple[str, Scheme | None]]) -> "HopConfig":
-        """The same configuration with other schemes."""
+        """Copy the configuration, with other schemes."""
         result = copy.copy(self)
         result.scheme = _scheme_text(rules)
         return result

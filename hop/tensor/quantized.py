@@ -218,7 +218,7 @@ class QuantizedTensor(Tensor):
 
     @property
     def data(self) -> "QuantizedTensor":
-        """The same tensor, detached from autograd."""
+        """The tensor, detached from autograd."""
         return Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter

@@ -1,4 +1,4 @@
-// Zero points of a packed factor with AVX2. Included in a namespace (isa.h), after scales.h.
+// Zero points of groups of 4-bit codes, with AVX2. Included in a namespace (isa.h), after scales.h.
 
 // The zero points of `Vectors` times eight rows of rhs, from row `first` on, 0 for missing rows. Groups are visited in
 // order. If a row's zero points are contiguous, those of four groups are loaded at a time.

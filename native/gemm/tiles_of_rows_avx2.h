@@ -12,7 +12,7 @@ HOP_ALONE inline void narrow_tile_from_rows(const uint8_t* from, int64_t stride,
     }, 8);
 }
 
-// The tiles of a panel of rhs, slice by slice: in place if rhs is packed, else made of its codes.
+// The tiles of a panel of rhs, slice by slice: in place if rhs is packed, else built from its codes.
 class TilesOfPanel {
 public:
     TilesOfPanel(const Job& job, int64_t panel)
@@ -25,7 +25,7 @@ public:
         return made_;
     }
 
-    // Prefetches the codes that follow those of the quads from `quad` on, if they are packed.
+    // Prefetches packed codes ahead of place `quads`, a number of pairs of 64-byte lines, in the slice at `tile`.
     void fetch(const uint8_t* tile, int quads) const {
         if (!tiled_) return;
         fetch_in_order(tile + quads * 128), fetch_in_order(tile + quads * 128 + 64);
@@ -38,7 +38,7 @@ private:
         const int64_t k = slice * kSlice, narrow = is_narrow(o.format);
         if (narrow && whole) {
             const auto* from = static_cast<const uint8_t*>(job_.rhs.codes) + (first * o.row_stride + k) / 2;
-            // the rows are too many streams for the prefetcher; a line has the codes of two slices
+            // 16 rows are too many streams for the hardware prefetcher; a line has the codes of two slices.
             for (int64_t i = slice % 2 * kRows / 2, end = i + kRows / 2; i < end; ++i)
                 _mm_prefetch(reinterpret_cast<const char*>(from + i * (o.row_stride / 2) + 256), _MM_HINT_T0);
             return narrow_tile_from_rows(from, o.row_stride / 2, out);

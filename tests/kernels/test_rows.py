@@ -53,6 +53,15 @@ PAIRS = [
     (torch.float16, "UINT4_32_AFFINE"),
     ("INT8_32", "INT4_32"),
 ]
+PARTIAL = [
+    (torch.float32, "INT8_ROW"),
+    (torch.float32, "INT4_32"),
+    (torch.float16, "UINT4_32_AFFINE"),
+    ("INT8_ROW", "INT8_ROW"),
+    ("UINT8_ROW_AFFINE", "UINT8_ROW_AFFINE"),
+    ("INT8_ROW_AFFINE", "INT4_32"),
+    ("INT8_ROW", "UINT4_64_AFFINE"),
+]
 QUANTIZERS = presets.PRESETS | {
     "INT4_ROW": replace(presets.INT4_32, block=(1, -1)),
     "INT8_32": replace(presets.INT8_ROW, block=(1, 32)),
@@ -144,6 +153,13 @@ class TestRows(unittest.TestCase):
         exact = [f.double() for f in factors]
         bound = 704 * 2.0**-23 * (exact[0].abs() @ exact[1].abs().T)
         assert ((own.double() - exact[0] @ exact[1].T).abs() <= bound).all()
+
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PARTIAL])
+    def test_few_rows_of_partial_tiles(self, level, left, right):
+        """K and N end within a tile, and K within a group."""
+        for k, n in ((130, 33), (62, 17)):
+            wrong, count = differing(level, left, right, (1, 2, 3, 4, 7), k, n, (1,), (torch.float32,))
+            assert count and not wrong, f"{k}x{n}: {wrong} of {count}"
 
     @parameterized.expand([(level, left) for level in levels.OWN for left in (torch.bfloat16, "INT8_ROW")])
     def test_zero_points_that_are_not_codes(self, level, left):

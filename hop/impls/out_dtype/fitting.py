@@ -73,10 +73,10 @@ _WORDS = {
 
 
 class _Rule(NamedTuple):
-    """What an argument must be."""
+    """A rule for the values of an argument."""
 
     fits: Callable[[object], bool]
-    words: tuple[str, str]  # what it must be, and the remedy
+    words: tuple[str, str]  # the rule and the remedy, for errors
 
 
 @functools.cache

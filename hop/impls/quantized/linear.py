@@ -194,7 +194,7 @@ linear_backward = LinearBackward("hop_linear_backward")
 
 
 class _Context(BackwardCFunction):
-    """What a layer keeps for its backward besides tensors."""
+    """The values, besides tensors, that a layer saves for its backward."""
 
     node: tuple[str, torch.dtype, list[bool], list[bool]]  # the first arguments of hop_linear_backward
     described: tuple[list[list[int]], list[torch.dtype]]  # shapes and dtypes of x, weight and bias

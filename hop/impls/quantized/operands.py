@@ -119,7 +119,7 @@ def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
 
 
 def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
-    """The same, computed from the forward's codes, so that a compiled program finds them once for both.
+    """The result of `numbers`, computed from the forward's codes, so that a compiled program finds them once for both.
 
     Falls back to one operator under torch.func transforms or with tangents.
     """

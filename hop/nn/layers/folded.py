@@ -205,7 +205,7 @@ def _spread(t: Tensor, ndim: int, dim: int) -> Tensor:
 
 
 def _along(m: Tensor, ndim: int, dim: int, weight: Tensor) -> Tensor:
-    """The same for a weight.
+    """Reshape a vector over channels so that it broadcasts to a weight.
 
     The weight of a transposed convolution, (I, O / groups, *kernel), has the channels of its groups one after another
     along its inputs.
