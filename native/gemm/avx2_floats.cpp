@@ -34,6 +34,7 @@ namespace avx2 {
 #include "gemm/each.h"
 #include "gemm/numbers_avx2.h"
 #include "gemm/group_zeros_avx2.h"
+#include "gemm/narrow_tile.h"
 #include "gemm/tiles_of_rows_avx2.h"
 #include "gemm/few_floats_avx2.h"
 #include "gemm/floats_avx2.h"

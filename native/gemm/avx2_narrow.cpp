@@ -20,6 +20,7 @@ namespace avx2 {
 #include "gemm/each.h"
 #include "gemm/narrow_avx2.h"
 #include "gemm/group_zeros_avx2.h"
+#include "gemm/narrow_tile.h"
 #include "gemm/tiles_of_rows_avx2.h"
 #include "gemm/few_narrow_avx2.h"
 

@@ -67,6 +67,8 @@ const char* hop_product_declines(const hop_product* p) {
 
 namespace {
 
+#include "gemm/narrow_tile.h"
+
 #if defined(__x86_64__)
 constexpr Level kLastOfFewSums = Level::avx_vnni;
 #else
@@ -149,14 +151,8 @@ int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, c
                 const int64_t first = i / (2 * slices) * kBlock + i % 2 * kRows, slice = i / 2 % slices;
                 pack_tile(*operand, codes, rows, k, first, slice, tile);
                 auto* out = static_cast<uint8_t*>(tiled) + i * (narrow ? kTile / 2 : kTile);
-                if (!narrow) {
-                    std::memcpy(out, tile, kTile);
-                } else {
-                    for (int j = 0; j < kTile / 2; ++j) {
-                        const int at = j / 64 * 128 + j % 64;
-                        out[j] = static_cast<uint8_t>(tile[at] | tile[at + 64] << 4);
-                    }
-                }
+                if (narrow) narrow_tile(tile, out);
+                else std::memcpy(out, tile, kTile);
             }
     });
     return HOP_OK;

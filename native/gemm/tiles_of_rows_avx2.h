@@ -45,11 +45,7 @@ private:
         }
         uint8_t buffer[kTile];
         const uint8_t* codes = tile_of_codes(o, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, narrow ? buffer : out);
-        if (!narrow) return;
-        for (int i = 0; i < kTile / 2; ++i) {
-            const int at = i / 64 * 128 + i % 64;
-            out[i] = static_cast<uint8_t>(codes[at] | codes[at + 64] << 4);
-        }
+        if (narrow) narrow_tile(codes, out);
     }
 
     const Job& job_;
