@@ -5,7 +5,7 @@ layers of one kind share a program, and each loads it with its own tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,8 +19,8 @@ from hop.integrations.decode_program import Inputs, NumberIsUsed, Slots, Step, t
 LEAST = 24
 """The fewest layers of a step that is divided.
 
-Compiling an 18-layer step in parts takes 84 s of processor time, as a whole 104, which grows with the layers; but steps
-in parts take 5 % longer (Gemma-3-270M, AVX2).
+Compiling an 18-layer step in six parts takes 87 s of processor time, seven of each for C++ that is the same in all; as
+a whole 74, which grows with the layers. Steps in parts take 5 % longer (Gemma-3-270M, AVX2).
 """
 
 
@@ -91,19 +91,17 @@ def _replaced(layers: Iterable[nn.Module], functions: Iterable[Callable[..., obj
 
 
 class _Results(TorchDispatchMode):
-    """Keeps the tensors that operators return, up to the first layer."""
+    """Keeps the tensors that operators return."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
-        self.open = True
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
         out = func(*args, **(kwargs or {}))
-        if self.open:
-            self.tensors += [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.tensors += [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         return out
 
 
@@ -111,7 +109,8 @@ class _Recorder:
     """Records the calls of a step's layers, and whether the step divides at them."""
 
     def __init__(self, layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> None:
-        self.layers, self.inputs, self.results = layers, inputs, _Results()
+        self.layers, self.results = layers, _Results()
+        self.ahead = ExitStack()  # until the first layer: in a dispatch mode our operators run no kernels
         self.pool: list[Tensor] = list(inputs)
         self.shared: list[tuple[int, int]] = []
         self.calls: list[Call] = []
@@ -122,7 +121,7 @@ class _Recorder:
         inner = self.layers[number].forward
 
         def recorded(*args: object, **kwargs: object) -> object:
-            self.results.open = False
+            self.ahead.close()
             if number != len(self.calls):
                 self.divides = False
                 return inner(*args, **kwargs)
@@ -171,7 +170,8 @@ def planned(step: Step, inputs: Inputs) -> Plan | None:
         return None
     layers = list(lists[0])
     recorder = _Recorder(layers, tree_leaves(inputs))
-    with traceable(step.model), _replaced(layers, [recorder.forward(i) for i in range(count)]), recorder.results:
+    with traceable(step.model), _replaced(layers, [recorder.forward(i) for i in range(count)]), recorder.ahead:
+        recorder.ahead.enter_context(recorder.results)
         step(*inputs)
     if not recorder.divides or len(recorder.calls) != count or recorder.hidden is None:
         return None

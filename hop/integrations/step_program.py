@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hop.compat.export import without_stack_traces
 from hop.compat.packages import Package, compile_package
 from hop.integrations import kept_programs
 from hop.integrations.decode_pieces import After, Before, Layer, planned
@@ -108,11 +109,12 @@ def _package(path: Path, module: nn.Module, program: Callable[[], Any]) -> Packa
     """The package at `path`, compiled from `program()` if it does not exist, with the tensors of `module`."""
     tensors = tensors_of(module)
     if not path.exists():
-        made = program()
-        if others := sorted(name for name in made.constants if name not in tensors):
-            raise ValueError(
-                f"compile_decode: the model creates constant tensors in its forward ({others}), which are not part of "
-                "a module; make them buffers"
-            )
-        compile_package(made, path, share_codes, precompile_headers=not isinstance(module, Step))
+        with without_stack_traces():
+            made = program()
+            if others := sorted(name for name in made.constants if name not in tensors):
+                raise ValueError(
+                    f"compile_decode: the model creates constant tensors in its forward ({others}), which are not part "
+                    "of a module; make them buffers"
+                )
+            compile_package(made, path, share_codes, precompile_headers=not isinstance(module, Step))
     return Package(path, tensors)
