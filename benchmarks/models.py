@@ -23,7 +23,7 @@ COMPILED = ("int8",)
 FILE = "HOP_BENCH_GGUF"
 ROUNDS = 3
 _LLAMA = language_model.LLAMA[0]
-_KINDS = ("file's numbers", "INT8_32")
+_KINDS = ("file's numbers", "INT8_32", "int8 rows")
 
 
 def models() -> Iterator[Row]:

@@ -10,7 +10,6 @@
 // Integer sums are exact, and the float operations are the same in both methods and at every level. Only unpacking of
 // codes is compiled separately for each form of a weight (FormOfIntegers).
 
-constexpr int64_t kColumns = 16;         // rows of the weight at a time
 constexpr int64_t kIntegersFetched = 8 << 10;  // prefetch distance in bytes of codes, for few rows
 constexpr int64_t kBegun = 2 << 10;            // the same while rows of x are prepared
 
@@ -292,8 +291,8 @@ public:
     HOP_ALONE void operator()(int64_t column, int64_t first, int64_t rows) const {
         const int64_t rest = call_.p.n - column, columns = rest < kColumns ? rest : kColumns;
         decode(column, columns);
-        if (steps_.pairs) tiles<true>(first, rows, column, columns);
-        else tiles<false>(first, rows, column, columns);
+        if (call_.p.has_offset) steps_.pairs ? tiles<true, true>(first, rows, column, columns) : tiles<false, true>(first, rows, column, columns);
+        else steps_.pairs ? tiles<true, false>(first, rows, column, columns) : tiles<false, false>(first, rows, column, columns);
     }
 
 private:
@@ -312,56 +311,44 @@ private:
         }
     }
 
-    template <bool Pairs>
+    template <bool Pairs, bool Offset>
     HOP_INLINED void tiles(int64_t first, int64_t rows, int64_t column, int64_t columns) const {
         int64_t i = 0;
-        for (; i + kIntegerRows <= rows; i += kIntegerRows) tile<Pairs, kIntegerRows>(i, first, column, columns);
-        for (; i + 2 <= rows; i += 2) tile<Pairs, 2>(i, first, column, columns);
-        if (i < rows) tile<Pairs, 1>(i, first, column, columns);
+        for (; i + kIntegerRows <= rows; i += kIntegerRows) tile<Pairs, Offset, kIntegerRows>(i, first, column, columns);
+        for (; i + 2 <= rows; i += 2) tile<Pairs, Offset, 2>(i, first, column, columns);
+        if (i < rows) tile<Pairs, Offset, 1>(i, first, column, columns);
     }
 
-    template <bool Pairs, int M>
+    template <bool Pairs, bool Offset, int M>
     HOP_ALONE void tile(int64_t row, int64_t first, int64_t column, int64_t columns) const {
-        const bool has_offset = call_.p.has_offset;
         RowOfCodes x[M];
+        const int8_t* of_x[M];
         Lanes y[M];
-        for (int i = 0; i < M; ++i) x[i] = x_[row + i];
+        for (int i = 0; i < M; ++i) x[i] = x_[row + i], of_x[i] = x[i].codes, y[i] = all(-0.0f);  // -0 + y is y, also for y = -0
         for (int64_t step = 0; step < steps_.count; ++step) {
             Ints sums[M];
             HOP_UNROLL
             for (int i = 0; i < M; ++i) sums[i] = all_ints(x[i].added[step]);
             const int64_t begin = step * steps_.each, last = begin + steps_.each < steps_.units ? begin + steps_.each : steps_.units;
-            for (int64_t unit = begin; unit < last; ++unit) of_unit<Pairs, M>(unit, x, sums);
+            for (int64_t unit = begin; unit < last; ++unit) of_unit<Pairs, M>(unit, of_x, sums);
             const Lanes scale = load(scales_ + step * kColumns);
             const float* offset = offsets_ + step * kColumns;
             HOP_UNROLL
-            for (int i = 0; i < M; ++i) {
-                const Lanes sum = to_floats(sums[i]), x_scale = all(x[i].scale[step]), x_sum = all(x[i].sum[step]);
-                const Lanes own = has_offset ? term<true>(sum, x_scale, x_sum, scale, offset) : term<false>(sum, x_scale, x_sum, scale, offset);
-                y[i] = step ? plus(y[i], own) : own;
-            }
+            for (int i = 0; i < M; ++i) y[i] = plus(y[i], term<Offset>(to_floats(sums[i]), all(x[i].scale[step]), all(x[i].sum[step]), scale, offset));
         }
         const Results results(call_);
         for (int i = 0; i < M; ++i) {
-            float numbers[kColumns];
-            store(numbers, y[i]);
-            results.put(first + row + i, column, numbers, columns);
+            float numbers[kColumns], *direct = columns == kColumns ? results.floats(first + row + i, column) : nullptr;
+            store(direct ? direct : numbers, y[i]);
+            if (!direct) results.put(first + row + i, column, numbers, columns);
         }
     }
 
     template <bool Pairs, int M>
-    HOP_INLINED void of_unit(int64_t unit, const RowOfCodes (&x)[M], Ints (&sums)[M]) const {
-        constexpr int64_t per_chunk = Pairs ? 2 : 1, quads = 4 / per_chunk;
-        const int64_t chunk = unit / per_chunk, at = chunk / 4 * kBlock + chunk % 4 * 16 + unit % per_chunk * 8;
-        HOP_UNROLL
-        for (int64_t second = 0; second < 2; ++second)
-            HOP_UNROLL
-            for (int64_t quad = 0; quad < quads; ++quad) {
-                const int64_t place = at + second * 64 + quad * 4;
-                const Bytes w = load_bytes(strip_ + place * kColumns);
-                HOP_UNROLL
-                for (int i = 0; i < M; ++i) sums[i] = codes_.quad(sums[i], w, x[i].codes + place);
-            }
+    HOP_INLINED void of_unit(int64_t unit, const int8_t* const (&x)[M], Ints (&sums)[M]) const {
+        constexpr int per_chunk = Pairs ? 2 : 1;
+        const auto own = static_cast<uint64_t>(unit), chunk = own / per_chunk;
+        codes_.unit<4 / per_chunk>(strip_, x, static_cast<int64_t>(chunk / 4 * kBlock + chunk % 4 * 16 + own % per_chunk * 8), sums);
     }
 
     const GroupCall& call_;

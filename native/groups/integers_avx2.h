@@ -7,7 +7,7 @@ struct Bytes {  // 64 bytes, 16 of each of four chunks
 struct Ints {  // 16 int32
     __m256i lo, hi;
 };
-constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x in a product from registers, and from a strip
+constexpr int kIntegerFew = 2, kIntegerRows = 6;  // rows of x in a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -75,9 +75,9 @@ HOP_INLINE __m256i dots_of_bytes(__m256i sum, __m256i w, __m256i x) {
 
 class Codes {
 public:
-    HOP_ALONE explicit Codes(const hop_group_product& p)
-        : zero_(zero_of(p)), by_(level() == Level::avx_vnni ? By::dots : p.bits == 8 ? By::halves : By::bytes) {
+    HOP_ALONE explicit Codes(const hop_group_product& p) : zero_(zero_of(p)), dots_(level() == Level::avx_vnni) {
         const int bits = p.bits;
+        int most = bits == 2 || bits == 4 ? 0 : (1 << bits) - 1;
         alignas(32) uint8_t table[32], place[64], first[32], second[32];
         for (int i = 0; i < 64; ++i) {
             const int element = element_of(bits, i % 16, 0);
@@ -85,9 +85,10 @@ public:
             if (i >= 32) continue;
             const int number = number_of(p, i % 16 % (1 << (bits == 2 ? 2 : 4))) + zero_;
             table[i] = static_cast<uint8_t>(number);
-            if ((bits == 2 || bits == 4) && number > 63 && by_ == By::bytes) by_ = By::halves;
+            if ((bits == 2 || bits == 4) && number > most) most = number;
             first[i] = static_cast<uint8_t>(1 << element % 8), second[i] = static_cast<uint8_t>(1 << element_of(bits, i % 16, 1) % 8);
         }
+        halves_ = most > 63, words_ = most < 16 || halves_ ? 8 : most < 32 ? 4 : 2;
         table_ = load_half(table), place_ = load_bytes(place), first_ = load_half(first), second_ = load_half(second);
         turned_ = _mm256_set1_epi8(static_cast<char>(!p.is_signed ? 0 : bits == 6 ? 0x0a : 0xff));
     }
@@ -108,25 +109,71 @@ public:
         sum.hi = added(sum.hi, w.first.hi, load_half(x + 32), w.second.hi, load_half(x + 96));
         return sum;
     }
-    // Adds the products of four codes of 16 rows of the weight and four codes of x.
-    HOP_INLINED Ints quad(Ints sum, Bytes w, const int8_t* x) const {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        const __m256i own = _mm256_set1_epi32(four), none = _mm256_setzero_si256();
-        if (by_ == By::dots) return {dots_of_bytes(sum.lo, w.lo, own), dots_of_bytes(sum.hi, w.hi, own)};
-        sum.lo = added(sum.lo, w.lo, own, none, none), sum.hi = added(sum.hi, w.hi, own, none, none);
-        return sum;
+    // Adds the products of a unit of 16 rows of the weight, 2 * Quads times four codes at `at` of a strip, and M rows of x.
+    template <int Quads, int M>
+    HOP_INLINED void unit(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) const {
+        w += at * kColumns;
+        if (dots_) return dots<Quads>(w, x, at, sums);
+        if (halves_) return words<Quads, 8, 0>(w, x, at, sums), words<Quads, 8, 4>(w, x, at, sums);
+        words_ == 8 ? words<Quads, 8>(w, x, at, sums) : words_ == 4 ? words<Quads, 4>(w, x, at, sums) : words<Quads, 2>(w, x, at, sums);
     }
 
 private:
-    // A sum of four products of bytes below 64 and int8 fits in int16; other bytes are processed in halves.
-    enum class By { bytes, halves, dots };
+    template <int Quads, int M>
+    HOP_ALONE static void dots(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) {
+        each<2 * Quads>([&](auto q) HOP_INLINED {
+            constexpr int place = place_of_quad<Quads>(q);
+            const Bytes own = load_bytes(w + place * kColumns);
+            each<M>([&](auto i) HOP_INLINED {
+                const __m256i four = four_codes(x[i] + at + place);
+                sums[i] = {dots_of_bytes(sums[i].lo, own.lo, four), dots_of_bytes(sums[i].hi, own.hi, four)};
+            });
+        });
+    }
+
+    // The same without AVX-VNNI: products are added in int16 for Most quads. With a Shift, only the four bits from there
+    // on of each byte of the weight count. Inlined functions would share registers, and GCC would move sums to memory.
+    template <int Quads, int Most, int Shift = -1, int M>
+    HOP_ALONE static void words(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) {
+        const __m256i factor = _mm256_set1_epi16(Shift == 4 ? 16 : 1), low = _mm256_set1_epi8(15);
+        const auto taken = [&](__m256i a) HOP_INLINED {
+            return Shift < 0 ? a : _mm256_and_si256(Shift ? _mm256_srli_epi16(a, Shift) : a, low);
+        };
+        constexpr int count = Most < 2 * Quads ? Most : 2 * Quads;
+        each<2 * Quads / count>([&](auto part) HOP_INLINED {
+            __m256i own[M][2];
+            each<count>([&](auto q) HOP_INLINED {
+                constexpr int place = place_of_quad<Quads>(part * count + q);
+                const Bytes bytes = load_bytes(w + place * kColumns);
+                const __m256i lo = taken(bytes.lo), hi = taken(bytes.hi);
+                each<M>([&](auto i) HOP_INLINED {
+                    const __m256i four = four_codes(x[i] + at + place);
+                    if constexpr (q == 0) own[i][0] = _mm256_maddubs_epi16(lo, four), own[i][1] = _mm256_maddubs_epi16(hi, four);
+                    else add_words(own[i][0], lo, four), add_words(own[i][1], hi, four);
+                });
+            });
+            each<M>([&](auto i) HOP_INLINED {
+                sums[i] = plus_ints(sums[i], {_mm256_madd_epi16(own[i][0], factor), _mm256_madd_epi16(own[i][1], factor)});
+            });
+        });
+    }
+
+    HOP_INLINED static inline __m256i four_codes(const int8_t* x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm256_set1_epi32(four);
+    }
+
+    // sum + products, in the register of the sum: otherwise GCC moves sums to memory.
+    HOP_INLINED static inline void add_words(__m256i& sum, __m256i w, __m256i x) {
+        __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(_mm256_maddubs_epi16(w, x)));
+    }
 
     HOP_INLINED __m256i added(__m256i sum, __m256i w, __m256i x, __m256i v, __m256i y) const {
         const __m256i one = _mm256_set1_epi16(1);
         const auto products = [&](__m256i a, __m256i b) { return _mm256_add_epi16(_mm256_maddubs_epi16(a, x), _mm256_maddubs_epi16(b, y)); };
-        if (by_ == By::bytes) return _mm256_add_epi32(sum, _mm256_madd_epi16(products(w, v), one));
-        if (by_ == By::dots) return dots_of_bytes(dots_of_bytes(sum, w, x), v, y);
+        if (dots_) return dots_of_bytes(dots_of_bytes(sum, w, x), v, y);
+        if (!halves_) return _mm256_add_epi32(sum, _mm256_madd_epi16(products(w, v), one));
         const __m256i low = _mm256_set1_epi8(15), sixteen = _mm256_set1_epi16(16);
         const auto upper = [&](__m256i a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), low); };
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products(_mm256_and_si256(w, low), _mm256_and_si256(v, low)), one));
@@ -167,7 +214,11 @@ private:
     }
 
     int zero_;
-    By by_;
+    bool dots_;
+    // Bytes above 63 are multiplied in halves of four bits. The sum of two products of a byte and int8 fits in int16
+    // words_ times.
+    bool halves_;
+    int words_;
     __m256i table_, first_, second_, turned_;
     Bytes place_;
 };

@@ -111,11 +111,20 @@ public:
         sum = _mm512_dpbusd_epi32(sum, w.first, _mm512_loadu_si512(x));
         return _mm512_dpbusd_epi32(sum, w.second, _mm512_loadu_si512(x + 64));
     }
-    // Adds the products of four codes of 16 rows of the weight and four codes of x.
-    HOP_INLINED Ints quad(Ints sum, Bytes w, const int8_t* x) const {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        return _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(four));
+    // Adds the products of a unit of 16 rows of the weight, 2 * Quads times four codes at `at` of a strip, and M rows of x.
+    template <int Quads, int M>
+    HOP_INLINED void unit(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) const {
+        HOP_UNROLL
+        for (int q = 0; q < 2 * Quads; ++q) {
+            const int place = place_of_quad<Quads>(q);
+            const Bytes own = load_bytes(w + (at + place) * kColumns);
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
+                int32_t four;
+                std::memcpy(&four, x[i] + at + place, 4);
+                sums[i] = _mm512_dpbusd_epi32(sums[i], own, _mm512_set1_epi32(four));
+            }
+        }
     }
 
 private:

@@ -1,6 +1,7 @@
 // Products of codes (groups.h) at one level.
 namespace {
 #include "common/rounding.h"
+#include "gemm/each.h"
 #include HOP_HEADER(groups/lanes)
 #include "groups/order.h"
 #include HOP_HEADER(groups/integers)

@@ -85,10 +85,15 @@ public:
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.first.of[i] * x[i] + w.second.of[i] * x[64 + i]);
         return sum;
     }
-    // Adds the products of four codes of 16 rows of the weight and four codes of x.
-    HOP_ALONE Ints quad(Ints sum, const Bytes& w, const int8_t* x) const {
-        for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.of[i] * x[i % 4]);
-        return sum;
+    // Adds the products of a unit of 16 rows of the weight, 2 * Quads times four codes at `at` of a strip, and M rows of x.
+    template <int Quads, int M>
+    HOP_ALONE void unit(const uint8_t* w, const int8_t* const (&x)[M], int64_t at, Ints (&sums)[M]) const {
+        for (int q = 0; q < 2 * Quads; ++q)
+            for (int i = 0; i < M; ++i) {
+                const uint8_t* own = w + (at + place_of_quad<Quads>(q)) * kColumns;
+                const int8_t* four = x[i] + at + place_of_quad<Quads>(q);
+                for (int j = 0; j < 64; ++j) sums[i].of[j / 4] += static_cast<uint32_t>(own[j] * four[j % 4]);
+            }
     }
 
 private:

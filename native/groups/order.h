@@ -4,13 +4,20 @@
 // second ones. Each chunk has 16 of these bytes, 8 from either half. The position of codes in their bytes determines
 // which are first and second elements, so that codes are unpacked by shifts only.
 
-constexpr int64_t kBlock = 128;  // elements
+constexpr int64_t kBlock = 128;   // elements
+constexpr int64_t kColumns = 16;  // rows of the weight at a time
 
 // The element of a chunk at byte `at` of 16, for the first or the second elements.
 constexpr int element_of(int bits, int at, int second) {
     if (bits == 8) return (at / 8 * 2 + second) * 8 + at % 8;
     if (bits < 4) return at / 8 * 16 + at % 4 * 4 + at / 4 % 2 + 2 * second;
     return 2 * at + second;
+}
+
+// The place in a block of quad q (four bytes) of a unit, which has 2 * Quads: half of them are second elements.
+template <int Quads>
+constexpr int place_of_quad(int q) {
+    return q / Quads * 64 + q % Quads * 4;
 }
 
 inline int number_of(const hop_group_product& p, int code) { return static_cast<int>(p.numbers[code]); }

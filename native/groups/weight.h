@@ -137,6 +137,10 @@ class Results {
 public:
     explicit Results(const GroupCall& call) : p_(call.p), bias_(call.bias), y_(call.y) {}
 
+    // The place of float32 results without a bias, which need no conversion; null for others.
+    float* floats(int64_t row, int64_t column) const {
+        return p_.output_format == HOP_FLOAT32 && !bias_ ? static_cast<float*>(y_) + row * p_.n + column : nullptr;
+    }
     // Stores results of a row of x, from column `column` on.
     HOP_ALONE void put(int64_t row, int64_t column, const float* sums, int64_t count) const {
         for (int64_t j = 0; j < count; ++j) {
