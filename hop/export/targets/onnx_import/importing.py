@@ -85,9 +85,8 @@ def from_onnx(
                 f"sizes={{{names[0]!r}: 1}}: {str(error).strip().splitlines()[0]}"
             ) from error
         raise
-    program = program.run_decompositions({})
     if not module.found.is_quantized:
-        return _normalize(program)
+        return _normalize(program.run_decompositions({}))
     own = target or (ONNX_QDQ if module.found.is_wide else ONNXRUNTIME)
     try:
         return rewritten(program, Conventions(None, own, Division())).program
