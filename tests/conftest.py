@@ -1,6 +1,7 @@
 """Options and state shared by all tests."""
 
 import collections
+import functools
 import gc
 import os
 import re
@@ -12,12 +13,22 @@ import zlib
 import pytest
 import torch
 
+from hop.compat.imports import when_imported
 from hop.compat.versions import LACKS
 from tests.support import case
 
 LEFT = "left to another day"
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # half the time to compile a package
 os.environ.setdefault("HOP_GPU_KERNELS", "all")  # their tests are the trial of kernels; test_trust.py sets others
+
+
+def look_up_once():
+    """Each run_decompositions looks up all composite operators once for each namespace, which takes 0.1 seconds."""
+    utils = sys.modules["torch._export.utils"]
+    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
+
+
+when_imported("torch._export.utils", look_up_once)
 
 
 def pytest_addoption(parser):
