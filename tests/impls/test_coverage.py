@@ -59,9 +59,13 @@ class TestCoverage(unittest.TestCase):
         suites += [(test_routes.TestScaled, operator, route) for operator, route in test_routes.COVERED_SCALED]
         suites += [(test_routes.TestQuantized, operator, route) for operator, route in test_routes.COVERED_QUANTIZED]
         for cls, operator, route in suites:
-            names = [n for n in dir(cls) if n.startswith("test_")]
+            tests = {n: getattr(cls, n) for n in dir(cls) if n.startswith("test_")}
+            if cls is test_routes.TestLeaves:  # they are compiled in the programs of out_dtype
+                other = test_routes.TestRoutes
+                tests |= {n: getattr(other, n) for n in dir(other) if n.startswith("test_compiled_program_")}
+            names = list(tests)
             if cls in (test_routes.TestLeaves, test_routes.TestRoutes):  # make test runs all of these
-                names = [n for n in names if not _only_in_longer_suites(getattr(cls, n))]
+                names = [n for n, test in tests.items() if not _only_in_longer_suites(test)]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)
             program = any("program_" in n and n.endswith((f"_{route}", f"_{route}_0")) for n in names)
             assert single or program, (operator, route)

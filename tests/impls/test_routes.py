@@ -52,10 +52,21 @@ def leaves_in_parts(part: int) -> tuple[list[Case], list[Case]]:
     return _of_leaves([(o, s) for (i, o), (k, s) in pairs if ((i + k) % len(SETTINGS) == 0) == (part == 0)])
 
 
+def in_turns(routes: Sequence[Route], operators: Sequence[Any], values: Sequence[Any], part: int) -> list[Any]:
+    """Each operator on each route with every other value, beginning with another in turn; or, part 1, with the rest."""
+    pairs = itertools.product(enumerate(routes), enumerate(operators))
+    return [(f"{r.name}_{o.name}", r, o, values[(i + k + part) % 2 :: 2]) for (i, r), (k, o) in pairs]
+
+
 class TestRoutes(unittest.TestCase):
-    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, OPERATORS)])
-    def test_single(self, _name, route, operator):
-        route.run([operator.case(f) for f in VALUES], [operator.case(GRADIENT)])
+    @parameterized.expand(in_turns(SINGLE, OPERATORS, VALUES, 0))
+    def test_single(self, _name, route, operator, values):
+        route.run([operator.case(f) for f in values], [operator.case(GRADIENT)])
+
+    @parameterized.expand(in_turns([r for r in SINGLE if not r.differentiates], OPERATORS, VALUES, 1))
+    @pytest.mark.full
+    def test_single_at_length(self, _name, route, operator, values):
+        route.run([operator.case(f) for f in values], [])
 
     @parameterized.expand([(o.name, o) for o in OPERATORS if sum(isinstance(a, T) for a in o.args) == 3])
     @pytest.mark.full
@@ -74,7 +85,8 @@ class TestRoutes(unittest.TestCase):
     @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route):
-        route.run(*program_in_parts(0))
+        """The leaves are in the same program, which takes less than two."""
+        route.run(*(a + b for a, b in zip(program_in_parts(0), leaves_in_parts(0), strict=True)))
 
     @parameterized.expand([(r.name, r) for r in COMPILED if not r.differentiates])
     @pytest.mark.compiler
@@ -84,9 +96,14 @@ class TestRoutes(unittest.TestCase):
 
 
 class TestLeaves(unittest.TestCase):
-    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, LEAVES)])
-    def test_single(self, _name, route, leaf):
-        route.run(*_of_leaves([(leaf, s) for s in SETTINGS]))
+    @parameterized.expand(in_turns(SINGLE, LEAVES, SETTINGS, 0))
+    def test_single(self, _name, route, leaf, settings):
+        route.run(*_of_leaves([(leaf, s) for s in settings]))
+
+    @parameterized.expand(in_turns(SINGLE, LEAVES, SETTINGS, 1))
+    @pytest.mark.full
+    def test_single_at_length(self, _name, route, leaf, settings):
+        route.run(*_of_leaves([(leaf, s) for s in settings]))
 
     @parameterized.expand([(r.name, r) for r in TRACED])
     def test_program(self, _name: str, route: Route):
@@ -99,36 +116,45 @@ class TestLeaves(unittest.TestCase):
 
     @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
-    def test_compiled_program(self, _name: str, route: Route):
-        route.run(*leaves_in_parts(0))
-
-    @parameterized.expand([(r.name, r) for r in COMPILED])
-    @pytest.mark.compiler
     @pytest.mark.full
     def test_compiled_program_at_length(self, _name: str, route: Route):
         route.run(*leaves_in_parts(1))
 
 
 QUICK = ("inductor",)  # of the larger operators
-# Which calls of an operator the quick suite takes on a traced route. The last three share one export.
+# Which call of an operator the quick suite takes on a traced route. The last three share one export.
 TURNS = {r.name: min(i, 5) for i, r in enumerate(TRACED)}
 ROUTES_IN_HALVES = [(f"{r.name}_{half}", r, half) for half in (0, 1) for r in TRACED]  # routes of one export in a row
 
 
 @functools.cache
 def in_turn(quantized: bool, half: int, turn: int, quick: bool) -> tuple[list[Case], list[Case]]:
-    """Every fourth call of each ATen operator, at least one, with one of its gradients; or, not `quick`, the others."""
+    """One call of each ATen operator with one of its gradients; or, not `quick`, the others."""
     families: dict[Any, list[Any]] = {}
     for operator in QUANTIZED if quantized else SCALED[half::2]:
         families.setdefault(operator.op, []).append(operator)
     cases, gradients = [], []
     for family in families.values():
         for i, operator in enumerate(family):
-            chosen = (i - turn) % min(4, len(family)) == 0
+            chosen = i == turn % len(family)
             cases += [operator.case()] if chosen == quick else []
             found = operator.gradient_cases()
             gradients += [case for k, case in enumerate(found) if (chosen and k == turn % len(found)) == quick]
     return cases, gradients
+
+
+def singles(operators: Sequence[Any], quick: bool) -> list[tuple[str, Route, Any]]:
+    """Each route with one call of each ATen operator, another in turn; or, not `quick`, with the others."""
+    families: dict[Any, list[Any]] = {}
+    for operator in operators:
+        families.setdefault(operator.op, []).append(operator)
+    triples = itertools.product(enumerate(SINGLE), families.values())
+    return [
+        (f"{r.name}_{o.name}", r, o)
+        for (turn, r), family in triples
+        for i, o in enumerate(family)
+        if (i == turn % len(family)) == quick
+    ]
 
 
 @functools.cache
@@ -139,8 +165,13 @@ def scaled_program(part: int, parts: int = 2) -> tuple[list[Case], list[Case]]:
 
 
 class TestScaled(unittest.TestCase):
-    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, SCALED)])
+    @parameterized.expand(singles(SCALED, quick=True))
     def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand(singles(SCALED, quick=False))
+    @pytest.mark.full
+    def test_single_at_length(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
     @parameterized.expand(ROUTES_IN_HALVES)
@@ -174,9 +205,14 @@ def quantized_program(part: int = 0, parts: int = 1) -> tuple[list[Case], list[C
 
 
 class TestQuantized(unittest.TestCase):
-    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, QUANTIZED)])
-    @pytest.mark.sampled(2)
+    @parameterized.expand(singles(QUANTIZED, quick=True))
     def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand(singles(QUANTIZED, quick=False))
+    @pytest.mark.full
+    @pytest.mark.sampled(2)
+    def test_single_at_length(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
     @parameterized.expand([(r.name, r) for r in TRACED])
