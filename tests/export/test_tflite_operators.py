@@ -2,7 +2,7 @@
 
 import itertools
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from parameterized import parameterized
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import hop
 from hop.export import targets
@@ -96,40 +97,59 @@ MICRO = (
 )
 
 
-class Grouped(Weights):
-    """A weight of a grouped transposed convolution, whose bias is longer than its output channels in one group."""
-
-    def __init__(self, shape: tuple[int, ...], per_channel: bool, bias: bool, groups: int) -> None:
-        super().__init__(shape, per_channel, bias, channel=1)
-        self.bias = nn.Buffer(torch.randn(shape[1] * groups)) if bias else None
-
-
 def operators(file: Any) -> list[str]:
     return [operator.name for operator in read_graph("test", file.buffer).operators]
 
 
+def step(name: str) -> Step:
+    function, weight, out, _ = INT8[name]
+    model = Step(function, out, weight and weight())
+    if weight and model.weight is not None and model.weight.bias is not None:
+        groups = 3 if "grouped" in name else 1
+        model.weight.bias = nn.Buffer(torch.randn(model.weight.codes.shape[1] * groups))
+    return model
+
+
+class Steps(nn.Module):
+    """Some of the calls, as one model of several outputs."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(map(step, names))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(step(x) for step in self.steps)
+
+
 class TestInt8(unittest.TestCase):
+    def test_each_operator(self) -> None:
+        """One call that is written as each operator of LiteRT, in one file."""
+        self.check([*{INT8[name][3]: name for name in INT8}.values()], "TFLITE")
+
     @parameterized.expand([*itertools.product(INT8, ["TFLITE"]), *itertools.product(MICRO, ["TFLITE_MICRO"])])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(18)
     def test_codes(self, name: str, target: str) -> None:
+        self.check([name], target)
+
+    def check(self, names: Sequence[str], target: str) -> None:
         """Written, run by LiteRT, and read: no code differs."""
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"
         if kernels == "micro":
             pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
         torch.manual_seed(5)
-        function, weight, out, operator = INT8[name]
-        model = Step(function, out, weight and weight())
-        if weight and model.weight is not None and model.weight.bias is not None:
-            groups = 3 if "grouped" in name else 1
-            model.weight.bias = nn.Buffer(torch.randn(model.weight.codes.shape[1] * groups))
+        model = Steps(names)
         x = torch.randn(2, 6, 9, 8)
         program = exported(model, x, target=getattr(targets, target))
         file = hop.export.to_tflite(program)
         found = hop.export.verify(program, file, [(x,), (x * 2,)], kernels=kernels)
         assert found.first is None and found.rows, str(found)
-        assert operator in operators(file), operators(file)
         back = hop.export.from_tflite(file)
-        assert torch.equal(back.module()(x), program.module()(x))
-        assert operators(hop.export.to_tflite(back)).count(operator) == operators(file).count(operator)
-        want = model(x)
-        assert (program.module()(x) - want).abs().max() <= 2.01 * out[0] and len(want.unique()) > 2
+        results = program.module()(x)
+        again = back.module()(x)
+        for got, read, want, name in zip(results, tree_leaves(again), model(x), names, strict=True):
+            assert torch.equal(read, got), name
+            assert (got - want).abs().max() <= 2.01 * INT8[name][2][0] and len(want.unique()) > 2, name
+        written, rewritten = operators(file), operators(hop.export.to_tflite(back))
+        for name in names:
+            operator = INT8[name][3]
+            assert operator in written and rewritten.count(operator) == written.count(operator), (name, written)
