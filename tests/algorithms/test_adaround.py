@@ -63,7 +63,7 @@ class TestAdaRound(unittest.TestCase):
         assert sum(parts) / len(parts) > 0.5, parts
 
     @parameterized.expand([*QUANTIZERS.items()])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_any_quantizer(self, _name, q):
         """Scales stay, errors fall, and are what the report says."""
         nearest = hop.quantize_(mlp(), q, pack=False, weights="rule")

@@ -257,6 +257,7 @@ class TestFallbacks(unittest.TestCase):
 
 class TestCalibration:
     @pytest.mark.parametrize("scheme", ["int4", "nvfp4", "8da4w", "int8_static"])
+    @pytest.mark.quick(2)
     def test_in_one_argument(self, scheme):
         """quantize_(weights="gptq") is GPTQ with searched scales, and its results are nearer to the floats."""
         torch.manual_seed(0)

@@ -102,6 +102,7 @@ class TestSpellings(unittest.TestCase):
             assert len(texts[kind]) > len(now)
 
     @versions()
+    @pytest.mark.full
     def test_reads_in_a_new_process(self, version):
         """`import hop` is enough to read every text, wherever its class is defined."""
         kinds = ("formats", "quantizers", "schemes", "conventions")

@@ -356,6 +356,7 @@ class TestInputs(Files):
             ),
         ]
     )
+    @pytest.mark.quick(2)
     def test_data_that_do_not_fit(self, name, arrays, words):
         path = self.savez(f"{name}.npz", **arrays)
         with self.assertRaisesRegex(ValueError, words):
@@ -553,6 +554,7 @@ class TestExport(Files):
             ([], "--output"),
         ]
     )
+    @pytest.mark.quick(2)
     def test_usage(self, words, said):
         model = self.path("int8.pt2")
         status, out, err = run("export", model, *(model if w == "SAME" else w for w in words))

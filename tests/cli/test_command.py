@@ -40,6 +40,7 @@ class TestKernels(KernelFolder):
         assert status == 0 and all(line.split()[1].startswith("e4m3_") for line in out.splitlines())
 
     @needs_dsl
+    @pytest.mark.full
     def test_build(self):
         status, out, _ = self.run_it("kernels", "build", NAME)
         assert status == 0 and out.splitlines() == ["0 of 1 kernels are compiled; compiling 1", f"1/1 {NAME}"]

@@ -140,7 +140,7 @@ class TestRounding(unittest.TestCase):
 
     @parameterized.expand([(str(d).removeprefix("torch."), d) for d in (torch.bfloat16, torch.float16)])
     @pytest.mark.compiler
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_chain_of_layers(self, _name, dtype):
         linear, row = torch.ops.aten.linear.default, hop.presets.INT8_ROW_AFFINE
         w1, w2 = (hop.quantize(hop.presets.INT8_ROW, torch.randn(64, 64)) for _ in range(2))

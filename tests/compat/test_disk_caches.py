@@ -146,6 +146,7 @@ def reference_step():
 
 
 class TestFunctions:
+    @pytest.mark.full
     def test_are_accepted(self):
         """Each function that Dynamo records as a node, in a program."""
         x, codes = torch.ones(4, 64), torch.ones(4, 64, dtype=torch.int8)

@@ -167,6 +167,7 @@ class TestEmulated(unittest.TestCase):
         for offs in OFFS[kind]:
             check(grouped(kind, offs, E4M3, *SIZES[kind]), tile, seed=1)
 
+    @pytest.mark.full
     def test_more_groups_than_lanes(self):
         offs = sorted(torch.randint(0, 200, (70,)).tolist())
         check(grouped("rows", offs, S8, 200, 64, 128), Tile(64, 16, swap=True))

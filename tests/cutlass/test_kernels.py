@@ -231,7 +231,7 @@ class TestEmulated(unittest.TestCase):
         check(product(FORMS[-3], 300, 80, 272), Tile(256, 64))
 
     @parameterized.expand([(48,), (96,)])  # tiles that begin anywhere in a block, and lie in two
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_columns_of_a_tile_have_scales_of_several_blocks(self, n):
         check(product(FORMS[-3], 70, 400, 272), Tile(64, n))
 

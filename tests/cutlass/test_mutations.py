@@ -32,7 +32,7 @@ ALL_LATE = ("late_loads", "late_stores", "late_products", "impatient")
 
 class TestRight:
     @pytest.mark.parametrize(("kernel", "ahead"), [*zip(KERNELS, itertools.cycle(["first_ahead", "last_ahead"]))])
-    @pytest.mark.quick(3)
+    @pytest.mark.full
     def test_when_all_is_late(self, kernel, ahead):
         assert KERNELS[kernel].outcome(KERNELS[kernel].host, *ALL_LATE, ahead) == ""
 
@@ -62,7 +62,7 @@ class TestRight:
 
 class TestMutations:
     @pytest.mark.parametrize("name", QUICK)
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_one_for_each_habit(self, name):
         mutation, habit = MUTATIONS[name], QUICK[name]
         assert re.search(mutation.shows, mutation.outcome(habit))

@@ -222,6 +222,7 @@ class TestEmulated(unittest.TestCase):
         columns &= a.scale.abs().amax(1) < 1e30
         torch.testing.assert_close(got[rows][:, columns], wanted[rows][:, columns], rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.full
     def test_one_scale_and_zero_point_for_all_rows(self):
         a = given(9, 70, 128, 128, False, x=S8, zeros=True)
         check(a._replace(x_scale=a.x_scale[:1], x_zero=a.x_zero[:1]), TILE)  # type: ignore[index]
@@ -249,7 +250,7 @@ class TestEmulated(unittest.TestCase):
             check(a._replace(x=rows, codes=wide[:, 3:131], scale=scale), Tile(64, 16, swap=True))
 
     @parameterized.expand([(a, x) for a in ("first_ahead", "last_ahead") for x in (BF16, S8)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_when_all_is_late(self, ahead, x):
         check(given(11, 150, 400 // 32 * 32, 32, True, x=x), TILE, names=(*ALL_LATE, ahead))
 

@@ -263,6 +263,7 @@ class TestCache(KernelFolder):
         assert list(self.folder.iterdir()) == []
 
     @needs_dsl
+    @pytest.mark.full
     def test_kernels_load_in_milliseconds(self):
         cache._loaded.clear()
         self.addCleanup(cache._loaded.clear)

@@ -85,6 +85,7 @@ class TestRecords(unittest.TestCase):
         assert [patch.has_fault(v) for v in ((0, 9), (1, 0), (1, 9, 9), (2, 0))] == [False, True, True, False]
         assert isinstance(patch(), contextlib.nullcontext)
 
+    @pytest.mark.full
     def test_nothing_else_is_changed(self):
         """No other module sets an attribute of what it imports."""
         for path in SOURCES.glob("*.py"):

@@ -69,6 +69,7 @@ def gated(name: str, q: Quantizer, x: Tensor, other: Tensor, *given: Any) -> Non
 
 
 class TestFunctions(unittest.TestCase):
+    @pytest.mark.full
     def test_silu_mul(self):
         x = numbers(BF16, 272)
         gated("silu", presets.INT8_ROW, x, x.flip(1))

@@ -134,6 +134,7 @@ EVERY = [
 
 
 class TestNorms(unittest.TestCase):
+    @pytest.mark.full
     def test_int8_rows(self):
         rms(presets.INT8_ROW, numbers(BF16, 528), BF16)
 

@@ -379,7 +379,7 @@ class TestFloats(OnGpu):
             (CPU, ADA, HOPPER, BLACKWELL),
         )
     )
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_scales(self, out, shape, bias, capability):
         m, k, n = 19, 40, 23
         given = vectors(m, n, lhs_scale=shape, rhs_scale=shape, **({} if bias is None else {"bias": "each"}))
@@ -421,7 +421,7 @@ class TestFloats(OnGpu):
             (False, True),
         )
     )
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_blocks(self, size, out, capability, has_bias):
         m, k, n = size
         scales = torch.rand(m, -(-k // 128)) * 0.01, torch.rand(-(-k // 128), -(-n // 128))
@@ -482,7 +482,7 @@ class TestGroups(OnGpu):
             (CPU, HOPPER, BLACKWELL, SMALL_BLACKWELL),
         )
     )
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_products(self, kind, size, out, capability):
         for more in ({}, {"bias": torch.randn(size[2]), "global_scale": torch.tensor(0.25)}):
             p = group_product(kind, *size, out, **more)

@@ -66,6 +66,7 @@ class TestEmulated(unittest.TestCase):
         around = functools.partial(emulated_steps.on_gpu, **options)
         compare(kind, dtype, nasty=nasty, device="cpu", around=around)
 
+    @pytest.mark.full
     def test_a_step_has_the_bits_of_the_cpu(self):
         self.compare("adamw8", BF16, nasty=True)
 

@@ -56,6 +56,7 @@ class TestEmulated(unittest.TestCase):
         torch.manual_seed(0)
 
     @parameterized.expand([((300, 260),), ((4, 2),), ((128, 128),), ((2, 140, 77),), ((3, 64, 200),)])
+    @pytest.mark.quick(4)
     def test_any_sizes(self, shape):
         x = lying(*shape)
         assert transposing.declines(x) is None and right(x, transposed(x, host()))
@@ -66,7 +67,7 @@ class TestEmulated(unittest.TestCase):
             assert transposing.declines(x) is None and right(x, transposed(x, host()))
 
     @parameterized.expand(list(HABITS))
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_each_habit(self, name):
         x, own = lying(140, 200), host().with_ptx(host().ptx)
         own.habits = habits(name)

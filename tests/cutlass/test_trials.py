@@ -175,6 +175,7 @@ CASES = (
 
 class TestRegistry(unittest.TestCase):
     @parameterized.expand(CASES)
+    @pytest.mark.quick(2)
     def test_right_kernels_pass_and_wrong_ones_do_not(self, _: str, case: registry.Case) -> None:
         kernel = registry.Registered(case, "sm_100a", 148 if not case.pair else 8)
         with mock.patch.object(registry, "launch", launched), mock.patch("torch.cuda.current_stream"):

@@ -108,6 +108,7 @@ COMPILE, RUN = stage(INT8.name, "compile"), stage(INT8.name, "run")
 
 
 class TestOnStandIn(OnStandIn):
+    @pytest.mark.full
     def test_right_and_wrong_kernels(self) -> None:
         """One process tries all; wrong ones are off, and verdicts are kept."""
         self.faults = {SCALED.name: "one bit is wrong"}
@@ -330,6 +331,7 @@ class TestKept(OnStandIn):
         with mock.patch.dict(os.environ, {cache.FOLDER: ""}):
             assert self.reason() is None and self.reason() is None and self.spawned == 1
 
+    @pytest.mark.full
     def test_ranks_share_one_trial(self) -> None:
         """Processes, here of threads with memories of their own, wait for the lock and read the verdict."""
         self.answers("time.sleep(1)", COMPILE, RUN, state(INT8.name, "right"))

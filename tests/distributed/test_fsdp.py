@@ -346,6 +346,7 @@ class TestRefused(unittest.TestCase):
 
 
 class TestQuick(unittest.TestCase):
+    @pytest.mark.full
     def test_wire(self):
         run(wire, 2)
 

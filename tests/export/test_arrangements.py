@@ -85,7 +85,7 @@ def copied(program: Any) -> Any:
 
 class TestArrangements(unittest.TestCase):
     @parameterized.expand(list(itertools.product(ARRANGEMENTS, ("plain", "packed"), ("strict", "traced"))))
-    @pytest.mark.quick(12)
+    @pytest.mark.quick(24)
     def test_every_stage(self, how, form, mode):
         """Exported, saved and loaded, lowered, and that saved and loaded: each gives the results of eager mode."""
         model = arranged(how, weight(form == "packed")).eval()
@@ -133,7 +133,7 @@ class Every(nn.Module):
 
 class TestZeroPoints(unittest.TestCase):
     @parameterized.expand([(torch.uint8,), (torch.int16,), (torch.int32,), (torch.int64,), (torch.float32,)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(3)
     def test_dtypes(self, dtype):
         """Zero points of any integer dtype give the codes of those of the format's, eager and lowered."""
         static, w = presets.INT8_TENSOR_STATIC_AFFINE, weight(False)
@@ -164,6 +164,7 @@ class Quantizes(nn.Module):
 
 class TestSignatures(unittest.TestCase):
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_inputs_and_outputs(self, strict):
         """Lowering refuses quantized inputs and names the remedy; quantized outputs become their buffers."""
         q = hop.quantize(presets.INT8_ROW, X)
@@ -178,6 +179,7 @@ class TestSignatures(unittest.TestCase):
         assert [node.meta["val"].dtype for node in outputs] == [torch.int8, torch.float32]
 
     @parameterized.expand(list(itertools.product(("from_codes", "create_tensor"), (True, False))))
+    @pytest.mark.quick(4)
     def test_codes_in_codes_out(self, how, strict):
         """The remedy: codes as input and output, with either way to make a tensor of them."""
         static = presets.INT8_TENSOR_STATIC_AFFINE

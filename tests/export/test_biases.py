@@ -78,7 +78,7 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], int]] = {
 
 class TestDeadChannels(unittest.TestCase):
     @parameterized.expand([(name, target) for name in CALLS for target in INTEGERS])
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(24)
     def test_keep_their_bias(self, name: str, target: str) -> None:
         if name == "conv_transpose2d" and target == "ONNX_INTEGER":
             self.skipTest("onnxruntime has no transposed convolution of integers")
@@ -92,6 +92,7 @@ class TestDeadChannels(unittest.TestCase):
             assert torch.equal(y.select(1, 1), torch.full_like(y.select(1, 1), 3.0)), scale
 
     @parameterized.expand([(name,) for name in OF_16_BITS])
+    @pytest.mark.quick(2)
     def test_of_16_bits(self, name: str) -> None:
         for function, of_x, shape, dim in (CALLS["linear"], CALLS["conv2d"]):
             generator = torch.Generator().manual_seed(5)
@@ -100,6 +101,7 @@ class TestDeadChannels(unittest.TestCase):
             model.is_wide = True
             assert steps_apart(model, x, OF_16_BITS[name]) < 1.01
 
+    @pytest.mark.full
     def test_all_channels_by_one_scale(self) -> None:
         x = torch.randn(5, 8)
         for target in INTEGERS.values():
@@ -115,6 +117,7 @@ class TestDeadChannels(unittest.TestCase):
         got = program_of(model, x, requantize=hop.requantization.TFLITE).program.module()(x)
         assert float((got - model(x)).abs().max()) <= OUT + 1e-6
 
+    @pytest.mark.full
     def test_report(self) -> None:
         x, codes = torch.randn(5, 8), dead((4, 8), 0, torch.Generator().manual_seed(1))
         rows = []
@@ -149,6 +152,7 @@ class TestTinyChannels(unittest.TestCase):
         assert torch.equal(codes * scales[:, None], model.weight()) and scales[0] > scales[1]
         assert torch.equal(result.program.module()(x), model(x))
 
+    @pytest.mark.full
     def test_weights_far_below_a_step(self) -> None:
         x, generator = torch.randn(64, 32), torch.Generator().manual_seed(2)
         codes = torch.randint(-127, 128, (2, 32), dtype=torch.int8, generator=generator)
@@ -176,6 +180,7 @@ def program_or_error(model: nn.Module, x: Tensor) -> Any:
 
 class TestRefused(unittest.TestCase):
     @parameterized.expand([(name,) for name in INTEGERS])
+    @pytest.mark.quick(4)
     def test_names_what_is_wrong(self, name: str) -> None:
         codes = torch.randint(100, 128, (3, 8), dtype=torch.int8)
         codes[0, 0] = 101
@@ -190,6 +195,7 @@ class TestRefused(unittest.TestCase):
         assert program_of(model, x, target=PT2E).program.module()(x)[0, 2] == model(x)[0, 2]
 
     @parameterized.expand([(float("nan"),), (float("inf"),)])
+    @pytest.mark.quick(2)
     def test_no_number(self, bias: float) -> None:
         model = Product(F.linear, [[0, 0], [1, 2]], [1e-3, 1e-3], [bias, 0.0])
         with self.assertRaisesRegex(ValueError, f"the bias {bias} of channel 0"):
@@ -202,6 +208,7 @@ class TestRefused(unittest.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "the bias 1e\\+08 of channel 1 is"):
             bias_codes(codes, weight, torch.tensor([0.0, 1e8]))
 
+    @pytest.mark.full
     def test_vectors_keep_every_step(self) -> None:
         """A bias beside codes of 16 bits may have more steps than int32 holds."""
         model = Product(F.linear, [[1, 2], [0, 0]], [1e-3, 2.0**-23], [1.0, 3.0], scale=1e-4)
@@ -222,6 +229,7 @@ class TestRuntimes(unittest.TestCase):
         self.model = Product(F.linear, codes, [1e-3, 1e-12, 2e-3, 1e-3], [1.0, 3.0, -2.0, 0.0])
 
     @parameterized.expand([("reference",), ("micro",)])
+    @pytest.mark.quick(2)
     def test_tflite(self, kernels: str) -> None:
         pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
         if kernels == "micro":

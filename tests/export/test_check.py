@@ -53,7 +53,7 @@ class TestCheck(unittest.TestCase):
         assert "tests/export/test_check.py:" in lines[0] and "# a line to be named" in lines[0]
 
     @parameterized.expand([("nested", aten.sin, "sin"), ("outer", torch.ops.higher_order.cond, "cond")])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_one_less(self, _name, less, shown):
         allowed = [x for x in ALLOWED if x is not less]
         with pytest.raises(ValueError, match=f"{shown}.* is not among the operators"):
@@ -69,7 +69,7 @@ class TestCheck(unittest.TestCase):
     @parameterized.expand(
         [("list", "aten.mm.default", TypeError), ("operator", [3], TypeError), ("dtype", None, ValueError)]
     )
-    @pytest.mark.quick(3)
+    @pytest.mark.full
     def test_arguments(self, _name, operators, error):
         with pytest.raises(error, match="check: operators"):
             export.check(small(), operators=operators)
@@ -94,7 +94,7 @@ class TestKeep(unittest.TestCase):
             ("several", (hop.quantize, "hop_scaled_buffers"), {"hop_quantize_buffers", "hop_scaled_buffers"}),
         ]
     )
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_stays(self, _name, keep, wanted):
         low = self.lowered(*keep)
         assert {str(n.target) for n in low.graph.nodes if str(n.target).startswith("hop_")} == wanted

@@ -126,6 +126,7 @@ class TestIntegers(unittest.TestCase):
     def test_out_dtype(self, _name, op, shapes):
         check(Calls(lambda m, *x: hop.out_dtype(op, torch.int32, *x)), *map(codes_of, shapes))
 
+    @pytest.mark.full
     def test_out_dtype_convolution(self):
         def f(m: Any, x: Tensor, w: Tensor) -> Tensor:
             return hop.out_dtype(aten.conv2d.default, torch.int32, x, w, None, [2, 1], [1, 1], [1, 1], 2)
@@ -227,6 +228,7 @@ class TestPresets(unittest.TestCase):
 
 class TestRefused(unittest.TestCase):
     @parameterized.expand([(name,) for name in ("FP8_ROW", "MXFP8", "NVFP4")])
+    @pytest.mark.quick(3)
     def test_floats_of_8_bits(self, name):
         module, x = linear(None, presets.PRESETS[name])
         with pytest.raises(TypeError, match=r"weight.*float8_e4m3fn, for which ExecuTorch has no kernels"):
@@ -341,6 +343,7 @@ class TestFolded(unittest.TestCase):
         doubles = [n for n in less.graph.nodes if n.op == "call_function" and _is_double(n.meta.get("val"))]
         assert any(_is_double(n.meta.get("val")) for n in low.graph.nodes) and not doubles
 
+    @pytest.mark.full
     def test_large_weights_stay_as_they_are(self):
         def f(m: Any, x: Tensor) -> Tensor:
             return hop.out_dtype(LINEAR, torch.int32, x, m.weight)

@@ -86,6 +86,7 @@ class TestOperators(unittest.TestCase):
     """Each operator of codes, signed and unsigned."""
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_convolutions(self, signed: bool) -> None:
         g = Codes((2, 4, 9, 8), signed=signed)
         bias = g.constant(torch.arange(-300, 300, 100, dtype=torch.int32))
@@ -105,6 +106,7 @@ class TestOperators(unittest.TestCase):
         assert torch.int32 in [b.dtype for b in program.buffers()], "the bias stays an integer"
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_matrix_products(self, signed: bool) -> None:
         g = Codes((2, 5, 16), (3, 1, 5, 16), (2, 16, 4), signed=signed)
         ys = [g.result("QLinearMatMul", *g.operand(0), *g.weight(16, 6, channels=c)) for c in (None, 1)]
@@ -112,6 +114,7 @@ class TestOperators(unittest.TestCase):
         assert calls(g.check(*ys)) == ["aten.linear.default"] * 2 + ["aten.bmm.default"]
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_gemm(self, signed: bool) -> None:
         g = Codes((5, 16), signed=signed)
         bias = g.constant(torch.arange(-300, 300, 100, dtype=torch.int32))
@@ -123,6 +126,7 @@ class TestOperators(unittest.TestCase):
         assert calls(g.check(*ys)) == ["aten.linear.default"] * 2
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_elementwise(self, signed: bool) -> None:
         g = Codes((3, 4, 50), (4, 1), signed=signed)
         ys = [
@@ -132,6 +136,7 @@ class TestOperators(unittest.TestCase):
         assert calls(g.check(*ys)) == ["aten.add.Tensor", "aten.mul.Tensor"]
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_of_one(self, signed: bool) -> None:
         cases: tuple[tuple[str, dict[str, Any], tuple[float, int]], ...] = (
             ("QLinearAveragePool", {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}, (0.03, 5)),
@@ -146,6 +151,7 @@ class TestOperators(unittest.TestCase):
         assert len(calls(g.check(*ys))) == len(cases)
 
     @parameterized.expand([(True,), (False,)])
+    @pytest.mark.quick(2)
     def test_moves(self, signed: bool) -> None:
         g = Codes((2, 4, 8, 9), (2, 4, 4, 4), signed=signed)
         pooled = g.node("MaxPool", g.read[0], kernel_shape=[2, 3], strides=[2, 2])
@@ -161,6 +167,7 @@ class TestProductsOfCodes(unittest.TestCase):
     """Integer products without scales."""
 
     @parameterized.expand(itertools.product(("UINT8", "INT8"), ("one", "each", "none")))
+    @pytest.mark.quick(3)
     def test_matmul(self, kind: str, zeros: str) -> None:
         dtype = getattr(torch, kind.lower())
         g = Graph()
@@ -234,6 +241,7 @@ class TestModels(unittest.TestCase):
             assert torch.equal(own, its), (own - its).abs().max()
         return program
 
+    @pytest.mark.full
     def test_pictures(self) -> None:
         program = self.check("pictures")
         assert {"aten.conv2d.default", "aten.linear.default", "aten.max_pool2d.default"} <= set(calls(program))
@@ -275,6 +283,7 @@ class TestRoundTrip(unittest.TestCase):
         assert torch.equal(result, program.module()(x))
 
     @parameterized.expand([(None,), (torch.uint8,)])
+    @pytest.mark.quick(2)
     def test_onnx(self, weights: Any) -> None:
         """Standard operators, and a branch that a constant product chooses."""
         torch.manual_seed(0)
@@ -287,6 +296,7 @@ class TestRoundTrip(unittest.TestCase):
         for given in (x, torch.randn(9, 64)):
             assert torch.equal(back.module()(given), model(given))
 
+    @pytest.mark.full
     def test_form(self) -> None:
         """Another target, saving, and the form of a program."""
         g = Codes((3, 16), signed=True)
@@ -338,6 +348,7 @@ class TestFloats(unittest.TestCase):
             ("Resize", {"mode": "nearest"}, lambda x: F.interpolate(x, scale_factor=2.0)),
         ]
     )
+    @pytest.mark.quick(2)
     def test_resize(self, op: str, options: Any, function: Any) -> None:
         g = Graph()
         x = torch.randn(1, 2, 3, 4)
@@ -449,6 +460,7 @@ class TestHostile(unittest.TestCase):
             ({"location": "data.bin", "offset": "-4"}, "must be whole numbers from 0"),
         ]
     )
+    @pytest.mark.quick(3)
     def test_external_data(self, external: dict[str, str], message: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "secret.bin").write_bytes(bytes(16))

@@ -69,6 +69,7 @@ class TestPackedWeights(unittest.TestCase):
     @parameterized.expand(
         [(4, True, 64, 16), (4, False, 72, 32), (4, False, 80, 16), (8, True, 72, 32), (8, False, 64, 16)]
     )
+    @pytest.mark.quick(3)
     def test_product(self, bits: int, symmetric: bool, k: int, block: int) -> None:
         """Symmetric or with zero points, of which an odd number has half a byte left; blocks that are not full."""
         model = packed(product(k), bits, symmetric, block)
@@ -85,6 +86,7 @@ class TestPackedWeights(unittest.TestCase):
         torch.testing.assert_close(program.module()(x), run(model, x, optimized=False)[0], rtol=1e-5, atol=1e-4)
 
     @parameterized.expand([(64, 16), (72, 32)])
+    @pytest.mark.quick(2)
     def test_groups_in_another_order(self, k: int, block: int) -> None:
         """onnxruntime's sums of columns whose groups are not next to each other (act-order)."""
         groups = (torch.arange(k) // block)[torch.randperm(k, generator=torch.Generator().manual_seed(0))]
@@ -130,6 +132,7 @@ class TestWideCodes(unittest.TestCase):
     """Activations of 16 bits, around a product, and as input and output."""
 
     @parameterized.expand([("INT16", 0), ("UINT16", 2**15), ("INT16", -300), ("UINT16", 30000)])
+    @pytest.mark.quick(4)
     def test_codes(self, kind: str, zero: int) -> None:
         g = Graph()
         dtype = torch.int16 if kind == "INT16" else torch.uint16
@@ -191,6 +194,7 @@ class TestOthers(unittest.TestCase):
             assert a.dtype == b.dtype and torch.equal(a, b)
 
     @parameterized.expand([("QInt8",), ("QUInt8",)])
+    @pytest.mark.quick(2)
     def test_products_quantized_at_run_time(self, weights: str) -> None:
         """DynamicQuantizeMatMul, which onnxruntime's optimizer makes of files of its quantizer."""
         import onnxruntime as ort

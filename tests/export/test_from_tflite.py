@@ -41,6 +41,7 @@ def check(model: nn.Module, x: Tensor, at_least: int = 3) -> None:
 
 
 class TestRoundTrip(unittest.TestCase):
+    @pytest.mark.full
     def test_small(self) -> None:
         check(*small())
         check(transformer(16, 1), torch.randn(2, 6, 16))
@@ -60,6 +61,7 @@ class TestRoundTrip(unittest.TestCase):
             back = hop.export.from_tflite(hop.export.to_tflite(program).buffer)
             assert torch.equal(back.module()(x), program.module()(x)), seed
 
+    @pytest.mark.full
     def test_random(self) -> None:
         self.random(range(2))
 
@@ -137,6 +139,7 @@ class TestOperators(unittest.TestCase):
         return program
 
     @parameterized.expand([(1, 2, 3), (2, 2, 4), (2, 3, 5), (1, 1, 2)])
+    @pytest.mark.quick(4)
     def test_same_padding(self, stride: int, kernel: int, size: int) -> None:
         """SAME, which pads one side more than the other."""
         made = Made(2, size + 4, size + 3, 3)
@@ -192,6 +195,7 @@ class TestOperators(unittest.TestCase):
         assert hop.export.verify(program, data, (torch.randn(3, 40) * 4,)).first is None
 
     @parameterized.expand(["NONE", "RELU", "RELU6", "RELU_N1_TO_1"])
+    @pytest.mark.quick(4)
     def test_fused(self, name: str) -> None:
         made = Made(4, 60)
         options = {"kind": "AddOptions", "fusedActivationFunction": made.file.activation(name)}
@@ -267,6 +271,7 @@ class TestOperators(unittest.TestCase):
                 hop.export.from_tflite(wrong)
 
     @parameterized.expand([("CAST", 6), ("ADD", 5), ("", 7)])
+    @pytest.mark.quick(3)
     def test_tables_that_share(self, shared: str, count: int) -> None:
         """Two lookups read one CAST, or one ADD, or neither; the program has both functions."""
         n = torch.arange(-128, 128) + 3

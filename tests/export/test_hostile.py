@@ -140,6 +140,7 @@ class TestHostile(unittest.TestCase):
             ("tensors", names, 2**17 + 1, 0, "the graph has 131073 tensors; up to 131072 are supported"),
         ]
     )
+    @pytest.mark.quick(2)
     def test_reading(self, _name, make, count, length, message):
         error = self.read(make(count, length))
         if message is None:
@@ -172,6 +173,7 @@ class TestHostile(unittest.TestCase):
 
 @pytest.mark.skipif(find_spec("executorch") is None, reason="needs ExecuTorch, which has flatc")
 class TestTosa(unittest.TestCase):
+    @pytest.mark.full
     def test_tables_in_many_places(self) -> None:
         """100 regions that are one, of 100 blocks that are one, of 100 tensors that are one, with a name of
         1,000 letters: a gigabyte of JSON, of a file of 2 KB. A file of data alone is read."""

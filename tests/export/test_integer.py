@@ -511,7 +511,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         return module
 
     @parameterized.expand([(cpu,) for cpu in CPUS])
-    @pytest.mark.quick(4)
+    @pytest.mark.full
     def test_quantize_(self, cpu):
         self.check_quantized(cpu, torch.float32)
 
@@ -548,7 +548,7 @@ class TestProductsOfTorchao(unittest.TestCase):
         assert [n for n in operators(found) if "hop" in n] == ["hop_scaled_buffers"], str(found.graph)
 
     @parameterized.expand(UNLIKE)
-    @pytest.mark.quick(8)
+    @pytest.mark.full
     @unittest.skipIf(unsigned_products.is_needed, "torch._int_mm of this version takes no uint8, nor torchao's form")
     def test_of_another_meaning(self, name):
         """What is not undone as a whole is not undone at all."""
@@ -889,6 +889,7 @@ class TestOddGraphs(unittest.TestCase):
         found, _ = export.to_integer(exported(Holding(function), torch.randn(6, 32)))
         assert set(found.state_dict) == {"codes"}
 
+    @pytest.mark.full
     def test_state_that_is_written(self):
         class Counting(nn.Module):
             def __init__(self) -> None:

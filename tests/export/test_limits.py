@@ -55,7 +55,7 @@ class TestUnits(unittest.TestCase):
     """Functions whose kernels give codes of one scale and zero point."""
 
     @parameterized.expand([(name,) for name in FIXED])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_only_the_kernels(self, name: str) -> None:
         function, targets, units = FIXED[name]
         x = torch.randn(3, 8)
@@ -69,6 +69,7 @@ class TestUnits(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, words):
                     program_of(Function(function, 0.03, *other), (x,), target)
 
+    @pytest.mark.full
     def test_what_tflm_ignores(self) -> None:
         """LiteRT's TANH of int8 gives codes of any scale, TFLM's of 1/128 alone."""
         pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
@@ -86,7 +87,7 @@ class TestScales(unittest.TestCase):
     @parameterized.expand(
         [(t.name, n) for t in (TFLITE, TFLITE_MICRO, TFLITE_16X8, TFLITE_MICRO_16X8) for n in ("add", "sub")]
     )
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_of_sums(self, target: str, name: str) -> None:
         """The kernels check that the last multiplier, twice the larger scale over 2^20 of the result's, is below 1."""
         function = getattr(torch, name)
@@ -102,6 +103,7 @@ class TestScales(unittest.TestCase):
         assert float((y - model(*inputs)).abs().max()) <= 2 * least  # all at an end of the range, or 0
 
     @parameterized.expand([(TFLITE_16X8.name, 2.0**7), (TFLITE_MICRO_16X8.name, 2.0**7), ("TOSA_1_0_INT16", 2.0**13)])
+    @pytest.mark.quick(3)
     def test_of_wide_products(self, target: str, most: float) -> None:
         class Convolution(nn.Module):
             def __init__(self, out: float) -> None:
@@ -129,6 +131,7 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], str]] = {
 
 
 class TestZeroPoints(unittest.TestCase):
+    @pytest.mark.full
     def test_that_are_no_codes(self) -> None:
         """PyTorch computes with them; int8, in which they are stored, would hold other numbers."""
 
@@ -160,6 +163,7 @@ class TestZeroPoints(unittest.TestCase):
 
 class TestSizes(unittest.TestCase):
     @parameterized.expand([(name,) for name in CALLS])
+    @pytest.mark.quick(4)
     def test_of_tflm(self, name: str) -> None:
         function, shape, words = CALLS[name]
         x = torch.randn(shape)
@@ -168,6 +172,7 @@ class TestSizes(unittest.TestCase):
                 program_of(Function(function, 0.03, *result), (x,), target)
 
     @parameterized.expand([("cat",), ("slice",), ("select",)])
+    @pytest.mark.quick(3)
     def test_tflm_refuses_them(self, name: str) -> None:
         pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
         pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
@@ -179,6 +184,7 @@ class TestSizes(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "TFLM does not accept model"):
             hop.export.verify(program, model, (x,), kernels="micro")
 
+    @pytest.mark.full
     def test_as_many_as_it_takes(self) -> None:
         x = torch.randn(2, 3)
         program_of(Function(lambda x: torch.cat([x] * 10), 0.03, 0.05, 0), (x,), TFLITE_MICRO)
@@ -204,6 +210,7 @@ class TestValues(unittest.TestCase):
             rows = json.loads((Path(folder) / "target.json").read_text())["rows"]
             assert all("limits" not in row for row in rows)  # those of ONNX_INTEGER have none: earlier versions read it
 
+    @pytest.mark.full
     def test_of_ones_own(self) -> None:
         row = replace(TFLITE["tanh.default"], limits=Limits(units=(0.5, 1)))
         own = replace(TFLITE, name="OWN", rows=(row,))

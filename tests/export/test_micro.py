@@ -53,7 +53,8 @@ class TestNetworks(unittest.TestCase):
         model, shape = model_of(name)
         assert compared(model, torch.randn(shape), TFLITE_MICRO) > 60_000
 
-    @parameterized.expand(["residual", "transformer"])
+    @parameterized.expand(["transformer", "residual"])
+    @pytest.mark.quick(2)
     def test_every_tensor(self, name: str) -> None:
         self.check(name)
 
@@ -94,6 +95,7 @@ class TestRandom(unittest.TestCase):
                 total += compared(chain, torch.randn(chain.shape) * 2, TFLITE_MICRO)
         return total
 
+    @pytest.mark.full
     def test_three(self) -> None:
         self.assertGreater(self.check(range(5, 8)), 1_000)
 
@@ -111,11 +113,13 @@ class TestOperators(unittest.TestCase):
             ("mean", lambda x: x.mean(1), (40, 30, 3)),
         ]
     )
+    @pytest.mark.quick(2)
     def test_16_bits(self, _name: str, function: Any, shape: tuple[int, ...]) -> None:
         model = Function(lambda x: wide(function(wide(x, 1e-4)), 3e-4))
         assert compared(model, torch.randn(shape), TFLITE_MICRO_16X8) > 0
 
     @parameterized.expand([("product",), ("multiplication",)])
+    @pytest.mark.quick(2)
     def test_8_bits(self, name: str) -> None:
         own = {"product": lambda x: torch.bmm(x, x.transpose(1, 2)), "multiplication": lambda x: x * both(x, 0.02, 3)}
         model = Function(lambda x: both(own[name](both(x, 0.031, -9)), 0.1, 3))

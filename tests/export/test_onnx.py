@@ -456,7 +456,7 @@ class TestModel(WithRuntime):
         assert hop.export.verify(program, model, xs).first is None
 
     @parameterized.expand([("affine", "choose_qparams"), ("symmetric", "choose_qparams_symmetric")])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_scales_of_a_tensor_that_are_found_there(self, _name, choose):
         """As PT2E's dynamic quantizers write them, with one scale for the tensor."""
         importlib.import_module("torch.ao.quantization.fx._decomposed")

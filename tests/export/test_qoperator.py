@@ -101,6 +101,7 @@ class TestNetworks(unittest.TestCase):
 
     @parameterized.expand(["residual", "transformer"])
     @needs_exact_int8
+    @pytest.mark.quick(2)
     def test_every_tensor(self, name: str) -> None:
         self.check(name)
 
@@ -111,7 +112,7 @@ class TestNetworks(unittest.TestCase):
         self.check(name)
 
     @parameterized.expand(NAMES)
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_activations_of_uint8(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = model_of(name)
@@ -165,6 +166,7 @@ class TestRandom(unittest.TestCase):
         self.assertLess(left, 0.2 * len(seeds) + 1)
         return total
 
+    @pytest.mark.full
     def test_three(self) -> None:
         self.assertGreater(self.check(range(3)), 1_000)
 
@@ -218,7 +220,7 @@ WEIGHTED: dict[str, Any] = {
 
 class TestOperators(unittest.TestCase):
     @parameterized.expand([(n.replace(" ", "_"), s) for n, s in STEPS.items()])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_step(self, _name: str, step: Any) -> None:
         function, shapes, out = step
         torch.manual_seed(1)
@@ -227,6 +229,7 @@ class TestOperators(unittest.TestCase):
 
     @parameterized.expand([(n.replace(" ", "_"), s) for n, s in WEIGHTED.items()])
     @needs_exact_int8
+    @pytest.mark.quick(4)
     def test_with_a_weight(self, _name: str, step: Any) -> None:
         function, shape, size, out = step
         for per_channel in (True, False):
@@ -340,6 +343,7 @@ class TestCommand(unittest.TestCase):
             assert found["holds"] and found["first"] is None and len(found["rows"]) == 1
 
 
+@pytest.mark.full
 def test_transformers_functions() -> None:
     """Softmax and GELU among the rest: shares by onnxruntime's softmax, GELU by a table."""
     names = {str(n.args[0]) for n in _calls(transformer())}

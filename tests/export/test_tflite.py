@@ -49,8 +49,17 @@ def assert_equal(counts: dict[str, tuple[int, int]], at_least: int = 1) -> None:
 
 
 class TestNetworks(unittest.TestCase):
-    @parameterized.expand(["digits", "residual", "separable", "mobilenet", "transformer"])
+    @parameterized.expand(["residual", "transformer"])
+    @pytest.mark.quick(2)
     def test_every_tensor(self, name: str) -> None:
+        self.check(name)
+
+    @parameterized.expand(["digits", "separable", "mobilenet"])
+    @pytest.mark.full
+    def test_every_tensor_of_others(self, name: str) -> None:
+        self.check(name)
+
+    def check(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = networks()[name]
         x = torch.randn(shape)
@@ -120,7 +129,7 @@ class TestRows(unittest.TestCase):
     """Convolutions and pools of one dimension."""
 
     @parameterized.expand(ROWS)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_codes(self, name: str) -> None:
         torch.manual_seed(5)
         weight, function = ROWS[name]
@@ -130,6 +139,7 @@ class TestRows(unittest.TestCase):
         assert torch.equal(hop.export.from_tflite(made.buffer).module()(x), program.module()(x))
 
     @parameterized.expand(["TFLITE", "TFLITE_MICRO", "TFLITE_16X8"])
+    @pytest.mark.quick(3)
     def test_network(self, target: str) -> None:
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"
         if kernels == "micro":
@@ -176,6 +186,7 @@ class TestPictures(unittest.TestCase):
     """Convolutions and pools of two dimensions with padding."""
 
     @parameterized.expand(itertools.product(PICTURES, ("TFLITE", "TFLITE_MICRO")))
+    @pytest.mark.quick(2)
     def test_codes(self, name: str, target: str) -> None:
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"
         if kernels == "micro":
@@ -193,6 +204,7 @@ class TestTables(unittest.TestCase):
     """Functions that LiteRT has no integer operator for."""
 
     @parameterized.expand(FUNCTIONS)
+    @pytest.mark.quick(3)
     def test_codes(self, name: str) -> None:
         torch.manual_seed(5)
         x = torch.randn(2, 3, 5, 7) * 3
@@ -238,7 +250,7 @@ class TestLarger(unittest.TestCase):
         return program
 
     @parameterized.expand([(n.replace(" ", "_"), v) for n, v in TRANSPOSED.items()])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_transposed_convolution(self, _name: str, given: Any) -> None:
         kernel, stride, padding, more = given
         size = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -248,6 +260,7 @@ class TestLarger(unittest.TestCase):
             assert "conv_transpose2d" in str(program.graph)
 
     @parameterized.expand([("micro", "TFLITE_MICRO"), ("wide", "TFLITE_16X8"), ("micro_wide", "TFLITE_MICRO_16X8")])
+    @pytest.mark.quick(3)
     def test_other_targets(self, name: str, target: str) -> None:
         kernels = "micro" if name.startswith("micro") else "reference"
         if kernels == "micro":
@@ -271,7 +284,7 @@ class TestLarger(unittest.TestCase):
             self.check(lambda x: F.interpolate(x, size=(10, 8)))
 
     @parameterized.expand(itertools.product(BILINEAR, (False, True)))
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(14)
     def test_bilinear(self, name: str, align_corners: bool) -> None:
         """Between scales that differ, and such as are the same: LiteRT's operator alone."""
         for out in ((0.06, -9), (0.031, -9)):
@@ -300,6 +313,7 @@ class TestRandom(unittest.TestCase):
             compared_codes += sum(size for _, size in counts.values())
         return compared_codes
 
+    @pytest.mark.full
     def test_three(self) -> None:
         self.assertGreater(self.check(range(3)), 1_000)
 

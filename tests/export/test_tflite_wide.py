@@ -108,7 +108,7 @@ OTHERS: dict[str, Any] = {
 
 class TestEqual(unittest.TestCase):
     @parameterized.expand(itertools.product(CONVOLUTIONS, (True, False), (True, False)))
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(8)
     def test_convolution(self, name: str, bias: bool, whole: bool) -> None:
         torch.manual_seed(4)
         shape, options = CONVOLUTIONS[name]
@@ -120,7 +120,7 @@ class TestEqual(unittest.TestCase):
         self.near(model, program, x)
 
     @parameterized.expand(itertools.product(TRANSPOSED, (True, False)))
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_transposed_convolution(self, name: str, whole: bool) -> None:
         torch.manual_seed(4)
         options = TRANSPOSED[name]
@@ -135,7 +135,7 @@ class TestEqual(unittest.TestCase):
     @parameterized.expand(
         [(bias, whole, size) for bias in (True, False) for whole in (True, False) for size in (16, 700)]
     )
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_linear(self, bias: bool, whole: bool, size: int) -> None:
         torch.manual_seed(4)
         model = Step(F.linear, 4e-5, Weights((24, size), not whole, bias))
@@ -145,6 +145,7 @@ class TestEqual(unittest.TestCase):
         self.near(model, program, x)
 
     @parameterized.expand(PAIRS)
+    @pytest.mark.quick(3)
     def test_two_operands(self, name: str) -> None:
         model = Step(PAIRS[name], 3e-4)
         x = image(3, 40, 30)
@@ -153,6 +154,7 @@ class TestEqual(unittest.TestCase):
         self.near(model, program, x)
 
     @parameterized.expand([(False,), (True,)])
+    @pytest.mark.quick(2)
     def test_sums_beyond_32_bits(self, whole: bool) -> None:
         """2^15 features, nearly all of one sign, whose sums reach 2^36."""
         torch.manual_seed(4)
@@ -165,6 +167,7 @@ class TestEqual(unittest.TestCase):
         codes = compare(program, x)
         assert codes.outputs[0].elements == 180 and len(torch.unique(program.module()(x))) > 100
 
+    @pytest.mark.full
     def test_linear_near_ties(self) -> None:
         """Sums that a multiplier of 31 bits would round otherwise: those that come nearest to half a code."""
         a, b = 2.0**-13, 2.0**-7
@@ -192,7 +195,7 @@ class TestEqual(unittest.TestCase):
         assert ((program.module()(x) - y).abs() <= model.scale * 3.01 + y.abs() * 2.0**-14).all()
 
     @parameterized.expand(OTHERS)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(8)
     def test_others(self, name: str) -> None:
         function, scale, shape = OTHERS[name]
         model = Step(function, scale)
@@ -201,7 +204,7 @@ class TestEqual(unittest.TestCase):
         compare(program, x, x * 3)
 
     @parameterized.expand([(bits, dtype, same) for bits in (8, 16) for dtype in ("int32", "int64") for same in (0, 1)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_rows(self, bits: int, dtype: str, same: int) -> None:
         """Rows of a matrix of 8 or 16 bits, by its scale or another one, chosen by an input of integers."""
         torch.manual_seed(4)
@@ -224,6 +227,7 @@ class TestEqual(unittest.TestCase):
         assert torch.equal(hop.export.from_tflite(file).module()(x), program.module()(x))
         assert ((program.module()(x) - model(x)).abs() <= model.out).all()
 
+    @pytest.mark.full
     def test_network(self) -> None:
         """Convolutions, a residual, a pool, a view, and a layer."""
 

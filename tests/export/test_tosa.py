@@ -57,6 +57,7 @@ class TestNetworks(unittest.TestCase):
         assert compared(exported(model, x), x) > 50_000
 
     @parameterized.expand(["residual", "transformer"])
+    @pytest.mark.quick(2)
     def test_every_tensor(self, name: str) -> None:
         self.check(name)
 
@@ -66,7 +67,7 @@ class TestNetworks(unittest.TestCase):
         self.check(name)
 
     @parameterized.expand(["digits", "residual", "separable", "transformer"])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(4)
     def test_activations_of_16_bits(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = networks()[name]
@@ -98,6 +99,7 @@ class TestRandom(unittest.TestCase):
                 total += compared(exported(chain, x, target=TOSA_1_0 if bits == 8 else TOSA_1_0_INT16), x)
         return total
 
+    @pytest.mark.full
     def test_one(self) -> None:
         self.assertGreater(self.check(range(1)) + self.check(range(1), 16), 0)
 
@@ -159,6 +161,7 @@ STEPS = {
 
 class TestOperators(unittest.TestCase):
     @parameterized.expand([((5, 2401), "needs 2401 parts"), ((40, 2), "a step of 40"), ((90, 1), "a border")])
+    @pytest.mark.quick(3)
     def test_resizes_that_it_has_not(self, sizes: tuple[int, int], why: str) -> None:
         model = Step(
             lambda x: F.interpolate(x, (4, sizes[1]), mode="bilinear", align_corners=sizes[1] == 1), (0.031, -9)
@@ -168,7 +171,7 @@ class TestOperators(unittest.TestCase):
             hop.export.to_tosa(program)
 
     @parameterized.expand([(name, bits) for name in STEPS for bits in (8, 16)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(8)
     def test_codes(self, name: str, bits: int) -> None:
         if (name, bits) == ("grouped", 16):
             pytest.skip("CONCAT has no 48-bit type")
@@ -185,6 +188,7 @@ class TestOperators(unittest.TestCase):
         target = TOSA_1_0 if bits == 8 else TOSA_1_0_INT16
         assert compared(exported(model, x, target=target), x) > 0
 
+    @pytest.mark.full
     def test_large_multipliers(self) -> None:
         """A multiplier above 1 has a small shift, and what a shift does not hold saturates in either case."""
         torch.manual_seed(2)

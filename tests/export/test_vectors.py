@@ -248,6 +248,7 @@ class TestReaders(Folder):
         with pytest.raises(FileNotFoundError):
             reader().read(self.out)
 
+    @pytest.mark.full
     def test_large_on_the_word_of_a_file(self) -> None:
         """Nothing is made of compressed, overlapping and lying parts, nor of one file many times."""
         listed = json.loads((self.out / "vectors.json").read_text())

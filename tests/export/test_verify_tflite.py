@@ -83,6 +83,7 @@ class TestVerify(unittest.TestCase):
         moved, same = hop.export.verify(other, file, (x,)).outputs
         assert moved.differing > 24 and same.differing == 0
 
+    @pytest.mark.full
     def test_no_layout_is_mistaken(self) -> None:
         """Counts are those of the tensors, one by one, of a file whose other convention shows everywhere."""
         model, x = small()
@@ -220,6 +221,7 @@ class TestErrors(unittest.TestCase):
         with pytest.raises(ValueError, match="inputs must hold one tuple or dict"):
             hop.export.verify(self.program, self.model, [])
 
+    @pytest.mark.full
     def test_another_program(self) -> None:
         x = torch.randn(7)
 
@@ -234,6 +236,7 @@ class TestErrors(unittest.TestCase):
             one = torch.export.export(nn.Sequential(Point(0.1), Point(0.2)), (x,))
             hop.export.verify(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
 
+    @pytest.mark.full
     def test_output_without_codes(self) -> None:
         """Views of floats that no codes represent, and the file's output has codes."""
 
@@ -252,6 +255,7 @@ class TestErrors(unittest.TestCase):
 
 
 class TestCommand(unittest.TestCase):
+    @pytest.mark.full
     def test_verify(self) -> None:
         """The answer is the exit status; --json has the conventions."""
         model, x = small()

@@ -473,7 +473,7 @@ class TestDtypes(unittest.TestCase):
     """What depends on the input, between quantize and dequantize, node by node."""
 
     @parameterized.expand(ALL)
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_exported(self, _name, network, rule):
         """Quantized tensors, whose codes are int8."""
         program = exported(Network(network, rule), inputs(network))
@@ -595,7 +595,7 @@ def vjp(function: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, l
 
 class TestGradients(unittest.TestCase):
     @parameterized.expand(ALL)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_straight_through(self, _name, network, rule):
         """Of the input, weights, biases, scales and zero points, which are computed in float32: sums of some hundred
         terms, to 1e-5 of the largest. The gradient of a scale sums differences of numbers up to 128, round(y) - y,

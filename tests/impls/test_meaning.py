@@ -381,7 +381,7 @@ class TestIntegerProducts(unittest.TestCase):
             for n in (1, 2)
         ]
     )
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_channels_last(self, _name, size, dtype, groups, n):
         """Channels last if the input or the weight is: on the kernel, the reference and fakes."""
         op = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}[len(size)]

@@ -75,6 +75,7 @@ class TestPack(unittest.TestCase):
     """hop.pack: the same numbers in a form that products read fast."""
 
     @parameterized.expand([*presets.PRESETS, *(name for name in WEIGHTS if name not in BOOKS)])
+    @pytest.mark.quick(6)
     def test_numbers(self, name):
         """Bit for bit, of any codes, also where blocks are cut off."""
         q = presets.PRESETS.get(name) or WEIGHTS[name]

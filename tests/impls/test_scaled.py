@@ -37,6 +37,7 @@ class TestLinear(unittest.TestCase):
         check(aten.linear.default, dtype, scaled_oracles.biased(y, array(bias)), x, w, bias)
 
     @parameterized.expand(PAIRS)
+    @pytest.mark.quick(4)
     def test_pairs(self, name, lhs, rhs):
         i = [p[0] for p in PAIRS].index(name)
         m, k, n = sizes(i)
@@ -164,6 +165,7 @@ class TestMatrices(unittest.TestCase):
     """mm, addmm, bmm, baddbmm and matmul of integers."""
 
     @parameterized.expand([(name,) for name in RIGHT])
+    @pytest.mark.quick(4)
     def test_mm(self, name):
         for i, (left, (m, k, n)) in enumerate(itertools.product(LEFT, [(5, 70, 9), (3, 64, 32), (4, 96, 20)])):
             with self.subTest(f"{left} {m, k, n}"):
@@ -257,6 +259,7 @@ class TestMatrices(unittest.TestCase):
         return [(f"{a} {c}", lefts[a], rights[c]) for a, c in itertools.product(lefts, rights)]
 
     @parameterized.expand([("few", (3, 4, 50, 5)), ("one", (1, 1, 7, 1)), ("group", (2, 3, 40, 20))])
+    @pytest.mark.quick(3)
     def test_bmm(self, _name, size):
         rng = generator(7)
         for i, (name, x, w) in enumerate(self.batches(*size, rng)):

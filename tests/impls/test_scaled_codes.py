@@ -4,6 +4,7 @@ import unittest
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -168,6 +169,7 @@ class TestRequantization(unittest.TestCase):
         return found
 
     @parameterized.expand(CONVENTIONS)
+    @pytest.mark.quick(2)
     def test_products(self, name):
         rule, rng = CONVENTIONS[name], generator(1)
         for left, right in [
@@ -214,6 +216,7 @@ class TestRequantization(unittest.TestCase):
         )
 
     @parameterized.expand(CONVENTIONS)
+    @pytest.mark.quick(4)
     def test_multipliers(self, name):
         """Of all sizes, with sums of all sizes: also where a shift has nothing left, or is to the left."""
         rule, rng = CONVENTIONS[name], generator(3)
@@ -237,6 +240,7 @@ class TestRequantization(unittest.TestCase):
         assert len(seen) > 1, seen
 
     @parameterized.expand(CONVENTIONS)
+    @pytest.mark.quick(2)
     def test_near_ties(self, name):
         """Sums that are next to a half of a code: how a multiplier is rounded, and in which order, shows there."""
         rng = generator(5)

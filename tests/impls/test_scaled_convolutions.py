@@ -73,7 +73,7 @@ class TestConvolutions(unittest.TestCase):
                 check(op, DTYPES[i // 2 % 4], want, x, w, bias, *args)
 
     @parameterized.expand(list(CONVOLUTIONS))
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_formats(self, name):
         self.formats(name, 11)
 

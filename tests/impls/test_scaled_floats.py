@@ -125,7 +125,7 @@ class TestFloats(unittest.TestCase):
             self.linear(left, right, m, k, n, output, generator(i))
 
     @parameterized.expand(FLOATS)
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_operators(self, name):
         """mm, addmm, bmm, baddbmm and matmul, of weights that are turned, and packed and turned."""
         rng = generator(1, *name.encode())
@@ -261,7 +261,7 @@ class TestFloats(unittest.TestCase):
                         self.within(f"small {left} x {right}", aten.linear.default, output, x, w, product, k, held=held)
 
     @parameterized.expand(["fp8_tensor", "fp8_row", "fp8_1x128", "mxfp8", "nvfp4", "mxfp4", "int8_row"])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_strides(self, right):
         """Weights and activations that are views, one after the other: no plan is taken for another layout."""
         rng = generator(8)

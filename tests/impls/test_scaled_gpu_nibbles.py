@@ -4,6 +4,7 @@ import unittest
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
@@ -56,6 +57,7 @@ class TestNibbles(unittest.TestCase):
                     assert ((got.double() - wanted.double()).abs() <= magnitude * 2.0**-7).all()
 
     @parameterized.expand([(f"{i}_{j}", p, q) for i, p in enumerate(LEFT) for j, q in enumerate(WEIGHTS)])
+    @pytest.mark.quick(4)
     def test_of_integers_the_meaning(self, _, p, q):
         """Bit for bit."""
         w = hop.quantize(q, torch.randn(48, 256))

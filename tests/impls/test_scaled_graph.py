@@ -77,6 +77,7 @@ class TestGraphForm(unittest.TestCase):
     """The public call and the node that it is in a graph."""
 
     @parameterized.expand([(str(output).replace(".", "_"), output) for output in (torch.bfloat16, presets.INT8_ROW)])
+    @pytest.mark.quick(2)
     def test_equal_for_every_pair(self, _name, output):
         x, w, bias = torch.randn(2, 5, 40), torch.randn(7, 40), torch.randn(7)
         spelled = str(output) if isinstance(output, Quantizer) else output
@@ -93,7 +94,7 @@ class TestGraphForm(unittest.TestCase):
         assert count > 250
 
     @parameterized.expand([(packed, biased) for packed in (False, True) for biased in (False, True)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_plans_give_the_same(self, packed, biased):
         """A call the first time, as a plan, and around both: equal bits, for every pair."""
         x, w, bias = torch.randn(5, 40).bfloat16(), torch.randn(7, 40).bfloat16(), torch.randn(7).bfloat16()

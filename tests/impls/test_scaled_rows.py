@@ -62,6 +62,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
+@pytest.mark.quick(2)
 def test_functions_are_rounded_once(name: str) -> None:
     generator = torch.Generator().manual_seed(5)
     parts = [torch.randn(300, generator=generator) * scale for scale in (1e-6, 1e-2, 1, 10)]

@@ -395,7 +395,7 @@ class TestMeans(unittest.TestCase):
     """mean and average pools: of integers float32(mean of code differences) · scale, of others the mean of numbers."""
 
     @parameterized.expand(AVERAGED)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(8)
     def test_mean(self, name):
         rng = generator(*name.encode())
         for shape in [(3, 4, 7, 9), (2, 3, 5), (4, 13), (37,)]:
@@ -426,7 +426,7 @@ class TestMeans(unittest.TestCase):
         check(aten.mean.dim, torch.float32, y, x, [1], dtype=torch.float16)
 
     @parameterized.expand(AVG_POOLS)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(8)
     def test_pools(self, name):
         op, shape, args = AVG_POOLS[name]
         rng = generator(*name.encode())

@@ -112,7 +112,7 @@ def check(method: str, scheme: str) -> None:
 
 class TestAdapters(unittest.TestCase):
     @parameterized.expand([(f"{method} {scheme}", method, scheme) for method in METHODS for scheme in SCHEMES])
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_train_merge_unmerge_save(self, _name, method, scheme):
         check(method, scheme)
 
@@ -122,6 +122,7 @@ class TestAdapters(unittest.TestCase):
         check(method, scheme)
 
     @parameterized.expand(["LoRA", "IA3"])
+    @pytest.mark.quick(2)
     def test_static_scales(self, method):
         check(method, "int8_static")
 
@@ -161,6 +162,7 @@ class TestAdapters(unittest.TestCase):
             assert torch.equal(logits(type(merged).from_pretrained(folder)), logits(merged))
 
     @parameterized.expand([(method, method) for method in METHODS])
+    @pytest.mark.quick(4)
     def test_requantized_by_every_method(self, _name, method):
         model = trained(method, "int8")
         want = logits(model)

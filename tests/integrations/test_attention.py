@@ -189,7 +189,7 @@ class TestAttention(unittest.TestCase):
         assert not torch.equal(results(some, IDS), results(model, IDS))
 
     @parameterized.expand([("int8",), ("int8_rotated",)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_compiled_and_exported(self, attention):
         model = attending(bert(), attention, "int8")
         want = results(model, IDS)

@@ -100,6 +100,7 @@ def agree(got: Tensor, want: Tensor, allowed: float) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rule", ALLOWED)
+@pytest.mark.quick(2)
 def test_as_without_a_cache(rule: str, name: str) -> None:
     """A prompt, longer than the window, and tokens after it, one by one; and all in parts."""
     quantizer, allowed = ALLOWED[rule]
@@ -182,6 +183,7 @@ def test_attention_is_given_the_codes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick(2)
 def test_generate(name: str) -> None:
     """Greedily, with padding, and by beams, which reorder the cache."""
     quantizer, _ = ALLOWED["fp8"]

@@ -55,6 +55,7 @@ class TestGGUF(InFolder):
         return load_model(self.folder / "model.gguf")
 
     @parameterized.expand([(name, name) for name in MODELS])
+    @pytest.mark.quick(8)
     def test_equals_the_float_model_and_comes_back(self, _name, named):
         model = self.loaded(named)
         assert_same(model, rounded(MODELS[named](), "Q8_0"))
@@ -67,12 +68,14 @@ class TestGGUF(InFolder):
         assert torch.equal(result(again), result(model))
 
     @parameterized.expand([(name, name) for name in ("llama", "llama tied", "qwen3 128", "gemma3 256")])
+    @pytest.mark.quick(4)
     def test_equals_what_transformers_reads(self, _name, named):
         model = self.loaded(named)
         want = type(model).from_pretrained(self.folder, gguf_file="model.gguf", dtype=torch.float32)
         assert_same(model, want)
 
     @parameterized.expand([(kind, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")])
+    @pytest.mark.quick(4)
     def test_types(self, _name, kind):
         model = self.loaded("llama tied", kind)
         want = rounded(MODELS["llama tied"](), kind)
@@ -289,7 +292,7 @@ class TestGGUF(InFolder):
     @parameterized.expand(
         [("Q4_0", "llama tied", {"use_cache": False}, {}), ("Q8_0", "bert", {}, {"add_pooling_layer": False})]
     )
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_exact(self, kind, named, kwargs, whole):
         """The same bits exported, lowered, in every batch and after saving."""
         ids = torch.randint(0, 64, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -461,6 +464,7 @@ class TestFolder(InFolder):
     @parameterized.expand(
         [(f"{name} {kind}", name, kind) for name in ("llama tied", "qwen3", "gptneox", "bert") for kind in FOLDERS]
     )
+    @pytest.mark.quick(8)
     def test_equals_the_float_model_and_comes_back(self, _name, named, kind):
         want = self.written(MODELS[named](), kind)
         model = load_model(self.folder)
@@ -501,6 +505,7 @@ class TestFolder(InFolder):
             )
         ]
     )
+    @pytest.mark.quick(4)
     def test_experts(self, _name, named, kind):
         """Experts in matrices of their own, or in stacks, become the model's stacks, with the file's codes."""
         want = self.written_experts(MODELS[named](), kind)

@@ -124,6 +124,7 @@ class TestProducts(unittest.TestCase):
 
 class TestPrograms(unittest.TestCase):
     @parameterized.expand([(kind, scheme) for kind in ("mixtral", "gpt_oss") for scheme in ("int8", "int4")])
+    @pytest.mark.quick(4)
     def test_compiled_and_exported_in_one_graph(self, kind, scheme):
         module, given = experts(kind)
         module = quantized(module, scheme)
@@ -138,6 +139,7 @@ class TestPrograms(unittest.TestCase):
         assert torch.equal(program.module()(*fewer), module(*fewer))
 
     @parameterized.expand([(frozen, scheme) for frozen in (True, False) for scheme in ("int8", "int8_weight")])
+    @pytest.mark.quick(4)
     def test_gradients(self, frozen, scheme):
         module, (x, index, weights) = experts("gpt_oss")
 
@@ -167,6 +169,7 @@ class TestPrograms(unittest.TestCase):
 
 class TestModels(unittest.TestCase):
     @parameterized.expand([(name,) for name in MODELS])
+    @pytest.mark.quick(4)
     def test_every_bit_comes_back_from_files(self, name):
         model = loaded(mixture(name), HopConfig("int8"))
         want = mixture(name)
@@ -354,7 +357,7 @@ def refused(mesh: Any, rank: int) -> None:
 
 class TestProcesses(unittest.TestCase):
     @parameterized.expand([(2,), (4,)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_the_same_bits(self, world):
         run(spread, world)
 

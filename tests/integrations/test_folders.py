@@ -83,7 +83,7 @@ class TestFolders(InFolder):
             ("blocks of rows", hop.presets.FP8_128X128, {}),
         ]
     )
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_equals_from_pretrained(self, _name, scheme, options):
         report = self.written(scheme, **options)
         names = options.get("modules_to_not_convert")
@@ -131,6 +131,7 @@ class TestFolders(InFolder):
         assert len({line.index("%  ") if "%  " in line else 0 for line in lines[1:3]}) <= 2
 
     @parameterized.expand([(name, name) for name in ("llama tied", "mixtral", "gpt-oss", "bert")])
+    @pytest.mark.quick(4)
     def test_gguf(self, _name, named):
         """As the folder of the dequantized model."""
         pytest.importorskip("gguf", reason="the package gguf, which writes the files, is missing")

@@ -119,6 +119,7 @@ class TestLoading(unittest.TestCase):
         assert few.lm_head.weight.quantizer.format.bits == few.model.embed_tokens.weight.quantizer.format.bits == 4
 
     @parameterized.expand(itertools.product((False, True), (False, True)))
+    @pytest.mark.quick(2)
     def test_quantized_then_saved(self, tie, pack):
         """quantize_ takes lm_head too, HopConfig does not by default; from_pretrained reads what either has saved."""
         model = hop.quantize_(llama(tie=tie), "int8", pack=pack)
@@ -273,6 +274,7 @@ class TestSavingAfterQuantize(unittest.TestCase):
             ("attention", "int8", {"attention": "int8"}),
         ]
     )
+    @pytest.mark.quick(2)
     def test_comes_back(self, _, scheme, options):
         for tie in (False, True):
             model = hop.quantize_(llama(tie), scheme, **options)

@@ -52,6 +52,7 @@ class TestActivations(InCheckpoint):
         return json.loads((self.folder / "config.json").read_text())["quantization_config"]
 
     @parameterized.expand(CASES)
+    @pytest.mark.quick(2)
     def test_written_and_read(self, name: str):
         lhs, wanted = CASES[name]
         model, x = model_of(lhs)

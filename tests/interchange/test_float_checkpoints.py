@@ -239,6 +239,7 @@ class TestBitsAndBytes(InCheckpoint):
         assert set(found) == {"a.weight", "a.bias"}
         assert_bits(found["a.weight"], want)
 
+    @pytest.mark.full
     def test_rows_of_no_whole_blocks(self):
         """Blocks run over the flat tensor, as the package quantizes; its dequantizing on CPUs takes the scales of other
         blocks there (0.50), so that this is the formula."""

@@ -87,8 +87,6 @@ sys.exit(pytest.main([*options, *sys.argv[3:]]))
 QUICK = {
     "products": ("test_groups_of_the_largest_codes and avx_vnni", "tests/kernels/test_native.py"),
     "attention": ("(ties or shapes1) and avx_vnni", "tests/kernels/test_native_attention.py"),
-    "convolution": ("(modulo or narrow_weights or plain) and avx_vnni", "tests/kernels/test_native_convolution.py"),
-    "groups": ("Q8_0 or Q4_K", "tests/kernels/test_native_group_integers.py"),
 }
 WHOLE = {
     "products": ("avx_vnni", "tests/kernels/test_native.py"),

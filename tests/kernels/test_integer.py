@@ -74,6 +74,7 @@ def torch_threads(count: int) -> Iterator[None]:
 @NATIVE
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("level", ["portable", native.library().best])
+@pytest.mark.quick(4)
 def test_few_rows_of_an_unpacked_factor(level: str, threads: int) -> None:
     # Chunks of 1,024 k and columns, vectors of 16 columns, and four rows and k at a time.
     generator = np.random.default_rng(1)
@@ -198,6 +199,7 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("products", ["integer", "float"])
+@pytest.mark.quick(2)
 def test_lowered_products(products: str) -> None:
     generator, layer = np.random.default_rng(1), Layer()
     inputs = drawn(generator, torch.int8, 9, 1100), drawn(generator, torch.int16, 1, 6, 64, 64)
@@ -269,6 +271,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.quick(6)
 def test_chunks_are_as_long_as_bounds_allow(name: str) -> None:
     lhs, largest = BOUNDED[name]
     terms = 2**24 // (largest * 128)
@@ -329,6 +332,7 @@ def through_floats() -> list[tuple[Any, list[Any], dict[str, Any], Any]]:
     ]
 
 
+@pytest.mark.full
 def test_integers_through_floats_are_exact_on_every_route() -> None:
     cases = through_floats()
     want = [torch.as_tensor(result).to(torch.int32) for *_, result in cases]

@@ -20,7 +20,7 @@ CASES = [(name, level) for name in NAMES for level in levels.OWN]
 @unittest.skipUnless(levels.HERE, "needs the native kernels")
 class TestFunctions(unittest.TestCase):
     @parameterized.expand(CASES)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_the_bits_of_the_reference(self, name, level):
         rng = np.random.default_rng(0)
         words = rng.integers(0, 2**32, 300_001, dtype=np.uint32).view(np.float32)

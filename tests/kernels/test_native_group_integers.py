@@ -105,7 +105,7 @@ def check(x: QuantizedTensor, w: QuantizedTensor, bias: Tensor | None = None, ou
 
 
 @pytest.mark.parametrize("name", [*INTEGERS, *OTHERS])
-@pytest.mark.quick(3)
+@pytest.mark.quick(6)
 def test_meaning(name: str):
     """Against numpy."""
     for i, left in enumerate(LEFT.values()):
@@ -122,7 +122,7 @@ def test_meaning(name: str):
 @NATIVE
 @pytest.mark.parametrize("name", [*INTEGERS, *OTHERS])
 @pytest.mark.parametrize("left", LEFT)
-@pytest.mark.quick(11)
+@pytest.mark.quick(22)
 def test_native(name: str, left: str):
     sizes = ((1, 1, 768), (3, 37, 768), (9, 18, 2304), (70, 23, 768))
     for seed, (m, n, k) in enumerate(sizes):
@@ -140,7 +140,7 @@ def test_native(name: str, left: str):
 @NATIVE
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q8_0", "pairs", "pairs of bytes"])
 @pytest.mark.parametrize("k", [128, 160, 384, 640, 1152])
-@pytest.mark.quick(3)
+@pytest.mark.quick(6)
 def test_rows_that_end_within_a_register(name: str, k: int):
     """Of whole blocks, so that a register holds the end of a row and the beginning of the next, and of parts of one."""
     if "pairs" in name:

@@ -330,7 +330,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.quick(4)
+@pytest.mark.quick(8)
 def test_product(name):
     """x times a factor of each column, lying as it is and turned, with noise that is given or found from a seed."""
     q, g = PRODUCTS[name], generator(0)

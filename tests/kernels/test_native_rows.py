@@ -120,7 +120,7 @@ def of(op: Any, output: Any, x: Tensor, args: Any, kwargs: dict[str, Any]) -> An
 @unittest.skipUnless(levels.HERE, "needs the native kernels")
 class TestRows(unittest.TestCase):
     @parameterized.expand([(name, level) for name in OUTPUTS for level in levels.OWN])
-    @pytest.mark.quick(30)
+    @pytest.mark.quick(90)
     def test_the_bits_of_the_reference(self, name, level):
         output, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(len(name)), 0
         with levels.at(level):

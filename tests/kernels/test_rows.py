@@ -124,7 +124,7 @@ def differing(level, left, right, sizes, k, n, threads, outputs):
 @BUILT
 class TestRows(unittest.TestCase):
     @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PAIRS])
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_a_row_does_not_depend_on_its_neighbours(self, level, left, right):
         sizes, outputs = (1, 2, 3, 6, 13, 17, 40), (torch.float32, torch.bfloat16)
         wrong, count = differing(level, left, right, sizes, 704, 72, (1, 2), outputs)

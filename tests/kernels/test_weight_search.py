@@ -92,6 +92,7 @@ def errors(t: Tensor, x: Tensor, block: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "signed"), [*((name, False) for name in QUANTIZERS), *((name, True) for name in SIGNED)]
 )
+@pytest.mark.quick(6)
 def test_native_search_has_the_bits_of_the_reference(name: str, signed: bool, level: str) -> None:
     q = QUANTIZERS[name]
     shape = (3, 8, 70) if len(q.block) == 3 else (12, 1500) if name == "largest_block" else (13, 200)
@@ -145,6 +146,7 @@ def least_errors(x: Tensor, q: Quantizer, levels: Sequence[float]) -> np.ndarray
 
 
 @pytest.mark.parametrize("name", SIGNED)
+@pytest.mark.quick(4)
 def test_signed_scales_are_near_the_best_of_many(name: str) -> None:
     """Against 800 levels of both signs, and better than positive scales, except for int6 with heavy tails."""
     q = QUANTIZERS[name]

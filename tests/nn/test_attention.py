@@ -103,7 +103,7 @@ class TestAttention(unittest.TestCase):
             torch.testing.assert_close(mine, one, rtol=0.0, atol=1e-6)
 
     @parameterized.expand(applicable())
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_a_scheme(self, name, scheme):
         """Near PyTorch's; frozen, packed, saved and loaded, copied: the same bits, in self-attention and across."""
         layer, plain = converted(scheme), floats()
@@ -320,7 +320,7 @@ class TestAttentionInAScheme(unittest.TestCase):
         assert (x.grad - other.grad).norm() < 0.2 * other.grad.norm()
 
     @parameterized.expand([("int8",), ("int8_rotated",)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_compiled_and_exported(self, attention):
         layer, x = attending(attention), randn(2, 5, 64)
         with torch.no_grad():

@@ -80,7 +80,7 @@ class TestUnbatched(unittest.TestCase):
     """An input (C, *spatial) is a batch of one example."""
 
     @parameterized.expand([(kind, *UNBATCHED[kind]) for kind in UNBATCHED])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(6)
     def test_a_layer(self, _name, make, shape):
         """In every kind of scheme: results, gradients and frozen results, bit for bit."""
         for scheme in (*CROSSED.values(), schemes.FP8_DYNAMIC_ROW):
@@ -139,7 +139,7 @@ class TestLayers(unittest.TestCase):
         assert {f"{kind}_{name}" for kind in SHAPES for name in (*EXACT, "INT4_WEIGHT_32")} <= names
 
     @parameterized.expand(applicable())
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_a_scheme(self, name, kind, scheme):
         """Near the float layer, as its own gradients are; frozen, saved and loaded it gives the same bits."""
         layer, x = ready(kind, scheme)
@@ -173,7 +173,7 @@ class TestLayers(unittest.TestCase):
         assert list(layer.state_dict()) == list(floats.state_dict())
 
     @parameterized.expand([(kind,) for kind in SHAPES])
-    @pytest.mark.quick(4)
+    @pytest.mark.full
     def test_programs(self, kind):
         layer, x = ready(kind, schemes.INT8_STATIC)
         hop.nn.freeze(layer)

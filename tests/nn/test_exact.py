@@ -65,6 +65,7 @@ class TestRoutes:
 
     @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # of strict export: the mode
     @pytest.mark.parametrize("strict", [False, True])
+    @pytest.mark.quick(2)
     def test_exported_and_lowered(self, strict: bool) -> None:
         m = model(exact=True)
         with torch.no_grad():
@@ -74,6 +75,7 @@ class TestRoutes:
             assert_same(program.module()(X), want)
             assert_same(program.run_decompositions({}).module()(X), want)
 
+    @pytest.mark.full
     def test_verified(self) -> None:
         """Every node of the exported program equals its counterpart in core ATen."""
         for m, x in ((model(exact=True), X), pools()):
@@ -314,6 +316,7 @@ class TestPools:
             for i, parts in enumerate(zip(*ones, strict=True)):
                 assert torch.equal(torch.cat(parts), want[i]) or i == 5  # 3-d pooling goes along the batch
 
+    @pytest.mark.full
     def test_traced_by_dynamo(self) -> None:
         m, x = pools()
         with torch.no_grad():

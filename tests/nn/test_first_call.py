@@ -244,6 +244,7 @@ def hash_of(case: Any) -> int:
 
 class TestFirstCall(unittest.TestCase):
     @parameterized.expand(EMPTY)
+    @pytest.mark.quick(4)
     def test_empty(self, name: str):
         make, shape = EMPTY[name]
         for scheme, route in itertools.product(ALL_SCHEMES, ROUTES):
@@ -253,8 +254,10 @@ class TestFirstCall(unittest.TestCase):
                 kind = "Embedding" if isinstance(layer, nn.Embedding) else ""
                 check(layer, "plain", scheme, route, {str(shape): given(kind, shape)})
 
-    def test_pairs(self):
-        self.checked(sample())
+    @parameterized.expand([(third,) for third in range(3)])
+    @pytest.mark.quick(3)
+    def test_pairs(self, third: int):
+        self.checked(sample()[third::3])
 
     @pytest.mark.full
     def test_one_in_five(self):

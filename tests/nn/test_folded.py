@@ -65,7 +65,7 @@ def differing(a: Tensor, b: Tensor) -> int:
 
 class TestDeployed(unittest.TestCase):
     @parameterized.expand([(f"{k}_{n}", k, s) for k in NETS for n, s in SCHEMES.items()])
-    @pytest.mark.quick(4)
+    @pytest.mark.full
     def test_one_arithmetic_from_the_freeze_of_statistics_on(self, name, kind, scheme):
         model, x = made(kind, scheme)
         assert differing(model(x), copy.deepcopy(model).eval()(x)) > 0  # with the statistics of the batch

@@ -23,7 +23,7 @@ CAPABILITIES = {"Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": 
 
 class TestSchemes(unittest.TestCase):
     @parameterized.expand([(name,) for name in EVERY])
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(12)
     def test_runs_by_operators_of_pytorch(self, name: str) -> None:
         """Products have an operator on each GPU, and all else is ATen, which Inductor fuses."""
         graph, y = program(EVERY[name], CAPABILITIES["Hopper"])

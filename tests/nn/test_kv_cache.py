@@ -350,7 +350,7 @@ def test_compiled_once(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", pytest.param("int4", marks=pytest.mark.full), "fp8"])
-@pytest.mark.quick(2)
+@pytest.mark.full
 def test_exported(name: str) -> None:
     """With its buffers, which change; saved, loaded, and lowered."""
     q, k, v = tokens()

@@ -472,6 +472,7 @@ class TestSchemes(unittest.TestCase):
         got = torch.compile(inside, backend="aot_eager", fullgraph=True)(x)
         assert torch.equal(got, inside(x)) and hop.nn.contexts._here.plans == ()
 
+    @pytest.mark.full
     def test_compiled_programs_take_state_that_is_prepared(self):
         layer, x = linear(), randn(5, 24)
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -513,7 +514,7 @@ class TestSchemes(unittest.TestCase):
             assert layer.weight.grad.isfinite().all()
 
     @parameterized.expand([("MXFP8_TRAINING", 2), ("NVFP4_TRAINING", 3)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_programs_of_eight_batch_sizes(self, name, programs):
         """Blocks lie along the rows in the products of the backward: a program for rows that are one block at most,
         one for multiples of a block, one for others."""

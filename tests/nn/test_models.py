@@ -362,6 +362,7 @@ class TestFreeze(unittest.TestCase):
         hop.nn.calibrate(model, [x])
         return model, x
 
+    @pytest.mark.full
     def test_schemes_that_apply(self):
         found = {(name, kind) for name, _, kind in applicable()}
         assert {name for name, kind in found if kind == "linear"} == set(CROSSED)

@@ -64,6 +64,7 @@ class TestInputs(unittest.TestCase):
                         assert torch.equal(y[rows], model(x[rows])), level
 
     @parameterized.expand([(name,) for name in QUANTIZES_INPUTS])
+    @pytest.mark.quick(2)
     def test_batches(self, name):
         """mixes_rows and the report say whether a row's result depends on the others."""
         model = linear(name)
@@ -75,7 +76,8 @@ class TestInputs(unittest.TestCase):
         assert torch.equal(together, each) != FOUND[name].mixes_rows()
         assert FOUND[name].mixes_rows() == (name in SHARED) == ("depends on its batch" in str(model.hop_report))
 
-    @parameterized.expand([("INT8_DYNAMIC",), ("NVFP4_DYNAMIC",), ("FP8_DYNAMIC_ROW",)])
+    @parameterized.expand([("INT8_DYNAMIC",), ("FP8_DYNAMIC_ROW",), ("NVFP4_DYNAMIC",)])
+    @pytest.mark.quick(3)
     def test_compiled_and_lowered(self, name):
         model = linear(name)
         for value in (NAN, INF):

@@ -523,6 +523,7 @@ def plain_floats(x: Any) -> bool:
 class TestRequantize:
     @pytest.mark.parametrize("scheme", ["int8", "int4", "mxfp4", "nvfp4", "int4_weight_32"])
     @pytest.mark.parametrize("first", ["int8_weight", "8da4w"])
+    @pytest.mark.quick(4)
     def test_equals_quantizing_the_values(self, first, scheme):
         """Packed weights, convolutions and embeddings too, and in parts of a few rows."""
         ours = hop.quantize_(net().eval(), first, weights="rule")

@@ -205,6 +205,7 @@ class TestUnknownHooks(unittest.TestCase):
 
 class TestFunctionsThatChangeWeights(unittest.TestCase):
     @parameterized.expand([("gptq",), ("smoothquant",), ("rotate",), ("adaround",)])
+    @pytest.mark.quick(2)
     def test_algorithms(self, name):
         """As the model whose weight has the computed values."""
         settings = {"settings": algorithms.AdaRound(steps=2)} if name == "adaround" else {}

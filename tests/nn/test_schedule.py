@@ -178,7 +178,7 @@ class TestSchedule(unittest.TestCase):
         assert (seen[0], seen[-1]) == (1, 5), seen
 
     @parameterized.expand([*ESTIMATORS.items()])
-    @pytest.mark.quick(5)
+    @pytest.mark.full
     def test_trained_frozen_and_exported(self, _, estimator):
         """The integers of the program are those of the last training forward."""
         model, x = made(learned(8), learn_scales=True)

@@ -163,7 +163,7 @@ class TestGradients(OnGpu):
             )
 
     @parameterized.expand([(name, columns, bias) for name in TRAINED for columns in (False, True) for bias in (0, 1)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_the_same_as_group_by_group(self, name, columns, bias):
         """Of rows that are in several groups, or in none."""
         x, rows, ends = torch.randn(20, 144), torch.randint(0, 20, (30,)), torch.tensor([7, 7, 25])

@@ -42,6 +42,7 @@ def applicable() -> list[tuple[str, Any]]:
 
 class TestRowsOfTiles(unittest.TestCase):
     @parameterized.expand([(f"{name}_{size}", q, size) for name, q in QUANTIZERS.items() for size in (32, 96, 160)])
+    @pytest.mark.quick(2)
     def test_they_are_those_of_the_plain_form(self, _name, q, size):
         plain = hop.quantize(q, torch.randn(70, size, generator=torch.Generator().manual_seed(1)))
         packed = hop.pack(plain, hop.layouts.Tiled())

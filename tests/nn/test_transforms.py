@@ -109,7 +109,7 @@ class TestTransform(unittest.TestCase):
         assert torch.equal(empty(BATCHES[0]), new(BATCHES[0]))
 
     @EACH
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_exported_and_compiled(self, _name, make):
         new = hop.nn.freeze(transformed(make))
         wanted = new(BATCHES[0])

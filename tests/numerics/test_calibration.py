@@ -133,7 +133,7 @@ class TestRules(unittest.TestCase):
             assert torch.equal(own.buffers()[stored], tensor)
 
     @parameterized.expand([(f"{name}_{p}", q, p) for name, q in ALL for p in (99.9, 90.0, 50.0, 100)])
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_percentile(self, _name, q, percent):
         def ends(x: np.ndarray) -> np.ndarray:
             if q.scale.has_zero_point():
@@ -144,7 +144,7 @@ class TestRules(unittest.TestCase):
         assert_equal(calibration.percentile(q, *xs, percent=percent), expected(q, xs, ends))
 
     @parameterized.expand(ALL)
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_mse(self, _name, q):
         """Of the scales tried, the one with the least error, block by block, as far as float32 can tell."""
         xs = batches(q)
@@ -161,7 +161,7 @@ class TestRules(unittest.TestCase):
             assert tuple(t[index].item() for t in got.values()) in one
 
     @parameterized.expand(ALL)
-    @pytest.mark.quick(9)
+    @pytest.mark.quick(18)
     def test_mse_is_no_worse_than_amax(self, _name, q):
         xs = batches(q)
         largest, best = (errors(q, xs, rule(q, *xs)) for rule in (calibration.amax, calibration.mse))

@@ -275,7 +275,7 @@ def programs() -> list[tuple[str, Callable[[Tensor], Tensor], torch.dtype]]:
 @pytest.mark.parametrize(
     ("name", "function", "dtype"), programs(), ids=[f"{p[0]}_{i}" for i, p in enumerate(programs())]
 )
-@pytest.mark.quick(12)
+@pytest.mark.full
 def test_programs_give_the_same(name: str, function: Any, dtype: torch.dtype) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:

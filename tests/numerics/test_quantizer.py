@@ -293,7 +293,7 @@ class TestEdges(unittest.TestCase):
             assert_right(q, x, others, usages_of(q, x, others))
 
     @parameterized.expand(ALL)
-    @pytest.mark.quick(7)
+    @pytest.mark.quick(14)
     def test_shapes(self, name, q):
         """Each shape in one dtype and of one kind, which differ from quantizer to quantizer."""
         g = generator(3)
@@ -333,17 +333,17 @@ class TestEdges(unittest.TestCase):
                     assert_right(q, x, operands(q, x, generator(6)))
 
     @parameterized.expand(PRESETS)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_empty(self, _name, q):
         self.empty(q)
 
     @parameterized.expand(PRESETS)
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_strides(self, _name, q):
         self.strides(q)
 
     @parameterized.expand(PRESETS)
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_alone(self, _name, q):
         self.alone(q)
 
@@ -422,7 +422,7 @@ class TestMicroscaling(unittest.TestCase):
 
     @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS)))
     @pytest.mark.sampled(4)
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(20)
     def test_every_way(self, name, rounding):
         """Native kernels of each level, PyTorch's operators and fake_quantize give what the reference gives."""
         format, _ = TORCHAO_MX[name]
@@ -771,7 +771,7 @@ class TestStochastic(unittest.TestCase):
         assert ((less >= 0) & (less < gap / 256)).all()
 
     @parameterized.expand([(f.name, f) for f in ROUNDED])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(9)
     def test_all_24_bits(self, _name, fmt):
         """Of all 2^24 integers as many round up as the place in the gap says, rounded down to a multiple of 2^-24."""
         q = Quantizer(fmt, scale=Static(), stochastic=True)
@@ -952,7 +952,7 @@ class TestFast(unittest.TestCase):
         same_bits(hop.fake_quantize(q, x, **given), fake, "fake_quantize")
 
     @parameterized.expand(PRESETS)
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_reference(self, _name, q):
         for seed, kind in enumerate(("sizes", "blocky", "bits")):
             g = generator(seed)

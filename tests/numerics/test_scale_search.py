@@ -240,6 +240,7 @@ class TestValues(unittest.TestCase):
 
 class TestRoutes(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.quick(3)
     def test_routes_agree(self, _name, q):
         """Eager mode, a part at a time or at once, the reference, and compiled programs."""
         x = torch.randn(300, 512, generator=generator())  # more than is searched at a time

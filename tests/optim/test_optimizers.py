@@ -474,6 +474,7 @@ class TestCompiled(unittest.TestCase):
             assert counted.frame_count == (1 if isinstance(lr, Tensor) else 2)
 
     @parameterized.expand([("adamw8",), ("sgd",), ("lion",)])
+    @pytest.mark.quick(3)
     def test_options_that_change(self, kind):
         """Floats and tensors are inputs of a program, which does what eager mode does."""
         make: Any = {"adamw8": optim.AdamW8bit, "sgd": optim.SGD, "lion": optim.Lion}[kind]
@@ -501,6 +502,7 @@ class TestCompiled(unittest.TestCase):
 
     @parameterized.expand(itertools.product(("adamw8", "sgd", "lion"), (False, True)))
     @pytest.mark.compiler
+    @pytest.mark.quick(6)
     def test_cycles(self, kind, of_tensors):
         """OneCycleLR changes the learning rate and the first beta or the momentum in each step: two programs in all."""
         of = torch.tensor if of_tensors else float
@@ -677,7 +679,7 @@ class TestInterrupted(unittest.TestCase):
             ("sgd", optim.SGD, {"momentum": 0.9}),
         ]
     )
-    @pytest.mark.quick(3)
+    @pytest.mark.full
     def test_at_each_operator(self, _name, cls, options):
         assert self.check(lambda params: cls(params, **options), map(StopsAtOperator, range(10_000))) > 3
 

@@ -311,6 +311,7 @@ class TestPublicModules(unittest.TestCase):
         for name in ("compile_decode", "load_model", "patch_torch", "quantize_"):
             assert name in hop.__all__ and callable(getattr(hop, name))
 
+    @pytest.mark.full
     def test_a_function_that_needs_another_package_says_so_when_it_is_called(self):
         code = "import sys; sys.modules['transformers'] = None\nfrom hop import *\ntry: load_model('x')\n"
         said = run(f"{code}except ImportError as e: print(e)")

@@ -86,7 +86,7 @@ class TestPage(unittest.TestCase):
             ("SQNR dB", lambda row: None if row.error is None else row.error.sqnr),
         ]
     )
-    @pytest.mark.quick(1)
+    @pytest.mark.quick(4)
     def test_sorts(self, column, key):
         page = self.open()
         page.get_by_role("button", name=column, exact=True).click()
@@ -100,6 +100,7 @@ class TestPage(unittest.TestCase):
         values = [keys[name] for name in self.names()]
         assert values[: len(known)] == sorted(known, reverse=True)
 
+    @pytest.mark.full
     def test_filters_and_searches(self):
         page = self.open()
         page.get_by_role("button", name="Products").click()
@@ -178,7 +179,7 @@ class TestPage(unittest.TestCase):
         assert brightness() < 60
 
     @parameterized.expand([(name, width) for name in ("report", "sweep") for width in (320, 390, 760, 900, 1280)])
-    @pytest.mark.quick(1)
+    @pytest.mark.quick(10)
     def test_narrow(self, name, width):
         """Nothing is wider than the window, whatever is open, and no number is cut."""
         page = self.open(name, viewport={"width": width, "height": 800})
@@ -210,6 +211,7 @@ class TestPage(unittest.TestCase):
         cells = [cell.bounding_box() for cell in page.locator("#sweep tbody tr").nth(1).locator("td").all()]
         assert len(cells) == 7 and all(c["x"] + c["width"] <= box["x"] + box["width"] + 0.5 for c in cells)
 
+    @pytest.mark.full
     def test_sweep(self):
         page = self.open("sweep")
         lines = page.locator("#sweep tbody tr")

@@ -64,7 +64,7 @@ class TestCodesToCodes(unittest.TestCase):
         np.testing.assert_array_equal(torch.compile(module, fullgraph=True, backend="aot_eager")(x).numpy(), want)
 
     @parameterized.expand([(False,), (True,)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_exported_and_lowered(self, strict):
         module, x, want = block()
         program = torch.export.export(module, (x,), strict=strict)
@@ -221,6 +221,7 @@ class TestScalars(unittest.TestCase):
             assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_scales_of_operators_compiled(self):
         """Numbers that change become inputs."""
         relu, x = aten.relu.default, torch.randn(4, 16)

@@ -216,7 +216,7 @@ class TestModels(unittest.TestCase):
     @parameterized.expand(
         [(f"{name}_{scheme}", f, scheme) for name, f in ON_MODELS.items() for scheme in ("int8", "int4")]
     )
-    @pytest.mark.quick(2)
+    @pytest.mark.quick(4)
     def test_alike(self, _name, function, scheme):
         with torch.no_grad():
             want = described(function(lm(scheme)))

@@ -248,7 +248,7 @@ class TestCopies(unittest.TestCase):
 
     @parameterized.expand([(r.name, r) for r in routes.ROUTES if not r.compiler and r.name not in ("vmap", "func")])
     @pytest.mark.sampled(3)
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_routes(self, _name, route):
         cases = [leaf.case(s) for leaf, s in itertools.product((QUANTIZE, DEQUANTIZE), self.SETTINGS)]
         gradients = [QUANTIZE.case(s) for s in self.SETTINGS]

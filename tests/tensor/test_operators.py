@@ -103,7 +103,7 @@ class TestOperators(unittest.TestCase):
         return count
 
     @parameterized.expand([("int8", P.INT8_ROW), ("int4", P.INT4_32)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_some(self, _name, q):
         assert self.check([op for op in OPERATORS if op.name in SOME], q) > 100
 
@@ -116,7 +116,7 @@ class TestOperators(unittest.TestCase):
         assert self.check(chosen, q) > 0
 
     @parameterized.expand([(op.name, op) for op in FOREACH])
-    @pytest.mark.quick(10)
+    @pytest.mark.quick(30)
     def test_foreach(self, _name, op):
         """Lists of quantized and plain tensors, into which the operators in place write what is quantized anew."""
         for in_place in (False, True):

@@ -72,7 +72,7 @@ def same(a, b):
 
 class TestProduct(unittest.TestCase):
     @parameterized.expand(QUANTIZERS)
-    @pytest.mark.quick(5)
+    @pytest.mark.quick(10)
     def test_buffers_are_what_quantize_returns(self, _name, q):
         for proto, t in tensors(q):
             assert described(t) == [tuple(b) for b in proto.buffers()], proto
@@ -80,7 +80,7 @@ class TestProduct(unittest.TestCase):
             assert (t.shape, t.dtype, t.quantizer, t.usages) == (proto.shape, proto.dtype, q, proto.usages)
 
     @parameterized.expand(QUANTIZERS)
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(12)
     def test_flatten_and_unflatten(self, _name, q):
         for _, t in tensors(q):
             names, context = t.__tensor_flatten__()
@@ -90,7 +90,7 @@ class TestProduct(unittest.TestCase):
             assert TensorProto.of(again) == TensorProto.of(t) and same(hop.dequantize(again), hop.dequantize(t))
 
     @parameterized.expand(QUANTIZERS)
-    @pytest.mark.quick(6)
+    @pytest.mark.quick(12)
     def test_of_buffers(self, _name, q):
         for _, t in tensors(q):
             again = TensorProto.of(t).create_tensor(list(t.buffers().values()))
