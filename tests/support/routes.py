@@ -325,34 +325,28 @@ def trained(gradients: Cases, *, backend: str) -> None:
 
 
 def pushed_forward(gradients: Cases, *, backend: str) -> None:
-    """torch.func.jvp inside a compiled function gives the value and the tangent of dual tensors in eager mode."""
-    chosen = gradients
-    tangents = [[torch.randn_like(x) for x in case.tensors if x.is_floating_point()] for case in chosen]
+    """torch.func.jvp of a compiled program gives the values and the tangents of dual tensors in eager mode."""
+    program = Program(gradients)
+    floats = [x for x in program.inputs if x.is_floating_point()]
+    tangents = [torch.randn_like(x) for x in floats]
 
-    def jvp(case: Case, given: tuple[Tensor, ...], directions: tuple[Tensor, ...]) -> list[Tensor]:
-        where = [i for i, x in enumerate(given) if x.is_floating_point()]
+    def function(inputs: tuple[Tensor, ...], floats: tuple[Tensor, ...], directions: tuple[Tensor, ...]) -> Any:
+        def of_floats(*given: Tensor) -> tuple[Tensor, ...]:
+            rest = list(given)
+            return tuple(program(*(rest.pop(0) if x.is_floating_point() else x for x in inputs)))
 
-        def function(*floats: Tensor) -> Tensor:
-            inner = list(given)
-            for i, x in zip(where, floats, strict=True):
-                inner[i] = x
-            return case.function(*inner)
-
-        return list(torch.func.jvp(function, tuple(given[i] for i in where), directions))
-
-    def function(given: list[tuple[Tensor, ...]], directions: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-        return [jvp(case, x, t) for case, x, t in zip(chosen, given, directions, strict=True)]
+        return torch.func.jvp(of_floats, floats, directions)
 
     torch._dynamo.reset()
-    given, directions = [tuple(case.tensors) for case in chosen], [tuple(t) for t in tangents]
-    made = torch.compile(function, backend=backend, fullgraph=True)(given, directions)
-    for case, found, direction in zip(chosen, made, tangents, strict=True):
-        rest = list(direction)
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    values, found = compiled(program.inputs, tuple(floats), tuple(tangents))
+    rest = list(tangents)
+    for case, value, tangent in zip(gradients, values, found, strict=True):
         with torch.autograd.forward_ad.dual_level():
             duals = _duals(case.tensors, [rest.pop(0) if x.is_floating_point() else None for x in case.tensors])
             want = torch.autograd.forward_ad.unpack_dual(case.function(*duals))
-        for got, expected in zip(found, want[:2], strict=True):
-            _assert_close(got, expected)
+        _assert_close(value, want.primal)
+        _assert_close(tangent, want.tangent)
 
 
 def _export(cases: Cases, strict: bool) -> tuple[Program, Any]:
