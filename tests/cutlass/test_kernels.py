@@ -227,6 +227,7 @@ class TestEmulated(unittest.TestCase):
         ):
             check(product(form, 140, 72, 272), tile, habits=habits(name))
 
+    @pytest.mark.full
     def test_consumers_of_128_rows_have_scales_for_each(self):
         check(product(FORMS[-3], 300, 80, 272), Tile(256, 64))
 

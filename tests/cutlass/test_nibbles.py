@@ -260,6 +260,7 @@ class TestEmulated(unittest.TestCase):
         for x in (BF16, E4M3, U8):
             check(given(40, 150, 640, 128, False, x=x, zeros=x == U8), Tile(128, 32, swap=True), names=(name,))
 
+    @pytest.mark.full
     def test_waits_for_the_kernel_before(self):
         a = given(9, 70, 128, 128, False)._replace(out=F32)
         host = host_of(nibbles.variant(a, TILE))

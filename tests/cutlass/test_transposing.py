@@ -73,6 +73,7 @@ class TestEmulated(unittest.TestCase):
         own.habits = habits(name)
         assert right(x, transposed(x, own))
 
+    @pytest.mark.full
     def test_without_the_barrier(self):
         x, own = lying(140, 200), host().with_ptx(host().ptx.replace("\tbar.sync \t0;\n", ""))
         assert own.ptx != host().ptx

@@ -133,7 +133,7 @@ class Every(nn.Module):
 
 class TestZeroPoints(unittest.TestCase):
     @parameterized.expand([(torch.uint8,), (torch.int16,), (torch.int32,), (torch.int64,), (torch.float32,)])
-    @pytest.mark.quick(3)
+    @pytest.mark.quick(5)
     def test_dtypes(self, dtype):
         """Zero points of any integer dtype give the codes of those of the format's, eager and lowered."""
         static, w = presets.INT8_TENSOR_STATIC_AFFINE, weight(False)

@@ -92,7 +92,7 @@ class TestDeadChannels(unittest.TestCase):
             assert torch.equal(y.select(1, 1), torch.full_like(y.select(1, 1), 3.0)), scale
 
     @parameterized.expand([(name,) for name in OF_16_BITS])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_of_16_bits(self, name: str) -> None:
         for function, of_x, shape, dim in (CALLS["linear"], CALLS["conv2d"]):
             generator = torch.Generator().manual_seed(5)
@@ -160,6 +160,7 @@ class TestTinyChannels(unittest.TestCase):
         assert steps_apart(model, x, TFLITE) < 1.01
         assert torch.equal(program_of(model, x, target=TFLITE).program.module()(x)[:, 1], model(x)[:, 1])
 
+    @pytest.mark.full
     def test_up_to_the_last_unit(self) -> None:
         """A sum that int32 just holds leaves the weight alone; with 127 more it does not fit."""
         unit, reach = 2.0**-16, 131 * (127 + 1)  # codes of the input are at most 131 off their zero point 3

@@ -94,7 +94,7 @@ class TestKeep(unittest.TestCase):
             ("several", (hop.quantize, "hop_scaled_buffers"), {"hop_quantize_buffers", "hop_scaled_buffers"}),
         ]
     )
-    @pytest.mark.quick(10)
+    @pytest.mark.full
     def test_stays(self, _name, keep, wanted):
         low = self.lowered(*keep)
         assert {str(n.target) for n in low.graph.nodes if str(n.target).startswith("hop_")} == wanted

@@ -181,6 +181,7 @@ class TestIntegers(unittest.TestCase):
 
         check(Calls(f, weight=hop.quantize(q, torch.randn(10, 64))), torch.tensor([[1, 2], [9, 0]]))
 
+    @pytest.mark.full
     def test_weight_only(self):
         """Sums of floats, in an order of the kernel's own: within the bound of the page on scaled."""
         module, x = linear(None, presets.INT4_32)

@@ -216,6 +216,7 @@ class TestProductsOfCodes(unittest.TestCase):
             torch.testing.assert_close(program.module()(x), theirs, rtol=1e-5, atol=1e-4)
             assert calls(program) == ["aten.linear.default"]
 
+    @pytest.mark.full
     def test_blocks_larger_than_the_weight(self) -> None:
         """Memory depends on the weight, not on the size of blocks that the file states."""
         codes, scale, x = torch.arange(-6, 6).reshape(4, 3), torch.rand(4, 1) + 0.1, torch.randn(2, 4)

@@ -79,6 +79,7 @@ class TestPackedWeights(unittest.TestCase):
         assert calls(program) == ["aten.linear.default"]
         assert {b.dtype for b in program.buffers()} >= {torch.int8, torch.float32}
 
+    @pytest.mark.full
     def test_blocks_that_are_not_full(self) -> None:
         model = packed(product(72), 4, False, 32, operators=False)
         program, x = hop.export.from_onnx(model), random(3, 72, seed=2)

@@ -216,18 +216,19 @@ class TestOperators(unittest.TestCase):
         other = made.file.tensor("other", (4,), torch.int8, ([0.02], [5], 0), torch.tensor([3, -100, 77, 5]))
         self.check(made.add("MUL", (2, 4), other, kind="MulOptions", units=([0.1], [4], 0)), 2, 4)
 
-    def test_piecewise_and_extremes(self) -> None:
-        """Slopes by the last dimension of four, three and two, and one for all; HARD_SWISH, LEAKY_RELU, REDUCE_MAX."""
-        for shape in ((2, 3, 4, 5), (2, 3, 5), (4, 5)):
-            made = Made(*shape)
-            codes = torch.tensor([-90, 4, 30, 127, 60])
-            slopes = made.file.tensor("slopes", [1] * (len(shape) - 2) + [5], torch.int8, ([0.02], [4], 0), codes)
-            made.add("PRELU", shape, slopes, units=([0.06], [9], 0))
-            one = made.file.tensor("one", (1,), torch.int8, ([0.004], [0], 0), torch.tensor([77]))
-            made.add("PRELU", shape, one).add("HARD_SWISH", shape, units=([0.04], [-90], 0))
-            made.add("LEAKY_RELU", shape, kind="LeakyReluOptions", alpha=-0.3)
-            axes = made.file.integers("axes", [0])
-            self.check(made.add("REDUCE_MAX", (1, *shape[1:]), axes, kind="ReducerOptions", keepDims=True), *shape)
+    @parameterized.expand([((2, 3, 4, 5),), ((2, 3, 5),), ((4, 5),)])
+    @pytest.mark.quick(3)
+    def test_piecewise_and_extremes(self, shape: tuple[int, ...]) -> None:
+        """Slopes by the last dimension, and one for all; HARD_SWISH, LEAKY_RELU, REDUCE_MAX."""
+        made = Made(*shape)
+        codes = torch.tensor([-90, 4, 30, 127, 60])
+        slopes = made.file.tensor("slopes", [1] * (len(shape) - 2) + [5], torch.int8, ([0.02], [4], 0), codes)
+        made.add("PRELU", shape, slopes, units=([0.06], [9], 0))
+        one = made.file.tensor("one", (1,), torch.int8, ([0.004], [0], 0), torch.tensor([77]))
+        made.add("PRELU", shape, one).add("HARD_SWISH", shape, units=([0.04], [-90], 0))
+        made.add("LEAKY_RELU", shape, kind="LeakyReluOptions", alpha=-0.3)
+        axes = made.file.integers("axes", [0])
+        self.check(made.add("REDUCE_MAX", (1, *shape[1:]), axes, kind="ReducerOptions", keepDims=True), *shape)
 
     def test_slopes_along_two_dimensions(self) -> None:
         made = Made(2, 3, 4)

@@ -323,7 +323,7 @@ class TestTies(unittest.TestCase):
         assert torch.equal(export.lower(found).module()(x), got)
 
     @parameterized.expand(IN_ONE_SCALE)
-    @pytest.mark.quick(9)
+    @pytest.mark.full
     def test_all_equal(self, name):
         self.check(name, 0.0137, 3)
 

@@ -206,6 +206,7 @@ class TestLeft(unittest.TestCase):
         assert not written.report.rewritten and reason in str(written.report)
         assert torch.equal(written.program.module()(x), module(x))
 
+    @pytest.mark.full
     def test_negative_scales(self):
         """XNNPACK needs positive ones."""
         module = layer(LINEAR, presets.INT4_32, (32, 64), x=presets.INT8_ROW_AFFINE, output=torch.float32, bias=32)

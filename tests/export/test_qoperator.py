@@ -112,7 +112,7 @@ class TestNetworks(unittest.TestCase):
         self.check(name)
 
     @parameterized.expand(NAMES)
-    @pytest.mark.quick(6)
+    @pytest.mark.full
     def test_activations_of_uint8(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = model_of(name)

@@ -300,6 +300,7 @@ class TestOverflow(unittest.TestCase):
         ]
         check(lower(p), found, torch.tensor([-128, 127, 5, -6], dtype=torch.int8))
 
+    @pytest.mark.full
     def test_beyond_64_bits(self):
         p = program(lambda a: a * a.flip(0), torch.zeros(4, dtype=torch.int64))
         (row,) = ranges(p).rows

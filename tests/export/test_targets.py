@@ -44,6 +44,7 @@ def conventions(program: Any) -> str:
 
 
 class TestToInteger(unittest.TestCase):
+    @pytest.mark.full
     def test_rows(self) -> None:
         program, report = hop.export.to_integer(exported(Pair()), target=TFLITE)
         assert not report.left and len(report.rewritten) == 3

@@ -139,7 +139,7 @@ class TestRows(unittest.TestCase):
         assert torch.equal(hop.export.from_tflite(made.buffer).module()(x), program.module()(x))
 
     @parameterized.expand(["TFLITE", "TFLITE_MICRO", "TFLITE_16X8"])
-    @pytest.mark.quick(3)
+    @pytest.mark.full
     def test_network(self, target: str) -> None:
         kernels = "micro" if target == "TFLITE_MICRO" else "reference"
         if kernels == "micro":
@@ -150,6 +150,7 @@ class TestRows(unittest.TestCase):
         found = hop.export.verify(program, to_tflite(program), (x,), kernels=kernels)
         assert found.first is None and len(found.rows) == 7, str(found)
 
+    @pytest.mark.full
     def test_between_layouts(self) -> None:
         """Convolutions and sums that follow each other are not transposed in between."""
         torch.manual_seed(6)
@@ -260,7 +261,7 @@ class TestLarger(unittest.TestCase):
             assert "conv_transpose2d" in str(program.graph)
 
     @parameterized.expand([("micro", "TFLITE_MICRO"), ("wide", "TFLITE_16X8"), ("micro_wide", "TFLITE_MICRO_16X8")])
-    @pytest.mark.quick(3)
+    @pytest.mark.full
     def test_other_targets(self, name: str, target: str) -> None:
         kernels = "micro" if name.startswith("micro") else "reference"
         if kernels == "micro":

@@ -127,7 +127,7 @@ class TestInt8(unittest.TestCase):
         self.check([*{INT8[name][3]: name for name in INT8}.values()], "TFLITE")
 
     @parameterized.expand([*itertools.product(INT8, ["TFLITE"]), *itertools.product(MICRO, ["TFLITE_MICRO"])])
-    @pytest.mark.quick(18)
+    @pytest.mark.quick(36)
     def test_codes(self, name: str, target: str) -> None:
         self.check([name], target)
 

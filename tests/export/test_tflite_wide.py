@@ -135,7 +135,7 @@ class TestEqual(unittest.TestCase):
     @parameterized.expand(
         [(bias, whole, size) for bias in (True, False) for whole in (True, False) for size in (16, 700)]
     )
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_linear(self, bias: bool, whole: bool, size: int) -> None:
         torch.manual_seed(4)
         model = Step(F.linear, 4e-5, Weights((24, size), not whole, bias))
@@ -154,7 +154,7 @@ class TestEqual(unittest.TestCase):
         self.near(model, program, x)
 
     @parameterized.expand([(False,), (True,)])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_sums_beyond_32_bits(self, whole: bool) -> None:
         """2^15 features, nearly all of one sign, whose sums reach 2^36."""
         torch.manual_seed(4)
@@ -204,7 +204,7 @@ class TestEqual(unittest.TestCase):
         compare(program, x, x * 3)
 
     @parameterized.expand([(bits, dtype, same) for bits in (8, 16) for dtype in ("int32", "int64") for same in (0, 1)])
-    @pytest.mark.quick(4)
+    @pytest.mark.quick(8)
     def test_rows(self, bits: int, dtype: str, same: int) -> None:
         """Rows of a matrix of 8 or 16 bits, by its scale or another one, chosen by an input of integers."""
         torch.manual_seed(4)
@@ -272,6 +272,7 @@ class TestSums(unittest.TestCase):
         y = hop.scaled(torch.ops.aten.linear.default, torch.float32, x, weight)
         assert y.double().tolist() == [[float(torch.tensor(32767.0 * 127 * 2**19))] * 2]
 
+    @pytest.mark.full
     def test_ranges(self) -> None:
         model = Step(F.linear, 1e-3, Weights((4, 3000), False, True))
         program = exported(model, image(2, 2, 3000))

@@ -98,6 +98,7 @@ class TestVerify(unittest.TestCase):
         for row in compared:
             assert (row.differing, row.elements) == (int((a[row.a] != b[row.b]).sum()), a[row.a].numel()), row
 
+    @pytest.mark.full
     def test_convention_is_found(self) -> None:
         """A program by another convention than the file's: the first node that differs is equal by the file's."""
         torch.manual_seed(2)

@@ -94,7 +94,7 @@ class TestGraphForm(unittest.TestCase):
         assert count > 250
 
     @parameterized.expand([(packed, biased) for packed in (False, True) for biased in (False, True)])
-    @pytest.mark.quick(4)
+    @pytest.mark.full
     def test_plans_give_the_same(self, packed, biased):
         """A call the first time, as a plan, and around both: equal bits, for every pair."""
         x, w, bias = torch.randn(5, 40).bfloat16(), torch.randn(7, 40).bfloat16(), torch.randn(7).bfloat16()

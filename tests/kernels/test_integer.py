@@ -163,6 +163,7 @@ def test_the_table_names_ways_that_exist() -> None:
 
 @NATIVE
 @pytest.mark.skipif("avx2" not in native.library().levels(), reason="the level's row names native for these sizes")
+@pytest.mark.full
 def test_compiled_programs_call_the_native_product() -> None:
     a, b = torch.ones(64, 512, dtype=torch.int8), torch.ones(512, 512, dtype=torch.int8).t()
 

@@ -65,7 +65,7 @@ class TestRoutes:
 
     @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # of strict export: the mode
     @pytest.mark.parametrize("strict", [False, True])
-    @pytest.mark.quick(2)
+    @pytest.mark.full
     def test_exported_and_lowered(self, strict: bool) -> None:
         m = model(exact=True)
         with torch.no_grad():
