@@ -24,8 +24,9 @@ os.environ.setdefault("HOP_GPU_KERNELS", "all")  # their tests are the trial of 
 
 def look_up_once():
     """Each run_decompositions looks up all composite operators once for each namespace, which takes 0.1 seconds."""
-    utils = sys.modules["torch._export.utils"]
-    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
+    utils, name = sys.modules["torch._export.utils"], "_materialize_cpp_cia_ops"
+    if hasattr(utils, name):  # it is private: another version may lack it
+        setattr(utils, name, functools.cache(getattr(utils, name)))
 
 
 when_imported("torch._export.utils", look_up_once)
